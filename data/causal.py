@@ -1,0 +1,137 @@
+"""Rows for causal language modelling: from tokens to one example."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from .corpus import TokenCorpus
+from .packing import (
+    Span,
+    check_fills_a_row,
+    concat_then_split,
+    first_fit,
+    split_once,
+)
+
+Packing = Literal["concat", "first-fit"]
+
+
+def row_from_spans(
+    corpus: TokenCorpus, spans: Sequence[Span], length: int
+) -> dict[str, np.ndarray]:
+    """Makes one example.
+
+    Args:
+        corpus: The tokens.
+        spans: Ranges of pairs, each inside one document.
+        length: The row's length T, at least the sum of the spans' lengths.
+
+    Returns:
+        Four int32 [T] arrays. ``labels`` are the tokens that follow ``input_ids`` in the
+        document; ``segment_ids`` count the spans from 1; ``position_ids`` start at 0 in
+        each span. Padding, at the end, is 0 in all four.
+    """
+    row = {name: np.zeros(length, np.int32) for name in ARRAYS}
+    end = 0
+    for segment, (first, size) in enumerate(spans, start=1):
+        document = int(np.searchsorted(corpus.pair_starts, first, "right")) - 1
+        # Each document before this one holds one token more than pairs.
+        tokens = corpus.tokens[first + document : first + document + size + 1]
+        place = slice(end, end := end + size)
+        row["input_ids"][place] = tokens[:-1]
+        row["labels"][place] = tokens[1:]
+        row["segment_ids"][place] = segment
+        row["position_ids"][place] = np.arange(size)
+    return row
+
+
+ARRAYS = ("input_ids", "labels", "segment_ids", "position_ids")
+"""The arrays of an example, int32 [T] each."""
+
+
+@dataclass(frozen=True)
+class CausalRows:
+    """The rows of training epochs; see ``pipeline.Rows``.
+
+    ``concat`` cuts each epoch at other places, ``first-fit`` has the same rows in each.
+
+    Attributes:
+        corpus: The tokens.
+        length: The row's length T.
+        packing: ``concat`` or ``first-fit``.
+        seed: Of the places where ``concat`` cuts.
+    """
+
+    corpus: TokenCorpus
+    length: int
+    packing: Packing = "concat"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fills_a_row(self.corpus.total_pairs, self.length)
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of rows of an epoch, at least 1."""
+        if self.packing == "concat":
+            return self.corpus.total_pairs // self.length
+        return len(self._plan[1]) - 1
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example: a pure function of its arguments.
+
+        Args:
+            epoch: From 0.
+            index: In ``[0, rows_per_epoch)``.
+
+        Returns:
+            See ``row_from_spans``.
+        """
+        if self.packing == "concat":
+            total = self.corpus.total_pairs
+            offset = _offset(self.seed, epoch, total)
+            spans = concat_then_split(index, self.length, self.corpus.pair_starts, total, offset)
+        else:
+            planned, row_starts = self._plan
+            spans = planned[row_starts[index] : row_starts[index + 1]].tolist()
+        return row_from_spans(self.corpus, spans, self.length)
+
+    @cached_property
+    def _plan(self) -> tuple[np.ndarray, np.ndarray]:
+        return first_fit(self.corpus.pair_counts, self.length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class CausalEvaluationRows:
+    """Every pair of a corpus exactly once, in order; the last row is padded.
+
+    Attributes:
+        corpus: The tokens.
+        length: The row's length T.
+    """
+
+    corpus: TokenCorpus
+    length: int
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of rows that hold all pairs."""
+        return -(-self.corpus.total_pairs // self.length)
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example; the same in every epoch."""
+        spans = split_once(index, self.length, self.corpus.pair_starts, self.corpus.total_pairs)
+        return row_from_spans(self.corpus, spans, self.length)
+
+
+def _offset(seed: int, epoch: int, total: int) -> int:
+    """Where an epoch's first row starts: as good as random, equal everywhere."""
+    digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % total

@@ -1,0 +1,202 @@
+"""A tokenised split on disk: flat arrays, opened without being read.
+
+A document is stored as ``s = [bos] + tokens + [eos]``, as far as the tokenizer has the two.
+It stands for ``len(s) - 1`` **pairs**: pair ``k`` is the input ``s[k]`` with the label
+``s[k + 1]``. So no label ever comes from another document, and every token, the first and
+the closing one included, is predicted exactly once. Everything after this file counts in
+pairs.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from .atomic import build_folder
+from .errors import DataError
+from .tokenizer import SpecialIds, Tokenizer
+
+# Characters handed to the tokenizer at once: enough for its threads, small in memory.
+_CHUNK_CHARACTERS = 1 << 21
+_FORMAT = 1
+
+
+class Documents(Protocol):
+    """Texts that can be read again and again, and a stable hash of all of them."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal texts in equal order."""
+        ...
+
+    def __iter__(self) -> Iterator[str]:
+        """Reads the texts."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenCorpus:
+    """The tokens of one split.
+
+    Attributes:
+        folder: Where the arrays lie.
+        num_bytes: UTF-8 bytes of all documents; for bits per byte.
+        vocab_size: Of the tokenizer; every token is smaller.
+        fingerprint: A stable hash of documents and tokenizer.
+    """
+
+    folder: Path
+    num_bytes: int
+    vocab_size: int
+    fingerprint: str
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """All documents one after the other, uint16 or uint32 [num_tokens], memory-mapped."""
+        return np.load(self.folder / "tokens.npy", mmap_mode="r")
+
+    @cached_property
+    def document_starts(self) -> np.ndarray:
+        """Where each document starts in ``tokens``, int64 [num_documents]."""
+        return np.load(self.folder / "document_starts.npy")
+
+    @cached_property
+    def pair_starts(self) -> np.ndarray:
+        """The first pair of each document, int64 [num_documents]."""
+        return self.document_starts - np.arange(self.num_documents)
+
+    @cached_property
+    def pair_counts(self) -> np.ndarray:
+        """The number of pairs of each document, int64 [num_documents], all positive."""
+        return np.diff(self.pair_starts, append=self.total_pairs)
+
+    @property
+    def num_documents(self) -> int:
+        """The number of documents with at least one pair."""
+        return len(self.document_starts)
+
+    @property
+    def total_pairs(self) -> int:
+        """The number of (input, label) pairs: one less than tokens, for each document."""
+        return len(self.tokens) - self.num_documents
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the cached arrays: a worker process maps the files itself.
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def build_corpus(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    folder: str | PathLike[str],
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> TokenCorpus:
+    """Tokenises documents, or opens the result of an earlier call.
+
+    Args:
+        documents: The texts of one split; read once, in chunks.
+        tokenizer: Its fingerprint and that of the documents are the cache's key.
+        folder: The cache; the corpus gets a folder of its own inside.
+        progress: Called with the number of documents done so far, after each chunk.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        DataError: No document has a single pair, or the folder cannot be written.
+    """
+    key = hashlib.blake2b(
+        f"{_FORMAT} {documents.fingerprint} {tokenizer.fingerprint}".encode(), digest_size=16
+    ).hexdigest()
+    place = Path(folder) / key
+
+    def fill(temporary: Path) -> None:
+        _write(documents, tokenizer, temporary, key, progress)
+
+    return open_corpus(build_folder(place, fill))
+
+
+def open_corpus(folder: str | PathLike[str]) -> TokenCorpus:
+    """Opens a corpus that ``build_corpus`` wrote.
+
+    Args:
+        folder: The corpus's own folder (``TokenCorpus.folder``).
+
+    Returns:
+        The corpus.
+
+    Raises:
+        DataError: There is no corpus.
+    """
+    folder = Path(folder)
+    try:
+        facts = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise DataError(f"no corpus in {folder}: delete the folder and build it again") from None
+    return TokenCorpus(folder, facts["num_bytes"], facts["vocab_size"], facts["fingerprint"])
+
+
+def _write(
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    folder: Path,
+    key: str,
+    progress: Callable[[int], None] | None,
+) -> None:
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    raw = folder / "tokens.raw"
+    num_bytes, seen, starts, position = 0, 0, [], 0
+    with raw.open("wb") as file:
+        for chunk in _chunks(documents):
+            for ids in tokenizer.encode_batch(chunk):
+                ids = _framed(ids, tokenizer.special_ids)
+                if len(ids) > 1:
+                    starts.append(position)
+                    position += len(ids)
+                    file.write(np.asarray(ids, dtype).tobytes())
+            num_bytes += sum(len(text.encode()) for text in chunk)
+            seen += len(chunk)
+            if progress is not None:
+                progress(seen)
+    if not starts:
+        raise DataError(f"none of {seen} documents has two tokens: give a source with text")
+    _raw_to_npy(raw, folder / "tokens.npy", dtype)
+    np.save(folder / "document_starts.npy", np.asarray(starts, np.int64))
+    facts = {"num_bytes": num_bytes, "vocab_size": tokenizer.vocab_size, "fingerprint": key}
+    (folder / "corpus.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
+
+
+def _framed(ids: list[int], special: SpecialIds) -> list[int]:
+    before = [] if special.bos is None else [special.bos]
+    after = [] if special.eos is None else [special.eos]
+    return before + ids + after
+
+
+def _chunks(documents: Iterable[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    size = 0
+    for document in documents:
+        chunk.append(document)
+        size += len(document)
+        if size >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _raw_to_npy(raw: Path, place: Path, dtype: np.dtype) -> None:
+    """Puts numpy's header before the tokens, whose number was not known at the start."""
+    source = np.memmap(raw, dtype, mode="r")
+    target = np.lib.format.open_memmap(place, mode="w+", dtype=dtype, shape=source.shape)
+    target[:] = source
+    target.flush()
+    del source, target
+    raw.unlink()

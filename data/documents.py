@@ -1,0 +1,237 @@
+"""Documents at random access: local text becomes a TFDS data set, published ones are one.
+
+A document goes to a split by the hash of its own text, so the split does not change when
+files are renamed, reordered or added to. Local sources are written once as ArrayRecord
+files by a TFDS builder of our own (no tensorflow), into a cache whose key is the contents.
+"""
+
+import hashlib
+import io
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from .atomic import build_folder
+from .errors import DataError
+from .sources import Source, parse_source, read_documents
+
+Split = Literal["train", "validation"]
+
+_FORMAT = 1
+_READ_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Documents(Sequence[str]):
+    """The documents of one split, read from disk when asked for.
+
+    Attributes:
+        records: TFDS's data source: random access to dicts of features.
+        field: The feature that holds the text.
+        fingerprint: A stable hash of all documents.
+        indices: The records that belong to the split, int64 [num_documents]; None for all.
+    """
+
+    records: Any
+    field: str
+    fingerprint: str
+    indices: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.records) if self.indices is None else len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns a document, or a list of them for a slice."""
+        if isinstance(index, slice):
+            return self._read(range(len(self))[index])
+        return self._read([range(len(self))[index]])[0]
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _READ_AT_ONCE):
+            yield from self._read(range(len(self))[start : start + _READ_AT_ONCE])
+
+    def _read(self, places: Sequence[int]) -> list[str]:
+        if not len(places):
+            return []
+        if self.indices is not None:
+            places = self.indices[list(places)].tolist()
+        return [row[self.field].decode() for row in self.records.__getitems__(list(places))]
+
+
+def default_cache_dir() -> Path:
+    """Returns where prepared data lies: ``$FLAXZOO_CACHE`` or ``~/.cache/flaxzoo``."""
+    return Path(os.environ.get("FLAXZOO_CACHE") or "~/.cache/flaxzoo").expanduser()
+
+
+def load_documents(
+    name: str,
+    split: Split,
+    *,
+    validation_fraction: float,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Documents:
+    """Loads one split of a source, preparing it first if this was not done before.
+
+    Args:
+        name: A source name, see ``sources``.
+        split: ``train`` or ``validation``. Local text and published data without a
+            validation split are divided by the hash of each document's text.
+        validation_fraction: The share of documents for validation, in [0, 1); 0 leaves
+            all in ``train``. If chance gives one of the splits nothing, it gets the
+            document with the smallest (validation) or largest (train) hash.
+        cache_dir: Where prepared data lies; None for ``default_cache_dir()``.
+
+    Returns:
+        The documents, in an order that depends on their texts alone.
+
+    Raises:
+        DataError: The source has a fault (see ``read_documents``), has no second document
+            to validate on, or is published and neither on this machine nor within reach.
+    """
+    if not 0 <= validation_fraction < 1:
+        raise DataError(f"validation_fraction {validation_fraction} must be at least 0 and below 1")
+    if split == "validation" and validation_fraction == 0:
+        raise DataError("there is no validation split with validation_fraction 0: set it above 0")
+    source = parse_source(name)
+    cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+    if source.kind == "tfds":
+        from .published import load_published
+
+        return load_published(source, split, validation_fraction, cache)
+    return _load_local(source, split, validation_fraction, cache)
+
+
+def _load_local(source: Source, split: Split, fraction: float, cache: Path) -> Documents:
+    digests = Counter(map(text_digest, read_documents(source)))
+    division = Division.of(digests, fraction, source.name)
+    key = _key(digests, fraction)
+
+    def fill(folder: Path) -> None:
+        _prepare(source, division, folder)
+
+    folder = build_folder(cache / "documents" / key, fill)
+    records = tfds.builder_from_directory(folder / _PREPARED).as_data_source(split)
+    return Documents(records, "text", f"{key}-{split}")
+
+
+def text_digest(text: str) -> bytes:
+    """Hashes a document's text to 16 bytes; the bytes' order is the order of hashes."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which documents are for validation: those whose digest is below a limit.
+
+    Attributes:
+        limit: 16 bytes, or more to include the largest digest.
+    """
+
+    limit: bytes
+
+    @classmethod
+    def of(cls, digests: Iterable[bytes], fraction: float, name: str) -> "Division":
+        """Draws the limit so that no split is empty.
+
+        Args:
+            digests: Of the documents, at least one.
+            fraction: The share for validation, in [0, 1).
+            name: The source's name, for the message.
+
+        Raises:
+            DataError: All documents are one and the same, and ``fraction`` is not 0.
+        """
+        if fraction == 0:
+            return cls(b"")
+        ordered = sorted(set(digests))
+        if len(ordered) < 2:
+            raise DataError(
+                f"source {name!r} is a single document, so nothing is left for validation: "
+                "make several of it (text:GLOB#block or #line), or set validation_fraction 0 "
+                "and name a separate source for validation"
+            )
+        limit = int(fraction * 2**128).to_bytes(16, "big")
+        return cls(min(max(limit, ordered[1]), ordered[-1]))
+
+    def split(self, digest: bytes) -> Split:
+        """Says where a document belongs."""
+        return "validation" if digest < self.limit else "train"
+
+
+def _key(digests: Counter[bytes], fraction: float) -> str:
+    """Names a prepared data set by what is in it, whatever the order it was read in."""
+    whole = hashlib.blake2b(f"{_FORMAT} {fraction!r}".encode(), digest_size=16)
+    for digest in sorted(digests):
+        whole.update(digest + digests[digest].to_bytes(8, "big"))
+    return whole.hexdigest()
+
+
+class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A TFDS data set of texts; see ``load_documents``."""
+
+    name = "flaxzoo_text"
+    VERSION = tfds.core.Version("1.0.0")
+    # Nothing is downloaded. TFDS would look for a list of addresses beside this file, and
+    # cannot find its way through a package whose folders are mapped.
+    url_infos: Any = None
+    code_path: Any = None
+
+    def __init__(self, documents: Iterable[str], division: Division, **kwargs: Any) -> None:
+        """Makes the builder.
+
+        Args:
+            documents: The texts; read once for each split.
+            division: Which of them are for validation.
+            **kwargs: See ``tfds.core.DatasetBuilder``.
+        """
+        self._documents = documents
+        self._division = division
+        super().__init__(**kwargs)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+        return tfds.core.DatasetInfo(builder=self, description="Local text.", features=features)
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        splits: tuple[Split, ...] = ("train", "validation") if self._division.limit else ("train",)
+        return {split: self._generate_examples(split) for split in splits}
+
+    def _generate_examples(self, split: Split) -> Iterator[tuple[str, dict[str, str]]]:
+        seen: Counter[bytes] = Counter()
+        for text in self._documents:
+            digest = text_digest(text)
+            if self._division.split(digest) == split:
+                seen[digest] += 1
+                yield f"{digest.hex()}-{seen[digest]}", {"text": text}
+
+
+_PREPARED = Path(TextBuilder.name, str(TextBuilder.VERSION))
+
+
+class _Reread:
+    """Documents that are read anew for each split, instead of being kept in memory."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[str]:
+        return read_documents(self._source)
+
+
+def _prepare(source: Source, division: Division, folder: Path) -> None:
+    builder = TextBuilder(_Reread(source), division, data_dir=folder, file_format="array_record")
+    with redirect_stdout(io.StringIO()):  # a banner about downloads, of which there are none
+        tfds.disable_progress_bar()
+        try:
+            builder.download_and_prepare()
+        finally:
+            tfds.enable_progress_bar()
+    shutil.rmtree(folder / "downloads", ignore_errors=True)

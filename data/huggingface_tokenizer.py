@@ -1,0 +1,250 @@
+"""Tokenizers of the ``tokenizers`` library: byte-level BPE, WordPiece, any tokenizer.json.
+
+Byte-level BPE is GPT-2's (Radford 2019, section 2.2; splitting pattern and byte alphabet of
+openai/gpt-2 ``encoder.py``). WordPiece is BERT's (google-research/bert ``tokenization.py``)
+with the library's limit of 100 characters a word where the original has 200.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from .atomic import write_file
+from .errors import DataError
+from .tokenizer import END_OF_TEXT, SpecialIds, Tokenizer, printable, read_json
+
+# What a special token is called where no file says so.
+_USUAL_NAMES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "bos": ("<s>", END_OF_TEXT),
+    "eos": ("</s>", END_OF_TEXT),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "mask": ("[MASK]", "<mask>"),
+}
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer of the ``tokenizers`` library behind our interface."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special_ids: SpecialIds) -> None:
+        """Wraps a tokenizer, which must not be changed afterwards.
+
+        Args:
+            backend: The library's tokenizer. Its padding and truncation are switched off.
+            special_ids: The ids of the special tokens.
+        """
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = True  # "<|endoftext|>" in a text is just text
+        self._backend = backend
+        self.special_ids = special_ids
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        content = backend.to_str()
+        self.kind = _kind(json.loads(content))
+        specials = repr(sorted(asdict(special_ids).items()))
+        self.fingerprint = hashlib.blake2b(
+            (content + specials).encode(), digest_size=16
+        ).hexdigest()
+
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """See ``Tokenizer``."""
+        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, encoding.offsets
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See ``Tokenizer``."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See ``Tokenizer``."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token(self, id: int) -> str:
+        """See ``Tokenizer``."""
+        piece = self._backend.id_to_token(id)
+        if piece is None:
+            raise IndexError(f"id {id} is not in a vocabulary of {self.vocab_size}")
+        return printable(piece)
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """See ``Tokenizer``; writes the two files that transformers reads, too."""
+        names = {
+            f"{role}_token": self._backend.id_to_token(id)
+            for role, id in asdict(self.special_ids).items()
+            if id is not None
+        }
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        write_file(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True).encode())
+        write_file(
+            Path(folder) / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode()
+        )
+
+
+def byte_level_backend(model: models.BPE) -> tokenizers.Tokenizer:
+    """Puts GPT-2's splitting and byte alphabet around a BPE model."""
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def load_byte_bpe(vocabulary: Path, merges: Path) -> HuggingFaceTokenizer:
+    """Loads GPT-2's pair of files.
+
+    Args:
+        vocabulary: JSON object from piece to id.
+        merges: Two pieces per line in rank order, after an optional ``#version`` line.
+
+    Returns:
+        The tokenizer; ``<|endoftext|>`` is bos and eos where the vocabulary has it.
+
+    Raises:
+        DataError: A file is malformed, or a merge makes a piece the vocabulary lacks.
+    """
+    ids = read_json(vocabulary)
+    if not isinstance(ids, dict) or not all(isinstance(i, int) for i in ids.values()):
+        raise DataError(f"{vocabulary} is not a vocabulary: expected a JSON object of piece to id")
+    try:
+        model = models.BPE(vocab=ids, merges=_read_merges(merges))
+    except DataError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{merges} does not fit {vocabulary} ({error}): fetch both again") from None
+    backend = byte_level_backend(model)
+    _add_specials(backend, [END_OF_TEXT] if END_OF_TEXT in ids else [])
+    return HuggingFaceTokenizer(backend, _usual_ids(backend))
+
+
+def load_wordpiece(path: Path) -> HuggingFaceTokenizer:
+    """Loads BERT's ``vocab.txt``.
+
+    Whether text is lower-cased (and its accents dropped) is read from a
+    ``tokenizer_config.json`` beside it; without one, from the vocabulary itself: a
+    vocabulary without a single upper-case letter is one for lower-cased text.
+
+    Args:
+        path: One piece per line; the id is the line's number from 0.
+
+    Returns:
+        The tokenizer, with BERT's template ``[CLS] … [SEP]``.
+
+    Raises:
+        DataError: The file has no ``[UNK]``, ``[CLS]`` or ``[SEP]``, or a piece twice.
+    """
+    ids = _read_vocabulary(path)
+    lowercase = _is_lowercase(path, ids)
+    backend = tokenizers.Tokenizer(
+        models.WordPiece(vocab=ids, unk_token="[UNK]", max_input_chars_per_word=100)
+    )
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.post_processor = processors.BertProcessing(
+        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+    )
+    _add_specials(backend, [t for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if t in ids])
+    return HuggingFaceTokenizer(backend, _usual_ids(backend))
+
+
+def load_tokenizer_json(path: Path) -> HuggingFaceTokenizer:
+    """Loads a ``tokenizer.json``; a ``tokenizer_config.json`` beside it names the specials.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        DataError: The library cannot read the file.
+    """
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{path} is not a tokenizer of the tokenizers library ({error})") from None
+    names = _read_config(path)
+    ids = asdict(_usual_ids(backend))
+    for role in ids:
+        name = names.get(f"{role}_token")
+        name = name.get("content") if isinstance(name, dict) else name  # an AddedToken
+        if isinstance(name, str) and backend.token_to_id(name) is not None:
+            ids[role] = backend.token_to_id(name)
+    return HuggingFaceTokenizer(backend, SpecialIds(**ids))
+
+
+def _add_specials(backend: tokenizers.Tokenizer, names: list[str]) -> None:
+    backend.add_special_tokens([tokenizers.AddedToken(n, special=True) for n in names])
+
+
+def _usual_ids(backend: tokenizers.Tokenizer) -> SpecialIds:
+    found = {
+        role: next((i for i in map(backend.token_to_id, names) if i is not None), None)
+        for role, names in _USUAL_NAMES.items()
+    }
+    return SpecialIds(**found)
+
+
+def _read_config(path: Path) -> dict[str, object]:
+    config = path.with_name("tokenizer_config.json")
+    content = read_json(config) if config.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 at byte offset {error.start}") from None
+    return text.removesuffix("\n").split("\n")  # not splitlines: U+2028 can be a piece
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(_read_lines(path), start=1):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pieces = line.rstrip("\r").split(" ")
+        if len(pieces) != 2:
+            raise DataError(f"{path} line {number} is not two pieces parted by a space: {line!r}")
+        merges.append((pieces[0], pieces[1]))
+    return merges
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    pieces = [line.removesuffix("\r") for line in _read_lines(path)]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in ids]
+    if missing:
+        raise DataError(
+            f"{path} is not a WordPiece vocabulary: it has no line {' and no line '.join(missing)}"
+        )
+    if len(ids) != len(pieces):
+        twice = next(p for i, p in enumerate(pieces) if ids[p] != i)
+        raise DataError(f"{path} has the piece {twice!r} twice: fetch it again")
+    return ids
+
+
+def _is_lowercase(path: Path, ids: dict[str, int]) -> bool:
+    stated = _read_config(path).get("do_lower_case")
+    if isinstance(stated, bool):
+        return stated
+    return not any(p != p.lower() for p in ids if not (p.startswith("[") and p.endswith("]")))
+
+
+def _kind(content: dict[str, object]) -> str:
+    model = content["model"]
+    name = str(model.get("type")) if isinstance(model, dict) else "unknown"
+    if name == "BPE" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer")):
+        return "byte-bpe"
+    return name.lower()

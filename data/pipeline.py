@@ -1,0 +1,172 @@
+"""Grain: from rows to batches, in a global order that nothing but the seed decides.
+
+A batch is a pure function of ``(seed, step)``. Example ``g = step * batch_size + i`` is row
+``permutation(seed, epoch)[g % rows_per_epoch]`` of epoch ``g // rows_per_epoch``; process
+``p`` of ``n`` makes the ``p``-th of ``n`` equal parts of each batch. So the global batch
+depends neither on the number of processes nor on that of workers, and where a run stands is
+one number.
+
+An objective brings its own ``Rows`` and shares everything here.
+"""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import grain
+import numpy as np
+
+from .errors import DataError
+
+Batch = dict[str, np.ndarray]
+
+
+class Rows(Protocol):
+    """Examples that can be made in any order; must pickle, for worker processes."""
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of examples of an epoch, at least 1 and below 2^32."""
+        ...
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example, the same arrays and shapes each time; all 0 is padding."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainBatches:
+    """The batches of a training run in order, for Grain to read at random.
+
+    Attributes:
+        rows: The examples.
+        batch_size: Of the global batch, B.
+        seed: Of the order; any integer.
+        num_steps: The number of batches.
+        process_index: Which part of the batch, in ``[0, process_count)``.
+        process_count: The number of parts.
+    """
+
+    rows: Rows
+    batch_size: int
+    seed: int
+    num_steps: int
+    process_index: int = 0
+    process_count: int = 1
+
+    def __post_init__(self) -> None:
+        local_batch_size(self.batch_size, self.process_count)
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __getitem__(self, step: int) -> Batch:
+        """Makes this process's part of a batch, arrays of [B / process_count, ...]."""
+        local = local_batch_size(self.batch_size, self.process_count)
+        first = step * self.batch_size + self.process_index * local
+        return _stack([self._example(g) for g in range(first, first + local)])
+
+    def _example(self, g: int) -> dict[str, np.ndarray]:
+        epoch, index = divmod(g, self.rows.rows_per_epoch)
+        return self.rows.row(epoch, _shuffled(index, self.rows.rows_per_epoch, self.seed, epoch))
+
+
+def train_iterator(
+    rows: Rows,
+    *,
+    batch_size: int,
+    seed: int,
+    num_steps: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    num_workers: int = 0,
+) -> grain.DatasetIterator[Batch]:
+    """Iterates over the batches of a training run, reading ahead.
+
+    ``get_state`` and ``set_state`` (or ``grain.checkpoint``) resume exactly. A state
+    belongs to its ``num_workers``. Close the iterator when done.
+
+    Args:
+        rows: The examples.
+        batch_size: Of the global batch, B.
+        seed: Of the order; any integer.
+        num_steps: The number of batches.
+        process_index: Which part of the batch this process reads.
+        process_count: The number of processes that share a batch.
+        num_workers: Worker processes that make batches; 0 makes them in threads.
+
+    Returns:
+        The iterator; each batch has arrays of [B / process_count, ...].
+
+    Raises:
+        DataError: ``batch_size`` is not divisible by ``process_count``.
+    """
+    batches = TrainBatches(rows, batch_size, seed, num_steps, process_index, process_count)
+    data = grain.MapDataset.source(batches).to_iter_dataset(
+        grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    )
+    if num_workers > 0:
+        options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=2)
+        data = data.mp_prefetch(options)
+    return iter(data)
+
+
+def evaluation_batches(
+    rows: Rows, *, batch_size: int, process_index: int = 0, process_count: int = 1
+) -> Iterator[Batch]:
+    """Iterates once over the rows of epoch 0, in order.
+
+    Args:
+        rows: The examples.
+        batch_size: Of the global batch, B.
+        process_index: Which part of the batch this process reads.
+        process_count: The number of processes that share a batch.
+
+    Yields:
+        Batches of [B / process_count, ...]; the last one is filled up with rows of zeros,
+        which are padding. Every process gets the same number of batches.
+
+    Raises:
+        DataError: ``batch_size`` is not divisible by ``process_count``.
+    """
+    local = local_batch_size(batch_size, process_count)
+    nothing = {name: np.zeros_like(array) for name, array in rows.row(0, 0).items()}
+    for start in range(0, rows.rows_per_epoch, batch_size):
+        first = start + process_index * local
+        yield _stack(
+            [
+                rows.row(0, index) if index < rows.rows_per_epoch else nothing
+                for index in range(first, first + local)
+            ]
+        )
+
+
+def local_batch_size(batch_size: int, process_count: int) -> int:
+    """Divides the global batch.
+
+    Raises:
+        DataError: It does not divide evenly.
+    """
+    if batch_size <= 0 or batch_size % process_count:
+        raise DataError(
+            f"batch_size {batch_size} is not divisible by {process_count} processes: "
+            f"choose a positive multiple of {process_count}"
+        )
+    return batch_size // process_count
+
+
+def _shuffled(index: int, count: int, seed: int, epoch: int) -> int:
+    return int(_permutation(count, seed, epoch)[index])
+
+
+@functools.lru_cache(maxsize=8)
+def _permutation(count: int, seed: int, epoch: int) -> grain.MapDataset[int]:
+    """A permutation of ``range(count)`` that takes no memory."""
+    # Grain takes 32 bits, and would use neighbouring seeds for its own epochs.
+    words = np.random.SeedSequence([seed % 2**64, epoch]).generate_state(1)
+    return grain.MapDataset.range(count).shuffle(seed=int(words[0]))
+
+
+def _stack(examples: list[dict[str, np.ndarray]]) -> Batch:
+    return {name: np.stack([example[name] for example in examples]) for name in examples[0]}

@@ -1,0 +1,263 @@
+r"""Where text comes from, under one name scheme.
+
+=========================  ==========================================================
+``builtin:python-docs``    the English prose every CPython ships in ``pydoc_data``
+``text:GLOB``              plain text; ``#file`` (default), ``#line`` or ``#block`` says
+                           what a document is (blocks are parted by blank lines)
+``jsonl:GLOB#field``       JSON lines; the string in ``field`` (default ``text``)
+``tfds:name/config#field`` a published TensorFlow Dataset (field default ``text``)
+=========================  ==========================================================
+
+Files ending in ``.gz`` are unpacked while reading; ``**`` in a glob means any depth.
+Lines end at ``\n`` only: other Unicode line separators are ordinary characters.
+This file reads the local kinds; ``documents`` adds the published ones.
+"""
+
+import difflib
+import glob
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, cast
+
+from .errors import DataError
+
+SourceKind = Literal["builtin", "text", "jsonl", "tfds"]
+
+_EXAMPLES: dict[SourceKind, str] = {
+    "builtin": "builtin:python-docs",
+    "text": "text:GLOB",
+    "jsonl": "jsonl:GLOB#field",
+    "tfds": "tfds:name/config#field",
+}
+_DEFAULT_PART: dict[SourceKind, str] = {
+    "builtin": "",
+    "text": "file",
+    "jsonl": "text",
+    "tfds": "text",
+}
+_UNITS = ("file", "line", "block")
+_BUILTINS = ("python-docs",)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parsed source name.
+
+    Attributes:
+        name: The name as the user wrote it.
+        kind: Which reader it needs.
+        location: The glob, the name of the built-in text, or TFDS's ``name/config``.
+        part: What a document is: ``file``, ``line`` or ``block`` for text, the field's
+            name for JSON lines and TFDS, empty for built-in text.
+    """
+
+    name: str
+    kind: SourceKind
+    location: str
+    part: str
+
+
+def parse_source(name: str) -> Source:
+    """Parses a source name; touches no file and no network.
+
+    Args:
+        name: For example ``text:books/**/*.txt.gz#block``.
+
+    Returns:
+        The parsed source.
+
+    Raises:
+        DataError: The kind, the unit or the built-in text is unknown, or nothing
+            follows the kind. The message gives the nearest valid form.
+    """
+    kind, colon, rest = name.partition(":")
+    if not colon or kind not in _EXAMPLES:
+        raise DataError(_unknown_kind(name, kind, bool(colon)))
+    kind = cast(SourceKind, kind)
+    location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
+    if not location or (mark and not part):
+        raise DataError(f"source {name!r} is incomplete: write {_EXAMPLES[kind]}")
+    part = part or _DEFAULT_PART[kind]
+    if kind == "text" and part not in _UNITS:
+        raise DataError(
+            f"unknown unit #{part} in source {name!r}: choose {_choices(part, _UNITS)}"
+            " (if the # belongs to the path, add #file)"
+        )
+    if kind == "builtin" and (location not in _BUILTINS or part):
+        raise DataError(f"unknown built-in text in {name!r}: choose {_EXAMPLES['builtin']}")
+    return Source(name, kind, location, part)
+
+
+def read_documents(source: Source) -> Iterator[str]:
+    """Reads the documents of a local source one after the other.
+
+    Documents of nothing but white space are left out.
+
+    Args:
+        source: A source of the kind ``builtin``, ``text`` or ``jsonl``.
+
+    Yields:
+        The text of each document; files in sorted order, lines in file order.
+
+    Raises:
+        DataError: A file is missing, empty, not UTF-8 (with file and byte offset) or
+            not whole; a JSON line is not valid or lacks the field (with file and line).
+        ValueError: The source is a published TFDS data set, which ``documents`` reads.
+    """
+    if source.kind == "builtin":
+        yield from _python_docs()
+        return
+    if source.kind == "tfds":
+        raise ValueError(f"{source.name!r} is not local text: use load_documents")
+    paths = _matching_files(source)
+    found = False
+    for path in paths:
+        reader = _read_text(path, source.part) if source.kind == "text" else None
+        for document in reader or _read_json_lines(path, source.part):
+            if document and not document.isspace():
+                found = True
+                yield document
+    if not found:
+        files = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files of {source.name!r}"
+        raise DataError(f"no text in {files}: empty or only white space; give a file with text")
+
+
+def _python_docs() -> Iterator[str]:
+    from pydoc_data.topics import topics  # 0.5 MB of literals: only when asked for
+
+    for key in sorted(topics):
+        yield topics[key]
+
+
+def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
+    if not has_colon or "/" in kind or Path(name).expanduser().exists():
+        return f"source {name!r} has no kind: for a file write text:{name}" + (
+            f"; known forms: {', '.join(_EXAMPLES.values())}"
+        )
+    return f"unknown source kind {kind!r} in {name!r}: choose " + _choices(
+        kind, tuple(_EXAMPLES), tuple(_EXAMPLES.values())
+    )
+
+
+def _choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | None = None) -> str:
+    """Lists the valid words, the nearest first if there is a near one."""
+    shown = shown or valid
+    near = difflib.get_close_matches(word, valid, n=1)
+    listed = ", ".join(shown)
+    return f"{shown[valid.index(near[0])]} (nearest) from {listed}" if near else f"from {listed}"
+
+
+def _matching_files(source: Source) -> list[Path]:
+    pattern = str(Path(source.location).expanduser())
+    if Path(pattern).is_dir():
+        raise DataError(
+            f"source {source.name!r} is a folder: name its files, "
+            f"for example {source.kind}:{source.location.rstrip('/')}/**/*.txt"
+        )
+    if Path(pattern).is_file():  # a plain name may hold [ ] * ? itself
+        return [Path(pattern)]
+    paths = sorted(Path(path) for path in glob.glob(pattern, recursive=True))
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
+        problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
+        raise DataError(
+            f"{problem} {source.location!r} (source {source.name!r}, "
+            f"in folder {Path.cwd()}): check the path"
+        )
+    return paths
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        if path.suffix == ".gz":
+            return cast(IO[bytes], gzip.open(path, "rb"))
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    r"""Yields (byte offset, line with its ``\n``)."""
+    offset = 0
+    with _open(path) as file:
+        try:
+            for line in file:
+                yield offset, line
+                offset += len(line)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path} is not a whole gzip file ({error}): fetch it again") from None
+
+
+def _decode(raw: bytes, path: Path, offset: int) -> str:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        place = offset + error.start
+        unpacked = " of the unpacked text" if path.suffix == ".gz" else ""
+        raise DataError(
+            f"{path} is not UTF-8: byte 0x{raw[error.start]:02x} at byte offset {place}{unpacked}"
+            "; convert the file to UTF-8"
+        ) from None
+    return text.removeprefix("\ufeff") if offset == 0 else text
+
+
+def _read_text(path: Path, unit: str) -> Iterator[str]:
+    lines = (_decode(raw, path, offset) for offset, raw in _raw_lines(path))
+    if unit == "file":
+        yield "".join(lines)
+    elif unit == "line":
+        yield from (line.removesuffix("\n").removesuffix("\r") for line in lines)
+    else:
+        yield from _blocks(lines)
+
+
+def _blocks(lines: Iterator[str]) -> Iterator[str]:
+    block: list[str] = []
+    for line in lines:
+        if line and not line.isspace():
+            block.append(line)
+        elif block:
+            yield "".join(block).removesuffix("\n").removesuffix("\r")
+            block = []
+    if block:
+        yield "".join(block).removesuffix("\n").removesuffix("\r")
+
+
+def _read_json_lines(path: Path, field: str) -> Iterator[str]:
+    for number, (offset, raw) in enumerate(_raw_lines(path), start=1):
+        line = _decode(raw, path, offset)
+        if line and not line.isspace():
+            yield _json_field(line, field, f"{path} line {number}")
+
+
+def _json_field(line: str, field: str, place: str) -> str:
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        reason = getattr(error, "msg", "nested too deeply")
+        raise DataError(f"{place} is not valid JSON ({reason}): write one object a line") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{place} is a JSON {type(row).__name__}: write one object a line")
+    if field not in row:
+        seen = ", ".join(sorted(row)) or "none"
+        raise DataError(
+            f"{place} has no field {field!r}: its fields are {seen}; name one as #field"
+        )
+    value = row[field]
+    if not isinstance(value, str):
+        seen = ", ".join(sorted(key for key in row if isinstance(row[key], str))) or "none"
+        raise DataError(
+            f"{place} field {field!r} is a {type(value).__name__}, not a string: "
+            f"its string fields are {seen}"
+        )
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
+        raise DataError(
+            f"{place} field {field!r} holds a lone surrogate at character {error.start}: remove it"
+        ) from None
+    return value
