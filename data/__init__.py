@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .corpus import TokenCorpus, build_corpus, open_corpus
     from .documents import Documents, default_cache_dir, load_documents
     from .errors import DataError
-    from .pipeline import Rows, TrainBatches, evaluation_batches, train_iterator
+    from .pipeline import BatchIterator, Rows, TrainBatches, evaluation_batches, train_iterator
     from .sources import Source, parse_source, read_documents
     from .tokenizer import SpecialIds, Tokenizer, load_tokenizer
     from .tokenizer_training import TokenizerConfig, train_tokenizer
@@ -25,7 +25,7 @@ _HOME = {
     "corpus": ("TokenCorpus", "build_corpus", "open_corpus"),
     "documents": ("Documents", "default_cache_dir", "load_documents"),
     "errors": ("DataError",),
-    "pipeline": ("Rows", "TrainBatches", "evaluation_batches", "train_iterator"),
+    "pipeline": ("BatchIterator", "Rows", "TrainBatches", "evaluation_batches", "train_iterator"),
     "sources": ("Source", "parse_source", "read_documents"),
     "tokenizer": ("SpecialIds", "Tokenizer", "load_tokenizer"),
     "tokenizer_training": ("TokenizerConfig", "train_tokenizer"),
@@ -33,6 +33,7 @@ _HOME = {
 _FILE_OF = {name: file for file, names in _HOME.items() for name in names}
 
 __all__ = [
+    "BatchIterator",
     "CausalEvaluationRows",
     "CausalRows",
     "DataError",

@@ -6,6 +6,7 @@ libraries behind ``tokenizer_training``.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 Pair = tuple[str, str]
 
@@ -28,7 +29,7 @@ def merge_byte_pairs(
     """
     words = [[*word, end_of_word] for word in text.split()]
     yield None, _count(words)
-    while pairs := Counter(pair for word in words for pair in zip(word, word[1:], strict=False)):
+    while pairs := Counter(pair for word in words for pair in pairwise(word)):
         best = max(pairs, key=pairs.__getitem__)  # the first of equals: Counter keeps order
         words = [_merge(word, best) for word in words]
         yield best, _count(words)

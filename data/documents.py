@@ -98,8 +98,6 @@ def load_documents(
     """
     if not 0 <= validation_fraction < 1:
         raise DataError(f"validation_fraction {validation_fraction} must be at least 0 and below 1")
-    if split == "validation" and validation_fraction == 0:
-        raise DataError("there is no validation split with validation_fraction 0: set it above 0")
     source = parse_source(name)
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
     if source.kind == "tfds":
@@ -110,6 +108,8 @@ def load_documents(
 
 
 def _load_local(source: Source, split: Split, fraction: float, cache: Path) -> Documents:
+    if split == "validation" and fraction == 0:
+        raise DataError(f"{source.name!r} has no validation split: set validation_fraction above 0")
     digests = Counter(map(text_digest, read_documents(source)))
     division = Division.of(digests, fraction, source.name)
     key = _key(digests, fraction)
@@ -118,8 +118,8 @@ def _load_local(source: Source, split: Split, fraction: float, cache: Path) -> D
         _prepare(source, division, folder)
 
     folder = build_folder(cache / "documents" / key, fill)
-    records = tfds.builder_from_directory(folder / _PREPARED).as_data_source(split)
-    return Documents(records, "text", f"{key}-{split}")
+    builder: Any = tfds.builder_from_directory(folder / _PREPARED)
+    return Documents(builder.as_data_source(split), "text", f"{key}-{split}")
 
 
 def text_digest(text: str) -> bytes:

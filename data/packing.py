@@ -8,6 +8,7 @@ documents cut anywhere. *First-fit* keeps documents whole where it can and pads.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def spans_of_range(first: int, length: int, pair_starts: np.ndarray) -> list[Spa
     low = np.searchsorted(pair_starts, first, "right")
     high = np.searchsorted(pair_starts, first + length, "left")
     edges = [first, *pair_starts[low:high].tolist(), first + length]
-    return [(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    return [(a, b - a) for a, b in pairwise(edges)]
 
 
 def concat_then_split(

@@ -12,10 +12,11 @@ An objective brings its own ``Rows`` and shares everything here.
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import grain
 import numpy as np
+from absl import flags
 
 from .errors import DataError
 
@@ -61,15 +62,88 @@ class TrainBatches:
     def __len__(self) -> int:
         return self.num_steps
 
-    def __getitem__(self, step: int) -> Batch:
-        """Makes this process's part of a batch, arrays of [B / process_count, ...]."""
+    def __getitem__(self, index: int) -> Batch:
+        """Makes this process's part of the batch of a step, arrays of [B / process_count, ...]."""
         local = local_batch_size(self.batch_size, self.process_count)
-        first = step * self.batch_size + self.process_index * local
+        first = index * self.batch_size + self.process_index * local
         return _stack([self._example(g) for g in range(first, first + local)])
 
     def _example(self, g: int) -> dict[str, np.ndarray]:
         epoch, index = divmod(g, self.rows.rows_per_epoch)
         return self.rows.row(epoch, _shuffled(index, self.rows.rows_per_epoch, self.seed, epoch))
+
+
+class BatchIterator(grain.DatasetIterator[Batch]):
+    """Iterates over the batches of a run, reading ahead; its state is the next step.
+
+    It goes where Grain's own iterators go (``grain.checkpoint``). Theirs would also hold
+    how the reading is spread over workers; this state fits any number of workers and
+    processes. Reading starts at the first ``next``, so restoring wastes nothing.
+    """
+
+    def __init__(self, batches: TrainBatches, num_workers: int = 0) -> None:
+        """Makes an iterator that stands at step 0.
+
+        Args:
+            batches: The batches in order.
+            num_workers: Worker processes that make batches; 0 makes them in a thread.
+        """
+        super().__init__()
+        self._batches = batches
+        self._num_workers = num_workers
+        self._step = 0
+        self._reader: grain.DatasetIterator[Batch] | None = None
+
+    def __next__(self) -> Batch:
+        self._assert_not_closed()
+        if self._step >= len(self._batches):
+            raise StopIteration
+        if self._reader is None:
+            self._reader = self._read_from(self._step)
+        batch = next(self._reader)
+        self._step += 1
+        return batch
+
+    def get_state(self) -> dict[str, int]:
+        """Returns ``{"step": the number of the next batch}``."""
+        return {"step": self._step}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Goes to the step of a state.
+
+        Raises:
+            DataError: The state is not one of ours, or lies behind the end of the run.
+        """
+        step = state.get("step")
+        if not isinstance(step, int) or not 0 <= step <= len(self._batches):
+            raise DataError(
+                f"data iterator state {state} does not fit a run of {len(self._batches)} steps: "
+                "resume with at least as many steps"
+            )
+        self._stop_reading()
+        self._step = step
+
+    def close(self) -> None:
+        """Stops reading ahead; ``next`` then raises ValueError."""
+        self._stop_reading()
+        super().close()
+
+    def _stop_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _read_from(self, step: int) -> grain.DatasetIterator[Batch]:
+        remaining = grain.MapDataset.source(self._batches)[step:]
+        data = remaining.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
+        if self._num_workers > 0:
+            if not flags.FLAGS.is_parsed():  # Grain's workers read absl's flags
+                flags.FLAGS.mark_as_parsed()
+            workers = min(self._num_workers, len(remaining))
+            data = data.mp_prefetch(
+                grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+            )
+        return iter(data)
 
 
 def train_iterator(
@@ -81,11 +155,11 @@ def train_iterator(
     process_index: int = 0,
     process_count: int = 1,
     num_workers: int = 0,
-) -> grain.DatasetIterator[Batch]:
+) -> BatchIterator:
     """Iterates over the batches of a training run, reading ahead.
 
-    ``get_state`` and ``set_state`` (or ``grain.checkpoint``) resume exactly. A state
-    belongs to its ``num_workers``. Close the iterator when done.
+    ``get_state`` and ``set_state`` (or ``grain.checkpoint``) resume exactly, also with
+    another number of workers or processes. Close the iterator when done.
 
     Args:
         rows: The examples.
@@ -94,7 +168,7 @@ def train_iterator(
         num_steps: The number of batches.
         process_index: Which part of the batch this process reads.
         process_count: The number of processes that share a batch.
-        num_workers: Worker processes that make batches; 0 makes them in threads.
+        num_workers: Worker processes that make batches; 0 makes them in a thread.
 
     Returns:
         The iterator; each batch has arrays of [B / process_count, ...].
@@ -103,13 +177,7 @@ def train_iterator(
         DataError: ``batch_size`` is not divisible by ``process_count``.
     """
     batches = TrainBatches(rows, batch_size, seed, num_steps, process_index, process_count)
-    data = grain.MapDataset.source(batches).to_iter_dataset(
-        grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
-    )
-    if num_workers > 0:
-        options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=2)
-        data = data.mp_prefetch(options)
-    return iter(data)
+    return BatchIterator(batches, num_workers)
 
 
 def evaluation_batches(
@@ -157,7 +225,7 @@ def local_batch_size(batch_size: int, process_count: int) -> int:
 
 
 def _shuffled(index: int, count: int, seed: int, epoch: int) -> int:
-    return int(_permutation(count, seed, epoch)[index])
+    return cast(int, _permutation(count, seed, epoch)[index])
 
 
 @functools.lru_cache(maxsize=8)

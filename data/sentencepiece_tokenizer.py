@@ -6,10 +6,12 @@ comes back is what went in, but for U+2581, which sentencepiece itself uses for 
 """
 
 import hashlib
+import importlib
 import itertools
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -113,9 +115,8 @@ def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
 
 
 def _model_type(model: bytes) -> str:
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto()
+    messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    proto = messages.ModelProto()
     proto.ParseFromString(model)
     spec = proto.trainer_spec
     return spec.ModelType.Name(spec.model_type).lower()
