@@ -112,17 +112,9 @@ def load_byte_bpe(vocabulary: Path, merges: Path) -> HuggingFaceTokenizer:
     Raises:
         DataError: A file is malformed, or a merge makes a piece the vocabulary lacks.
     """
-    ids = read_json(vocabulary)
-    if not isinstance(ids, dict) or not all(isinstance(i, int) for i in ids.values()):
-        raise DataError(f"{vocabulary} is not a vocabulary: expected a JSON object of piece to id")
-    try:
-        model = models.BPE(vocab=ids, merges=_read_merges(merges))
-    except DataError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{merges} does not fit {vocabulary} ({error}): fetch both again") from None
-    backend = byte_level_backend(model)
-    _add_specials(backend, [END_OF_TEXT] if END_OF_TEXT in ids else [])
+    ids = _read_byte_vocabulary(vocabulary)
+    backend = byte_level_backend(models.BPE(vocab=ids, merges=_read_merges(merges, ids)))
+    _add_specials(backend, ids)
     return HuggingFaceTokenizer(backend, _usual_ids(backend))
 
 
@@ -153,7 +145,7 @@ def load_wordpiece(path: Path) -> HuggingFaceTokenizer:
     backend.post_processor = processors.BertProcessing(
         ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
     )
-    _add_specials(backend, [t for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if t in ids])
+    _add_specials(backend, ids)
     return HuggingFaceTokenizer(backend, _usual_ids(backend))
 
 
@@ -183,8 +175,9 @@ def load_tokenizer_json(path: Path) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(backend, SpecialIds(**ids))
 
 
-def _add_specials(backend: tokenizers.Tokenizer, names: list[str]) -> None:
-    backend.add_special_tokens([tokenizers.AddedToken(n, special=True) for n in names])
+def _add_specials(backend: tokenizers.Tokenizer, ids: dict[str, int]) -> None:
+    names = dict.fromkeys(name for usual in _USUAL_NAMES.values() for name in usual if name in ids)
+    backend.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in names])
 
 
 def _usual_ids(backend: tokenizers.Tokenizer) -> SpecialIds:
@@ -209,14 +202,32 @@ def _read_lines(path: Path) -> list[str]:
     return text.removesuffix("\n").split("\n")  # not splitlines: U+2028 can be a piece
 
 
-def _read_merges(path: Path) -> list[tuple[str, str]]:
+def _read_byte_vocabulary(path: Path) -> dict[str, int]:
+    ids = read_json(path)
+    if not isinstance(ids, dict) or not all(isinstance(i, int) for i in ids.values()):
+        raise DataError(f"{path} is not a vocabulary: expected a JSON object of piece to id")
+    missing = set(pre_tokenizers.ByteLevel.alphabet()) - set(ids)
+    if missing:  # the library would drop such bytes without a word
+        raise DataError(
+            f"{path} is not a vocabulary for byte-level BPE: {len(missing)} of the 256 bytes "
+            "have no piece"
+        )
+    return ids
+
+
+def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(_read_lines(path), start=1):
         if not line or (number == 1 and line.startswith("#version")):
             continue
-        pieces = line.rstrip("\r").split(" ")
+        pieces = line.removesuffix("\r").split(" ")
         if len(pieces) != 2:
             raise DataError(f"{path} line {number} is not two pieces parted by a space: {line!r}")
+        if not {*pieces, "".join(pieces)} <= ids.keys():
+            raise DataError(
+                f"{path} line {number} merges {line!r}, which the vocabulary beside it lacks: "
+                "fetch both files again"
+            )
         merges.append((pieces[0], pieces[1]))
     return merges
 

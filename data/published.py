@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import tensorflow_datasets as tfds
-from absl import logging
 
 from .atomic import write_file
 from .documents import Division, Documents, Split, text_digest
@@ -50,7 +49,8 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
             machine and cannot be downloaded or prepared; or it allows no random access.
     """
     builder = _builder(source)
-    if not builder.is_prepared():
+    # builder.is_prepared() would warn of a folder that is not there.
+    if not Path(builder.data_dir, "dataset_info.json").is_file():
         _download(builder, source)
     splits = builder.info.splits
     if "train" not in splits:
@@ -70,8 +70,6 @@ def _builder(source: Source) -> Any:
     importlib.import_module("tensorflow_datasets.text")
     importlib.import_module("tensorflow_datasets.translate")
     options = {"data_dir": os.environ.get("TFDS_DATA_DIR"), "file_format": "array_record"}
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # or TFDS warns of each folder that it does not find
     try:
         return tfds.builder(source.location, **options)
     except tfds.core.DatasetNotFoundError:
@@ -80,8 +78,6 @@ def _builder(source: Source) -> Any:
         raise _missing_package(source, error) from None
     except (ValueError, AssertionError) as error:
         raise DataError(_unknown_configuration(source, error)) from None
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 def _unknown_dataset(source: Source) -> str:
