@@ -27,7 +27,7 @@ _CHUNK_CHARACTERS = 1 << 21
 _FORMAT = 1
 
 
-class Documents(Protocol):
+class Texts(Protocol):
     """Texts that can be read again and again, and a stable hash of all of them."""
 
     @property
@@ -92,7 +92,7 @@ class TokenCorpus:
 
 
 def build_corpus(
-    documents: Documents,
+    documents: Texts,
     tokenizer: Tokenizer,
     folder: str | PathLike[str],
     *,

@@ -150,7 +150,7 @@ def _answers(url: str) -> bool:
 
 def _records(builder: Any, split: str, source: Source) -> Any:
     features = builder.info.features
-    texts = [name for name, kind in features.items() if isinstance(kind, tfds.features.Text)]
+    texts = sorted(n for n, kind in features.items() if isinstance(kind, tfds.features.Text))
     if source.part not in texts:
         raise DataError(
             f"{source.name!r} has no text field {source.part!r}: its text fields are "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .errors import DataError
-from .tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
+from .tokenizer import END_OF_TEXT, SpecialIds, Tokenizer, load_tokenizer
 
 TokenizerKind = Literal["byte-bpe", "sentencepiece-unigram", "sentencepiece-bpe", "characters"]
 
@@ -80,7 +80,7 @@ def _train_characters(texts: Iterable[str], config: TokenizerConfig) -> Tokenize
 def _train_byte_bpe(texts: Iterable[str], size: int) -> Tokenizer:
     from tokenizers import models, pre_tokenizers, trainers
 
-    from .huggingface_tokenizer import HuggingFaceTokenizer, SpecialIds, byte_level_backend
+    from .huggingface_tokenizer import HuggingFaceTokenizer, byte_level_backend
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     _check_minimum(size, len(alphabet) + 1, "byte-bpe")

@@ -94,9 +94,9 @@ def test_gpt2_ids_are_the_published_ones(gpt2, datasets):
 
 
 def test_gpt2_equals_transformers(gpt2, datasets):
-    from transformers import GPT2TokenizerFast
+    from transformers import GPT2Tokenizer
 
-    theirs = GPT2TokenizerFast(
+    theirs = GPT2Tokenizer(
         vocab=str(datasets / "tok/gpt2_encoder.json"), merges=str(datasets / "tok/gpt2_vocab.bpe")
     )
     assert len(theirs) == gpt2.vocab_size
@@ -212,3 +212,22 @@ def test_missing_paths_are_named(tmp_path):
         load_tokenizer(tmp_path / "nothing")
     with pytest.raises(DataError, match="no tokenizer in the folder"):
         load_tokenizer(tmp_path)
+
+
+def test_foreign_tokenizer_json_names_its_specials_beside_it(tmp_path, prose):
+    ours = train_tokenizer(prose, TokenizerConfig("byte-bpe", 400))
+    ours.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    pad = {"content": ours.token(5), "special": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": pad}))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.special_ids == SpecialIds(pad=5, bos=0, eos=0)
+    assert loaded.fingerprint != ours.fingerprint
+    assert loaded.encode(prose[0]) == ours.encode(prose[0])
