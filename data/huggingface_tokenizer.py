@@ -17,7 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from .atomic import write_file
 from .errors import DataError
-from .tokenizer import END_OF_TEXT, SpecialIds, Tokenizer, printable, read_json
+from .tokenizer import END_OF_TEXT, SpecialIds, Tokenizer, check_unicode, printable, read_json
 
 # What a special token is called where no file says so.
 _USUAL_NAMES = {
@@ -58,6 +58,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self, text: str, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """See ``Tokenizer``."""
+        check_unicode(text)
         encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return encoding.ids, encoding.offsets
 

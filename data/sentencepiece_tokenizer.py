@@ -17,7 +17,7 @@ import sentencepiece
 
 from .atomic import write_file
 from .errors import DataError
-from .tokenizer import END_OF_TEXT, SpecialIds, Tokenizer, printable
+from .tokenizer import END_OF_TEXT, SpecialIds, Tokenizer, check_unicode, printable
 
 _CONTROL_NAMES = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
@@ -62,11 +62,13 @@ class SentencePieceTokenizer(Tokenizer):
         self, text: str, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """See ``Tokenizer``."""
+        check_unicode(text)
         mapping = self._processor.encode(text, return_type="offset_mapping")
         return mapping["ids"], _widen_bytes(mapping["offsets"])
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See ``Tokenizer``."""
+        check_unicode(text)
         return self._processor.encode(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

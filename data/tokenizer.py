@@ -95,6 +95,21 @@ def printable(piece: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece)
 
 
+def check_unicode(text: str) -> None:
+    """Checks that a text can be written as UTF-8, which the libraries take for granted.
+
+    Raises:
+        DataError: It holds half of a surrogate pair: a command line that is not UTF-8, say.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the text is not valid Unicode: lone surrogate {text[error.start]!r} at character "
+            f"{error.start}; pass it as UTF-8"
+        ) from None
+
+
 def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     """Loads a tokenizer of any kind we have.
 

@@ -2,6 +2,7 @@ import gzip
 import json
 import shutil
 
+import numpy as np
 import pytest
 from flaxzoo.data import DataError, SpecialIds, TokenizerConfig, load_tokenizer, train_tokenizer
 from hypothesis import given, settings
@@ -76,6 +77,19 @@ def test_subwords_round_trip_any_text(text, subwords):
 @pytest.fixture(scope="module")
 def subwords(prose):
     return [train_tokenizer(prose, TokenizerConfig(kind, 400)) for kind in KINDS[:3]]
+
+
+def test_text_that_is_not_unicode(subwords):
+    for tokenizer in subwords:
+        with pytest.raises(DataError, match=r"lone surrogate '\\udcff' at character 1"):
+            tokenizer.encode("a\udcff")
+
+
+def test_numpy_ids_decode(subwords):
+    for tokenizer in subwords:
+        ids = np.asarray(tokenizer.encode("the code"), np.int32)
+        assert tokenizer.decode(ids) == tokenizer.decode(list(ids)) == "the code"
+        assert tokenizer.decode(ids, skip_special_tokens=False) == "the code"
 
 
 def test_unknown_characters_stay_visible(prose):
