@@ -1,0 +1,42 @@
+"""What a model is: pure functions of (parameters, arrays).
+
+    config = models.preset("gpt2")
+    model = models.create(config)
+    params = model.init(rng, input_ids=ids)["params"]
+    logits = model.apply({"params": params}, input_ids=ids).logits
+"""
+
+from .attention import Cache, init_cache
+from .config import (
+    Execution,
+    Preset,
+    TransformerConfig,
+    config_from_dict,
+    config_to_dict,
+    create,
+    preset,
+    presets,
+)
+from .dropout import row_keys
+from .gpt import GPT, GPTConfig
+from .layers import separate_layers, sinusoidal_positions
+from .loading import load
+
+__all__ = [
+    "GPT",
+    "Cache",
+    "Execution",
+    "GPTConfig",
+    "Preset",
+    "TransformerConfig",
+    "config_from_dict",
+    "config_to_dict",
+    "create",
+    "init_cache",
+    "load",
+    "preset",
+    "presets",
+    "row_keys",
+    "separate_layers",
+    "sinusoidal_positions",
+]

@@ -1,0 +1,67 @@
+"""What turns models and data into trained models.
+
+    config = train.recipe("quickstart")
+    result = train.train(config, "runs/quickstart")
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import DataConfig, MeshConfig, OptimizerConfig, TrainConfig
+    from .loop import NonFiniteLoss, Result, train
+    from .objectives import CAUSAL, Objective
+    from .optimizer import make_optimizer
+    from .recipes import recipe
+    from .run import RunError, open_run
+    from .schedules import make_schedule
+    from .score import score_run
+    from .state import TrainState, count_parameters, init_state
+    from .step import make_train_step
+
+# Everything is imported when first asked for: `flaxzoo --help` needs none of it.
+_HOME = {
+    "config": ("DataConfig", "MeshConfig", "OptimizerConfig", "TrainConfig"),
+    "loop": ("NonFiniteLoss", "Result", "train"),
+    "objectives": ("CAUSAL", "Objective"),
+    "optimizer": ("make_optimizer",),
+    "recipes": ("recipe",),
+    "run": ("RunError", "open_run"),
+    "schedules": ("make_schedule",),
+    "score": ("score_run",),
+    "state": ("TrainState", "count_parameters", "init_state"),
+    "step": ("make_train_step",),
+}
+_FILE_OF = {name: file for file, names in _HOME.items() for name in names}
+
+__all__ = [
+    "CAUSAL",
+    "DataConfig",
+    "MeshConfig",
+    "NonFiniteLoss",
+    "Objective",
+    "OptimizerConfig",
+    "Result",
+    "RunError",
+    "TrainConfig",
+    "TrainState",
+    "count_parameters",
+    "init_state",
+    "make_optimizer",
+    "make_schedule",
+    "make_train_step",
+    "open_run",
+    "recipe",
+    "score_run",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FILE_OF:
+        return getattr(import_module(f".{_FILE_OF[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

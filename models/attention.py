@@ -1,0 +1,174 @@
+"""Scaled dot-product attention, its masks and its key/value cache.
+
+Vaswani et al. 2017, "Attention is all you need", section 3.2.  In every mask
+`True` means *may be seen*.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from .config import Execution, TransformerConfig
+from .dropout import RowKeys, dropout
+from .linear import Linear
+
+# Added to hidden scores.  Finite, so that a row that may see nothing (padding)
+# gives a uniform average and not NaN.
+HIDDEN = -1e30
+
+
+@struct.dataclass
+class LayerCache:
+    """Keys and values of one layer (`[B, S, N, H]`), or of all, with a leading L."""
+
+    key: Array
+    value: Array
+
+
+@struct.dataclass
+class Cache:
+    """Keys and values of the S slots of each row, of which `index` are written."""
+
+    layers: Any
+    """A `LayerCache` with a leading L, or a tuple of L (separate layers)."""
+    index: Int[Array, ""]
+    """The next slot to write, the same for every row: pad shorter prompts on the left."""
+
+
+def init_cache(
+    config: TransformerConfig, execution: Execution, batch_size: int, length: int
+) -> Cache:
+    """An empty cache of `length` slots for each of `batch_size` rows."""
+    shape = (batch_size, length, config.num_heads, config.head_dim)
+
+    def layer(*lead: int) -> LayerCache:
+        return LayerCache(*(jnp.zeros((*lead, *shape), execution.dtype) for _ in range(2)))
+
+    separate = execution.layers == "separate"
+    layers = (
+        tuple(layer() for _ in range(config.num_layers)) if separate else layer(config.num_layers)
+    )
+    return Cache(layers, jnp.zeros((), jnp.int32))
+
+
+def causal_mask(
+    query_index: Int[Array, " T"], key_index: Int[Array, " S"], window: int | None = None
+) -> Bool[Array, "1 1 T S"]:
+    """Each query sees itself and what came before it.
+
+    With `window`, only the last `window` of these: the band of Child et al.
+    2019, "Generating long sequences with sparse transformers".
+    """
+    distance = query_index[:, None] - key_index[None, :]
+    mask = distance >= 0
+    if window is not None:
+        mask &= distance < window
+    return mask[None, None]
+
+
+def visible_mask(
+    attention_mask: Int[Array, "B S"] | None, segment_ids: Int[Array, "B T"] | None
+) -> Bool[Array, "#B 1 #T #S"]:
+    """Real tokens are seen; in packed rows only by their own document, padding (0) by nobody."""
+    mask = jnp.ones((1, 1, 1, 1), bool)
+    if attention_mask is not None:
+        mask = (attention_mask != 0)[:, None, None, :]
+    if segment_ids is not None:
+        same = segment_ids[:, :, None] == segment_ids[:, None, :]
+        mask &= (same & (segment_ids != 0)[:, None, :])[:, None]
+    return mask
+
+
+def attention_weights(
+    query: Float[Array, "B T N H"], key: Float[Array, "B S N H"], mask: Bool[Array, "#B 1 T S"]
+) -> Float[Array, "B N T S"]:
+    """softmax(Q Kᵀ / √H), in float32 (Vaswani et al., equation 1)."""
+    query = query * query.shape[-1] ** -0.5
+    scores = jnp.einsum("BTNH,BSNH->BNTS", query, key, preferred_element_type=jnp.float32)
+    return jax.nn.softmax(jnp.where(mask, scores, HIDDEN), axis=-1)
+
+
+def default_positions(
+    start: Int[Array, ""],
+    length: int,
+    attention_mask: Int[Array, "B S"] | None,
+    segment_ids: Int[Array, "B T"] | None,
+) -> Int[Array, "#B T"]:
+    """0, 1, 2 … over the real tokens of each row, anew in each document of a packed row.
+
+    Args:
+      start: first of the slots asked for (not 0 when a cache is continued).
+      length: how many slots are asked for, T.
+      attention_mask: over all slots, on whichever side the padding stands.
+      segment_ids: of a packed row.
+    """
+    index = jnp.arange(length)
+    if segment_ids is not None:
+        begins = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+        return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+    if attention_mask is not None:
+        positions = jnp.maximum(jnp.cumsum(attention_mask != 0, axis=1) - 1, 0)
+        return jax.lax.dynamic_slice_in_dim(positions, start, length, axis=1)
+    return (start + index)[None]
+
+
+class MultiHeadAttention(nn.Module):
+    """Self-attention with N heads of size H = D / N.
+
+    Attributes:
+      config: sizes; `use_bias` adds biases to the four projections.
+      execution: precision.
+      output_init: initialiser of the output projection.
+    """
+
+    config: Any
+    execution: Execution
+    output_init: nn.initializers.Initializer
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        mask: Bool[Array, "#B 1 T S"],
+        cache: LayerCache | None = None,
+        index: Int[Array, ""] | None = None,
+        rng: RowKeys | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None, Array | None]:
+        """Attends from `x` to itself, or to what the cache holds and then itself.
+
+        Returns:
+          The output, the cache with slots `index … index + T` written, and the
+          weights `[B, N, T, S]` if asked for.
+        """
+        c = self.config
+
+        def project(name: str) -> Linear:
+            return Linear(
+                (c.num_heads, c.head_dim), use_bias=c.use_bias, execution=self.execution, name=name
+            )
+
+        query, key, value = (project(name)(x) for name in ("query", "key", "value"))
+        if cache is not None:
+            start = (0, index, 0, 0)
+            key = jax.lax.dynamic_update_slice(cache.key, key.astype(cache.key.dtype), start)
+            value = jax.lax.dynamic_update_slice(
+                cache.value, value.astype(cache.value.dtype), start
+            )
+            cache = LayerCache(key, value)
+        weights = attention_weights(query, key, mask)
+        dropped = dropout(weights, c.dropout_rate, rng, "attention_weights").astype(value.dtype)
+        context = jnp.einsum("BNTS,BSNH->BTNH", dropped, value)
+        output = Linear(
+            (c.d_model,),
+            num_input_axes=2,
+            use_bias=c.use_bias,
+            kernel_init=self.output_init,
+            execution=self.execution,
+            name="output",
+        )(context)
+        return output, cache, weights if output_attentions else None

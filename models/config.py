@@ -1,0 +1,173 @@
+"""What every model's configuration shares, and the registry of published sizes.
+
+A configuration says what a model *is*: sizes, activation, where the norms
+stand.  How it is run (precision, scanned or unrolled layers, rematerialisation)
+is an `Execution`, which may change from one machine to the next without
+changing the model.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from typing import Any, Literal
+
+
+def divisors(number: int) -> list[int]:
+    """All positive divisors of `number`, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def nearest(name: str, valid: list[str]) -> str:
+    """`valid` as text for an error message, the names most like `name` first."""
+    close = difflib.get_close_matches(name, valid, n=3, cutoff=0.4)
+    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(valid)}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Sizes common to every transformer here.
+
+    Raises:
+      ValueError: a size is not positive, `dropout_rate` is not in [0, 1), or
+        `d_model` is not divisible by `num_heads`.
+    """
+
+    vocab_size: int
+    """Number of tokens, V."""
+    max_length: int
+    """Longest sequence, in tokens."""
+    num_layers: int
+    """Number of layers, L."""
+    d_model: int
+    """Width of the residual stream, D."""
+    num_heads: int
+    """Number of attention heads, N, each of size D / N."""
+    d_ff: int | None = None
+    """Width of the feed-forward layer, F; 4 D if not given."""
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    """Non-linearity of the feed-forward layer; "gelu" is the exact one (erf)."""
+    norm_eps: float = 1e-5
+    """Added to the variance in layer normalisation."""
+    dropout_rate: float = 0.0
+    """Probability that an element is dropped, wherever the paper drops."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} {value} is not positive: choose at least 1")
+        if not 0 <= self.dropout_rate < 1:
+            raise ValueError(f"dropout_rate {self.dropout_rate} is not in [0, 1)")
+        if self.d_model % self.num_heads:
+            choices = ", ".join(map(str, divisors(self.d_model)))
+            raise ValueError(
+                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: "
+                f"choose num_heads from {choices}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one head, H = D / N."""
+        return self.d_model // self.num_heads
+
+    @property
+    def feed_forward_dim(self) -> int:
+        """Width of the feed-forward layer, F."""
+        return self.d_ff if self.d_ff is not None else 4 * self.d_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a model is run; never part of what it is."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the computation; softmax, norms and losses stay in float32."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which parameters are stored."""
+    layers: Literal["scan", "unroll", "separate"] = "scan"
+    """scan: one compiled layer, looped (compile time flat in depth). unroll: the
+    same stored parameters, L copies in the program (faster on CPU).  separate:
+    one parameter subtree per layer (`models.separate_layers`), for decoding."""
+    remat: Literal["none", "dots", "full"] = "none"
+    """What the backward pass recomputes: nothing, all but matrix products, or
+    every layer from its input."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A published model size."""
+
+    config: TransformerConfig
+    paper: str
+    published: str
+    """The parameter count as the paper prints it."""
+    note: str = ""
+    """Where the paper's own numbers disagree, and what was taken."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """A family: its configuration, its module, its published sizes."""
+
+    config: type[TransformerConfig]
+    module: Callable[..., Any]
+    presets: dict[str, Preset]
+
+
+_ARCHITECTURES: dict[str, Architecture] = {}
+
+
+def register(name: str, architecture: Architecture) -> None:
+    """Makes a family known to `create`, `load` and `flaxzoo list`."""
+    _ARCHITECTURES[name] = architecture
+
+
+def architecture_of(config: TransformerConfig) -> str:
+    """The registered name of the family that `config` belongs to."""
+    return next(name for name, a in _ARCHITECTURES.items() if type(config) is a.config)
+
+
+def presets() -> dict[str, Preset]:
+    """Every published size, by name."""
+    return {name: p for a in _ARCHITECTURES.values() for name, p in a.presets.items()}
+
+
+def preset(name: str) -> TransformerConfig:
+    """The configuration of a published size, e.g. `preset("gpt2")`.
+
+    Raises:
+      ValueError: no such preset; the message names the nearest.
+    """
+    known = presets()
+    if name not in known:
+        raise ValueError(f"no preset named {name!r}: {nearest(name, list(known))}")
+    return known[name].config
+
+
+def create(config: TransformerConfig, execution: Execution | None = None) -> Any:
+    """The Flax module for `config`: `create(preset("gpt2")).init(key, input_ids=…)`."""
+    module = _ARCHITECTURES[architecture_of(config)].module
+    return module(config, execution or Execution())
+
+
+def config_to_dict(config: TransformerConfig) -> dict[str, Any]:
+    """`config` as JSON-ready values, with its family under "architecture"."""
+    return {"architecture": architecture_of(config), **dataclasses.asdict(config)}
+
+
+def config_from_dict(fields: dict[str, Any]) -> TransformerConfig:
+    """The inverse of `config_to_dict`.
+
+    Raises:
+      ValueError: the family is unknown or a field does not belong to it.
+    """
+    fields = dict(fields)
+    name = fields.pop("architecture", None)
+    if name not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise ValueError(f"unknown architecture {name!r}: this version knows {known}")
+    cls = _ARCHITECTURES[name].config
+    unknown = set(fields) - {f.name for f in dataclasses.fields(cls)}
+    if unknown:
+        raise ValueError(f"{name} configuration has unknown fields {sorted(unknown)}")
+    return cls(**fields)

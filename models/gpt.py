@@ -1,0 +1,267 @@
+"""The GPTs: decoder-only transformers, as three papers published them.
+
+- GPT: Radford et al. 2018, "Improving language understanding by generative
+  pre-training", section 4.1.  Normalisation after the residual sum.
+- GPT-2: Radford et al. 2019, "Language models are unsupervised multitask
+  learners", section 2.3.  Normalisation before each sublayer and once more at
+  the end; residual projections initialised smaller by 1/√(2L).
+- GPT-3: Brown et al. 2020, "Language models are few-shot learners", section 2.1
+  and table 2.1.  Dense and locally banded attention in alternating layers.
+
+Difference from the papers: GPT-3's band width is not published; 256, the width
+of GPT-Neo, is taken.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from .attention import (
+    Cache,
+    LayerCache,
+    MultiHeadAttention,
+    causal_mask,
+    default_positions,
+    visible_mask,
+)
+from .config import Architecture, Execution, Preset, TransformerConfig, register
+from .dropout import RowKeys, dropout, fold_in
+from .heads import CausalLMOutput, Projection
+from .layers import FeedForward, LayerNorm, residual, run_layers, sinusoidal_positions
+from .linear import Embedding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPTConfig(TransformerConfig):
+    """A decoder-only transformer with tied input and output embeddings."""
+
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu_tanh"
+    """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
+    dropout_rate: float = 0.1
+    """Of embeddings, attention weights and both sublayers' outputs."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """pre: before each sublayer, and a final one (GPT-2, GPT-3). post: after the sum (GPT)."""
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    """Where position vectors come from."""
+    position_base: float = 10_000.0
+    """Base of the sinusoidal wavelengths."""
+    use_bias: bool = True
+    """Whether the affine maps have biases."""
+    local_window: int | None = None
+    """If given, every second layer sees only the last so many tokens (GPT-3)."""
+    scale_residual_init: bool = True
+    """Whether residual projections start smaller by 1/√(2L) (GPT-2, GPT-3)."""
+
+
+@struct.dataclass
+class LayerInputs:
+    """What differs from layer to layer."""
+
+    index: Array
+    cache: LayerCache | None
+
+
+@struct.dataclass
+class SharedInputs:
+    """What all layers see alike."""
+
+    mask: Bool[Array, "#B 1 T S"]
+    banded_mask: Bool[Array, "#B 1 T S"] | None
+    cache_index: Int[Array, ""] | None
+    rng: RowKeys | None
+    output_attentions: bool = struct.field(pytree_node=False)
+
+
+class GPTLayer(nn.Module):
+    """Masked self-attention and feed-forward, each a residual."""
+
+    config: GPTConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], own: LayerInputs, shared: SharedInputs
+    ) -> tuple[Float[Array, "B T D"], tuple[LayerCache | None, Array | None]]:
+        """The residual stream, and (cache, attention weights)."""
+        c, e = self.config, self.execution
+        rng = fold_in(shared.rng, own.index)
+        mask = shared.mask
+        if shared.banded_mask is not None:
+            mask = jnp.where(own.index % 2 == 1, shared.banded_mask, mask)
+        std = 0.02 / math.sqrt(2 * c.num_layers) if c.scale_residual_init else 0.02
+        init = nn.initializers.normal(std)
+        attention = MultiHeadAttention(c, e, init, name="attention")
+        feed_forward = FeedForward(c, e, init, name="feed_forward")
+        out: tuple[LayerCache | None, Array | None] = (None, None)
+
+        def attend(x: Array) -> Array:
+            nonlocal out
+            y, *out = attention(
+                x, mask, own.cache, shared.cache_index, rng, shared.output_attentions
+            )
+            return dropout(y, c.dropout_rate, rng, "attention")
+
+        def feed(x: Array) -> Array:
+            return dropout(feed_forward(x), c.dropout_rate, rng, "feed_forward")
+
+        norm = LayerNorm(c.norm_eps, e, name="attention_norm")
+        x = residual(x, attend, norm, c.norm_position)
+        norm = LayerNorm(c.norm_eps, e, name="feed_forward_norm")
+        return residual(x, feed, norm, c.norm_position), tuple(out)
+
+
+class GPT(nn.Module):
+    """A GPT with its language-model head.
+
+    Attributes:
+      config: what it is.
+      execution: how it is run.
+    """
+
+    config: GPTConfig
+    execution: Execution = Execution()
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        attention_mask: Int[Array, "B S"] | None = None,
+        *,
+        position_ids: Int[Array, "B T"] | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
+        cache: Cache | None = None,
+        rng: RowKeys | None = None,
+        output_attentions: bool = False,
+    ) -> CausalLMOutput:
+        """Scores every next token.
+
+        Args:
+          input_ids: token ids.
+          attention_mask: 1 where a token may be seen. With a cache it covers
+            the S slots of the cache, those written now included.
+          position_ids: position of each token; by default counted over the
+            real tokens of the row, from 0 in every document of a packed row.
+          segment_ids: number of the document that each token of a packed row
+            belongs to, 0 for padding. Documents do not see each other.
+          cache: what earlier calls left; `input_ids` continue it.
+          rng: one key per row (`models.row_keys`) switches dropout on.
+          output_attentions: whether to answer the attention weights as well.
+
+        Raises:
+          ValueError: T is longer than `max_length`, or a cache is given
+            together with packed rows.
+        """
+        c, e = self.config, self.execution
+        length = input_ids.shape[1]
+        if length > c.max_length:
+            raise ValueError(
+                f"input of {length} tokens exceeds max_length {c.max_length}: shorten it"
+            )
+        if cache is not None and segment_ids is not None:
+            raise ValueError("a cache cannot continue packed rows: leave segment_ids out")
+        start = jnp.zeros((), jnp.int32) if cache is None else cache.index
+        if position_ids is None:
+            position_ids = default_positions(start, length, attention_mask, segment_ids)
+        embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
+        x = embed(input_ids) + self._positions(position_ids)
+        x = dropout(x, c.dropout_rate, rng, "embedding")
+
+        num_keys = length if cache is None else jax.tree.leaves(cache.layers)[0].shape[-3]
+        query_index, key_index = start + jnp.arange(length), jnp.arange(num_keys)
+        visible = visible_mask(attention_mask, segment_ids)
+        mask = causal_mask(query_index, key_index) & visible
+        banded = c.local_window and causal_mask(query_index, key_index, c.local_window) & visible
+        shared = SharedInputs(mask, banded, start, rng, output_attentions)
+        x, (layers, attentions) = self._run_layers(x, cache, shared)
+        if c.norm_position == "pre":
+            x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
+        if cache is not None:
+            cache = Cache(layers, start + length)
+        projection = Projection(x, embed.embedding.astype(e.dtype))
+        return CausalLMOutput(x, projection, cache, attentions)
+
+    def _positions(self, position_ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        c, e = self.config, self.execution
+        if c.positions == "learned":
+            table = Embedding(c.max_length, c.d_model, execution=e, name="position_embedding")
+            return table(position_ids)
+        table = sinusoidal_positions(c.max_length, c.d_model, c.position_base)
+        return jnp.take(jnp.asarray(table, e.dtype), position_ids, axis=0)
+
+    def _run_layers(self, x: Array, cache: Cache | None, shared: SharedInputs) -> Any:
+        c, e = self.config, self.execution
+        caches = None if cache is None else cache.layers
+        if e.layers != "separate":
+            per_layer = LayerInputs(jnp.arange(c.num_layers), caches)
+            return run_layers(GPTLayer, c, e, x, per_layer, shared)
+        caches = caches or (None,) * c.num_layers
+        per_layer = [LayerInputs(i, cache) for i, cache in enumerate(caches)]
+        x, outs = run_layers(GPTLayer, c, e, x, per_layer, shared)
+        return x, tuple(zip(*outs, strict=True))
+
+
+def _preset(paper: str, published: str, note: str = "", **fields: Any) -> Preset:
+    return Preset(GPTConfig(**fields), paper, published, note)
+
+
+def _gpt2(published: str, num_layers: int, d_model: int, num_heads: int) -> Preset:
+    note = "the paper prints 117M, 345M, 762M; its released models have 124M, 355M, 774M"
+    return _preset(
+        "Radford et al. 2019",
+        published,
+        "" if published == "1542M" else note,
+        vocab_size=50257,
+        max_length=1024,
+        num_layers=num_layers,
+        d_model=d_model,
+        num_heads=num_heads,
+    )
+
+
+def _gpt3(published: str, num_layers: int, d_model: int, num_heads: int, note: str = "") -> Preset:
+    return _preset(
+        "Brown et al. 2020",
+        published,
+        note,
+        vocab_size=50257,
+        max_length=2048,
+        num_layers=num_layers,
+        d_model=d_model,
+        num_heads=num_heads,
+        local_window=256,
+    )
+
+
+PRESETS: dict[str, Preset] = {
+    "gpt": _preset(
+        "Radford et al. 2018",
+        "117M",
+        vocab_size=40478,
+        max_length=512,
+        num_layers=12,
+        d_model=768,
+        num_heads=12,
+        norm_position="post",
+        scale_residual_init=False,
+    ),
+    "gpt2": _gpt2("117M", 12, 768, 12),
+    "gpt2-medium": _gpt2("345M", 24, 1024, 16),
+    "gpt2-large": _gpt2("762M", 36, 1280, 20),
+    "gpt2-xl": _gpt2("1542M", 48, 1600, 25),
+    "gpt3-small": _gpt3("125M", 12, 768, 12),
+    "gpt3-medium": _gpt3("350M", 24, 1024, 16),
+    "gpt3-large": _gpt3("760M", 24, 1536, 16),
+    "gpt3-xl": _gpt3("1.3B", 24, 2048, 16, "table 2.1 says 24 heads of 128, which is not 2,048"),
+    "gpt3-2.7b": _gpt3("2.7B", 32, 2560, 32),
+    "gpt3-6.7b": _gpt3("6.7B", 32, 4096, 32),
+    "gpt3-13b": _gpt3("13B", 40, 5120, 40, "table 2.1 says width 5,140, which is not 40 × 128"),
+    "gpt3-175b": _gpt3("175B", 96, 12288, 96),
+}
+
+register("gpt", Architecture(GPTConfig, GPT, PRESETS))

@@ -1,0 +1,145 @@
+"""What transformers are built of: positions, norms, feed-forward, residuals, the stack."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .config import Execution
+from .dropout import DROPOUT_MASK
+from .linear import DEFAULT_INIT, Linear
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(DROPOUT_MASK),
+    ),
+    "full": None,
+}
+
+
+def sinusoidal_positions(length: int, d_model: int, base: float = 10_000.0) -> np.ndarray:
+    """sin and cos of every position, as a table float32[length, d_model].
+
+    Vaswani et al. 2017, section 3.5: dimension 2i holds sin(p / base^(2i/D)),
+    2i + 1 its cosine.  The paper's base is 10,000; 100,000 is also in use.
+    """
+    frequency = base ** (-np.arange(0, d_model, 2) / d_model)
+    angle = np.arange(length)[:, None] * frequency[None, :]
+    table = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(length, -1)
+    return table[:, :d_model].astype(np.float32)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation over the last axis, in float32 (Ba et al. 2016)."""
+
+    eps: float
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """(x - mean) / √(variance + eps) · scale + bias."""
+        shape, dtype = x.shape[-1:], self.execution.param_dtype
+        scale = self.param("scale", nn.initializers.ones, shape, dtype)
+        bias = self.param("bias", nn.initializers.zeros, shape, dtype)
+        x32 = x.astype(jnp.float32)
+        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        y = centred * jax.lax.rsqrt(variance + self.eps) * scale + bias
+        return y.astype(self.execution.dtype)
+
+
+class FeedForward(nn.Module):
+    """activation(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017, section 3.3)."""
+
+    config: Any
+    execution: Execution
+    output_init: nn.initializers.Initializer = DEFAULT_INIT
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Applied to every position alike."""
+        c = self.config
+        linear = functools.partial(Linear, use_bias=c.use_bias, execution=self.execution)
+        x = linear((c.feed_forward_dim,), name="up")(x)
+        x = ACTIVATIONS[c.activation](x)
+        return linear((c.d_model,), kernel_init=self.output_init, name="down")(x)
+
+
+def residual(
+    x: Float[Array, "B T D"],
+    sublayer: Callable[[Array], Array],
+    norm: Callable[[Array], Array],
+    norm_position: Literal["pre", "post"],
+) -> Float[Array, "B T D"]:
+    """A sublayer beside the residual stream, normalised before it or after the sum."""
+    return x + sublayer(norm(x)) if norm_position == "pre" else norm(x + sublayer(x))
+
+
+def run_layers(
+    layer: type[nn.Module],
+    config: Any,
+    execution: Execution,
+    x: Array,
+    per_layer: Any,
+    shared: Any,
+) -> tuple[Array, Any]:
+    """Runs `x, out = layer(config, execution)(x, per_layer[i], shared)` over L equal layers.
+
+    To be called in a module's compact method. The parameters stand below its
+    `layers`, each array with a leading L, or below `layers_0`, `layers_1` …
+    when `execution.layers` is "separate".
+
+    Args:
+      layer: the class of one layer.
+      config: sizes; `num_layers` is L.
+      execution: scanned, unrolled or separate; what is rematerialised.
+      x: the residual stream.
+      per_layer: a tree of arrays with a leading L; with separate layers a
+        sequence of L trees.
+      shared: what every layer sees alike.
+
+    Returns:
+      The residual stream, and each layer's `out`, held as `per_layer` is.
+    """
+    if execution.remat != "none":
+        layer = nn.remat(layer, policy=REMAT_POLICIES[execution.remat], prevent_cse=False)
+    if execution.layers == "separate":
+        outs = []
+        for i, own in enumerate(per_layer):
+            x, out = layer(config, execution, name=f"layers_{i}")(x, own, shared)
+            outs.append(out)
+        return x, outs
+    scanned = nn.scan(
+        layer,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=(0, nn.broadcast),
+        length=config.num_layers,
+        unroll=config.num_layers if execution.layers == "unroll" else 1,
+    )
+    return scanned(config, execution, name="layers")(x, per_layer, shared)
+
+
+def separate_layers(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters with one subtree per layer, for a model run with "separate" layers.
+
+    A slice of a stacked array is a copy each time it is used: nothing beside a
+    training step, but ten times the work of decoding one token on a CPU.
+    """
+    params = dict(params)
+    layers = params.pop("layers")
+    num_layers = jax.tree.leaves(layers)[0].shape[0]
+    each = {f"layers_{i}": jax.tree.map(lambda x, i=i: x[i], layers) for i in range(num_layers)}
+    return {**params, **each}

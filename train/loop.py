@@ -1,0 +1,232 @@
+"""The training loop: host side only."""
+
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..data.pipeline import BatchIterator, evaluation_batches, train_iterator
+from .checkpoint import Checkpoints
+from .config import TrainConfig
+from .evaluation import evaluate
+from .metrics import MetricsLog
+from .objectives import CAUSAL, Objective
+from .parallel import Program, make_program
+from .progress import Progress
+from .run import Run, RunError, prepare_run
+from .schedules import make_schedule
+from .state import count_parameters
+
+
+class NonFiniteLoss(ArithmeticError):
+    """The loss is not a number any more; one line that says at which step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    run: Run
+    step: int
+    finished: bool
+    """False if it was asked to stop before its last step."""
+    validation: dict[str, float] | None
+    """The last evaluation of this call, if there was one."""
+
+
+@dataclasses.dataclass
+class _Session:
+    """What the loop carries from step to step."""
+
+    run: Run
+    program: Program
+    objective: Objective
+    checkpoints: Checkpoints
+    batches: BatchIterator
+    log: MetricsLog
+    progress: Progress
+    state: Any
+    step: int
+    validation: dict[str, float] | None = None
+
+
+def train(
+    config: TrainConfig, workdir: str | Path, *, resume: bool = True, quiet: bool = False
+) -> Result:
+    """Trains, or goes on training, in a run folder.
+
+    Stopped at any step and called again, it ends with bit for bit the
+    parameters of a run never stopped. SIGTERM and Ctrl-C save and return.
+
+    Args:
+      config: the run.
+      workdir: its folder.
+      resume: whether to go on from the newest checkpoint; with False a folder
+        that has checkpoints is refused.
+      quiet: no progress bar.
+
+    Raises:
+      DataError, RunError, ValueError: the text, the folder or the devices do
+        not fit; before any training.
+      NonFiniteLoss: the loss stopped being finite; the last checkpoint stands.
+    """
+    progress = Progress(quiet)
+    run = prepare_run(config, Path(workdir), progress.say)
+    config, objective = run.config, CAUSAL
+    program = make_program(config, objective)
+    progress.say(
+        f"model: {count_parameters(program.shapes.params):,} parameters, {program.description}"
+    )
+    with (
+        _stop_requested() as stopping,
+        Checkpoints(
+            run.folder, keep_last=config.keep_last, keep_best=config.keep_best
+        ) as checkpoints,
+        closing(_train_batches(run)) as batches,
+    ):
+        state, step = _start(program, checkpoints, batches, run, resume, progress)
+        with (
+            MetricsLog(run.folder, first_step=step, wandb_project=config.wandb_project) as log,
+            progress.bar(config.steps, step, config.batch_size * config.data.length),
+        ):
+            session = _Session(
+                run, program, objective, checkpoints, batches, log, progress, state, step
+            )
+            _run_steps(session, stopping)
+    return Result(run, session.step, session.step == config.steps, session.validation)
+
+
+def _train_batches(run: Run) -> BatchIterator:
+    config = run.config
+    return train_iterator(
+        run.train_rows,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        num_steps=config.steps,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        num_workers=config.data.num_workers,
+    )
+
+
+def _start(
+    program: Program,
+    checkpoints: Checkpoints,
+    batches: BatchIterator,
+    run: Run,
+    resume: bool,
+    progress: Progress,
+) -> tuple[Any, int]:
+    """The first state: fresh, or that of the newest checkpoint."""
+    newest = checkpoints.newest
+    if newest is None:
+        return program.init(), 0
+    if not resume:
+        raise RunError(
+            f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to go on "
+            "from there, or give another --workdir"
+        )
+    state, data = checkpoints.restore(newest, program.shapes)
+    batches.set_state(data)
+    progress.say(f"resuming from step {newest} of {run.folder}")
+    return program.from_global(state), newest
+
+
+def _run_steps(s: _Session, stopping: list[int]) -> None:
+    """Takes the remaining steps; the loss of a step is looked at while the next one runs."""
+    config = s.run.config
+    schedule = make_schedule(config.optimizer, config.steps)
+    pending: tuple[int, dict[str, jax.Array]] | None = None
+    started = time.monotonic()
+    while s.step < config.steps and not stopping:
+        s.state, metrics = s.program.step(s.state, next(s.batches))
+        s.step += 1
+        if pending is not None:
+            _record(s, *pending, schedule)
+        pending = (s.step, metrics)
+        evaluating = s.step % config.evaluate_every == 0 or s.step == config.steps
+        if evaluating or s.step % config.checkpoint_every == 0:
+            # Nothing is kept of a state whose loss was not finite.
+            _record(s, *pending, schedule)
+            pending = None
+            _measure_and_save(s, evaluating)
+    if pending is not None:
+        _record(s, *pending, schedule)
+    if stopping:
+        _save(s, None)
+        name = signal.Signals(stopping[0]).name
+        s.progress.say(f"{name}: saved step {s.step}; the same command goes on from there")
+    s.progress.say(f"{s.step} steps done; trained for {time.monotonic() - started:.0f} s")
+
+
+def _record(s: _Session, step: int, metrics: dict[str, jax.Array], schedule: Any) -> None:
+    numbers = {name: float(value) for name, value in metrics.items()}
+    if not math.isfinite(numbers["loss"]) or not math.isfinite(numbers["gradient_norm"]):
+        kept = s.checkpoints.newest
+        rest = "no checkpoint was written yet" if kept is None else f"step {kept} is kept"
+        raise NonFiniteLoss(
+            f"the loss of step {step} is {numbers['loss']} (gradient norm "
+            f"{numbers['gradient_norm']}); {rest}: lower --optimizer.peak-learning-rate, or "
+            "lengthen --optimizer.warmup-steps"
+        )
+    s.progress.advance(step, numbers["loss"])
+    if step % s.run.config.log_every == 0:
+        s.log.write(step, "train", {**numbers, "learning_rate": float(schedule(step - 1))})
+
+
+def _measure_and_save(s: _Session, evaluating: bool) -> None:
+    config = s.run.config
+    validation_loss = None
+    if evaluating:
+        batches = evaluation_batches(
+            s.run.validation_rows,
+            batch_size=config.batch_size,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        s.validation = evaluate(
+            s.program.evaluate,
+            s.state,
+            batches,
+            s.objective,
+            num_bytes=s.run.validation.num_bytes,
+        )
+        validation_loss = s.validation["loss"]
+        s.log.write(s.step, "validation", s.validation)
+        s.progress.evaluated(s.step, s.validation)
+    if s.step % config.checkpoint_every == 0 or s.step == config.steps:
+        _save(s, validation_loss)
+
+
+def _save(s: _Session, validation_loss: float | None) -> None:
+    state = s.program.to_global(s.state)
+    s.checkpoints.save(state, s.batches.get_state(), validation_loss)
+
+
+@contextmanager
+def _stop_requested() -> Iterator[list[int]]:
+    """A list that SIGTERM and Ctrl-C put their number into; a second Ctrl-C interrupts."""
+    received: list[int] = []
+    previous = {}
+
+    def note(number: int, frame: Any) -> None:
+        received.append(number)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            previous[number] = signal.signal(number, note)
+    except ValueError:  # not in the main thread: signals are the caller's
+        pass
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

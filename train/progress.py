@@ -1,0 +1,66 @@
+"""What a person sees while a model trains: one bar, and one line per event."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as RichProgress
+
+
+class Progress:
+    """A progress bar on standard error, and lines above it."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+        self._tokens_per_step = 0
+        self._first_step = 0
+
+    def say(self, line: str) -> None:
+        """Prints one line."""
+        self._console.print(line, markup=False)
+
+    @contextmanager
+    def bar(self, steps: int, first_step: int, tokens_per_step: int) -> Iterator[None]:
+        """Shows step, loss, tokens per second and time left while the block runs."""
+        columns = (
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[speed]} tokens/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._tokens_per_step, self._first_step = tokens_per_step, first_step
+        with RichProgress(*columns, console=self._console) as self._bar:
+            self._task = self._bar.add_task(
+                "train", total=steps, completed=first_step, loss="–", speed="–"
+            )
+            yield
+
+    def advance(self, step: int, loss: float) -> None:
+        """Shows that `step` is done."""
+        if self._bar is None or self._task is None:
+            return
+        elapsed = self._bar.tasks[0].elapsed or 0.0
+        tokens = (step - self._first_step) * self._tokens_per_step
+        speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
+        self._bar.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
+
+    def evaluated(self, step: int, numbers: dict[str, float]) -> None:
+        """Prints the result of an evaluation."""
+        self.say(
+            f"step {step}: validation loss {numbers['loss']:.4f} nats/token, perplexity "
+            f"{numbers['perplexity']:.2f}, {numbers['bits_per_byte']:.3f} bits/byte"
+        )

@@ -1,0 +1,45 @@
+"""Learning-rate schedules, composed of optax's."""
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from .config import OptimizerConfig
+
+
+def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """Linear warm-up from 0 to the peak, then the decay that `config.schedule` names.
+
+    Args:
+      config: peak, warm-up and kind.
+      steps: length of the run, the last step of linear and cosine decay.
+
+    Raises:
+      ValueError: the warm-up is as long as the run, or inverse_sqrt has none.
+    """
+    peak, warmup = config.peak_learning_rate, config.warmup_steps
+    if not 0 <= warmup < steps:
+        raise ValueError(f"optimizer.warmup_steps {warmup} must be at least 0 and below {steps}")
+    decay_steps = steps - warmup
+    final = peak * config.final_fraction
+    decays = {
+        "constant": lambda: optax.constant_schedule(peak),
+        "linear": lambda: optax.linear_schedule(peak, final, decay_steps),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, decay_steps, config.final_fraction),
+        "inverse_sqrt": lambda: _inverse_sqrt(peak, warmup),
+    }
+    rise = optax.linear_schedule(0.0, peak, max(warmup, 1))
+    # The first update would do nothing at a rate of 0: step i takes the rate of i + 1.
+    schedule = optax.join_schedules([rise, decays[config.schedule]()], [warmup])
+    return (lambda step: schedule(step + 1)) if warmup else schedule
+
+
+def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
+    """peak · √(warmup / step) (Vaswani et al. 2017, section 5.3)."""
+    if warmup < 1:
+        raise ValueError("the inverse_sqrt schedule needs optimizer.warmup_steps of at least 1")
+
+    def schedule(steps_after_warmup: Array) -> Array:
+        return peak * jnp.sqrt(warmup / (warmup + steps_after_warmup))
+
+    return schedule

@@ -1,0 +1,29 @@
+"""What a training step takes and gives back."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Int
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that changes from step to step."""
+
+    step: Int[Array, ""]
+    """How many steps were taken."""
+    params: Any
+    opt_state: Any
+
+
+def init_state(params: Any, tx: optax.GradientTransformation) -> TrainState:
+    """The state before the first step."""
+    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+
+
+def count_parameters(params: Any) -> int:
+    """How many numbers `params` (arrays or their shapes) hold."""
+    return sum(x.size for x in jax.tree.leaves(params))
