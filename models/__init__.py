@@ -18,6 +18,7 @@ from .config import (
     presets,
 )
 from .dropout import row_keys
+from .generation import Generator, Sampling, generate
 from .gpt import GPT, GPTConfig
 from .layers import separate_layers, sinusoidal_positions
 from .loading import load
@@ -27,11 +28,14 @@ __all__ = [
     "Cache",
     "Execution",
     "GPTConfig",
+    "Generator",
     "Preset",
+    "Sampling",
     "TransformerConfig",
     "config_from_dict",
     "config_to_dict",
     "create",
+    "generate",
     "init_cache",
     "load",
     "preset",

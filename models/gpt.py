@@ -63,7 +63,7 @@ class GPTConfig(TransformerConfig):
 class LayerInputs:
     """What differs from layer to layer."""
 
-    index: Array
+    index: int | Array
     cache: LayerCache | None
 
 
@@ -211,7 +211,7 @@ def _preset(paper: str, published: str, note: str = "", **fields: Any) -> Preset
 
 
 def _gpt2(published: str, num_layers: int, d_model: int, num_heads: int) -> Preset:
-    note = "the paper prints 117M, 345M, 762M; its released models have 124M, 355M, 774M"
+    note = "the paper's count is wrong, as its authors later said (124M, 355M, 774M)"
     return _preset(
         "Radford et al. 2019",
         published,

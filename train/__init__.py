@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import DataConfig, MeshConfig, OptimizerConfig, TrainConfig
-    from .loop import NonFiniteLoss, Result, train
+    from .errors import NonFiniteLoss, RunError
+    from .loop import Result, train
     from .objectives import CAUSAL, Objective
     from .optimizer import make_optimizer
     from .recipes import recipe
-    from .run import RunError, open_run
+    from .run import open_run
+    from .sampling import Sample, TextGenerator
     from .schedules import make_schedule
     from .score import score_run
     from .state import TrainState, count_parameters, init_state
@@ -22,11 +24,13 @@ if TYPE_CHECKING:
 # Everything is imported when first asked for: `flaxzoo --help` needs none of it.
 _HOME = {
     "config": ("DataConfig", "MeshConfig", "OptimizerConfig", "TrainConfig"),
-    "loop": ("NonFiniteLoss", "Result", "train"),
+    "errors": ("NonFiniteLoss", "RunError"),
+    "loop": ("Result", "train"),
     "objectives": ("CAUSAL", "Objective"),
     "optimizer": ("make_optimizer",),
     "recipes": ("recipe",),
-    "run": ("RunError", "open_run"),
+    "run": ("open_run",),
+    "sampling": ("Sample", "TextGenerator"),
     "schedules": ("make_schedule",),
     "score": ("score_run",),
     "state": ("TrainState", "count_parameters", "init_state"),
@@ -43,6 +47,8 @@ __all__ = [
     "OptimizerConfig",
     "Result",
     "RunError",
+    "Sample",
+    "TextGenerator",
     "TrainConfig",
     "TrainState",
     "count_parameters",

@@ -88,8 +88,8 @@ class TrainConfig:
     """Checkpoints kept for their validation loss."""
     wandb_project: str | None = None
     """Also log to this Weights & Biases project (needs the `wandb` extra)."""
-    sample_prompt: str = ""
-    """What the sample at the end of the run begins with."""
+    sample_prompt: str | None = None
+    """What a sample at the end of the run begins with; without it none is taken."""
 
     def __post_init__(self) -> None:
         self._check_positive()

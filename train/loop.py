@@ -14,18 +14,17 @@ import jax
 from ..data.pipeline import BatchIterator, evaluation_batches, train_iterator
 from .checkpoint import Checkpoints
 from .config import TrainConfig
-from .evaluation import evaluate
+from .errors import NonFiniteLoss, RunError
+from .evaluation import evaluate, unigram_entropy
 from .metrics import MetricsLog
 from .objectives import CAUSAL, Objective
 from .parallel import Program, make_program
 from .progress import Progress
-from .run import Run, RunError, prepare_run
+from .report import write_report
+from .run import Run, prepare_run
+from .sampling import TextGenerator
 from .schedules import make_schedule
 from .state import count_parameters
-
-
-class NonFiniteLoss(ArithmeticError):
-    """The loss is not a number any more; one line that says at which step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +37,8 @@ class Result:
     """False if it was asked to stop before its last step."""
     validation: dict[str, float] | None
     """The last evaluation of this call, if there was one."""
+    sample: str | None = None
+    """What the finished model wrote, if `sample_prompt` is given."""
 
 
 @dataclasses.dataclass
@@ -99,7 +100,35 @@ def train(
                 run, program, objective, checkpoints, batches, log, progress, state, step
             )
             _run_steps(session, stopping)
-    return Result(run, session.step, session.step == config.steps, session.validation)
+    sample = None
+    if session.validation is not None and session.step == config.steps:
+        sample = _finish(run, session.validation, program.description, progress)
+    return Result(run, session.step, session.step == config.steps, session.validation, sample)
+
+
+def _finish(
+    run: Run, validation: dict[str, float], devices: str, progress: Progress
+) -> str | None:
+    """Writes the report of a finished run; answers its sample."""
+    config = run.config
+    entropy = unigram_entropy(run.train.tokens)
+    progress.say(
+        f"validation loss {validation['loss']:.4f} nats/token; unigram entropy of the training "
+        f"text {entropy:.4f} nats/token"
+    )
+    sample = None
+    if config.sample_prompt is not None and jax.process_index() == 0:
+        generator = TextGenerator.of_run(run.folder)
+        samples = generator([config.sample_prompt], max_new_tokens=100, seed=config.seed)
+        sample = config.sample_prompt + samples[0].text
+    facts = {
+        "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
+        "training text": f"{config.data.source}, {run.train.total_pairs:,} tokens",
+        "devices": devices,
+        "unigram entropy": f"{entropy:.4f} nats per token",
+    }
+    write_report(run.folder, facts, validation, sample)
+    return sample
 
 
 def _train_batches(run: Run) -> BatchIterator:

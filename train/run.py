@@ -14,17 +14,15 @@ from typing import Any
 from ..data.causal import CausalEvaluationRows, CausalRows
 from ..data.corpus import TokenCorpus, build_corpus
 from ..data.documents import Documents, default_cache_dir, load_documents
+from ..data.sources import parse_source
 from ..data.tokenizer import Tokenizer, load_tokenizer
 from ..data.tokenizer_training import train_tokenizer
 from ..models.loading import CONFIG_FILE, read_config, steps
-from .config import TrainConfig, differences, from_dict, to_dict
+from .config import DataConfig, TrainConfig, differences, from_dict, to_dict
+from .errors import RunError
 
 TOKENIZER = "tokenizer"
 Say = Callable[[str], None]
-
-
-class RunError(ValueError):
-    """A run folder that cannot be used as asked; one line that says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +65,7 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
     started = (folder / CONFIG_FILE).is_file()
     if not started:
         _check_empty(folder)
-    train, validation = _documents(config)
+    train, validation = training_documents(config.data), validation_documents(config.data)
     if started:
         tokenizer = load_tokenizer(folder / TOKENIZER)
     else:
@@ -104,18 +102,24 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     )
 
 
-def _documents(config: TrainConfig) -> tuple[Documents, Documents]:
-    data = config.data
-    if data.validation is None:
-        fraction = data.validation_fraction
-        return (
-            load_documents(data.source, "train", validation_fraction=fraction),
-            load_documents(data.source, "validation", validation_fraction=fraction),
-        )
-    return (
-        load_documents(data.source, "train", validation_fraction=0.0),
-        load_documents(data.validation, "train", validation_fraction=0.0),
-    )
+def training_documents(data: DataConfig) -> Documents:
+    """What a run trains on: all of its source but what it validates on."""
+    fraction = data.validation_fraction if data.validation is None else 0.0
+    return load_documents(data.source, "train", validation_fraction=fraction)
+
+
+def validation_documents(data: DataConfig) -> Documents:
+    """What a run validates on."""
+    if data.validation is not None:
+        return whole_source(data.validation)
+    fraction = data.validation_fraction
+    return load_documents(data.source, "validation", validation_fraction=fraction)
+
+
+def whole_source(source: str) -> Documents:
+    """All of a local source; of a published one its validation split."""
+    split = "validation" if parse_source(source).kind == "tfds" else "train"
+    return load_documents(source, split, validation_fraction=0.0)
 
 
 def _grow_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> TrainConfig:

@@ -1,0 +1,74 @@
+"""The command `flaxzoo`.
+
+Every command is a function, imported when it is asked for: `flaxzoo --help`
+needs neither jax nor anything else that is slow to import.
+"""
+
+import sys
+from importlib import import_module
+
+from .errors import NonFiniteLoss
+
+COMMANDS = {
+    "train": "train a model by a named recipe",
+    "evaluate": "print a trained model's loss on a text, as JSON",
+    "generate": "let a trained model continue a text",
+    "list": "print the published model sizes and the recipes",
+    "tokenizer": "train a tokenizer on a text",
+}
+
+# What a user can cause and mend; everything else is a bug, with its traceback.
+USER_ERRORS = (ValueError, FileNotFoundError, PermissionError, IsADirectoryError)
+
+HELP = """usage: flaxzoo COMMAND …
+
+The JAX/Flax home of the transformer classics.
+
+commands:
+{commands}
+
+Each command says more: flaxzoo train --help
+Begin with: flaxzoo train quickstart"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns the exit status.
+
+    A mistake of the user's (input, files, settings) is one line on standard
+    error and status 2; a loss that is not finite, status 3.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        listed = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
+        print(HELP.format(commands=listed))
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"flaxzoo {version('flaxzoo')}")
+        return 0
+    return _run(arguments[0], arguments[1:])
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    if command not in COMMANDS:
+        return _fail(f"no command named {command!r}: choose from {', '.join(COMMANDS)}", 2)
+    try:
+        commands = import_module(".commands", __package__)
+        getattr(commands, f"{command}_command")(arguments)
+    except NonFiniteLoss as error:
+        return _fail(str(error), 3)
+    except USER_ERRORS as error:
+        return _fail(" ".join(str(error).split()), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    return 0
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"flaxzoo: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

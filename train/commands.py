@@ -1,0 +1,212 @@
+"""The subcommands of `flaxzoo`: each turns arguments into one call of the public API."""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ..data.tokenizer_training import TokenizerKind
+from .config import TrainConfig
+from .recipes import RECIPES, recipe
+
+Positional = tyro.conf.Positional
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainArguments(TrainConfig):
+    """A recipe's configuration, and where its run is kept."""
+
+    workdir: Path
+    """The run folder; an existing run goes on from its newest checkpoint."""
+    resume: bool = True
+    """Whether a run folder with checkpoints is taken up (otherwise it is refused)."""
+
+
+def train_command(arguments: list[str]) -> None:
+    """flaxzoo train RECIPE [options]."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        listed = "\n".join(f"  {name:<18} {_first_line(make)}" for name, make in RECIPES.items())
+        print(
+            "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n\n"
+            f"recipes:\n{listed}\n\nAll options of a recipe: flaxzoo train quickstart --help"
+        )
+        return
+    name = arguments[0]
+    base = recipe(name)
+    fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
+    parsed = tyro.cli(
+        TrainArguments,
+        default=TrainArguments(**fields, workdir=Path("runs") / name),
+        args=arguments[1:],
+        prog=f"flaxzoo train {name}",
+        description=RECIPES[name].__doc__,
+    )
+    config = TrainConfig(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(base)})
+    _enable_compilation_cache()
+    from .loop import train
+
+    result = train(config, parsed.workdir, resume=parsed.resume)
+    if result.sample is not None:
+        print(result.sample)
+    if result.finished:
+        _say(
+            f"report: {parsed.workdir / 'report.md'}; "
+            f"go on with: flaxzoo generate {parsed.workdir} --prompt TEXT"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateArguments:
+    """Prints loss (nats per token), perplexity, bits per byte and tokens as JSON."""
+
+    run: Positional[Path]
+    """The run folder."""
+    data: str | None = None
+    """A source of text; by default what the run validates on."""
+    step: int | None = None
+    """The checkpoint; by default the newest."""
+
+
+def evaluate_command(arguments: list[str]) -> None:
+    """flaxzoo evaluate RUN [--data SOURCE]."""
+    parsed = tyro.cli(EvaluateArguments, args=arguments, prog="flaxzoo evaluate")
+    _enable_compilation_cache()
+    from .score import score_run
+
+    print(json.dumps(score_run(parsed.run, parsed.data, step=parsed.step, say=_say)))
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateArguments:
+    """Continues texts with a trained model."""
+
+    run: Positional[Path]
+    """The run folder."""
+    prompt: tuple[str, ...] = ("",)
+    """What is continued; several prompts go through the model together."""
+    max_new_tokens: int = 200
+    """The longest continuation, in tokens."""
+    temperature: float = 1.0
+    """Below 1 more predictable, above 1 more varied; 0 always takes the best token."""
+    top_k: int | None = None
+    """Only the k best tokens are considered."""
+    top_p: float | None = None
+    """Only the best tokens that together have probability p are considered."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens that were used already less likely."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a continuation."""
+    num_samples: int = 1
+    """Continuations of each prompt."""
+    seed: int = 0
+    """Of the random choices: the same seed, the same text."""
+    step: int | None = None
+    """The checkpoint; by default the newest."""
+    json: bool = False
+    """Print one JSON object instead of text."""
+
+
+def generate_command(arguments: list[str]) -> None:
+    """flaxzoo generate RUN --prompt TEXT."""
+    parsed = tyro.cli(GenerateArguments, args=arguments, prog="flaxzoo generate")
+    from ..models.generation import Sampling
+
+    sampling = Sampling(
+        parsed.temperature, parsed.top_k, parsed.top_p, parsed.repetition_penalty
+    )
+    _enable_compilation_cache()
+    from .sampling import TextGenerator, samples_to_json
+
+    generator = TextGenerator.of_run(parsed.run, step=parsed.step)
+    alone = len(parsed.prompt) * parsed.num_samples == 1
+    streaming = alone and not parsed.json
+    if streaming:
+        _write(parsed.prompt[0])
+    samples = generator(
+        parsed.prompt,
+        max_new_tokens=parsed.max_new_tokens,
+        sampling=sampling,
+        num_samples=parsed.num_samples,
+        stop=parsed.stop,
+        seed=parsed.seed,
+        on_text=_write if streaming else None,
+    )
+    if parsed.json:
+        print(samples_to_json(samples))
+    elif streaming:
+        print()
+    else:
+        print("\n----\n".join(sample.prompt + sample.text for sample in samples))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def list_command(arguments: list[str]) -> None:
+    """flaxzoo list."""
+    tyro.cli(_NoArguments, args=arguments, prog="flaxzoo list")
+    from .catalogue import print_catalogue
+
+    print_catalogue()
+
+
+@dataclasses.dataclass(frozen=True)
+class _NoArguments:
+    """Prints the published model sizes and the recipes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerArguments:
+    """Trains a tokenizer on a source of text and saves it in a folder."""
+
+    source: Positional[str]
+    """builtin:python-docs, text:GLOB[#line|#block], jsonl:GLOB#field or tfds:NAME/CONFIG#field."""
+    output: Positional[Path]
+    """The folder that is made."""
+    kind: TokenizerKind = "byte-bpe"
+    """Which kind of tokenizer."""
+    vocab_size: int | None = None
+    """Tokens in the vocabulary, special ones included; not for characters."""
+
+
+def tokenizer_command(arguments: list[str]) -> None:
+    """flaxzoo tokenizer train SOURCE OUTPUT."""
+    if not arguments or arguments[0] != "train":
+        print("usage: flaxzoo tokenizer train SOURCE OUTPUT [--kind KIND] [--vocab-size N]")
+        if not arguments or arguments[0] not in ("-h", "--help"):
+            raise ValueError("flaxzoo tokenizer knows one action: train")
+        return
+    parsed = tyro.cli(TokenizerArguments, args=arguments[1:], prog="flaxzoo tokenizer train")
+    if parsed.output.exists():
+        raise ValueError(f"{parsed.output} exists: give a folder that does not")
+    from ..data.documents import load_documents
+    from ..data.tokenizer_training import TokenizerConfig, train_tokenizer
+
+    documents = load_documents(parsed.source, "train", validation_fraction=0.0)
+    tokenizer = train_tokenizer(documents, TokenizerConfig(parsed.kind, parsed.vocab_size))
+    tokenizer.save(parsed.output)
+    _say(f"{parsed.output}: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
+
+
+def _first_line(function: Any) -> str:
+    return (function.__doc__ or "").split("\n")[0]
+
+
+def _enable_compilation_cache() -> None:
+    """Compiled programs are kept between commands, unless jax was told where already."""
+    import jax
+
+    from ..data.documents import default_cache_dir
+
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", os.fspath(default_cache_dir() / "xla"))

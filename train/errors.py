@@ -1,0 +1,9 @@
+"""What can go wrong with a run, each told in one line that says what to do."""
+
+
+class RunError(ValueError):
+    """A run folder that cannot be used as asked."""
+
+
+class NonFiniteLoss(ArithmeticError):
+    """The loss is not a number any more."""

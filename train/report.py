@@ -1,0 +1,52 @@
+"""`report.md`: what a finished run was, and its loss curve as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+from .metrics import read_metrics
+
+REPORT_FILE = "report.md"
+CURVE_FILE = "loss.png"
+
+
+def write_report(
+    folder: Path, facts: dict[str, Any], validation: dict[str, float], sample: str | None
+) -> None:
+    """Writes `report.md` and `loss.png` into a run folder.
+
+    Args:
+      folder: the run folder, whose `metrics.jsonl` is drawn.
+      facts: rows of the table at the top.
+      validation: the last evaluation.
+      sample: text that the model wrote.
+    """
+    draw_curve(folder, folder / CURVE_FILE)
+    rows = {
+        **facts,
+        "validation loss": f"{validation['loss']:.4f} nats per token",
+        "validation perplexity": f"{validation['perplexity']:.2f}",
+        "bits per byte": f"{validation['bits_per_byte']:.4f}",
+        "validation tokens": f"{validation['tokens']:,}",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    text = f"# {folder.name}\n\n| | |\n| --- | --- |\n{table}\n\n![loss]({CURVE_FILE})\n"
+    if sample is not None:
+        text += f"\n## A sample\n\n```text\n{sample}\n```\n"
+    (folder / REPORT_FILE).write_text(text)
+
+
+def draw_curve(folder: Path, file: Path) -> None:
+    """Draws training and validation loss over steps, as a PNG."""
+    # Not pyplot: it would choose a window system, and is not thread-safe.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    for group, style in (("train", "-"), ("validation", "o-")):
+        lines = read_metrics(folder, group)
+        steps, losses = [row["step"] for row in lines], [row["loss"] for row in lines]
+        axes.plot(steps, losses, style, label=group, markersize=4, linewidth=1)
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(file)
