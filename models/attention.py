@@ -9,12 +9,16 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from .config import Execution, TransformerConfig
 from .dropout import RowKeys, dropout
 from .linear import Linear
+
+AnyArray = Array | np.ndarray
+"""What a caller may give: arrays of jax, or numpy's outside a compiled function."""
 
 # Added to hidden scores.  Finite, so that a row that may see nothing (padding)
 # gives a uniform average and not NaN.
@@ -71,7 +75,7 @@ def causal_mask(
 
 
 def visible_mask(
-    attention_mask: Int[Array, "B S"] | None, segment_ids: Int[Array, "B T"] | None
+    attention_mask: Int[AnyArray, "B S"] | None, segment_ids: Int[AnyArray, "B T"] | None
 ) -> Bool[Array, "#B 1 #T #S"]:
     """Real tokens are seen; in packed rows only by their own document, padding (0) by nobody."""
     mask = jnp.ones((1, 1, 1, 1), bool)
@@ -95,8 +99,8 @@ def attention_weights(
 def default_positions(
     start: Int[Array, ""],
     length: int,
-    attention_mask: Int[Array, "B S"] | None,
-    segment_ids: Int[Array, "B T"] | None,
+    attention_mask: Int[AnyArray, "B S"] | None,
+    segment_ids: Int[AnyArray, "B T"] | None,
 ) -> Int[Array, "#B T"]:
     """0, 1, 2 … over the real tokens of each row, anew in each document of a packed row.
 

@@ -23,6 +23,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from .attention import (
+    AnyArray,
     Cache,
     LayerCache,
     MultiHeadAttention,
@@ -130,11 +131,11 @@ class GPT(nn.Module):
     @nn.compact
     def __call__(
         self,
-        input_ids: Int[Array, "B T"],
-        attention_mask: Int[Array, "B S"] | None = None,
+        input_ids: Int[AnyArray, "B T"],
+        attention_mask: Int[AnyArray, "B S"] | None = None,
         *,
-        position_ids: Int[Array, "B T"] | None = None,
-        segment_ids: Int[Array, "B T"] | None = None,
+        position_ids: Int[AnyArray, "B T"] | None = None,
+        segment_ids: Int[AnyArray, "B T"] | None = None,
         cache: Cache | None = None,
         rng: RowKeys | None = None,
         output_attentions: bool = False,
@@ -186,7 +187,7 @@ class GPT(nn.Module):
         projection = Projection(x, embed.embedding.astype(e.dtype))
         return CausalLMOutput(x, projection, cache, attentions)
 
-    def _positions(self, position_ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    def _positions(self, position_ids: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
         c, e = self.config, self.execution
         if c.positions == "learned":
             table = Embedding(c.max_length, c.d_model, execution=e, name="position_embedding")
@@ -211,11 +212,10 @@ def _preset(paper: str, published: str, note: str = "", **fields: Any) -> Preset
 
 
 def _gpt2(published: str, num_layers: int, d_model: int, num_heads: int) -> Preset:
-    note = "the paper's count is wrong, as its authors later said (124M, 355M, 774M)"
     return _preset(
         "Radford et al. 2019",
         published,
-        "" if published == "1542M" else note,
+        "the paper's counts are wrong, as its authors later said (124M, 355M, 774M, 1558M)",
         vocab_size=50257,
         max_length=1024,
         num_layers=num_layers,
@@ -255,7 +255,7 @@ PRESETS: dict[str, Preset] = {
     "gpt2-large": _gpt2("762M", 36, 1280, 20),
     "gpt2-xl": _gpt2("1542M", 48, 1600, 25),
     "gpt3-small": _gpt3("125M", 12, 768, 12),
-    "gpt3-medium": _gpt3("350M", 24, 1024, 16),
+    "gpt3-medium": _gpt3("350M", 24, 1024, 16, "table 2.1 says 350M, its sizes make 356M"),
     "gpt3-large": _gpt3("760M", 24, 1536, 16),
     "gpt3-xl": _gpt3("1.3B", 24, 2048, 16, "table 2.1 says 24 heads of 128, which is not 2,048"),
     "gpt3-2.7b": _gpt3("2.7B", 32, 2560, 32),

@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -55,6 +56,6 @@ class Embedding(nn.Module):
         shape = (self.num_embeddings, self.features)
         self.embedding = self.param("embedding", init, shape, self.execution.param_dtype)
 
-    def __call__(self, ids: Int[Array, "..."]) -> Float[Array, "... D"]:
+    def __call__(self, ids: Int[Array | np.ndarray, "..."]) -> Float[Array, "... D"]:
         """Looks `ids` up; an id outside the table gives NaN, never a neighbour's vector."""
         return jnp.take(self.embedding, ids, axis=0).astype(self.execution.dtype)
