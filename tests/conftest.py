@@ -3,12 +3,15 @@
 All of it must be set before jax and flaxzoo are first imported.
 """
 
+import dataclasses
+import functools
 import os
 import tempfile
+from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 )
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
@@ -21,12 +24,12 @@ jaxtyping.install_import_hook(["flaxzoo.models", "flaxzoo.train"], "beartype.bea
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Shares compiled programs between runs of the tests (and with their subprocesses)."""
-    if getattr(config, "cache", None) is not None:
-        cache = str(config.cache.mkdir("jax-compilation"))
+    """Shares compiled programs between runs of the tests, and with their subprocesses."""
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        folder = str(config.cache.mkdir("jax-compilation"))  # type: ignore[union-attr]
     else:
-        cache = os.path.join(tempfile.gettempdir(), "flaxzoo-tests-jax-compilation")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
+        folder = os.path.join(tempfile.gettempdir(), "flaxzoo-tests-jax-compilation")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
@@ -38,3 +41,75 @@ def flaxzoo_cache(tmp_path_factory: pytest.TempPathFactory):
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("FLAXZOO_CACHE", str(folder))
         yield folder
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tiny:
+    """A model of a few thousand parameters, none of them at its initial value."""
+
+    config: Any
+    execution: Any
+    model: Any
+    params: Any
+
+    @functools.cached_property
+    def apply(self) -> Any:
+        """`apply(params, **inputs)`, compiled once per shape."""
+
+        def apply(params: Any, output_attentions: bool = False, **inputs: Any) -> Any:
+            return self.model.apply(
+                {"params": params}, output_attentions=output_attentions, **inputs
+            )
+
+        import jax
+
+        return jax.jit(apply, static_argnames="output_attentions")
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.apply(self.params, **inputs)
+
+    def logits(self, **inputs: Any) -> Any:
+        """The output's logits as a numpy array."""
+        import numpy as np
+
+        return np.asarray(self(**inputs).logits)
+
+
+TINY = {"vocab_size": 29, "max_length": 16, "num_layers": 3, "d_model": 16, "num_heads": 4}
+TINY_EXECUTION = ("dtype", "param_dtype", "layers", "remat")
+
+
+@functools.cache
+def _tiny(**fields: Any) -> Tiny:
+    import jax
+    from flaxzoo import models
+
+    execution = models.Execution(**{k: v for k, v in fields.items() if k in TINY_EXECUTION})
+    sizes = {k: v for k, v in fields.items() if k not in TINY_EXECUTION}
+    config = models.GPTConfig(**{"dropout_rate": 0.0, **TINY, **sizes})
+    stacked = models.create(config, models.Execution(param_dtype=execution.param_dtype))
+
+    @jax.jit
+    def init(rng: Any) -> Any:
+        # Away from the symmetries of initial values: zero biases, flat attention.
+        first, *rest = jax.random.split(rng, 200)
+        leaves, tree = jax.tree.flatten(stacked.init(first, jax.numpy.zeros((1, 1), int))["params"])
+        noisy = [
+            x + 0.3 * jax.random.normal(key, x.shape, x.dtype)
+            for x, key in zip(leaves, rest, strict=False)
+        ]
+        return jax.tree.unflatten(tree, noisy)
+
+    params = init(jax.random.key(0))
+    if execution.layers == "separate":
+        params = models.separate_layers(params)
+    return Tiny(config, execution, models.create(config, execution), params)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Any:
+    """`tiny(**fields)`: a tiny GPT; fields of its config and of its execution, mixed.
+
+    Equal sizes have equal parameters, however they are run.
+    """
+    return _tiny

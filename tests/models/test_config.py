@@ -1,0 +1,69 @@
+import dataclasses
+import json
+
+import pytest
+from flaxzoo import models
+from flaxzoo.models.config import divisors
+
+SIZES = {"vocab_size": 11, "max_length": 8, "num_layers": 2, "d_model": 100, "num_heads": 4}
+
+
+def test_derived_sizes():
+    config = models.GPTConfig(**SIZES)
+    assert (config.head_dim, config.feed_forward_dim) == (25, 400)
+    assert models.GPTConfig(**SIZES, d_ff=7).feed_forward_dim == 7
+
+
+def test_divisors():
+    assert divisors(100) == [1, 2, 4, 5, 10, 20, 25, 50, 100]
+
+
+def test_heads_must_divide_the_width():
+    message = (
+        "d_model 100 is not divisible by num_heads 12: "
+        "choose num_heads from 1, 2, 4, 5, 10, 20, 25, 50, 100"
+    )
+    with pytest.raises(ValueError, match=message):
+        models.GPTConfig(**{**SIZES, "num_heads": 12})
+
+
+@pytest.mark.parametrize("name", [*SIZES, "d_ff"])
+def test_sizes_must_be_positive(name):
+    with pytest.raises(ValueError, match=f"{name} 0 is not positive"):
+        models.GPTConfig(**{**SIZES, name: 0})
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0])
+def test_dropout_rate_is_a_probability_below_one(rate):
+    with pytest.raises(ValueError, match=rf"dropout_rate {rate} is not in \[0, 1\)"):
+        models.GPTConfig(**SIZES, dropout_rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("gpt2-medum", "did you mean gpt2-medium"), ("zzz", "choose from gpt, gpt2")],
+)
+def test_unknown_preset_names_the_nearest(name, hint):
+    with pytest.raises(ValueError, match=f"no preset named '{name}': {hint}"):
+        models.preset(name)
+
+
+@pytest.mark.parametrize("name", list(models.presets()))
+def test_round_trip_through_json(name):
+    config = models.preset(name)
+    fields = json.loads(json.dumps(models.config_to_dict(config)))
+    assert fields["architecture"] == "gpt"
+    assert models.config_from_dict(fields) == config
+
+
+def test_unknown_architecture_and_fields():
+    fields = models.config_to_dict(models.GPTConfig(**SIZES))
+    with pytest.raises(ValueError, match="unknown architecture 'rnn': this version knows gpt"):
+        models.config_from_dict({**fields, "architecture": "rnn"})
+    with pytest.raises(ValueError, match=r"unknown fields \['heads'\]"):
+        models.config_from_dict({**fields, "heads": 3})
+
+
+def test_configurations_cannot_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        models.GPTConfig(**SIZES).d_model = 3
