@@ -35,7 +35,7 @@ from .config import Architecture, Execution, Preset, TransformerConfig, register
 from .dropout import RowKeys, dropout, fold_in
 from .heads import CausalLMOutput, Projection
 from .layers import FeedForward, LayerNorm, residual, run_layers, sinusoidal_positions
-from .linear import Embedding
+from .linear import Embedding, look_up
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ class GPT(nn.Module):
             table = Embedding(c.max_length, c.d_model, execution=e, name="position_embedding")
             return table(position_ids)
         table = sinusoidal_positions(c.max_length, c.d_model, c.position_base)
-        return jnp.take(jnp.asarray(table, e.dtype), position_ids, axis=0)
+        return look_up(jnp.asarray(table, e.dtype), position_ids)
 
     def _run_layers(self, x: Array, cache: Cache | None, shared: SharedInputs) -> Any:
         c, e = self.config, self.execution

@@ -22,7 +22,7 @@ class Projection:
     kernel: Float[Array, "V D"]
 
     def logits(self) -> Float[Array, "B T V"]:
-        """h Wᵀ, float32."""
+        """Hidden states · Wᵀ, float32."""
         return jnp.einsum(
             "BTD,VD->BTV", self.hidden, self.kernel, preferred_element_type=jnp.float32
         )

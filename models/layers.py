@@ -30,7 +30,7 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
 
 
 def sinusoidal_positions(length: int, d_model: int, base: float = 10_000.0) -> np.ndarray:
-    """sin and cos of every position, as a table float32[length, d_model].
+    """Sine and cosine of every position, as a table float32[length, d_model].
 
     Vaswani et al. 2017, section 3.5: dimension 2i holds sin(p / base^(2i/D)),
     2i + 1 its cosine.  The paper's base is 10,000; 100,000 is also in use.

@@ -1,7 +1,6 @@
 """Affine maps and embeddings: the only parameters of a transformer besides its norms."""
 
 import flax.linen as nn
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -56,6 +55,13 @@ class Embedding(nn.Module):
         shape = (self.num_embeddings, self.features)
         self.embedding = self.param("embedding", init, shape, self.execution.param_dtype)
 
-    def __call__(self, ids: Int[Array | np.ndarray, "..."]) -> Float[Array, "... D"]:
+    def __call__(self, ids: Int[Array | np.ndarray, "*rest"]) -> Float[Array, "*rest D"]:
         """Looks `ids` up; an id outside the table gives NaN, never a neighbour's vector."""
-        return jnp.take(self.embedding, ids, axis=0).astype(self.execution.dtype)
+        return look_up(self.embedding, ids).astype(self.execution.dtype)
+
+
+def look_up(
+    table: Float[Array, "V D"], ids: Int[Array | np.ndarray, "*rest"]
+) -> Float[Array, "*rest D"]:
+    """Rows of `table`; NaN for an id outside it, negative ones included."""
+    return table.at[ids].get(mode="fill", wrap_negative_indices=False)
