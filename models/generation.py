@@ -51,13 +51,13 @@ class Sampling:
     (Keskar et al. 2019, section 4.1)."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not self.temperature >= 0:  # nor is NaN
             raise ValueError(f"temperature {self.temperature} must be at least 0 (0: greedy)")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k {self.top_k} must be at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p {self.top_p} must be in (0, 1]")
-        if self.repetition_penalty <= 0:
+        if not self.repetition_penalty > 0:
             raise ValueError(f"repetition_penalty {self.repetition_penalty} must be above 0")
 
 
@@ -193,9 +193,10 @@ class Generator:
         arrays = sampling_arrays(sampling, self.config.vocab_size)
         keys = row_keys(jax.random.key(seed), len(prompts))
         contexts = [list(prompt) for prompt in prompts]
-        seen = self._seen(contexts) if arrays.penalised else None
+        used = [set(prompt) for prompt in prompts]  # nothing falls out of these
         done = 0
         while done < max_new_tokens:
+            seen = self._seen(used) if arrays.penalised else None
             contexts = [self._crop(context) for context in contexts]
             room = self.config.max_length - max(map(len, contexts)) + 1
             steps = min(room, max_new_tokens - done)
@@ -207,14 +208,14 @@ class Generator:
             while True:
                 new = new[:, :steps]
                 yield new
-                for context, tokens in zip(contexts, new.tolist(), strict=True):
-                    context.extend(tokens)
+                for row, tokens in enumerate(new.tolist()):
+                    contexts[row].extend(tokens)
+                    used[row].update(tokens)
                 done, steps = done + new.shape[1], steps - new.shape[1]
                 if steps == 0:
                     break
                 state, tokens = self._advance(self._params, state, arrays, num_tokens=per_call)
                 new = np.asarray(tokens)
-            seen = state.seen
 
     def _check(self, prompts: Sequence[Sequence[int]]) -> None:
         if not prompts or not all(len(prompt) for prompt in prompts):
@@ -241,10 +242,10 @@ class Generator:
             mask[row, longest - len(context) :] = 1
         return ids, mask, _round_up(longest + steps, CACHE_BUCKET)
 
-    def _seen(self, contexts: list[list[int]]) -> Bool[Array, "B V"]:
-        seen = np.zeros((len(contexts), self.config.vocab_size), bool)
-        for row, context in enumerate(contexts):
-            seen[row, context] = True
+    def _seen(self, used: list[set[int]]) -> Bool[Array, "B V"]:
+        seen = np.zeros((len(used), self.config.vocab_size), bool)
+        for row, tokens in enumerate(used):
+            seen[row, list(tokens)] = True
         return jnp.asarray(seen)
 
     def _make_prefill(self):
