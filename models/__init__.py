@@ -1,9 +1,9 @@
 """What a model is: pure functions of (parameters, arrays).
 
-    config = models.preset("gpt2")
-    model = models.create(config)
-    params = model.init(rng, input_ids=ids)["params"]
-    logits = model.apply({"params": params}, input_ids=ids).logits
+config = models.preset("gpt2")
+model = models.create(config)
+params = model.init(rng, input_ids=ids)["params"]
+logits = model.apply({"params": params}, input_ids=ids).logits
 """
 
 from .attention import Cache, init_cache
@@ -17,10 +17,11 @@ from .config import (
     preset,
     presets,
 )
+from .decoding_layout import separate_layers
 from .dropout import row_keys
 from .generation import Generator, Sampling, generate
 from .gpt import GPT, GPTConfig
-from .layers import separate_layers, sinusoidal_positions
+from .layers import sinusoidal_positions
 from .loading import load
 
 __all__ = [

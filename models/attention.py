@@ -27,7 +27,11 @@ HIDDEN = -1e30
 
 @struct.dataclass
 class LayerCache:
-    """Keys and values of one layer (`[B, S, N, H]`), or of all, with a leading L."""
+    """Keys `[B, N, H, S]` and values `[B, N, S, H]` of one layer, or of all with a leading L.
+
+    Laid out as the two matrix products read them, so that decoding a token
+    transposes nothing of what was decoded before.
+    """
 
     key: Array
     value: Array
@@ -42,15 +46,24 @@ class Cache:
     index: Int[Array, ""]
     """The next slot to write, the same for every row: pad shorter prompts on the left."""
 
+    @property
+    def length(self) -> int:
+        """The number of slots, S."""
+        first = self.layers[0] if isinstance(self.layers, tuple) else self.layers
+        return first.key.shape[-1]
+
 
 def init_cache(
     config: TransformerConfig, execution: Execution, batch_size: int, length: int
 ) -> Cache:
     """An empty cache of `length` slots for each of `batch_size` rows."""
-    shape = (batch_size, length, config.num_heads, config.head_dim)
+    rows, heads, size = batch_size, config.num_heads, config.head_dim
 
     def layer(*lead: int) -> LayerCache:
-        return LayerCache(*(jnp.zeros((*lead, *shape), execution.dtype) for _ in range(2)))
+        return LayerCache(
+            key=jnp.zeros((*lead, rows, heads, size, length), execution.dtype),
+            value=jnp.zeros((*lead, rows, heads, length, size), execution.dtype),
+        )
 
     separate = execution.layers == "separate"
     layers = (
@@ -88,11 +101,11 @@ def visible_mask(
 
 
 def attention_weights(
-    query: Float[Array, "B T N H"], key: Float[Array, "B S N H"], mask: Bool[Array, "#B 1 T S"]
+    query: Float[Array, "B T N H"], key: Float[Array, "B N H S"], mask: Bool[Array, "#B 1 T S"]
 ) -> Float[Array, "B N T S"]:
     """softmax(Q Kᵀ / √H), in float32 (Vaswani et al., equation 1)."""
     query = query * query.shape[-1] ** -0.5
-    scores = jnp.einsum("BTNH,BSNH->BNTS", query, key, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("BTNH,BNHS->BNTS", query, key, preferred_element_type=jnp.float32)
     return jax.nn.softmax(jnp.where(mask, scores, HIDDEN), axis=-1)
 
 
@@ -156,17 +169,16 @@ class MultiHeadAttention(nn.Module):
                 (c.num_heads, c.head_dim), use_bias=c.use_bias, execution=self.execution, name=name
             )
 
-        query, key, value = (project(name)(x) for name in ("query", "key", "value"))
+        query = project("query")(x)
+        key = jnp.einsum("BTNH->BNHT", project("key")(x))
+        value = jnp.einsum("BTNH->BNTH", project("value")(x))
         if cache is not None:
-            start = (0, index, 0, 0)
-            key = jax.lax.dynamic_update_slice(cache.key, key.astype(cache.key.dtype), start)
-            value = jax.lax.dynamic_update_slice(
-                cache.value, value.astype(cache.value.dtype), start
-            )
+            key = jax.lax.dynamic_update_slice_in_dim(cache.key, key, index, axis=3)
+            value = jax.lax.dynamic_update_slice_in_dim(cache.value, value, index, axis=2)
             cache = LayerCache(key, value)
         weights = attention_weights(query, key, mask)
         dropped = dropout(weights, c.dropout_rate, rng, "attention_weights").astype(value.dtype)
-        context = jnp.einsum("BNTS,BSNH->BTNH", dropped, value)
+        context = jnp.einsum("BNTS,BNSH->BTNH", dropped, value)
         output = Linear(
             (c.d_model,),
             num_input_axes=2,

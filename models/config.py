@@ -86,8 +86,8 @@ class Execution:
     """Precision in which parameters are stored."""
     layers: Literal["scan", "unroll", "separate"] = "scan"
     """scan: one compiled layer, looped (compile time flat in depth). unroll: the
-    same stored parameters, L copies in the program (faster on CPU).  separate:
-    one parameter subtree per layer (`models.separate_layers`), for decoding."""
+    same stored parameters, L copies in the program. separate: one parameter
+    subtree per layer, laid out for decoding (`models.separate_layers`)."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, all but matrix products, or
     every layer from its input."""

@@ -19,9 +19,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from .attention import HIDDEN, Cache, init_cache
-from .config import create
+from .decoding_layout import separate_layers
 from .dropout import fold_in, row_keys
-from .layers import separate_layers
 
 PROMPT_BUCKET = 32
 CACHE_BUCKET = 64
@@ -143,16 +142,13 @@ class DecodeState:
 class Generator:
     """Compiled decoding for one model.
 
-    Holds the parameters one subtree per layer, beside the caller's stacked
-    ones: a slice of a stacked array would be copied for each token.
+    Holds the parameters as `models.separate_layers` lays them out, beside the
+    caller's stacked ones.
     """
 
     def __init__(self, model: Any, params: Any) -> None:
-        execution = dataclasses.replace(model.execution, layers="separate", remat="none")
         self.config = model.config
-        self._model = create(model.config, execution)
-        stacked = model.execution.layers != "separate"
-        self._params = separate_layers(params) if stacked else params
+        self._model, self._params = separate_layers(model, params)
         self._prefill = jax.jit(self._make_prefill(), static_argnames="cache_length")
         self._advance = jax.jit(
             self._make_advance(), static_argnames="num_tokens", donate_argnames="state"

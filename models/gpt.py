@@ -173,7 +173,7 @@ class GPT(nn.Module):
         x = embed(input_ids) + self._positions(position_ids)
         x = dropout(x, c.dropout_rate, rng, "embedding")
 
-        num_keys = length if cache is None else jax.tree.leaves(cache.layers)[0].shape[-3]
+        num_keys = length if cache is None else cache.length
         query_index, key_index = start + jnp.arange(length), jnp.arange(num_keys)
         visible = visible_mask(attention_mask, segment_ids)
         mask = causal_mask(query_index, key_index) & visible

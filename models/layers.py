@@ -130,16 +130,3 @@ def run_layers(
         unroll=config.num_layers if execution.layers == "unroll" else 1,
     )
     return scanned(config, execution, name="layers")(x, per_layer, shared)
-
-
-def separate_layers(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters with one subtree per layer, for a model run with "separate" layers.
-
-    A slice of a stacked array is a copy each time it is used: nothing beside a
-    training step, but ten times the work of decoding one token on a CPU.
-    """
-    params = dict(params)
-    layers = params.pop("layers")
-    num_layers = jax.tree.leaves(layers)[0].shape[0]
-    each = {f"layers_{i}": jax.tree.map(lambda x, i=i: x[i], layers) for i in range(num_layers)}
-    return {**params, **each}

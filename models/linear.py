@@ -1,8 +1,10 @@
 """Affine maps and embeddings: the only parameters of a transformer besides its norms."""
 
+import math
+
 import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from .config import Execution
@@ -12,6 +14,10 @@ DEFAULT_INIT = nn.initializers.normal(0.02)
 
 class Linear(nn.Module):
     """x W + b over the last `num_input_axes` axes of x.
+
+    The kernel W has the shape `[*inputs, *features]`; with separate layers it is
+    the matrix `[outputs, inputs]`, which few rows of x are multiplied with in
+    three quarters of the time on a CPU.
 
     Attributes:
       features: shape of the output axes, e.g. `(N, H)` for attention heads.
@@ -30,11 +36,17 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Maps `[..., *inputs]` to `[..., *features]`."""
-        e, axes = self.execution, self.num_input_axes
-        shape = (*x.shape[-axes:], *self.features)
-        kernel = self.param("kernel", self.kernel_init, shape, e.param_dtype)
-        contract = tuple(range(x.ndim - axes, x.ndim)), tuple(range(axes))
-        y = lax.dot_general(x.astype(e.dtype), kernel.astype(e.dtype), (contract, ((), ())))
+        e = self.execution
+        batch, inputs = x.shape[: -self.num_input_axes], x.shape[-self.num_input_axes :]
+        if e.layers == "separate":
+            shape = math.prod(self.features), math.prod(inputs)
+            kernel = self.param("kernel", self.kernel_init, shape, e.param_dtype).astype(e.dtype)
+            y = jnp.einsum("...i,oi->...o", x.astype(e.dtype).reshape(*batch, -1), kernel)
+            y = y.reshape(*batch, *self.features)
+        else:
+            shape = *inputs, *self.features
+            kernel = self.param("kernel", self.kernel_init, shape, e.param_dtype).astype(e.dtype)
+            y = jnp.tensordot(x.astype(e.dtype), kernel, axes=self.num_input_axes)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, e.param_dtype)
             y = y + bias.astype(e.dtype)
