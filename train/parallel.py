@@ -105,9 +105,7 @@ def _jit_program(config: TrainConfig, objective: Objective) -> Program:
         out_shardings=(shardings, everywhere),
         donate_argnums=0,
     )
-    evaluate = jax.jit(
-        f.evaluate, in_shardings=(shardings.params, rows), out_shardings=everywhere
-    )
+    evaluate = jax.jit(f.evaluate, in_shardings=(shardings.params, rows), out_shardings=everywhere)
     return Program(
         init=jax.jit(f.init, out_shardings=shardings),
         step=lambda state, batch: step(state, shard_batch(batch, rows), f.rng),
@@ -135,7 +133,11 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
         lambda params, batch: jax.lax.psum(f.evaluate(params, batch), PMAP_AXIS), PMAP_AXIS
     )
     one = NamedSharding(Mesh(np.asarray(devices[:1]), ("one",)), PartitionSpec())
-    replicate = jax.pmap(lambda x: x, in_axes=None, axis_size=number)
+    # pmap wants something that is mapped: the numbers of the devices.
+    copy = jax.pmap(lambda x, _: x, in_axes=(None, 0))
+
+    def replicate(state: TrainState) -> Any:
+        return copy(state, np.arange(number))
 
     def first(tree: Any) -> Any:
         return jax.tree.map(lambda x: x[0], tree)

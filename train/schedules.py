@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike
 
 from .config import OptimizerConfig
 
@@ -20,7 +20,8 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     peak, warmup = config.peak_learning_rate, config.warmup_steps
     if not 0 <= warmup < steps:
         raise ValueError(f"optimizer.warmup_steps {warmup} must be at least 0 and below {steps}")
-    decay_steps = steps - warmup
+    # Without a warm-up the first step has the peak; with one, its last step has.
+    decay_steps = max(steps - max(warmup, 1), 1)
     final = peak * config.final_fraction
     decays = {
         "constant": lambda: optax.constant_schedule(peak),
@@ -35,11 +36,11 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
-    """peak · √(warmup / step) (Vaswani et al. 2017, section 5.3)."""
+    """The peak · √(warmup / step) (Vaswani et al. 2017, section 5.3)."""
     if warmup < 1:
         raise ValueError("the inverse_sqrt schedule needs optimizer.warmup_steps of at least 1")
 
-    def schedule(steps_after_warmup: Array) -> Array:
+    def schedule(steps_after_warmup: ArrayLike) -> Array:
         return peak * jnp.sqrt(warmup / (warmup + steps_after_warmup))
 
     return schedule

@@ -65,7 +65,7 @@ def make_train_step(
         metrics = {
             "loss": weigh(means, objective),
             **means,
-            "gradient_norm": optax.global_norm(gradients),
+            "gradient_norm": optax.tree.norm(gradients),
         }
         return TrainState(state.step + 1, params, opt_state), metrics
 
