@@ -1,0 +1,279 @@
+"""What must hold of every causal language model, whatever its weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import models
+from flaxzoo.train.losses import cross_entropy
+
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, 29, (3, 12))
+KINDS = {
+    "learned": {},
+    "sinusoidal": {"positions": "sinusoidal"},
+    "banded": {"local_window": 3},
+    "post-norm": {"norm_position": "post"},
+}
+LAYERS = ("scan", "unroll", "separate")
+RUNS = [*((layers, "banded") for layers in LAYERS), ("scan", "sinusoidal")]
+
+
+def close(actual, expected, atol=1e-5):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("changed", [0, 5, 11])
+def test_nothing_before_a_token_knows_of_it(tiny, kind, changed):
+    model = tiny(**KINDS[kind])
+    other = IDS.copy()
+    other[:, changed] = (other[:, changed] + 1) % 29
+    before, after = model.logits(input_ids=IDS), model.logits(input_ids=other)
+    close(after[:, :changed], before[:, :changed], 1e-6)
+    assert np.abs(after[:, changed] - before[:, changed]).max() > 0.1
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_attention_weights(tiny, layers):
+    weights = tiny(local_window=3, layers=layers)(input_ids=IDS, output_attentions=True).attentions
+    weights = np.stack(weights)  # [L, B, N, T, S]
+    assert weights.shape == (2, 3, 4, 12, 12)
+    assert weights.dtype == np.float32
+    close(weights.sum(-1), 1)
+    distance = np.arange(12)[:, None] - np.arange(12)
+    dense, band = distance >= 0, (distance >= 0) & (distance < 3)
+    for layer, visible in zip(weights, (dense, band), strict=True):
+        assert (layer[..., ~visible] == 0).all()
+        assert (layer[..., visible] > 0).all()
+
+
+def test_attention_weights_only_when_asked(tiny):
+    assert tiny()(input_ids=IDS).attentions is None
+
+
+def test_a_stack_of_bands_reaches_no_further_than_its_windows():
+    config = models.GPTConfig(
+        vocab_size=29, max_length=16, num_layers=2, d_model=8, num_heads=2, local_window=2
+    )
+    model = models.create(config)
+    params = model.init(jax.random.key(0), input_ids=jnp.asarray(IDS))["params"]
+    # The dense layer blinded (it averages nothing into the stream), only the band is left.
+    output = params["layers"]["attention"]["output"]
+    params["layers"]["attention"]["output"] = jax.tree.map(lambda x: x.at[0].set(0), output)
+    forward = jax.jit(lambda ids: model.apply({"params": params}, input_ids=ids).logits)
+    other = IDS.copy()
+    other[:, 4] = (other[:, 4] + 1) % 29
+    same = np.abs(forward(jnp.asarray(other)) - forward(jnp.asarray(IDS))).max((0, 2)) < 1e-6
+    np.testing.assert_array_equal(np.flatnonzero(~same), [4, 5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(tiny, kind, side):
+    model, lengths = tiny(**KINDS[kind]), (12, 7, 1)
+    ids, mask = np.full((3, 12), 28), np.zeros((3, 12), int)
+    places = [slice(12 - n, 12) if side == "left" else slice(n) for n in lengths]
+    for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
+        ids[row, place], mask[row, place] = IDS[row, :n], 1
+    padded = model.logits(input_ids=ids, attention_mask=mask)
+    assert np.isfinite(padded).all()
+    for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
+        alone = model.logits(input_ids=IDS[row : row + 1, :n])
+        close(padded[row, place], alone[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("explicit", [False, True], ids=["counted", "given"])
+def test_packed_rows_are_their_documents_one_by_one(tiny, kind, explicit):
+    model, cuts = tiny(**KINDS[kind]), ((5, 4, 1), (12,), (1, 7))
+    segments, positions = np.zeros((3, 12), int), np.zeros((3, 12), int)
+    for row, lengths in enumerate(cuts):
+        ends = np.cumsum(lengths)
+        for number, (n, end) in enumerate(zip(lengths, ends, strict=True), 1):
+            segments[row, end - n : end], positions[row, end - n : end] = number, np.arange(n)
+    given = {"position_ids": positions} if explicit else {}
+    packed = model.logits(input_ids=IDS, segment_ids=segments, **given)
+    assert np.isfinite(packed).all()
+    for row, lengths in enumerate(cuts):
+        for number, n in enumerate(lengths, 1):
+            place = segments[row] == number
+            alone = model.logits(input_ids=IDS[row : row + 1, place])
+            assert alone.shape[1] == n
+            close(packed[row, place], alone[0])
+
+
+@pytest.mark.parametrize(("layers", "kind"), RUNS)
+@pytest.mark.parametrize("chunks", [(5, *[1] * 7), (4, 4, 4)], ids=str)
+def test_cached_decoding_is_the_full_pass(tiny, layers, kind, chunks):
+    model = tiny(layers=layers, **KINDS[kind])
+    cache = models.init_cache(model.config, model.execution, 3, 14)
+    logits, start = [], 0
+    for n in chunks:
+        out = model(input_ids=IDS[:, start : start + n], cache=cache)
+        logits.append(np.asarray(out.logits))
+        cache, start = out.cache, start + n
+    assert int(cache.index) == 12
+    close(np.concatenate(logits, axis=1), model.logits(input_ids=IDS))
+
+
+@pytest.mark.parametrize(("layers", "kind"), RUNS)
+def test_cached_decoding_of_left_padded_prompts(tiny, layers, kind):
+    model, lengths = tiny(layers=layers, **KINDS[kind]), (6, 4, 1)
+    mask = (np.arange(13) >= 6 - np.array(lengths)[:, None]).astype(int)
+    prompt = np.full((3, 6), 28)
+    for row, n in enumerate(lengths):
+        prompt[row, 6 - n :] = IDS[row, :n]
+    cache = models.init_cache(model.config, model.execution, 3, 13)
+    out = model(input_ids=prompt, attention_mask=mask, cache=cache)
+    logits = [np.asarray(out.logits)]
+    for i in range(5):
+        following = np.array([[IDS[row, n + i]] for row, n in enumerate(lengths)])
+        out = model(input_ids=following, attention_mask=mask, cache=out.cache)
+        logits.append(np.asarray(out.logits))
+    decoded = np.concatenate(logits, axis=1)
+    for row, n in enumerate(lengths):
+        alone = model.logits(input_ids=IDS[row : row + 1, : n + 5])
+        close(decoded[row, 6 - n :], alone[0])
+
+
+def test_cache_has_the_computations_precision():
+    config = models.GPTConfig(vocab_size=5, max_length=8, num_layers=3, d_model=8, num_heads=2)
+    for layers, lead in (("scan", (3,)), ("unroll", (3,)), ("separate", ())):
+        execution = models.Execution(dtype="bfloat16", layers=layers)
+        leaves = jax.tree.leaves(models.init_cache(config, execution, 2, 6).layers)
+        assert {x.shape for x in leaves} == {(*lead, 2, 6, 2, 4)}
+        assert {str(x.dtype) for x in leaves} == {"bfloat16"}
+        assert len(leaves) == (6 if layers == "separate" else 2)
+
+
+def loss_and_gradient(model):
+    labels, weights = jnp.asarray(np.roll(IDS, -1, 1)), jnp.ones(IDS.shape)
+    rng = models.row_keys(jax.random.key(3), 3)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(params):
+        out = model.model.apply({"params": params}, input_ids=IDS, rng=rng)
+        return cross_entropy(out.projection, labels, weights) / IDS.size
+
+    value, gradient = loss(model.params)
+    return float(value), gradient
+
+
+@pytest.mark.parametrize(
+    ("layers", "remat"),
+    [("scan", "dots"), ("unroll", "none"), ("separate", "full")],
+)
+def test_all_ways_to_run_have_the_same_loss_and_gradient(tiny, layers, remat):
+    value, gradient = loss_and_gradient(tiny(dropout_rate=0.2))
+    other = tiny(dropout_rate=0.2, layers=layers, remat=remat)
+    other_value, other_gradient = loss_and_gradient(other)
+    assert abs(value - other_value) < 1e-5
+    if layers == "separate":
+        gradient = models.separate_layers(gradient)
+    jax.tree.map(lambda a, b: close(a, b), other_gradient, gradient)
+
+
+def test_separate_layers_are_slices(tiny):
+    stacked, separate = tiny().params, tiny(layers="separate").params
+    assert set(separate) == set(stacked) - {"layers"} | {f"layers_{i}" for i in range(2)}
+    for i in range(2):
+        jax.tree.map(
+            lambda s, x, i=i: np.testing.assert_array_equal(s[i], x),
+            stacked["layers"],
+            separate[f"layers_{i}"],
+        )
+    assert "layers" in stacked  # not consumed
+
+
+def test_compute_and_parameter_precision_are_apart(tiny):
+    exact, fast = tiny(), tiny(dtype="bfloat16")
+    out = fast(input_ids=IDS)
+    assert {str(x.dtype) for x in jax.tree.leaves(fast.params)} == {"float32"}
+    assert (out.last_hidden_state.dtype, out.logits.dtype) == (jnp.bfloat16, jnp.float32)
+    gradient = loss_and_gradient(fast)[1]
+    assert {str(x.dtype) for x in jax.tree.leaves(gradient)} == {"float32"}
+    # bfloat16 has 8 bits: a relative error of a few of its steps.
+    logits = exact.logits(input_ids=IDS)
+    assert np.abs(out.logits - logits).max() < 0.05 * np.abs(logits).max()
+
+    half = tiny(dtype="bfloat16", param_dtype="bfloat16")
+    assert {str(x.dtype) for x in jax.tree.leaves(half.params)} == {"bfloat16"}
+    assert half(input_ids=IDS).logits.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_biases_are_optional(tiny, position):
+    def names(**fields):
+        params = tiny(norm_position=position, **fields).params
+        leaves = jax.tree.leaves_with_path(params)
+        return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves}
+
+    with_bias, without = names(), names(use_bias=False)
+    assert with_bias - without == {
+        f"layers/{place}/bias"
+        for place in (
+            *("attention/query", "attention/key", "attention/value", "attention/output"),
+            *("feed_forward/up", "feed_forward/down"),
+        )
+    }
+    assert ("final_norm/scale" in without) == (position == "pre")
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_initial_values(scaled):
+    config = models.GPTConfig(
+        vocab_size=500,
+        max_length=100,
+        num_layers=8,
+        d_model=64,
+        num_heads=4,
+        scale_residual_init=scaled,
+    )
+    params = jax.jit(models.create(config).init)(jax.random.key(1), jnp.zeros((1, 1), int))
+    for path, x in jax.tree.leaves_with_path(params["params"]):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name.endswith("bias") or name.endswith("scale"):
+            assert (x == float(name.endswith("scale"))).all(), name
+            continue
+        into_stream = name.endswith(("output/kernel", "down/kernel"))
+        std = 0.02 / np.sqrt(16) if scaled and into_stream else 0.02
+        for layer in x if name.startswith("layers/") else [x]:
+            # The deviation of n normal numbers is known to one part in √(2 n).
+            assert abs(layer.std() / std - 1) < 5 / np.sqrt(2 * layer.size), name
+        if name.startswith("layers/"):
+            assert abs(np.corrcoef(x[0].ravel(), x[1].ravel())[0, 1]) < 0.1, "layers are equal"
+
+
+@pytest.mark.parametrize("bad", [29, 1000, -1])
+def test_an_id_outside_the_vocabulary_gives_nan_and_no_neighbour(tiny, bad):
+    ids = IDS.copy()
+    ids[1, 6] = bad
+    logits = tiny().logits(input_ids=ids)
+    assert np.isnan(logits[1, 6:]).all()
+    close(logits[[0, 2]], tiny().logits(input_ids=IDS)[[0, 2]])
+
+
+@pytest.mark.parametrize("kind", ["learned", "sinusoidal"])
+def test_a_position_beyond_the_table_gives_nan(tiny, kind):
+    positions = np.arange(12)[None] + np.array([[0], [5], [0]])
+    logits = tiny(**KINDS[kind]).logits(input_ids=IDS, position_ids=positions)
+    assert np.isnan(logits[1, 11:]).all()
+    assert np.isfinite(logits[[0, 2]]).all()
+
+
+def test_too_long_an_input(tiny):
+    with pytest.raises(ValueError, match="input of 17 tokens exceeds max_length 16: shorten it"):
+        tiny()(input_ids=np.zeros((1, 17), int))
+
+
+def test_a_cache_does_not_continue_packed_rows(tiny):
+    cache = models.init_cache(tiny().config, tiny().execution, 3, 12)
+    with pytest.raises(ValueError, match="a cache cannot continue packed rows"):
+        tiny()(input_ids=IDS, segment_ids=np.ones((3, 12), int), cache=cache)
+
+
+def test_shapes_are_checked_under_pytest(tiny):
+    with pytest.raises(Exception, match="input_ids"):
+        tiny()(input_ids=np.zeros((1, 2, 3), int))

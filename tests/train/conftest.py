@@ -1,0 +1,67 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def _train_config(**fields: Any) -> Any:
+    from flaxzoo import models, train
+    from flaxzoo.data import TokenizerConfig
+
+    return train.TrainConfig(
+        **{
+            "model": models.GPTConfig(
+                vocab_size=48,
+                max_length=16,
+                num_layers=2,
+                d_model=32,
+                num_heads=4,
+                dropout_rate=0.1,
+            ),
+            "data": train.DataConfig(
+                source="builtin:python-docs",
+                length=16,
+                tokenizer=TokenizerConfig(vocab_size=48),
+            ),
+            # Adam divides by the size of a gradient: a larger epsilon keeps gradients
+            # that are zero but for rounding from becoming whole steps.
+            "optimizer": train.OptimizerConfig(
+                peak_learning_rate=1e-2, epsilon=1e-3, warmup_steps=1
+            ),
+            "steps": 3,
+            "batch_size": 16,
+            "evaluate_every": 1,
+            "checkpoint_every": 1,
+            **fields,
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def train_config() -> Any:
+    """`train_config(**fields)`: three steps of a tiny GPT with dropout."""
+    return _train_config
+
+
+@pytest.fixture(scope="session")
+def batches() -> list[dict[str, np.ndarray]]:
+    """Three batches of 16 packed rows; the real tokens of a row are from 1 to 16."""
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(3):
+        ids = rng.integers(0, 48, (16, 17))
+        real = (
+            np.arange(16)
+            < np.array([16, 1, 9, 16, 3, 14, 2, 16, 1, 1, 2, 16, 12, 5, 7, 1])[:, None]
+        )
+        second = np.arange(16) >= 6
+        made.append(
+            {
+                "input_ids": np.where(real, ids[:, :-1], 0).astype(np.int32),
+                "labels": np.where(real, ids[:, 1:], 0).astype(np.int32),
+                "segment_ids": np.where(real, 1 + second, 0).astype(np.int32),
+                "position_ids": np.where(second, np.arange(16) - 6, np.arange(16)).astype(np.int32)
+                * real,
+            }
+        )
+    return [{k: v.astype(np.int32) for k, v in batch.items()} for batch in made]

@@ -1,0 +1,116 @@
+import dataclasses
+import json
+
+import pytest
+from flaxzoo import models, train
+from flaxzoo.data import TokenizerConfig
+from flaxzoo.train.config import OPERATIONAL_FIELDS, differences, flatten, from_dict, to_dict
+from flaxzoo.train.recipes import RECIPES
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_recipes_survive_json(name):
+    config = train.recipe(name)
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_round_trip_of_values_that_are_no_defaults(train_config):
+    config = train_config(
+        execution=models.Execution(dtype="bfloat16", layers="unroll", remat="full"),
+        mesh=train.MeshConfig(data=2, fsdp=4),
+        parallel="pmap",
+        data=train.DataConfig(
+            source="text:a.txt",
+            validation="text:b.txt",
+            length=8,
+            packing="first-fit",
+            tokenizer=TokenizerConfig(path="somewhere"),
+        ),
+        wandb_project="zoo",
+    )
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_flatten():
+    assert flatten({"a": 1, "b": {"c": None, "d": {"e": "x"}}}) == {
+        "a": 1,
+        "b.c": None,
+        "b.d.e": "x",
+    }
+
+
+def test_differences_name_each_field_with_both_values(train_config):
+    old = train_config()
+    assert differences(old, old) == {}
+    new = dataclasses.replace(
+        old,
+        seed=7,
+        model=dataclasses.replace(old.model, d_model=64),
+        optimizer=dataclasses.replace(old.optimizer, beta2=0.5),
+        data=dataclasses.replace(old.data, source="text:x"),
+        execution=models.Execution(dtype="bfloat16"),
+    )
+    assert differences(old, new) == {
+        "data.source": ("builtin:python-docs", "text:x"),
+        "execution.dtype": ("float32", "bfloat16"),
+        "model.d_model": (32, 64),
+        "optimizer.beta2": (0.95, 0.5),
+        "seed": (0, 7),
+    }
+
+
+def test_operational_fields_are_no_difference(train_config):
+    old = train_config()
+    new = dataclasses.replace(
+        old,
+        mesh=train.MeshConfig(data=2, fsdp=4),
+        parallel="pmap",
+        execution=models.Execution(layers="unroll", remat="dots"),
+        data=dataclasses.replace(old.data, num_workers=3),
+        log_every=5,
+        evaluate_every=6,
+        checkpoint_every=7,
+        keep_last=8,
+        keep_best=9,
+        wandb_project="zoo",
+        sample_prompt="Once",
+    )
+    assert differences(old, new) == {}
+    names = flatten(to_dict(old))
+    for field in OPERATIONAL_FIELDS:
+        assert any(name == field or name.startswith(f"{field}.") for name in names), field
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": 0}, "steps 0 must be at least 1"),
+        ({"batch_size": -1}, "batch_size -1 must be at least 1"),
+        ({"keep_last": 0}, "keep_last 0 must be at least 1"),
+        (
+            {"batch_size": 6, "micro_batches": 4},
+            "batch_size 6 is not divisible by micro_batches 4: choose a divisor of 6",
+        ),
+    ],
+)
+def test_impossible_values(train_config, fields, message):
+    with pytest.raises(ValueError, match=message):
+        train_config(**fields)
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (17, "data.length 17 exceeds model.max_length 16: lower the first or raise the second"),
+        (0, "data.length 0 must be at least 1"),
+    ],
+)
+def test_impossible_lengths(train_config, length, message):
+    data = dataclasses.replace(train_config().data, length=length)
+    with pytest.raises(ValueError, match=message):
+        train_config(data=data)
+
+
+def test_unknown_recipe_names_the_nearest():
+    with pytest.raises(ValueError, match="no recipe named 'quikstart': did you mean quickstart"):
+        train.recipe("quikstart")

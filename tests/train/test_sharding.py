@@ -1,0 +1,120 @@
+import jax
+import jax.numpy as jnp
+import pytest
+from flaxzoo import models, train
+from flaxzoo.train import sharding
+from flaxzoo.train.optimizer import path_name
+from jax.sharding import PartitionSpec
+
+
+def mesh(**sizes):
+    return sharding.make_mesh(train.MeshConfig(**sizes))
+
+
+def shapes(config):
+    model = models.create(config)
+    init = jax.eval_shape(model.init, jax.random.key(0), input_ids=jnp.zeros((1, 1), int))
+    return {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(init["params"])}
+
+
+@pytest.mark.parametrize("name", list(models.presets()))
+def test_every_parameter_of_every_preset_fits_one_row(name):
+    for parameter, shape in shapes(models.preset(name)).items():
+        spec = sharding.parameter_spec(parameter, shape, mesh())
+        assert len(spec) == len(shape)
+
+
+def test_no_row_is_superfluous():
+    seen = {name for preset in models.presets() for name in shapes(models.preset(preset))}
+    for pattern, axes in sharding.PARAMETER_AXES:
+        assert any(sharding.re.fullmatch(pattern, name) for name in seen), pattern
+        assert set(axes) <= set(sharding.MESH_AXES)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "spec"),
+    [
+        ("token_embedding/embedding", (48, 32), ("tensor", "fsdp")),
+        ("position_embedding/embedding", (16, 32), (None, "fsdp")),
+        ("layers/attention/key/kernel", (2, 32, 4, 8), (None, "fsdp", "tensor", None)),
+        ("layers/attention/output/kernel", (2, 4, 8, 32), (None, "tensor", None, "fsdp")),
+        ("layers/feed_forward/down/bias", (2, 32), (None, None)),
+        ("final_norm/scale", (32,), (None,)),
+    ],
+)
+def test_where_parameters_lie(name, shape, spec):
+    found = sharding.parameter_spec(name, shape, mesh(data=2, fsdp=2, tensor=2))
+    assert found == PartitionSpec(*spec)
+
+
+def test_a_parameter_that_no_row_fits():
+    message = r"parameter head/kernel \(3, 4\) fits 0 rows of PARAMETER_AXES"
+    with pytest.raises(ValueError, match=message):
+        sharding.parameter_spec("head/kernel", (3, 4), mesh())
+    # No pattern fits a part of a name only.
+    with pytest.raises(ValueError, match="fits 0 rows"):
+        sharding.parameter_spec("other/final_norm/scale", (4,), mesh())
+
+
+def test_a_parameter_that_two_rows_fit(monkeypatch):
+    twice = (*sharding.PARAMETER_AXES, (r"final_.*", (None,)))
+    monkeypatch.setattr(sharding, "PARAMETER_AXES", twice)
+    message = r"parameter final_norm/scale \(4,\) fits 2 rows of PARAMETER_AXES: exactly one"
+    with pytest.raises(ValueError, match=message):
+        sharding.parameter_spec("final_norm/scale", (4,), mesh())
+
+
+def test_a_row_of_another_rank():
+    with pytest.raises(ValueError, match=r"final_norm/scale \(4, 4\)"):
+        sharding.parameter_spec("final_norm/scale", (4, 4), mesh())
+
+
+def test_a_dimension_that_cannot_be_cut():
+    message = (
+        r"parameter layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 cannot be cut "
+        r"along mesh.tensor 2: choose it from 1, 3, or change the dimension"
+    )
+    with pytest.raises(ValueError, match=message):
+        sharding.parameter_spec("layers/attention/query/kernel", (2, 12, 3, 4), mesh(tensor=2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ({}, (8, 1, 1)),
+        ({"fsdp": 4}, (2, 4, 1)),
+        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 2)),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 2)),
+    ],
+)
+def test_mesh(sizes, shape):
+    made = mesh(**sizes)
+    assert made.axis_names == ("data", "fsdp", "tensor")
+    assert made.devices.shape == shape
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"data": 4},
+        {"data": 16},
+        {"fsdp": 3},
+        {"fsdp": 0},
+        {"data": -1, "fsdp": -1},
+        {"data": -2, "fsdp": -4},
+    ],
+)
+def test_mesh_of_other_than_all_devices(sizes):
+    with pytest.raises(ValueError, match="do not multiply to the 8 devices here: give sizes") as e:
+        mesh(**sizes)
+    for axis, size in sizes.items():
+        assert f"mesh.{axis} {size}" in str(e.value)
+
+
+def test_batches():
+    placed = sharding.batch_sharding(mesh(fsdp=2, tensor=2), 8)
+    assert placed.spec == PartitionSpec(("data", "fsdp"))
+    rows = sharding.shard_batch({"x": jnp.arange(16).reshape(8, 2)}, placed)["x"]
+    assert {s.data.shape for s in rows.addressable_shards} == {(2, 2)}
+    with pytest.raises(ValueError, match="batch_size 6 cannot be dealt out to 4 devices"):
+        sharding.batch_sharding(mesh(fsdp=2, tensor=2), 6)
