@@ -73,15 +73,15 @@ def _forward(hidden, kernel, labels, weights, chunk):
         gradient = (weight[..., None] * (softmax - is_label)).astype(h.dtype)
         hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, kernel)
         kernel_gradient += jnp.einsum(
-            "BTV,BTD->VD", gradient, h, preferred_element_type=jnp.float32
+            "BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32
         )
         return (total + loss, kernel_gradient), hidden_gradient
 
-    zero = jnp.float32(0), jnp.zeros(kernel.shape, jnp.float32)
+    zero = jnp.float32(0), jnp.zeros(kernel.shape[::-1], jnp.float32)
     inputs = _chunks(chunk, hidden, labels, weights)
     (total, kernel_gradient), hidden_gradient = jax.lax.scan(body, zero, inputs)
     hidden_gradient = jnp.moveaxis(hidden_gradient, 0, 1).reshape(hidden.shape)
-    return total, (hidden_gradient, kernel_gradient.astype(kernel.dtype))
+    return total, (hidden_gradient, kernel_gradient.T.astype(kernel.dtype))
 
 
 def _backward(chunk, residuals, cotangent):
