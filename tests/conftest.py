@@ -116,10 +116,10 @@ def _tiny(**fields: Any) -> Tiny:
         ]
         return jax.tree.unflatten(tree, noisy)
 
-    params = init(jax.random.key(0))
+    model, params = models.create(config, execution), init(jax.random.key(0))
     if execution.layers == "separate":
-        params = models.separate_layers(params)
-    return Tiny(config, execution, models.create(config, execution), params)
+        _, params = models.separate_layers(stacked, params)
+    return Tiny(config, execution, model, params)
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ def test_activations(name, at_one):
 def test_attention_by_hand():
     # H = 4, so scores are halved: ln 3 and 0 give 3/4 and 1/4.
     query = jnp.array([2 * math.log(3), 0, 0, 0]).reshape(1, 1, 1, 4)
-    key = jnp.eye(4)[:3].reshape(1, 3, 1, 4)
+    key = jnp.eye(4)[:, :3].reshape(1, 1, 4, 3)
     weights = attention_weights(query, key, jnp.array([True, True, False]).reshape(1, 1, 1, 3))
     np.testing.assert_allclose(weights.ravel(), [0.75, 0.25, 0], atol=1e-6)
     nothing = attention_weights(query, key, jnp.zeros((1, 1, 1, 3), bool))
