@@ -1,9 +1,11 @@
 """What a model is: pure functions of (parameters, arrays).
 
-config = models.preset("gpt2")
-model = models.create(config)
-params = model.init(rng, input_ids=ids)["params"]
-logits = model.apply({"params": params}, input_ids=ids).logits
+Example::
+
+    config = models.preset("gpt2")
+    model = models.create(config)
+    params = model.init(rng, input_ids=ids)["params"]
+    logits = model.apply({"params": params}, input_ids=ids).logits
 """
 
 from .attention import Cache, init_cache

@@ -152,7 +152,7 @@ class MultiHeadAttention(nn.Module):
         x: Float[Array, "B T D"],
         mask: Bool[Array, "#B 1 T S"],
         cache: LayerCache | None = None,
-        index: Int[Array, ""] | None = None,
+        index: Int[Array, ""] | int = 0,
         rng: RowKeys | None = None,
         output_attentions: bool = False,
     ) -> tuple[Float[Array, "B T D"], LayerCache | None, Array | None]:

@@ -25,8 +25,9 @@ from .dropout import fold_in, row_keys
 PROMPT_BUCKET = 32
 CACHE_BUCKET = 64
 
-# Tokens per call of the compiled loop. On CPU a loop inside the program runs on
-# one thread, so every token is a call of its own (tests/benchmarks/decode_loop.py).
+# Tokens per call of the compiled program. On CPU a call per token is as fast as a
+# loop inside (tests/benchmarks/decode_loop.py), and each token is seen at once; on
+# an accelerator every call waits for the host.
 TOKENS_PER_CALL = {"cpu": 1}
 DEFAULT_TOKENS_PER_CALL = 16
 
@@ -307,7 +308,9 @@ def generate(
     eos_id: int | None = None,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Continues prompts; see `Generator.stream`.
+    """Continues prompts, once; a `Generator` serves many calls without compiling anew.
+
+    See `Generator.stream` for the arguments.
 
     Returns:
       The new tokens of each row, up to and without `eos_id`.

@@ -17,7 +17,6 @@ import math
 from typing import Any, Literal
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
@@ -34,7 +33,7 @@ from .attention import (
 from .config import Architecture, Execution, Preset, TransformerConfig, register
 from .dropout import RowKeys, dropout, fold_in
 from .heads import CausalLMOutput, Projection
-from .layers import FeedForward, LayerNorm, residual, run_layers, sinusoidal_positions
+from .layers import FeedForward, LayerNorm, run_layers, sinusoidal_positions
 from .linear import Embedding, look_up
 
 
@@ -74,7 +73,7 @@ class SharedInputs:
 
     mask: Bool[Array, "#B 1 T S"]
     banded_mask: Bool[Array, "#B 1 T S"] | None
-    cache_index: Int[Array, ""] | None
+    cache_index: Int[Array, ""]
     rng: RowKeys | None
     output_attentions: bool = struct.field(pytree_node=False)
 
@@ -99,22 +98,24 @@ class GPTLayer(nn.Module):
         init = nn.initializers.normal(std)
         attention = MultiHeadAttention(c, e, init, name="attention")
         feed_forward = FeedForward(c, e, init, name="feed_forward")
-        out: tuple[LayerCache | None, Array | None] = (None, None)
-
-        def attend(x: Array) -> Array:
-            nonlocal out
-            y, *out = attention(
-                x, mask, own.cache, shared.cache_index, rng, shared.output_attentions
-            )
-            return dropout(y, c.dropout_rate, rng, "attention")
-
-        def feed(x: Array) -> Array:
-            return dropout(feed_forward(x), c.dropout_rate, rng, "feed_forward")
+        pre = c.norm_position == "pre"
 
         norm = LayerNorm(c.norm_eps, e, name="attention_norm")
-        x = residual(x, attend, norm, c.norm_position)
+        y, cache, weights = attention(
+            norm(x) if pre else x,
+            mask,
+            own.cache,
+            shared.cache_index,
+            rng,
+            shared.output_attentions,
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        x = x if pre else norm(x)
+
         norm = LayerNorm(c.norm_eps, e, name="feed_forward_norm")
-        return residual(x, feed, norm, c.norm_position), tuple(out)
+        y = feed_forward(norm(x) if pre else x)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        return x if pre else norm(x), (cache, weights)
 
 
 class GPT(nn.Module):
@@ -177,7 +178,9 @@ class GPT(nn.Module):
         query_index, key_index = start + jnp.arange(length), jnp.arange(num_keys)
         visible = visible_mask(attention_mask, segment_ids)
         mask = causal_mask(query_index, key_index) & visible
-        banded = c.local_window and causal_mask(query_index, key_index, c.local_window) & visible
+        banded = None
+        if c.local_window is not None:
+            banded = causal_mask(query_index, key_index, c.local_window) & visible
         shared = SharedInputs(mask, banded, start, rng, output_attentions)
         x, (layers, attentions) = self._run_layers(x, cache, shared)
         if c.norm_position == "pre":

@@ -1,8 +1,8 @@
-"""What transformers are built of: positions, norms, feed-forward, residuals, the stack."""
+"""What transformers are built of: positions, norms, feed-forward, the stack of layers."""
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -77,16 +77,6 @@ class FeedForward(nn.Module):
         return linear((c.d_model,), kernel_init=self.output_init, name="down")(x)
 
 
-def residual(
-    x: Float[Array, "B T D"],
-    sublayer: Callable[[Array], Array],
-    norm: Callable[[Array], Array],
-    norm_position: Literal["pre", "post"],
-) -> Float[Array, "B T D"]:
-    """A sublayer beside the residual stream, normalised before it or after the sum."""
-    return x + sublayer(norm(x)) if norm_position == "pre" else norm(x + sublayer(x))
-
-
 def run_layers(
     layer: type[nn.Module],
     config: Any,
@@ -125,7 +115,7 @@ def run_layers(
         layer,
         variable_axes={"params": 0},
         split_rngs={"params": True},
-        in_axes=(0, nn.broadcast),
+        in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]  (its hint is too narrow)
         length=config.num_layers,
         unroll=config.num_layers if execution.layers == "unroll" else 1,
     )

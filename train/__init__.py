@@ -1,5 +1,7 @@
 """What turns models and data into trained models.
 
+Example::
+
     config = train.recipe("quickstart")
     result = train.train(config, "runs/quickstart")
 """

@@ -1,5 +1,6 @@
 """Checkpoints of a run: parameters, optimizer and data position, through Orbax."""
 
+import math
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,7 +27,7 @@ class Checkpoints:
             [
                 checkpoint_managers.LatestN(keep_last),
                 checkpoint_managers.BestN(
-                    get_metric_fn=lambda metrics: metrics["loss"],
+                    get_metric_fn=_loss,
                     reverse=True,  # ascending in worth: the lowest loss last
                     n=keep_best,
                     keep_checkpoints_without_metrics=False,
@@ -35,7 +36,11 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(
             (run / CHECKPOINTS).resolve(),
-            options=ocp.CheckpointManagerOptions(preservation_policy=policy, create=True),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policy,
+                best_fn=_loss,  # not asked, but without it metrics are not written to disk
+                create=True,
+            ),
         )
 
     def __enter__(self) -> "Checkpoints":
@@ -55,9 +60,7 @@ class Checkpoints:
         """The step of the newest checkpoint."""
         return self._manager.latest_step()
 
-    def save(
-        self, state: TrainState, data: dict[str, Any], validation_loss: float | None
-    ) -> None:
+    def save(self, state: TrainState, data: dict[str, Any], validation_loss: float | None) -> None:
         """Begins to write a state, unless its step is there already.
 
         Args:
@@ -79,7 +82,7 @@ class Checkpoints:
                     DATA: ocp.args.JsonSave(data),
                 }
             ),
-            metrics=None if validation_loss is None else {"loss": validation_loss},
+            metrics={} if validation_loss is None else {"loss": validation_loss},
         )
 
     def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, dict[str, Any]]:
@@ -111,3 +114,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Returns when everything begun is on disk."""
         self._manager.wait_until_finished()
+
+
+def _loss(metrics: dict[str, float]) -> float:
+    return metrics.get("loss", math.inf)

@@ -18,7 +18,7 @@ COMMANDS = {
 }
 
 # What a user can cause and mend; everything else is a bug, with its traceback.
-USER_ERRORS = (ValueError, FileNotFoundError, PermissionError, IsADirectoryError)
+USER_ERRORS = (ValueError, OSError)
 
 HELP = """usage: flaxzoo COMMAND …
 

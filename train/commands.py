@@ -31,7 +31,7 @@ class TrainArguments(TrainConfig):
 
 
 def train_command(arguments: list[str]) -> None:
-    """flaxzoo train RECIPE [options]."""
+    """The command `flaxzoo train RECIPE [options]`."""
     if not arguments or arguments[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<18} {_first_line(make)}" for name, make in RECIPES.items())
         print(
@@ -76,7 +76,7 @@ class EvaluateArguments:
 
 
 def evaluate_command(arguments: list[str]) -> None:
-    """flaxzoo evaluate RUN [--data SOURCE]."""
+    """The command `flaxzoo evaluate RUN [--data SOURCE]`."""
     parsed = tyro.cli(EvaluateArguments, args=arguments, prog="flaxzoo evaluate")
     _enable_compilation_cache()
     from .score import score_run
@@ -115,13 +115,11 @@ class GenerateArguments:
 
 
 def generate_command(arguments: list[str]) -> None:
-    """flaxzoo generate RUN --prompt TEXT."""
+    """The command `flaxzoo generate RUN --prompt TEXT`."""
     parsed = tyro.cli(GenerateArguments, args=arguments, prog="flaxzoo generate")
     from ..models.generation import Sampling
 
-    sampling = Sampling(
-        parsed.temperature, parsed.top_k, parsed.top_p, parsed.repetition_penalty
-    )
+    sampling = Sampling(parsed.temperature, parsed.top_k, parsed.top_p, parsed.repetition_penalty)
     _enable_compilation_cache()
     from .sampling import TextGenerator, samples_to_json
 
@@ -153,7 +151,7 @@ def _write(text: str) -> None:
 
 
 def list_command(arguments: list[str]) -> None:
-    """flaxzoo list."""
+    """The command `flaxzoo list`."""
     tyro.cli(_NoArguments, args=arguments, prog="flaxzoo list")
     from .catalogue import print_catalogue
 
@@ -180,7 +178,7 @@ class TokenizerArguments:
 
 
 def tokenizer_command(arguments: list[str]) -> None:
-    """flaxzoo tokenizer train SOURCE OUTPUT."""
+    """The command `flaxzoo tokenizer train SOURCE OUTPUT`."""
     if not arguments or arguments[0] != "train":
         print("usage: flaxzoo tokenizer train SOURCE OUTPUT [--kind KIND] [--vocab-size N]")
         if not arguments or arguments[0] not in ("-h", "--help"):
@@ -208,5 +206,5 @@ def _enable_compilation_cache() -> None:
 
     from ..data.documents import default_cache_dir
 
-    if jax.config.jax_compilation_cache_dir is None:
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         jax.config.update("jax_compilation_cache_dir", os.fspath(default_cache_dir() / "xla"))

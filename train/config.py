@@ -98,6 +98,10 @@ class TrainConfig:
                 f"data.length {self.data.length} exceeds model.max_length "
                 f"{self.model.max_length}: lower the first or raise the second"
             )
+        if self.execution.layers == "separate":
+            raise ValueError(
+                "execution.layers separate is for decoding: choose scan or unroll to train"
+            )
         if self.batch_size % self.micro_batches:
             raise ValueError(
                 f"batch_size {self.batch_size} is not divisible by micro_batches "

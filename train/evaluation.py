@@ -32,9 +32,8 @@ def evaluate(
       `loss` in nats per token, `perplexity`, `bits_per_byte` (all nats, in
       bits, over the bytes of the text) and `tokens`, how many were predicted.
     """
-    sums, counts = dict.fromkeys(objective.coefficients, 0.0), dict.fromkeys(
-        objective.coefficients, 0.0
-    )
+    sums = dict.fromkeys(objective.coefficients, 0.0)
+    counts = dict.fromkeys(objective.coefficients, 0.0)
     for batch in batches:
         batch_sums, batch_counts = evaluate_fn(model_state, batch)
         for name in sums:
@@ -51,7 +50,7 @@ def evaluate(
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:
-    """Entropy in nats of the distribution of single tokens: what a model without context can reach."""
+    """Entropy in nats of single tokens: the least loss of a model that sees no context."""
     counts = np.unique(tokens, return_counts=True)[1]
     p = counts / counts.sum()
     return float(-(p * np.log(p)).sum())

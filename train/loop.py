@@ -16,12 +16,12 @@ from .checkpoint import Checkpoints
 from .config import TrainConfig
 from .errors import NonFiniteLoss, RunError
 from .evaluation import evaluate, unigram_entropy
-from .metrics import MetricsLog
+from .metrics import MetricsLog, read_metrics
 from .objectives import CAUSAL, Objective
 from .parallel import Program, make_program
 from .progress import Progress
-from .report import write_report
-from .run import Run, prepare_run
+from .report import REPORT_FILE, write_report
+from .run import Run, create_folder, prepare_run
 from .sampling import TextGenerator
 from .schedules import make_schedule
 from .state import count_parameters
@@ -81,6 +81,7 @@ def train(
     run = prepare_run(config, Path(workdir), progress.say)
     config, objective = run.config, CAUSAL
     program = make_program(config, objective)
+    create_folder(run)
     progress.say(
         f"model: {count_parameters(program.shapes.params):,} parameters, {program.description}"
     )
@@ -101,14 +102,21 @@ def train(
             )
             _run_steps(session, stopping)
     sample = None
-    if session.validation is not None and session.step == config.steps:
-        sample = _finish(run, session.validation, program.description, progress)
+    unreported = session.validation or _left_unreported(run.folder)
+    if session.step == config.steps and unreported:
+        sample = _finish(run, unreported, program.description, progress)
     return Result(run, session.step, session.step == config.steps, session.validation, sample)
 
 
-def _finish(
-    run: Run, validation: dict[str, float], devices: str, progress: Progress
-) -> str | None:
+def _left_unreported(folder: Path) -> dict[str, float] | None:
+    """The last evaluation of a process that was killed before it wrote its report."""
+    logged = read_metrics(folder, "validation")
+    if not logged or (folder / REPORT_FILE).is_file():
+        return None
+    return {name: value for name, value in logged[-1].items() if name not in ("step", "split")}
+
+
+def _finish(run: Run, validation: dict[str, float], devices: str, progress: Progress) -> str | None:
     """Writes the report of a finished run; answers its sample."""
     config = run.config
     entropy = unigram_entropy(run.train.tokens)
@@ -197,16 +205,23 @@ def _run_steps(s: _Session, stopping: list[int]) -> None:
 def _record(s: _Session, step: int, metrics: dict[str, jax.Array], schedule: Any) -> None:
     numbers = {name: float(value) for name, value in metrics.items()}
     if not math.isfinite(numbers["loss"]) or not math.isfinite(numbers["gradient_norm"]):
-        kept = s.checkpoints.newest
-        rest = "no checkpoint was written yet" if kept is None else f"step {kept} is kept"
-        raise NonFiniteLoss(
+        raise _not_finite(
+            s,
             f"the loss of step {step} is {numbers['loss']} (gradient norm "
-            f"{numbers['gradient_norm']}); {rest}: lower --optimizer.peak-learning-rate, or "
-            "lengthen --optimizer.warmup-steps"
+            f"{numbers['gradient_norm']})",
         )
     s.progress.advance(step, numbers["loss"])
     if step % s.run.config.log_every == 0:
         s.log.write(step, "train", {**numbers, "learning_rate": float(schedule(step - 1))})
+
+
+def _not_finite(s: _Session, what: str) -> NonFiniteLoss:
+    kept = s.checkpoints.newest
+    rest = "no checkpoint was written yet" if kept is None else f"step {kept} is kept"
+    return NonFiniteLoss(
+        f"{what}; {rest}: lower --optimizer.peak-learning-rate, or "
+        "lengthen --optimizer.warmup-steps"
+    )
 
 
 def _measure_and_save(s: _Session, evaluating: bool) -> None:
@@ -227,6 +242,8 @@ def _measure_and_save(s: _Session, evaluating: bool) -> None:
             num_bytes=s.run.validation.num_bytes,
         )
         validation_loss = s.validation["loss"]
+        if not math.isfinite(validation_loss):
+            raise _not_finite(s, f"the validation loss of step {s.step} is {validation_loss}")
         s.log.write(s.step, "validation", s.validation)
         s.progress.evaluated(s.step, s.validation)
     if s.step % config.checkpoint_every == 0 or s.step == config.steps:

@@ -50,9 +50,7 @@ def _cross_entropy(hidden, kernel, labels, weights, chunk):
 
 def _chunks(chunk: int, *arrays: Array) -> tuple[Array, ...]:
     """Cuts `[B, T, …]` into `[T / chunk, B, chunk, …]`."""
-    return tuple(
-        jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0) for x in arrays
-    )
+    return tuple(jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0) for x in arrays)
 
 
 def _chunk_loss(kernel, hidden, labels, weights) -> tuple[Array, Any]:

@@ -74,7 +74,7 @@ def _forget_after(file: Path, step: int) -> None:
 
 def _start_wandb(project: str, run: Path) -> Any:
     try:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]  (an extra)
     except ImportError as error:
         raise ValueError(
             f"wandb_project {project!r} needs Weights & Biases: pip install 'flaxzoo[wandb]'"

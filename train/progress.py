@@ -19,7 +19,9 @@ class Progress:
     """A progress bar on standard error, and lines above it."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self._console = Console(
+            stderr=True, quiet=quiet, highlight=False, soft_wrap=True, force_jupyter=False
+        )
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
         self._tokens_per_step = 0

@@ -32,7 +32,7 @@ def write_report(
     text = f"# {folder.name}\n\n| | |\n| --- | --- |\n{table}\n\n![loss]({CURVE_FILE})\n"
     if sample is not None:
         text += f"\n## A sample\n\n```text\n{sample}\n```\n"
-    (folder / REPORT_FILE).write_text(text)
+    (folder / REPORT_FILE).write_text(text, encoding="utf-8")
 
 
 def draw_curve(folder: Path, file: Path) -> None:

@@ -1,6 +1,7 @@
 """A run folder: made before training starts, and enough to take the run up again.
 
-    config.json  tokenizer/  checkpoints/<step>/  metrics.jsonl  tensorboard/  report.md
+It holds `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metrics.jsonl`,
+`tensorboard/` and, in the end, `report.md`.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from ..data.documents import Documents, default_cache_dir, load_documents
 from ..data.sources import parse_source
 from ..data.tokenizer import Tokenizer, load_tokenizer
 from ..data.tokenizer_training import train_tokenizer
-from ..models.loading import CONFIG_FILE, read_config, steps
+from ..models.loading import CONFIG_FILE, read_config
 from .config import DataConfig, TrainConfig, differences, from_dict, to_dict
 from .errors import RunError
 
@@ -48,10 +49,10 @@ class Run:
 
 
 def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
-    """Reads the text, makes the tokenizer, and opens or creates the run folder.
+    """Reads the text, makes the tokenizer, and looks at the run folder.
 
     All that can be wrong with text, tokenizer and folder is found here, before
-    any training starts; the folder is written last.
+    any training starts; nothing is written to the folder yet.
 
     Args:
       config: as the recipe and the command line give it.
@@ -85,8 +86,6 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
     _ = run.train_rows.rows_per_epoch  # a text shorter than a row is refused here
     if started:
         _check_same(run)
-    else:
-        _create(run)
     return run
 
 
@@ -139,7 +138,10 @@ def _fingerprints(run: Run) -> dict[str, str]:
     return {"train": run.train.fingerprint, "validation": run.validation.fingerprint}
 
 
-def _create(run: Run) -> None:
+def create_folder(run: Run) -> None:
+    """Makes the run folder, unless it is there; to be called when nothing else can be wrong."""
+    if (run.folder / CONFIG_FILE).is_file():
+        return
     run.folder.mkdir(parents=True, exist_ok=True)
     run.tokenizer.save(run.folder / TOKENIZER)
     fields = to_dict(run.config)
@@ -166,10 +168,10 @@ def _check_same(run: Run) -> None:
             f"{run.folder} holds a run with another configuration ({listed}): "
             "give the same, or another --workdir"
         )
-    if steps(run.folder) and fields["data_fingerprints"] != _fingerprints(run):
+    if fields["data_fingerprints"] != _fingerprints(run):
         raise RunError(
-            f"the text of {run.config.data.source} is no longer what {run.folder} was trained "
-            "on: restore it, or give another --workdir"
+            f"the text of {run.config.data.source} is no longer what {run.folder} was made "
+            "for: restore it, or give another --workdir"
         )
 
 

@@ -75,11 +75,13 @@ class TextGenerator:
           on_text: given the first continuation piece by piece, as it grows.
 
         Raises:
-          ValueError: a number is out of range, or a prompt is empty and the
-            tokenizer has no token to begin a document with.
+          ValueError: a number is out of range, a stop string is empty, or a
+            prompt is and the tokenizer has no token to begin a document with.
         """
         _check_positive("max_new_tokens", max_new_tokens)
         _check_positive("num_samples", num_samples)
+        if "" in stop:
+            raise ValueError("a stop string is empty: every text would end before it begins")
         rows = [_Row(prompt, []) for prompt in prompts for _ in range(num_samples)]
         ids = [self._encode(row.prompt) for row in rows]
         shown = 0
@@ -130,9 +132,7 @@ def _settled(row: _Row, stop: Sequence[str]) -> int:
     # A character of several tokens decodes to U+FFFD until its last one; a
     # stop string may have begun.
     text = row.text.rstrip("�")
-    begun = [
-        n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])
-    ]
+    begun = [n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])]
     return len(text) - max(begun, default=0)
 
 
@@ -144,4 +144,3 @@ def _check_positive(name: str, value: int) -> None:
 def samples_to_json(samples: list[Sample]) -> str:
     """One JSON object: `{"samples": [{"prompt", "text", "tokens", "finished"}, …]}`."""
     return json.dumps({"samples": [dataclasses.asdict(s) for s in samples]}, ensure_ascii=False)
-

@@ -7,6 +7,7 @@ logical axis is cut.  Models know nothing of this.
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ MESH_AXES: dict[str | None, str | None] = {
 }
 
 
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Lays out all devices (or those given) as `config` says.
 
     Raises:
@@ -95,10 +96,8 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
     return PartitionSpec(*spec)
 
 
-def state_shardings(
-    state: TrainState, tx: optax.GradientTransformation, mesh: Mesh
-) -> TrainState:
-    """Where each array of a state (or of its shapes) lies; optimizer moments follow their parameter."""
+def state_shardings(state: TrainState, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Where each array of a state (or of its shapes) lies; moments lie as their parameter."""
     replicated = NamedSharding(mesh, PartitionSpec())
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: NamedSharding(mesh, parameter_spec(path_name(path), x.shape, mesh)),
@@ -137,6 +136,5 @@ def check_batch_divides(batch_size: int, parts: int) -> None:
 def shard_batch(batch: dict[str, Any], sharding: NamedSharding) -> dict[str, jax.Array]:
     """Places this process's rows; together the processes hold the global batch."""
     return {
-        name: jax.make_array_from_process_local_data(sharding, rows)
-        for name, rows in batch.items()
+        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
     }

@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jaxtyping import Array, Int
 
 
 @struct.dataclass
 class TrainState:
-    """Everything that changes from step to step."""
+    """Everything that changes from step to step: its arrays, or their shapes or shardings."""
 
-    step: Int[Array, ""]
-    """How many steps were taken."""
+    step: Any
+    """How many steps were taken, int32[]."""
     params: Any
     opt_state: Any
 

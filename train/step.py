@@ -88,9 +88,7 @@ def micro_batches(tree: Any, number: int) -> Any:
     Row r goes to part r mod `number`, so that each part of a batch that is
     spread over devices has rows of every device.
     """
-    return jax.tree.map(
-        lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0), tree
-    )
+    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0), tree)
 
 
 def accumulate(gradient_fn: Callable[..., Any], params: Any, micro: Any) -> Any:

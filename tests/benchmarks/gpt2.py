@@ -30,7 +30,6 @@ def training_step(rows: int, length: int, dropout: float) -> Callable[[], float]
     import jax
     import numpy as np
     import optax
-
     from flaxzoo import models, train
 
     config = dataclasses.replace(models.preset("gpt2"), dropout_rate=dropout)
@@ -63,7 +62,6 @@ def generation(rows: int, length: int, new_tokens: int) -> Callable[[], float]:
     """Greedy continuation of random prompts by GPT-2 small."""
     import jax
     import numpy as np
-
     from flaxzoo import models
 
     model = models.create(models.preset("gpt2"), models.Execution(layers="separate"))
@@ -106,6 +104,7 @@ def main() -> None:
         run = generation(rows, length, new_tokens)
     else:
         run = training_step(rows, length, arguments.dropout)
+    result = 0.0
     for _ in range(arguments.warmup):
         result = run()
     times = []

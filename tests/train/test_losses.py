@@ -108,6 +108,7 @@ def test_bfloat16_keeps_a_float32_loss_and_the_inputs_types():
 def largest_array(loss):
     """Numbers in the largest array of the compiled program."""
     text = with_gradient(loss).lower(*problem()).compile().as_text()
+    assert text is not None
     shapes = re.findall(r"\b[a-z]+\d*\[([\d,]+)\]", text)
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
