@@ -20,13 +20,14 @@ class MetricsLog:
     def __init__(self, run: Path, *, first_step: int, wandb_project: str | None) -> None:
         from tensorboardX import SummaryWriter
 
+        # First, so that nothing is open if it cannot be had.
+        self._wandb = _start_wandb(wandb_project, run) if wandb_project else None
         self._file = run / METRICS_FILE
         _forget_after(self._file, first_step)
         self._lines = self._file.open("a")
         self._board = SummaryWriter(
             str(run / TENSORBOARD), purge_step=first_step + 1 if first_step else None
         )
-        self._wandb = _start_wandb(wandb_project, run) if wandb_project else None
 
     def __enter__(self) -> "MetricsLog":
         return self
