@@ -77,12 +77,18 @@ def assert_same(ours, expected):
     assert ours.evaluation == pytest.approx(expected.evaluation, rel=2e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
+SLOW = ("data 4 tensor 2", "data 8, 2 micro-batches", "pmap, 2 micro-batches")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS],
+)
 def test_every_way_trains_the_same_model(way, runs, one_device):
     assert_same(runs(way), one_device)
 
 
-@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_accumulated_on_one_device(number, train_config, batches, one_device, monkeypatch):
     one = functools.partial(sharding_module.make_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(parallel_module, "make_mesh", one)
