@@ -28,7 +28,7 @@ class TransformerConfig:
     """Sizes common to every transformer here.
 
     Raises:
-      ValueError: a size is not positive, `dropout_rate` is not in [0, 1), or
+      ValueError: a size is not positive, `dropout_rate` or `norm_eps` is out of range, or
         `d_model` is not divisible by `num_heads`.
     """
 
@@ -56,8 +56,10 @@ class TransformerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} is not positive: choose at least 1")
-        if not 0 <= self.dropout_rate < 1:
-            raise ValueError(f"dropout_rate {self.dropout_rate} is not in [0, 1)")
+        if not 0 <= self.dropout_rate <= 0.99:
+            raise ValueError(f"dropout_rate {self.dropout_rate} is not in [0, 0.99]")
+        if not self.norm_eps > 0:
+            raise ValueError(f"norm_eps {self.norm_eps} must be above 0, for example 1e-5")
         if self.d_model % self.num_heads:
             choices = ", ".join(map(str, divisors(self.d_model)))
             raise ValueError(

@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .config import create
+from .shapes import parameter_shapes
 
 
 def separate_layers(model: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -27,8 +27,7 @@ def separate_layers(model: Any, params: dict[str, Any]) -> tuple[Any, dict[str, 
         return model, params
     execution = dataclasses.replace(model.execution, layers="separate", remat="none")
     separate = create(model.config, execution)
-    ids = jnp.zeros((1, 1), jnp.int32)
-    shapes = jax.eval_shape(separate.init, jax.random.key(0), input_ids=ids)["params"]
+    shapes = parameter_shapes(separate)
     layers = {
         f"layers_{i}": jax.tree.map(lambda x, i=i: x[i], params["layers"])
         for i in range(model.config.num_layers)

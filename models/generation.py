@@ -22,6 +22,9 @@ from .attention import HIDDEN, Cache, init_cache
 from .decoding_layout import separate_layers
 from .dropout import fold_in, row_keys
 
+SMALLEST_TEMPERATURE = 1e-6
+"""Below it the best token is taken: float32 has no room for smaller divisors."""
+
 PROMPT_BUCKET = 32
 CACHE_BUCKET = 64
 
@@ -78,13 +81,14 @@ def sampling_arrays(sampling: Sampling, vocab_size: int) -> SamplingArrays:
     """Makes the arrays of a `Sampling`."""
     top_k = vocab_size if sampling.top_k is None else min(sampling.top_k, vocab_size)
     top_p = 1.0 if sampling.top_p is None else sampling.top_p
+    greedy = sampling.temperature < SMALLEST_TEMPERATURE
     return SamplingArrays(
-        temperature=jnp.float32(sampling.temperature or 1.0),
+        temperature=jnp.float32(1.0 if greedy else sampling.temperature),
         top_k=jnp.int32(top_k),
         top_p=jnp.float32(top_p),
         repetition_penalty=jnp.float32(sampling.repetition_penalty),
-        greedy=sampling.temperature == 0,
-        filtered=sampling.temperature != 0 and (top_k < vocab_size or top_p < 1),
+        greedy=greedy,
+        filtered=not greedy and (top_k < vocab_size or top_p < 1),
         penalised=sampling.repetition_penalty != 1,
     )
 
@@ -188,7 +192,7 @@ class Generator:
             jax.default_backend(), DEFAULT_TOKENS_PER_CALL
         )
         arrays = sampling_arrays(sampling, self.config.vocab_size)
-        keys = row_keys(jax.random.key(seed), len(prompts))
+        keys = row_keys(jax.random.key(seed, impl="threefry2x32"), len(prompts))
         contexts = [list(prompt) for prompt in prompts]
         used = [set(prompt) for prompt in prompts]  # nothing falls out of these
         done = 0

@@ -58,6 +58,13 @@ class GPTConfig(TransformerConfig):
     scale_residual_init: bool = True
     """Whether residual projections start smaller by 1/√(2L) (GPT-2, GPT-3)."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_window is not None and self.local_window < 1:
+            raise ValueError(f"local_window {self.local_window} must be at least 1, or None")
+        if not self.position_base > 0:
+            raise ValueError(f"position_base {self.position_base} must be above 0")
+
 
 @struct.dataclass
 class LayerInputs:
@@ -151,13 +158,15 @@ class GPT(nn.Module):
             real tokens of the row, from 0 in every document of a packed row.
           segment_ids: number of the document that each token of a packed row
             belongs to, 0 for padding. Documents do not see each other.
-          cache: what earlier calls left; `input_ids` continue it.
+          cache: what earlier calls left; `input_ids` continue it. Beyond its
+            last slot all scores are NaN.
           rng: one key per row (`models.row_keys`) switches dropout on.
           output_attentions: whether to answer the attention weights as well.
 
         Raises:
-          ValueError: T is longer than `max_length`, or a cache is given
-            together with packed rows.
+          ValueError: T is longer than `max_length`, `attention_mask` does not
+            cover the tokens (or slots), or a cache is given together with
+            packed rows.
         """
         c, e = self.config, self.execution
         length = input_ids.shape[1]
@@ -167,6 +176,12 @@ class GPT(nn.Module):
             )
         if cache is not None and segment_ids is not None:
             raise ValueError("a cache cannot continue packed rows: leave segment_ids out")
+        num_keys = length if cache is None else cache.length
+        if attention_mask is not None and attention_mask.shape[1] != num_keys:
+            raise ValueError(
+                f"attention_mask has {attention_mask.shape[1]} columns for {num_keys} "
+                f"{'tokens' if cache is None else 'slots of the cache'}: give one for each"
+            )
         start = jnp.zeros((), jnp.int32) if cache is None else cache.index
         if position_ids is None:
             position_ids = default_positions(start, length, attention_mask, segment_ids)
@@ -174,7 +189,6 @@ class GPT(nn.Module):
         x = embed(input_ids) + self._positions(position_ids)
         x = dropout(x, c.dropout_rate, rng, "embedding")
 
-        num_keys = length if cache is None else cache.length
         query_index, key_index = start + jnp.arange(length), jnp.arange(num_keys)
         visible = visible_mask(attention_mask, segment_ids)
         mask = causal_mask(query_index, key_index) & visible
@@ -186,6 +200,8 @@ class GPT(nn.Module):
         if c.norm_position == "pre":
             x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
         if cache is not None:
+            # A write beyond the last slot would land on it: NaN, not a plausible answer.
+            x = jnp.where(start + length <= num_keys, x, jnp.nan)
             cache = Cache(layers, start + length)
         projection = Projection(x, embed.embedding.astype(e.dtype))
         return CausalLMOutput(x, projection, cache, attentions)

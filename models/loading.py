@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .config import Execution, config_from_dict, create
+from .shapes import parameter_shapes
 
 CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
@@ -40,11 +40,10 @@ def load(
     folder = Path(path).resolve()
     model = create(config_from_dict(read_config(folder)["model"]), execution)
     step = newest_step(folder) if step is None else check_step(folder, step)
-    ids = jnp.zeros((1, 1), jnp.int32)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        jax.eval_shape(model.init, jax.random.key(0), input_ids=ids)["params"],
+        parameter_shapes(model),
     )
     with ocp.StandardCheckpointer() as checkpointer:
         params = checkpointer.restore(folder / CHECKPOINTS / str(step) / PARAMS, shapes)
@@ -56,6 +55,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: the folder is not a run.
+      ValueError: it has another `config.json` than flaxzoo's, or a broken one.
     """
     file = Path(folder) / CONFIG_FILE
     if not file.is_file():
@@ -63,7 +63,16 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder} {what}: give a run folder, made by `flaxzoo train … --workdir {folder}`"
         )
-    return json.loads(file.read_text())
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}): restore it") from error
+    if not isinstance(fields, dict) or not {"model", "train"} <= fields.keys():
+        raise ValueError(
+            f"{file} was not written by flaxzoo: give a run folder (folders of other libraries "
+            "cannot be read yet)"
+        )
+    return fields
 
 
 def steps(folder: str | Path) -> list[int]:

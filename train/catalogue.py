@@ -1,23 +1,17 @@
 """`flaxzoo list`: what there is."""
 
-from collections.abc import Callable
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Column, Table
 
 from ..models.config import TransformerConfig, create, presets
-from .recipes import RECIPES
+from ..models.shapes import parameter_shapes
+from .recipes import RECIPES, describe
 from .state import count_parameters
 
 
 def preset_parameters(config: TransformerConfig) -> int:
     """How many parameters a model of this configuration has; makes none of them."""
-    model = create(config)
-    ids = jnp.zeros((1, 1), jnp.int32)
-    return count_parameters(jax.eval_shape(model.init, jax.random.key(0), input_ids=ids)["params"])
+    return count_parameters(parameter_shapes(create(config)))
 
 
 def print_catalogue() -> None:
@@ -32,10 +26,5 @@ def print_catalogue() -> None:
     console.print(table)
     notes = [f"{name}: {preset.note}" for name, preset in presets().items() if preset.note]
     console.print("", *notes, "", sep="\n", highlight=False)
-    for name, make in RECIPES.items():
-        console.print(f"recipe {name}: {first_line(make)}", highlight=False)
-
-
-def first_line(function: Callable[..., Any]) -> str:
-    """The first line of a function's docstring."""
-    return (function.__doc__ or "").split("\n")[0]
+    for name in RECIPES:
+        console.print(f"recipe {name}: {describe(name)}", highlight=False)

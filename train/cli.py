@@ -4,6 +4,7 @@ Every command is a function, imported when it is asked for: `flaxzoo --help`
 needs neither jax nor anything else that is slow to import.
 """
 
+import os
 import sys
 from importlib import import_module
 
@@ -16,9 +17,6 @@ COMMANDS = {
     "list": "print the published model sizes and the recipes",
     "tokenizer": "train a tokenizer on a text",
 }
-
-# What a user can cause and mend; everything else is a bug, with its traceback.
-USER_ERRORS = (ValueError, OSError)
 
 HELP = """usage: flaxzoo COMMAND …
 
@@ -58,11 +56,29 @@ def _run(command: str, arguments: list[str]) -> int:
         getattr(commands, f"{command}_command")(arguments)
     except NonFiniteLoss as error:
         return _fail(str(error), 3)
-    except USER_ERRORS as error:
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        if not _is_user_error(error):
+            raise
         return _fail(" ".join(str(error).split()), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     return 0
+
+
+def _is_user_error(error: Exception) -> bool:
+    """Whether a user caused it and can mend it; everything else is a bug, with its traceback.
+
+    Files that cannot be read or written are; so is a value that flaxzoo itself
+    refused, but not one that a library below stumbled over.
+    """
+    if isinstance(error, OSError):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals["__name__"].startswith("flaxzoo.")
 
 
 def _fail(message: str, status: int) -> int:

@@ -5,13 +5,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import tyro
 
 from ..data.tokenizer_training import TokenizerKind
 from .config import TrainConfig
-from .recipes import RECIPES, recipe
+from .recipes import RECIPES, describe, recipe
 
 Positional = tyro.conf.Positional
 
@@ -33,7 +32,7 @@ class TrainArguments(TrainConfig):
 def train_command(arguments: list[str]) -> None:
     """The command `flaxzoo train RECIPE [options]`."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<18} {_first_line(make)}" for name, make in RECIPES.items())
+        listed = "\n".join(f"  {name:<18} {describe(name)}" for name in RECIPES)
         print(
             "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n\n"
             f"recipes:\n{listed}\n\nAll options of a recipe: flaxzoo train quickstart --help"
@@ -194,10 +193,6 @@ def tokenizer_command(arguments: list[str]) -> None:
     tokenizer = train_tokenizer(documents, TokenizerConfig(parsed.kind, parsed.vocab_size))
     tokenizer.save(parsed.output)
     _say(f"{parsed.output}: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
-
-
-def _first_line(function: Any) -> str:
-    return (function.__doc__ or "").split("\n")[0]
 
 
 def _enable_compilation_cache() -> None:

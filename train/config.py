@@ -1,6 +1,7 @@
 """The typed configuration of a training run; its fields are the command line's flags."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 from ..data.tokenizer_training import TokenizerConfig
@@ -45,6 +46,18 @@ class OptimizerConfig:
     max_gradient_norm: float | None = 1.0
     """Gradients longer than this (global norm) are scaled down to it."""
 
+    def __post_init__(self) -> None:
+        for name in ("peak_learning_rate", "epsilon", "max_gradient_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"optimizer.{name} {value} must be above 0 and finite")
+        for name in ("weight_decay", "final_fraction"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"optimizer.{name} {getattr(self, name)} must be at least 0")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name} {getattr(self, name)} must be in [0, 1)")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
@@ -79,7 +92,7 @@ class TrainConfig:
     log_every: int = 10
     """Steps between two lines of metrics."""
     evaluate_every: int
-    """Steps between two evaluations on the validation text."""
+    """Steps between two evaluations on the validation text (every checkpoint is one too)."""
     checkpoint_every: int
     """Steps between two checkpoints."""
     keep_last: int = 2
@@ -98,6 +111,11 @@ class TrainConfig:
                 f"data.length {self.data.length} exceeds model.max_length "
                 f"{self.model.max_length}: lower the first or raise the second"
             )
+        if self.execution.param_dtype != "float32":
+            raise ValueError(
+                f"execution.param_dtype {self.execution.param_dtype} would lose small updates: "
+                "train with float32 parameters and --execution.dtype bfloat16"
+            )
         if self.execution.layers == "separate":
             raise ValueError(
                 "execution.layers separate is for decoding: choose scan or unroll to train"
@@ -115,6 +133,10 @@ class TrainConfig:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
         if self.data.length < 1:
             raise ValueError(f"data.length {self.data.length} must be at least 1")
+        if self.keep_best < 0:
+            raise ValueError(f"keep_best {self.keep_best} must be at least 0")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed {self.seed} must be at least 0 and below 2³²")
 
 
 # Fields that say how a run is carried out and not what comes out of it: a run
@@ -141,7 +163,20 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def from_dict(fields: dict[str, Any]) -> TrainConfig:
-    """The configuration that `to_dict` wrote."""
+    """The configuration that `to_dict` wrote.
+
+    Raises:
+      ValueError: a field is missing or unknown.
+    """
+    try:
+        return _from_dict(fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"config.json does not fit this version of flaxzoo ({error}): use the one that wrote it"
+        ) from error
+
+
+def _from_dict(fields: dict[str, Any]) -> TrainConfig:
     data = dict(fields["data"])
     data["tokenizer"] = TokenizerConfig(**data["tokenizer"])
     return TrainConfig(

@@ -6,9 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from .objectives import Objective
+from .objectives import Batch, Objective, Terms
 
 EvaluateFn = Callable[[Any, dict[str, np.ndarray]], tuple[Any, Any]]
+
+
+def make_evaluate_fn(apply_fn: Callable[..., Any], objective: Objective) -> Callable[..., Any]:
+    """Makes `evaluate_fn(params, batch) -> (sums, counts)`, to be compiled by the caller."""
+
+    def evaluate_fn(params: Any, batch: Batch) -> tuple[Terms, Terms]:
+        outputs = apply_fn({"params": params}, **objective.inputs(batch))
+        return objective.terms(outputs, batch), objective.counts(batch)
+
+    return evaluate_fn
 
 
 def evaluate(

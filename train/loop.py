@@ -55,6 +55,7 @@ class _Session:
     state: Any
     step: int
     validation: dict[str, float] | None = None
+    validated_step: int | None = None
 
 
 def train(
@@ -77,6 +78,11 @@ def train(
         not fit; before any training.
       NonFiniteLoss: the loss stopped being finite; the last checkpoint stands.
     """
+    if jax.process_count() > 1:
+        raise RunError(
+            f"{jax.process_count()} processes cannot share a run yet: start one, for all devices "
+            "of one machine"
+        )
     progress = Progress(quiet)
     run = prepare_run(config, Path(workdir), progress.say)
     config, objective = run.config, CAUSAL
@@ -125,7 +131,7 @@ def _finish(run: Run, validation: dict[str, float], devices: str, progress: Prog
         f"text {entropy:.4f} nats/token"
     )
     sample = None
-    if config.sample_prompt is not None and jax.process_index() == 0:
+    if config.sample_prompt is not None:
         generator = TextGenerator.of_run(run.folder)
         samples = generator([config.sample_prompt], max_new_tokens=100, seed=config.seed)
         sample = config.sample_prompt + samples[0].text
@@ -146,8 +152,6 @@ def _train_batches(run: Run) -> BatchIterator:
         batch_size=config.batch_size,
         seed=config.seed,
         num_steps=config.steps,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
         num_workers=config.data.num_workers,
     )
 
@@ -187,16 +191,19 @@ def _run_steps(s: _Session, stopping: list[int]) -> None:
         if pending is not None:
             _record(s, *pending, schedule)
         pending = (s.step, metrics)
-        evaluating = s.step % config.evaluate_every == 0 or s.step == config.steps
-        if evaluating or s.step % config.checkpoint_every == 0:
-            # Nothing is kept of a state whose loss was not finite.
+        saving = s.step % config.checkpoint_every == 0 or s.step == config.steps
+        if saving or s.step % config.evaluate_every == 0:
+            # Nothing is kept of a state whose loss was not finite; every
+            # checkpoint is evaluated, so that the best is among those kept.
             _record(s, *pending, schedule)
             pending = None
-            _measure_and_save(s, evaluating)
+            _evaluate(s)
+            if saving:
+                _save(s)
     if pending is not None:
         _record(s, *pending, schedule)
     if stopping:
-        _save(s, None)
+        _save(s)
         name = signal.Signals(stopping[0]).name
         s.progress.say(f"{name}: saved step {s.step}; the same command goes on from there")
     s.progress.say(f"{s.step} steps done; trained for {time.monotonic() - started:.0f} s")
@@ -224,35 +231,28 @@ def _not_finite(s: _Session, what: str) -> NonFiniteLoss:
     )
 
 
-def _measure_and_save(s: _Session, evaluating: bool) -> None:
-    config = s.run.config
-    validation_loss = None
-    if evaluating:
-        batches = evaluation_batches(
-            s.run.validation_rows,
-            batch_size=config.batch_size,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
-        s.validation = evaluate(
-            s.program.evaluate,
-            s.state,
-            batches,
-            s.objective,
-            num_bytes=s.run.validation.num_bytes,
-        )
-        validation_loss = s.validation["loss"]
-        if not math.isfinite(validation_loss):
-            raise _not_finite(s, f"the validation loss of step {s.step} is {validation_loss}")
-        s.log.write(s.step, "validation", s.validation)
-        s.progress.evaluated(s.step, s.validation)
-    if s.step % config.checkpoint_every == 0 or s.step == config.steps:
-        _save(s, validation_loss)
+def _evaluate(s: _Session) -> None:
+    """Measures the loss on the validation text."""
+    rows, size = s.run.validation_rows, s.run.config.batch_size
+    s.validation = evaluate(
+        s.program.evaluate,
+        s.state,
+        evaluation_batches(rows, batch_size=size),
+        s.objective,
+        num_bytes=s.run.validation.num_bytes,
+    )
+    s.validated_step = s.step
+    if not math.isfinite(s.validation["loss"]):
+        raise _not_finite(s, f"the validation loss of step {s.step} is {s.validation['loss']}")
+    s.log.write(s.step, "validation", s.validation)
+    s.progress.evaluated(s.step, s.validation)
 
 
-def _save(s: _Session, validation_loss: float | None) -> None:
-    state = s.program.to_global(s.state)
-    s.checkpoints.save(state, s.batches.get_state(), validation_loss)
+def _save(s: _Session) -> None:
+    """Begins to write a checkpoint, with the validation loss if this step has one."""
+    measured = s.validation if s.validated_step == s.step else None
+    loss = None if measured is None else measured["loss"]
+    s.checkpoints.save(s.program.to_global(s.state), s.batches.get_state(), loss)
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 """Where numbers go: `metrics.jsonl`, TensorBoard, and Weights & Biases if asked for."""
 
+import hashlib
 import json
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from ..data.atomic import write_file
+from ..models.loading import CONFIG_FILE
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -25,9 +28,7 @@ class MetricsLog:
         self._file = run / METRICS_FILE
         _forget_after(self._file, first_step)
         self._lines = self._file.open("a")
-        self._board = SummaryWriter(
-            str(run / TENSORBOARD), purge_step=first_step + 1 if first_step else None
-        )
+        self._board = SummaryWriter(str(run / TENSORBOARD), purge_step=first_step + 1)
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -68,9 +69,7 @@ def _forget_after(file: Path, step: int) -> None:
     # A process killed in mid-line leaves one without its end.
     lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
     kept = [line for line in lines if json.loads(line)["step"] <= step]
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text("".join(kept))
-    temporary.replace(file)
+    write_file(file, "".join(kept).encode())
 
 
 def _start_wandb(project: str, run: Path) -> Any:
@@ -80,4 +79,8 @@ def _start_wandb(project: str, run: Path) -> Any:
         raise ValueError(
             f"wandb_project {project!r} needs Weights & Biases: pip install 'flaxzoo[wandb]'"
         ) from error
-    return wandb.init(project=project, name=run.name, dir=str(run), resume="allow")
+    # The same folder is the same run there, however often it is taken up.
+    identity = hashlib.blake2b((run / CONFIG_FILE).read_bytes(), digest_size=8).hexdigest()
+    return wandb.init(
+        project=project, name=run.name, id=f"{run.name}-{identity}", dir=str(run), resume="allow"
+    )

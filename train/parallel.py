@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..models.config import create
 from .config import TrainConfig
+from .evaluation import make_evaluate_fn
 from .objectives import Batch, Objective, Terms
 from .optimizer import make_optimizer
 from .sharding import (
@@ -75,27 +76,25 @@ class _Functions:
 def _functions(config: TrainConfig, objective: Objective) -> _Functions:
     model = create(config.model, config.execution)
     tx = make_optimizer(config.optimizer, config.steps)
-    root = jax.random.key(config.seed)
+    # Named, for a run must not depend on what jax is configured to use.
+    root = jax.random.key(config.seed, impl="threefry2x32")
     init_rng, step_rng = jax.random.split(root)
 
     def init() -> TrainState:
         params = model.init(init_rng, input_ids=jnp.zeros((1, 1), jnp.int32))["params"]
         return init_state(params, tx)
 
-    def evaluate(params: Any, batch: Batch) -> tuple[Terms, Terms]:
-        outputs = model.apply({"params": params}, **objective.inputs(batch))
-        return objective.terms(outputs, batch), objective.counts(batch)
-
     make_step = functools.partial(
         make_train_step, model.apply, objective, tx, num_micro_batches=config.micro_batches
     )
+    evaluate = make_evaluate_fn(model.apply, objective)
     return _Functions(init, tx, make_step, evaluate, step_rng)
 
 
 def _jit_program(config: TrainConfig, objective: Objective) -> Program:
     f = _functions(config, objective)
     mesh = make_mesh(config.mesh)
-    rows = batch_sharding(mesh, config.batch_size)
+    rows = batch_sharding(mesh, config.batch_size, config.micro_batches)
     shapes = jax.eval_shape(f.init)
     shardings = state_shardings(shapes, f.tx, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -121,7 +120,7 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
     f = _functions(config, objective)
     devices = jax.local_devices()
     number = len(devices)
-    check_batch_divides(config.batch_size, number)
+    check_batch_divides(config.batch_size, number, config.micro_batches)
     # Each device cuts its own rows into micro-batches.
     step = jax.pmap(
         f.make_step(axis_name=PMAP_AXIS),

@@ -88,3 +88,8 @@ def recipe(name: str) -> TrainConfig:
     if name not in RECIPES:
         raise ValueError(f"no recipe named {name!r}: {nearest(name, list(RECIPES))}")
     return RECIPES[name]()
+
+
+def describe(name: str) -> str:
+    """A recipe in one line."""
+    return (RECIPES[name].__doc__ or "").split("\n")[0]

@@ -7,11 +7,10 @@ It holds `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metrics.jsonl`,
 import dataclasses
 import importlib.metadata
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from ..data.atomic import build_folder
 from ..data.causal import CausalEvaluationRows, CausalRows
 from ..data.corpus import TokenCorpus, build_corpus
 from ..data.documents import Documents, default_cache_dir, load_documents
@@ -63,16 +62,19 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
       DataError: the text cannot be had, read or cut into rows.
       RunError: the folder holds another run, or something that is not a run.
     """
-    started = (folder / CONFIG_FILE).is_file()
-    if not started:
+    tokenizer = None
+    if (folder / CONFIG_FILE).is_file():
+        old, tokenizer = open_run(folder)
+        config = _grow_vocabulary(config, tokenizer)
+        _check_same_config(folder, old, config)
+    else:
         _check_empty(folder)
     train, validation = training_documents(config.data), validation_documents(config.data)
-    if started:
-        tokenizer = load_tokenizer(folder / TOKENIZER)
-    else:
+    if tokenizer is None:
         tokenizer = train_tokenizer(train, config.data.tokenizer)
+        config = _grow_vocabulary(config, tokenizer)
+    _check_frames(tokenizer)
     say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
-    config = _grow_vocabulary(config, tokenizer)
     corpora = [
         build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
         for documents in (train, validation)
@@ -84,8 +86,8 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
         )
     run = Run(folder, config, tokenizer, *corpora)
     _ = run.train_rows.rows_per_epoch  # a text shorter than a row is refused here
-    if started:
-        _check_same(run)
+    if (folder / CONFIG_FILE).is_file():
+        _check_same_text(run)
     return run
 
 
@@ -127,6 +129,15 @@ def _grow_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> TrainConfig:
     return dataclasses.replace(config, model=model)
 
 
+def _check_frames(tokenizer: Tokenizer) -> None:
+    """Without its own ends a document's first token would go unpredicted, its bytes counted."""
+    if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
+        raise RunError(
+            f"this {tokenizer.kind} tokenizer has no token that begins and one that ends a "
+            "document: train one (--data.tokenizer.kind), or name one of a causal language model"
+        )
+
+
 def _check_empty(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(
@@ -142,41 +153,42 @@ def create_folder(run: Run) -> None:
     """Makes the run folder, unless it is there; to be called when nothing else can be wrong."""
     if (run.folder / CONFIG_FILE).is_file():
         return
-    run.folder.mkdir(parents=True, exist_ok=True)
-    run.tokenizer.save(run.folder / TOKENIZER)
+    if run.folder.is_dir():
+        run.folder.rmdir()  # it is empty, or `prepare_run` had refused it
     fields = to_dict(run.config)
-    model = fields.pop("model")
-    write_json(
-        run.folder / CONFIG_FILE,
-        {
-            "flaxzoo": importlib.metadata.version("flaxzoo"),
-            "model": model,
-            "train": fields,
-            "data_fingerprints": _fingerprints(run),
-        },
-    )
+    facts = {
+        "flaxzoo": importlib.metadata.version("flaxzoo"),
+        "model": fields.pop("model"),
+        "train": fields,
+        "data_fingerprints": _fingerprints(run),
+    }
+
+    def fill(folder: Path) -> None:
+        run.tokenizer.save(folder / TOKENIZER)
+        (folder / CONFIG_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+    build_folder(run.folder, fill)
 
 
-def _check_same(run: Run) -> None:
-    """Refuses to go on with another configuration or another text."""
-    fields = read_config(run.folder)
-    old = from_dict(fields["train"] | {"model": fields["model"]})
-    changed = differences(old, run.config)
+def _check_same_config(folder: Path, old: TrainConfig, new: TrainConfig) -> None:
+    """Refuses to go on with another configuration."""
+    changed = differences(old, new)
     if changed:
         listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
         raise RunError(
-            f"{run.folder} holds a run with another configuration ({listed}): "
+            f"{folder} holds a run with another configuration ({listed}): "
             "give the same, or another --workdir"
         )
-    if fields["data_fingerprints"] != _fingerprints(run):
-        raise RunError(
-            f"the text of {run.config.data.source} is no longer what {run.folder} was made "
-            "for: restore it, or give another --workdir"
-        )
 
 
-def write_json(file: Path, value: Any) -> None:
-    """Writes `value` so that the file is never seen half written."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    temporary.replace(file)
+def _check_same_text(run: Run) -> None:
+    """Refuses to go on with another text."""
+    if read_config(run.folder)["data_fingerprints"] == _fingerprints(run):
+        return
+    source = run.config.data.source
+    comes_with_python = parse_source(source).kind == "builtin"
+    remedy = "use the Python version it began with" if comes_with_python else "restore it"
+    raise RunError(
+        f"the text of {source} is no longer what {run.folder} was made for: {remedy}, "
+        "or give another --workdir"
+    )

@@ -20,7 +20,7 @@ class Sample:
     text: str
     """What follows the prompt."""
     tokens: list[int]
-    """The new tokens."""
+    """The new tokens, those of a stop string included."""
     finished: bool
     """Whether the model or a stop string ended it, before its length did."""
 
@@ -30,6 +30,9 @@ class _Row:
     """One continuation as it grows."""
 
     prompt: str
+    prompt_ids: list[int]
+    prompt_length: int
+    """Characters of the decoded prompt."""
     tokens: list[int]
     text: str = ""
     finished: bool = False
@@ -82,8 +85,8 @@ class TextGenerator:
         _check_positive("num_samples", num_samples)
         if "" in stop:
             raise ValueError("a stop string is empty: every text would end before it begins")
-        rows = [_Row(prompt, []) for prompt in prompts for _ in range(num_samples)]
-        ids = [self._encode(row.prompt) for row in rows]
+        rows = [self._row(prompt) for prompt in prompts for _ in range(num_samples)]
+        ids = [row.prompt_ids for row in rows]
         shown = 0
         for new in self._generator.stream(
             ids, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed
@@ -99,6 +102,11 @@ class TextGenerator:
         if on_text is not None:
             on_text(rows[0].text[shown:])
         return [Sample(row.prompt, row.text, row.tokens, row.finished) for row in rows]
+
+    def _row(self, prompt: str) -> _Row:
+        ids = self._encode(prompt)
+        # Some tokenizers join a word to the one before: what follows is decoded with it.
+        return _Row(prompt, ids, len(self._tokenizer.decode(ids)), [])
 
     def _encode(self, prompt: str) -> list[int]:
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
@@ -119,7 +127,7 @@ class TextGenerator:
                 row.finished = True
                 return
             row.tokens.append(token)
-            row.text = self._tokenizer.decode(row.tokens)
+            row.text = self._tokenizer.decode(row.prompt_ids + row.tokens)[row.prompt_length :]
             found = [place for s in stop if (place := row.text.find(s)) >= 0]
             if found:
                 row.text, row.finished = row.text[: min(found)], True

@@ -1,7 +1,6 @@
 """A trained model's loss on any text."""
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -10,9 +9,9 @@ from ..data.causal import CausalEvaluationRows
 from ..data.corpus import TokenCorpus, build_corpus
 from ..data.documents import default_cache_dir
 from ..data.pipeline import evaluation_batches
-from ..models.loading import load
-from .evaluation import evaluate
-from .objectives import CAUSAL, Batch
+from ..models.loading import load, read_config
+from .evaluation import evaluate, make_evaluate_fn
+from .objectives import CAUSAL
 from .run import Say, open_run, validation_documents, whole_source
 
 
@@ -40,14 +39,15 @@ def score_run(
     corpus = build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
     _report_unknown(corpus, tokenizer.special_ids.unk, say)
 
-    @jax.jit
-    def sums_and_counts(params: Any, batch: Batch) -> Any:
-        outputs = model.apply({"params": params}, **CAUSAL.inputs(batch))
-        return CAUSAL.terms(outputs, batch), CAUSAL.counts(batch)
-
+    if (
+        source is None
+        and corpus.fingerprint != read_config(folder)["data_fingerprints"]["validation"]
+    ):
+        say("the validation text is not the one this run was trained beside: it has changed since")
+    evaluate_fn = jax.jit(make_evaluate_fn(model.apply, CAUSAL))
     rows = CausalEvaluationRows(corpus, config.data.length)
     batches = evaluation_batches(rows, batch_size=min(config.batch_size, rows.rows_per_epoch))
-    return evaluate(sums_and_counts, params, batches, CAUSAL, num_bytes=corpus.num_bytes)
+    return evaluate(evaluate_fn, params, batches, CAUSAL, num_bytes=corpus.num_bytes)
 
 
 def _report_unknown(corpus: TokenCorpus, unknown_id: int | None, say: Say) -> None:

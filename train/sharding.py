@@ -113,22 +113,24 @@ def state_shardings(state: TrainState, tx: optax.GradientTransformation, mesh: M
     return TrainState(replicated, params, opt_state)
 
 
-def batch_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
+def batch_sharding(mesh: Mesh, batch_size: int, micro_batches: int = 1) -> NamedSharding:
     """Where the rows of a batch lie.
 
     Raises:
       ValueError: the rows cannot be dealt out evenly.
     """
     parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    check_batch_divides(batch_size, parts)
+    check_batch_divides(batch_size, parts, micro_batches)
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def check_batch_divides(batch_size: int, parts: int) -> None:
-    """Raises ValueError if `batch_size` rows cannot be dealt out to `parts` devices."""
+def check_batch_divides(batch_size: int, devices: int, micro_batches: int = 1) -> None:
+    """Raises ValueError if not every device gets equally many rows of every micro-batch."""
+    parts = devices * micro_batches
     if batch_size % parts:
+        cut = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
         raise ValueError(
-            f"batch_size {batch_size} cannot be dealt out to {parts} devices: "
+            f"batch_size {batch_size} cannot be dealt out to {devices} devices{cut}: "
             f"choose a multiple of {parts}"
         )
 
