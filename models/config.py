@@ -56,8 +56,8 @@ class TransformerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} is not positive: choose at least 1")
-        if not 0 <= self.dropout_rate <= 0.99:
-            raise ValueError(f"dropout_rate {self.dropout_rate} is not in [0, 0.99]")
+        if not 0 <= self.dropout_rate < 1:
+            raise ValueError(f"dropout_rate {self.dropout_rate} is not in [0, 1)")
         if not self.norm_eps > 0:
             raise ValueError(f"norm_eps {self.norm_eps} must be above 0, for example 1e-5")
         if self.d_model % self.num_heads:

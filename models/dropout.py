@@ -55,5 +55,6 @@ def dropout(
     counters = jnp.arange(-(-size // 2), dtype=jnp.uint32)
     words = jax.vmap(lambda key: threefry_2x32(key, counters))(keys)
     draws = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(x.shape[0], -1)[:, :size]
-    keep = checkpoint_name(draws.reshape(x.shape) >= round(rate * 2**16), DROPOUT_MASK)
+    dropped_below = min(round(rate * 2**16), 2**16 - 1)
+    keep = checkpoint_name(draws.reshape(x.shape) >= dropped_below, DROPOUT_MASK)
     return jnp.where(keep, x / (1 - rate), 0)

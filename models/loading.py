@@ -61,7 +61,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not file.is_file():
         what = "has no config.json" if Path(folder).is_dir() else "does not exist"
         raise FileNotFoundError(
-            f"{folder} {what}: give a run folder, made by `flaxzoo train … --workdir {folder}`"
+            f"{folder} {what}: give a run folder, as `flaxzoo train` leaves one"
         )
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))

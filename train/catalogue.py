@@ -24,7 +24,10 @@ def print_catalogue() -> None:
         context = f"{preset.config.max_length:,}"
         table.add_row(name, preset.paper, parameters, preset.published, context)
     console.print(table)
-    notes = [f"{name}: {preset.note}" for name, preset in presets().items() if preset.note]
+    noted = {}
+    for name, preset in presets().items():
+        noted.setdefault(preset.note, []).append(name)
+    notes = [f"{', '.join(names)}: {note}" for note, names in noted.items() if note]
     console.print("", *notes, "", sep="\n", highlight=False)
     for name in RECIPES:
         console.print(f"recipe {name}: {describe(name)}", highlight=False)

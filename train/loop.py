@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from ..data.pipeline import BatchIterator, evaluation_batches, train_iterator
+from ..models.generation import Sampling
 from .checkpoint import Checkpoints
 from .config import TrainConfig
 from .errors import NonFiniteLoss, RunError
@@ -99,19 +100,24 @@ def train(
         closing(_train_batches(run)) as batches,
     ):
         state, step = _start(program, checkpoints, batches, run, resume, progress)
-        with (
-            MetricsLog(run.folder, first_step=step, wandb_project=config.wandb_project) as log,
-            progress.bar(config.steps, step, config.batch_size * config.data.length),
-        ):
-            session = _Session(
-                run, program, objective, checkpoints, batches, log, progress, state, step
-            )
-            _run_steps(session, stopping)
+        validation = None
+        if step == config.steps:
+            progress.say(f"{run.folder} is finished: all {step} steps are done")
+        else:
+            with (
+                MetricsLog(run.folder, first_step=step, wandb_project=config.wandb_project) as log,
+                progress.bar(config.steps, step, config.batch_size * config.data.length),
+            ):
+                session = _Session(
+                    run, program, objective, checkpoints, batches, log, progress, state, step
+                )
+                _run_steps(session, stopping)
+                step, validation = session.step, session.validation
     sample = None
-    unreported = session.validation or _left_unreported(run.folder)
-    if session.step == config.steps and unreported:
+    unreported = validation or _left_unreported(run.folder)
+    if step == config.steps and unreported:
         sample = _finish(run, unreported, program.description, progress)
-    return Result(run, session.step, session.step == config.steps, session.validation, sample)
+    return Result(run, step, step == config.steps, validation, sample)
 
 
 def _left_unreported(folder: Path) -> dict[str, float] | None:
@@ -133,7 +139,12 @@ def _finish(run: Run, validation: dict[str, float], devices: str, progress: Prog
     sample = None
     if config.sample_prompt is not None:
         generator = TextGenerator.of_run(run.folder)
-        samples = generator([config.sample_prompt], max_new_tokens=100, seed=config.seed)
+        samples = generator(
+            [config.sample_prompt],
+            max_new_tokens=100,
+            sampling=Sampling(temperature=0.8, top_p=0.95),
+            seed=config.seed,
+        )
         sample = config.sample_prompt + samples[0].text
     facts = {
         "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",

@@ -41,8 +41,9 @@ class Progress:
             TextColumn("loss {task.fields[loss]}"),
             TextColumn("{task.fields[speed]} tokens/s"),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("elapsed,"),
             TimeRemainingColumn(),
+            TextColumn("left"),
         )
         self._tokens_per_step, self._first_step = tokens_per_step, first_step
         with RichProgress(*columns, console=self._console) as self._bar:

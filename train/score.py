@@ -38,12 +38,9 @@ def score_run(
     documents = validation_documents(config.data) if source is None else whole_source(source)
     corpus = build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
     _report_unknown(corpus, tokenizer.special_ids.unk, say)
-
-    if (
-        source is None
-        and corpus.fingerprint != read_config(folder)["data_fingerprints"]["validation"]
-    ):
-        say("the validation text is not the one this run was trained beside: it has changed since")
+    recorded = read_config(folder)["data_fingerprints"]["validation"]
+    if source is None and corpus.fingerprint != recorded:
+        say("the validation text has changed since this run was made")
     evaluate_fn = jax.jit(make_evaluate_fn(model.apply, CAUSAL))
     rows = CausalEvaluationRows(corpus, config.data.length)
     batches = evaluation_batches(rows, batch_size=min(config.batch_size, rows.rows_per_epoch))
