@@ -104,7 +104,9 @@ def run_layers(
       The residual stream, and each layer's `out`, held as `per_layer` is.
     """
     if execution.remat != "none":
-        layer = nn.remat(layer, policy=REMAT_POLICIES[execution.remat], prevent_cse=False)
+        policy = REMAT_POLICIES[execution.remat]
+        # Inside a loop nothing can be merged away; side by side it could.
+        layer = nn.remat(layer, policy=policy, prevent_cse=execution.layers != "scan")
     if execution.layers == "separate":
         outs = []
         for i, own in enumerate(per_layer):
