@@ -116,29 +116,40 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def layout(request, config):
-    """A configuration for some devices."""
-    return dataclasses.replace(config, **LAYOUTS[request.param])
-
-
 @pytest.fixture(scope="module")
-def never_stopped(layout, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("whole") / "run"
-    assert go(layout, workdir).finished
-    return workdir
+def never_stopped(config, tmp_path_factory):
+    """`never_stopped(layout)`: its configuration, and the folder of its run."""
+
+    @functools.cache
+    def whole(layout):
+        laid_out = dataclasses.replace(config, **LAYOUTS[layout])
+        workdir = tmp_path_factory.mktemp("whole") / "run"
+        assert go(laid_out, workdir).finished
+        return laid_out, workdir
+
+    return whole
 
 
-# In the first step, between checkpoints, at one, at an evaluation, at the last step but one.
-@pytest.mark.parametrize("stops", [[1], [5], [7], [3, 8, 11]])
-def test_a_resumed_run_is_the_run_never_stopped(layout, never_stopped, tmp_path, stops):
+@pytest.mark.parametrize(
+    ("layout", "stops"),
+    [
+        ("one device", [1]),  # the first step
+        ("one device", [5]),  # a checkpoint
+        ("one device", [7]),  # nothing
+        ("one device", [3, 8, 11]),  # an evaluation, the last step but one
+        ("fsdp 2", [3, 8]),
+        ("pmap", [3, 8]),
+    ],
+)
+def test_a_resumed_run_is_the_run_never_stopped(never_stopped, tmp_path, layout, stops):
+    config, whole = never_stopped(layout)
     for stop in stops:
-        result = go(layout, tmp_path / "run", stop)
+        result = go(config, tmp_path / "run", stop)
         assert (result.step, result.finished) == (stop, False)
         assert max(kept(tmp_path / "run")) == stop
-    assert go(layout, tmp_path / "run").finished
-    assert lines(tmp_path / "run") == lines(never_stopped)
-    assert_same(everything(tmp_path / "run"), everything(never_stopped))
+    assert go(config, tmp_path / "run").finished
+    assert lines(tmp_path / "run") == lines(whole)
+    assert_same(everything(tmp_path / "run"), everything(whole))
 
 
 def test_another_mesh_takes_up_a_run(config, tmp_path):
@@ -329,7 +340,7 @@ def interrupt(arguments, workdir, number, after):
 
 @pytest.mark.slow
 def test_a_process_may_be_stopped_and_killed(config, tmp_path):
-    steps = 300
+    steps = 400
     whole, ours = tmp_path / "whole", tmp_path / "ours"
     subprocess.run(command(config, whole, steps), env=one_device(), check=True, capture_output=True)
     arguments = command(config, ours, steps)
