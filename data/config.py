@@ -1,0 +1,78 @@
+"""What a run reads: the settings that every kind of data shares, and what each must be able to do.
+
+A kind of data is a subclass in the file of its objective (`causal.CausalData`,
+`pretraining.PretrainingData` …): its fields are the command line's flags, its methods the way
+from a source to rows.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .corpus import Texts
+from .pipeline import Rows
+from .tokenizer import Tokenizer
+from .tokenizer_training import TokenizerConfig
+
+
+@dataclass(frozen=True)
+class DataSplit:
+    """One split, ready to be batched.
+
+    Attributes:
+        rows: The examples as arrays; those of training may differ from epoch to epoch.
+        content: What the rows are made of: a corpus, or the list of examples.
+        fingerprint: A stable hash of everything that decides the rows.
+        facts: What is in it, for the log: ``400 documents, 929,728 tokens``.
+    """
+
+    rows: Rows
+    content: Any
+    fingerprint: str
+    facts: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(ABC):
+    """Where examples come from and how they become rows of tokens."""
+
+    kind: ClassVar[str]
+    """The kind of data, as a run's config.json names it."""
+
+    source: str
+    """builtin:python-docs, text:GLOB[#line|#block], jsonl:GLOB#field or tfds:NAME/CONFIG#field."""
+    validation: str | None = None
+    """A source to validate on; by default a part of `source`."""
+    validation_fraction: float = 0.05
+    """The part that is held out when `validation` is not given."""
+    length: int
+    """Tokens in a row, T."""
+    tokenizer: TokenizerConfig
+    num_workers: int = 0
+    """Processes that prepare batches; 0 prepares them in a thread."""
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"data.length {self.length} must be at least 1")
+
+    @abstractmethod
+    def texts(self) -> Texts:
+        """The training texts, to train a vocabulary on."""
+
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels in the training examples, in order of their ids."""
+        return ()
+
+    @abstractmethod
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """What a run trains on: all of its source but what it validates on."""
+
+    @abstractmethod
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """What a run validates on."""
+
+    @abstractmethod
+    def whole_source(
+        self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
+        """All of another source, to be scored on; of a published one its validation split."""
