@@ -4,11 +4,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from .corpus import TokenCorpus
+from .config import DataSplit, DocumentsData, all_documents
+from .corpus import TokenCorpus, build_corpus
+from .documents import Documents, default_cache_dir
+from .errors import DataError
 from .packing import (
     Span,
     check_fills_a_row,
@@ -16,6 +19,8 @@ from .packing import (
     first_fit,
     split_once,
 )
+from .pipeline import Rows
+from .tokenizer import Tokenizer
 
 Packing = Literal["concat", "first-fit"]
 
@@ -135,3 +140,56 @@ def _offset(seed: int, epoch: int, total: int) -> int:
     """Where an epoch's first row starts: as good as random, equal everywhere."""
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % total
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalData(DocumentsData):
+    """Documents, every next token of which is predicted."""
+
+    kind: ClassVar[str] = "causal"
+
+    packing: Packing = "concat"
+    """concat: fill every row, cutting documents; first-fit: keep documents whole."""
+
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """Packed rows; with `concat`, cut anew in every epoch."""
+        corpus = _corpus(self.texts(), tokenizer)
+        rows = CausalRows(corpus, self.length, self.packing, seed)
+        _ = rows.rows_per_epoch  # a text shorter than a row is refused here
+        return _split(rows, corpus, tokenizer)
+
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Every validation token once."""
+        return self._every_token(self.validation_documents(), tokenizer)
+
+    def whole_source(
+        self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
+        """Every token of a source once."""
+        return self._every_token(all_documents(source), tokenizer)
+
+    def _every_token(self, documents: Documents, tokenizer: Tokenizer) -> DataSplit:
+        corpus = _corpus(documents, tokenizer)
+        return _split(CausalEvaluationRows(corpus, self.length), corpus, tokenizer)
+
+
+def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:
+    """Without its own ends a document's first token would go unpredicted, its bytes counted."""
+    if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
+        raise DataError(
+            f"this {tokenizer.kind} tokenizer has no token that begins and one that ends a "
+            "document: train one (--data.tokenizer.kind), or name one of a causal language model"
+        )
+    return build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
+
+
+def _split(rows: Rows, corpus: TokenCorpus, tokenizer: Tokenizer) -> DataSplit:
+    facts = (
+        f"{corpus.num_documents:,} documents, {corpus.num_bytes:,} bytes, "
+        f"{corpus.total_pairs:,} tokens to predict"
+    )
+    unknown = tokenizer.special_ids.unk
+    count = 0 if unknown is None else int(np.count_nonzero(corpus.tokens == unknown))
+    if count:
+        facts += f"; {count:,} of {len(corpus.tokens):,} tokens are unknown to the tokenizer"
+    return DataSplit(rows, corpus, corpus.fingerprint, facts)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .corpus import Texts
+from .documents import Documents, load_documents
 from .pipeline import Rows
+from .sources import parse_source
 from .tokenizer import Tokenizer
 from .tokenizer_training import TokenizerConfig
 
@@ -76,3 +78,26 @@ class DataConfig(ABC):
         self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
         """All of another source, to be scored on; of a published one its validation split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentsData(DataConfig):
+    """Data whose examples are cut out of plain documents."""
+
+    def texts(self) -> Documents:
+        """All documents but those held out."""
+        fraction = self.validation_fraction if self.validation is None else 0.0
+        return load_documents(self.source, "train", validation_fraction=fraction)
+
+    def validation_documents(self) -> Documents:
+        """The source to validate on, or the documents held out."""
+        if self.validation is not None:
+            return all_documents(self.validation)
+        fraction = self.validation_fraction
+        return load_documents(self.source, "validation", validation_fraction=fraction)
+
+
+def all_documents(source: str) -> Documents:
+    """All of a local source; of a published one its validation split."""
+    split = "validation" if parse_source(source).kind == "tfds" else "train"
+    return load_documents(source, split, validation_fraction=0.0)
