@@ -4,7 +4,7 @@ Example::
 
     config = models.preset("gpt2")
     model = models.create(config)
-    params = model.init(rng, input_ids=ids)["params"]
+    params = models.init_params(model, jax.random.key(0))
     logits = model.apply({"params": params}, input_ids=ids).logits
 """
 
@@ -25,6 +25,7 @@ from .generation import Generator, Sampling, generate
 from .gpt import GPT, GPTConfig
 from .layers import sinusoidal_positions
 from .loading import load
+from .shapes import init_params
 
 __all__ = [
     "GPT",
@@ -40,6 +41,7 @@ __all__ = [
     "create",
     "generate",
     "init_cache",
+    "init_params",
     "load",
     "preset",
     "presets",

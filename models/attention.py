@@ -72,6 +72,47 @@ def init_cache(
     return Cache(layers, jnp.zeros((), jnp.int32))
 
 
+def advance_cache(
+    cache: Cache, layers: Any, x: Float[Array, "B T D"]
+) -> tuple[Float[Array, "B T D"], Cache]:
+    """What a model answers beside a cache whose layers have been written.
+
+    A write beyond the last slot would have landed on it: NaN, not a plausible
+    answer.
+    """
+    end = cache.index + x.shape[1]
+    return jnp.where(end <= cache.length, x, jnp.nan), Cache(layers, end)
+
+
+def check_inputs(
+    config: TransformerConfig,
+    input_ids: AnyArray,
+    attention_mask: AnyArray | None,
+    segment_ids: AnyArray | None,
+    cache: Cache | None,
+) -> None:
+    """What every model asks of its inputs' shapes.
+
+    Raises:
+      ValueError: the tokens are more than `max_length`, `attention_mask` does
+        not cover the tokens (or the slots of the cache), or a cache is given
+        together with packed rows.
+    """
+    length = input_ids.shape[1]
+    if length > config.max_length:
+        raise ValueError(
+            f"input of {length} tokens exceeds max_length {config.max_length}: shorten it"
+        )
+    if cache is not None and segment_ids is not None:
+        raise ValueError("a cache cannot continue packed rows: leave segment_ids out")
+    num_keys = length if cache is None else cache.length
+    if attention_mask is not None and attention_mask.shape[1] != num_keys:
+        raise ValueError(
+            f"attention_mask has {attention_mask.shape[1]} columns for {num_keys} "
+            f"{'tokens' if cache is None else 'slots of the cache'}: give one for each"
+        )
+
+
 def causal_mask(
     query_index: Int[Array, " T"], key_index: Int[Array, " S"], window: int | None = None
 ) -> Bool[Array, "1 1 T S"]:
@@ -101,7 +142,7 @@ def visible_mask(
 
 
 def attention_weights(
-    query: Float[Array, "B T N H"], key: Float[Array, "B N H S"], mask: Bool[Array, "#B 1 T S"]
+    query: Float[Array, "B T N H"], key: Float[Array, "B N H S"], mask: Bool[Array, "#B 1 #T #S"]
 ) -> Float[Array, "B N T S"]:
     """softmax(Q Kᵀ / √H), in float32 (Vaswani et al., equation 1)."""
     query = query * query.shape[-1] ** -0.5
@@ -150,7 +191,7 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        mask: Bool[Array, "#B 1 T S"],
+        mask: Bool[Array, "#B 1 #T #S"],
         cache: LayerCache | None = None,
         index: Int[Array, ""] | int = 0,
         rng: RowKeys | None = None,

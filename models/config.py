@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
+
 
 def divisors(number: int) -> list[int]:
     """All positive divisors of `number`, ascending."""
@@ -107,6 +109,11 @@ class Preset:
     """Where the paper's own numbers disagree, and what was taken."""
 
 
+def one_token(config: Any) -> dict[str, np.ndarray]:
+    """The smallest input of a model that takes rows of tokens."""
+    return {"input_ids": np.zeros((1, 1), np.int32)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Architecture:
     """A family: its configuration, its module, its published sizes."""
@@ -114,6 +121,8 @@ class Architecture:
     config: type[TransformerConfig]
     module: Callable[..., Any]
     presets: dict[str, Preset]
+    smallest_inputs: Callable[[Any], dict[str, np.ndarray]] = one_token
+    """From a configuration to the smallest arrays that such a model can be called with."""
 
 
 _ARCHITECTURES: dict[str, Architecture] = {}
@@ -127,6 +136,11 @@ def register(name: str, architecture: Architecture) -> None:
 def architecture_of(config: TransformerConfig) -> str:
     """The registered name of the family that `config` belongs to."""
     return next(name for name, a in _ARCHITECTURES.items() if type(config) is a.config)
+
+
+def smallest_inputs(config: TransformerConfig) -> dict[str, np.ndarray]:
+    """The smallest arrays that a model can be called with."""
+    return _ARCHITECTURES[architecture_of(config)].smallest_inputs(config)
 
 
 def presets() -> dict[str, Preset]:

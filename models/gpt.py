@@ -13,27 +13,25 @@ of GPT-Neo, is taken.
 """
 
 import dataclasses
-import math
 from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from .attention import (
     AnyArray,
     Cache,
-    LayerCache,
-    MultiHeadAttention,
+    advance_cache,
     causal_mask,
+    check_inputs,
     default_positions,
     visible_mask,
 )
 from .config import Architecture, Execution, Preset, TransformerConfig, register
-from .dropout import RowKeys, dropout, fold_in
+from .dropout import RowKeys, dropout
 from .heads import CausalLMOutput, Projection
-from .layers import FeedForward, LayerNorm, run_layers, sinusoidal_positions
+from .layers import LayerNorm, SharedInputs, run_transformer_layers, sinusoidal_positions
 from .linear import Embedding, look_up
 
 
@@ -64,65 +62,6 @@ class GPTConfig(TransformerConfig):
             raise ValueError(f"local_window {self.local_window} must be at least 1, or None")
         if not self.position_base > 0:
             raise ValueError(f"position_base {self.position_base} must be above 0")
-
-
-@struct.dataclass
-class LayerInputs:
-    """What differs from layer to layer."""
-
-    index: int | Array
-    cache: LayerCache | None
-
-
-@struct.dataclass
-class SharedInputs:
-    """What all layers see alike."""
-
-    mask: Bool[Array, "#B 1 T S"]
-    banded_mask: Bool[Array, "#B 1 T S"] | None
-    cache_index: Int[Array, ""]
-    rng: RowKeys | None
-    output_attentions: bool = struct.field(pytree_node=False)
-
-
-class GPTLayer(nn.Module):
-    """Masked self-attention and feed-forward, each a residual."""
-
-    config: GPTConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, "B T D"], own: LayerInputs, shared: SharedInputs
-    ) -> tuple[Float[Array, "B T D"], tuple[LayerCache | None, Array | None]]:
-        """The residual stream, and (cache, attention weights)."""
-        c, e = self.config, self.execution
-        rng = fold_in(shared.rng, own.index)
-        mask = shared.mask
-        if shared.banded_mask is not None:
-            mask = jnp.where(own.index % 2 == 1, shared.banded_mask, mask)
-        std = 0.02 / math.sqrt(2 * c.num_layers) if c.scale_residual_init else 0.02
-        init = nn.initializers.normal(std)
-        attention = MultiHeadAttention(c, e, init, name="attention")
-        feed_forward = FeedForward(c, e, init, name="feed_forward")
-        pre = c.norm_position == "pre"
-
-        norm = LayerNorm(c.norm_eps, e, name="attention_norm")
-        y, cache, weights = attention(
-            norm(x) if pre else x,
-            mask,
-            own.cache,
-            shared.cache_index,
-            rng,
-            shared.output_attentions,
-        )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
-        x = x if pre else norm(x)
-
-        norm = LayerNorm(c.norm_eps, e, name="feed_forward_norm")
-        y = feed_forward(norm(x) if pre else x)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
-        return x if pre else norm(x), (cache, weights)
 
 
 class GPT(nn.Module):
@@ -169,19 +108,9 @@ class GPT(nn.Module):
             packed rows.
         """
         c, e = self.config, self.execution
+        check_inputs(c, input_ids, attention_mask, segment_ids, cache)
         length = input_ids.shape[1]
-        if length > c.max_length:
-            raise ValueError(
-                f"input of {length} tokens exceeds max_length {c.max_length}: shorten it"
-            )
-        if cache is not None and segment_ids is not None:
-            raise ValueError("a cache cannot continue packed rows: leave segment_ids out")
         num_keys = length if cache is None else cache.length
-        if attention_mask is not None and attention_mask.shape[1] != num_keys:
-            raise ValueError(
-                f"attention_mask has {attention_mask.shape[1]} columns for {num_keys} "
-                f"{'tokens' if cache is None else 'slots of the cache'}: give one for each"
-            )
         start = jnp.zeros((), jnp.int32) if cache is None else cache.index
         if position_ids is None:
             position_ids = default_positions(start, length, attention_mask, segment_ids)
@@ -196,13 +125,11 @@ class GPT(nn.Module):
         if c.local_window is not None:
             banded = causal_mask(query_index, key_index, c.local_window) & visible
         shared = SharedInputs(mask, banded, start, rng, output_attentions)
-        x, (layers, attentions) = self._run_layers(x, cache, shared)
+        x, (layers, attentions) = run_transformer_layers(c, e, x, cache, shared)
         if c.norm_position == "pre":
             x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
         if cache is not None:
-            # A write beyond the last slot would land on it: NaN, not a plausible answer.
-            x = jnp.where(start + length <= num_keys, x, jnp.nan)
-            cache = Cache(layers, start + length)
+            x, cache = advance_cache(cache, layers, x)
         projection = Projection(x, embed.embedding.astype(e.dtype))
         return CausalLMOutput(x, projection, cache, attentions)
 
@@ -213,17 +140,6 @@ class GPT(nn.Module):
             return table(position_ids)
         table = sinusoidal_positions(c.max_length, c.d_model, c.position_base)
         return look_up(jnp.asarray(table, e.dtype), position_ids)
-
-    def _run_layers(self, x: Array, cache: Cache | None, shared: SharedInputs) -> Any:
-        c, e = self.config, self.execution
-        caches = None if cache is None else cache.layers
-        if e.layers != "separate":
-            per_layer = LayerInputs(jnp.arange(c.num_layers), caches)
-            return run_layers(GPTLayer, c, e, x, per_layer, shared)
-        caches = caches or (None,) * c.num_layers
-        per_layer = [LayerInputs(i, cache) for i, cache in enumerate(caches)]
-        x, outs = run_layers(GPTLayer, c, e, x, per_layer, shared)
-        return x, tuple(zip(*outs, strict=True))
 
 
 def _preset(paper: str, published: str, note: str = "", **fields: Any) -> Preset:

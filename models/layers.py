@@ -1,6 +1,7 @@
 """What transformers are built of: positions, norms, feed-forward, the stack of layers."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,10 +9,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
 
+from .attention import Cache, LayerCache, MultiHeadAttention
 from .config import Execution
-from .dropout import DROPOUT_MASK
+from .dropout import DROPOUT_MASK, RowKeys, dropout, fold_in
 from .linear import DEFAULT_INIT, Linear
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -75,6 +78,92 @@ class FeedForward(nn.Module):
         x = linear((c.feed_forward_dim,), name="up")(x)
         x = ACTIVATIONS[c.activation](x)
         return linear((c.d_model,), kernel_init=self.output_init, name="down")(x)
+
+
+@struct.dataclass
+class LayerInputs:
+    """What differs from layer to layer."""
+
+    index: int | Array
+    cache: LayerCache | None
+
+
+@struct.dataclass
+class SharedInputs:
+    """What all layers see alike."""
+
+    mask: Bool[Array, "#B 1 #T #S"]
+    banded_mask: Bool[Array, "#B 1 T S"] | None
+    """What every second layer sees instead."""
+    cache_index: Int[Array, ""] | int
+    rng: RowKeys | None
+    output_attentions: bool = struct.field(pytree_node=False)
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention and feed-forward, each a residual (Vaswani et al. 2017, section 3.1).
+
+    Attributes:
+      config: sizes, and where architectures differ: `norm_position` ("pre" or
+        "post" the residual sum), `use_bias`, `scale_residual_init`.
+      execution: precision.
+    """
+
+    config: Any
+    execution: Execution
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], own: LayerInputs, shared: SharedInputs
+    ) -> tuple[Float[Array, "B T D"], tuple[LayerCache | None, Array | None]]:
+        """The residual stream, and (cache, attention weights)."""
+        c, e = self.config, self.execution
+        rng = fold_in(shared.rng, own.index)
+        mask = shared.mask
+        if shared.banded_mask is not None:
+            mask = jnp.where(own.index % 2 == 1, shared.banded_mask, mask)
+        std = 0.02 / math.sqrt(2 * c.num_layers) if c.scale_residual_init else 0.02
+        init = nn.initializers.normal(std)
+        attention = MultiHeadAttention(c, e, init, name="attention")
+        feed_forward = FeedForward(c, e, init, name="feed_forward")
+        pre = c.norm_position == "pre"
+
+        norm = LayerNorm(c.norm_eps, e, name="attention_norm")
+        y, cache, weights = attention(
+            norm(x) if pre else x,
+            mask,
+            own.cache,
+            shared.cache_index,
+            rng,
+            shared.output_attentions,
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        x = x if pre else norm(x)
+
+        norm = LayerNorm(c.norm_eps, e, name="feed_forward_norm")
+        y = feed_forward(norm(x) if pre else x)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        return x if pre else norm(x), (cache, weights)
+
+
+def run_transformer_layers(
+    config: Any, execution: Execution, x: Array, cache: Cache | None, shared: SharedInputs
+) -> tuple[Array, tuple[Any, Any]]:
+    """Runs the L `TransformerLayer`s of a model, in its compact method.
+
+    Returns:
+      The residual stream; the caches and the attention weights of the layers,
+      with a leading L, or as tuples of L with separate layers.
+    """
+    caches = None if cache is None else cache.layers
+    if execution.layers != "separate":
+        per_layer = LayerInputs(jnp.arange(config.num_layers), caches)
+        return run_layers(TransformerLayer, config, execution, x, per_layer, shared)
+    caches = caches or (None,) * config.num_layers
+    per_layer = [LayerInputs(i, cache) for i, cache in enumerate(caches)]
+    x, outs = run_layers(TransformerLayer, config, execution, x, per_layer, shared)
+    layers, attentions = zip(*outs, strict=True)
+    return x, (layers, None if attentions[0] is None else attentions)
 
 
 def run_layers(

@@ -1,12 +1,21 @@
-"""Shapes of a model's parameters, without making any."""
+"""A model's parameters: their initial values, or their shapes alone."""
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+from jaxtyping import Array, Key
+
+from .config import smallest_inputs
+
+
+def init_params(model: Any, rng: Key[Array, ""]) -> Any:
+    """Initial parameters of any model, a plain nested dict: `init_params(model, jax.random.key(0))`.
+
+    Under `jax.jit` nothing but the parameters is computed.
+    """
+    return model.init(rng, **smallest_inputs(model.config))["params"]
 
 
 def parameter_shapes(model: Any) -> Any:
-    """The tree of parameters that `model.init` would make, as `jax.ShapeDtypeStruct`s."""
-    ids = jnp.zeros((1, 1), jnp.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), input_ids=ids)["params"]
+    """The tree of parameters that `init_params` would make, as `jax.ShapeDtypeStruct`s."""
+    return jax.eval_shape(lambda rng: init_params(model, rng), jax.random.key(0))
