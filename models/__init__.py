@@ -9,6 +9,7 @@ Example::
 """
 
 from .attention import Cache, init_cache
+from .bert import BERT, BertConfig
 from .config import (
     Execution,
     Preset,
@@ -23,12 +24,15 @@ from .decoding_layout import separate_layers
 from .dropout import row_keys
 from .generation import Generator, Sampling, generate
 from .gpt import GPT, GPTConfig
+from .heads import mean_pool
 from .layers import sinusoidal_positions
 from .loading import load
 from .shapes import init_params
 
 __all__ = [
+    "BERT",
     "GPT",
+    "BertConfig",
     "Cache",
     "Execution",
     "GPTConfig",
@@ -43,6 +47,7 @@ __all__ = [
     "init_cache",
     "init_params",
     "load",
+    "mean_pool",
     "preset",
     "presets",
     "row_keys",

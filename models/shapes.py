@@ -9,9 +9,10 @@ from .config import smallest_inputs
 
 
 def init_params(model: Any, rng: Key[Array, ""]) -> Any:
-    """Initial parameters of any model, a plain nested dict: `init_params(model, jax.random.key(0))`.
+    """Initial parameters of any model, a plain nested dict.
 
-    Under `jax.jit` nothing but the parameters is computed.
+    `params = init_params(model, jax.random.key(0))`; under `jax.jit` only the
+    parameters are computed.
     """
     return model.init(rng, **smallest_inputs(model.config))["params"]
 
