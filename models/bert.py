@@ -1,0 +1,311 @@
+"""BERT and its kin: bidirectional encoders with a head on top.
+
+- BERT: Devlin et al. 2019, "BERT: Pre-training of deep bidirectional
+  transformers for language understanding", section 3. Token types,
+  normalisation of the embeddings and after each residual sum, exact GELU, a
+  pooler over the first token.
+- Small sizes: Turc et al. 2019, "Well-read students learn better", table 1.
+- RoBERTa: Liu et al. 2019: no next sentences, one token type, positions that
+  begin at 2 (0 and 1 were the padding's).
+- DistilBERT: Sanh et al. 2019: half of the layers, no token types; its
+  classifier pools with relu and not with tanh.
+
+Difference from the papers: weights begin normal, not truncated normal.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+from .attention import (
+    AnyArray,
+    Cache,
+    advance_cache,
+    causal_mask,
+    check_inputs,
+    default_positions,
+    visible_mask,
+)
+from .config import Architecture, Execution, Preset, TransformerConfig, one_token, register
+from .dropout import RowKeys, dropout, row_keys
+from .heads import HEADS, CausalLMOutput, EncoderOutput, HeadInputs
+from .layers import LayerNorm, SharedInputs, run_transformer_layers
+from .linear import Embedding, Linear
+
+POOLERS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
+WITH_POOLER = ("none", "pretraining", "next_sentence", "sequence", "choice")
+WITH_LABELS = ("sequence", "token")
+WITH_MASKED_WORDS = ("pretraining", "masked_lm")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertConfig(TransformerConfig):
+    """A bidirectional encoder, and the head on top of it.
+
+    Raises:
+      ValueError: a size is out of range, or the head needs labels and has none.
+    """
+
+    norm_position: ClassVar[str] = "post"
+    use_bias: ClassVar[bool] = True
+    scale_residual_init: ClassVar[bool] = False
+
+    norm_eps: float = 1e-12
+    """Added to the variance in layer normalisation."""
+    dropout_rate: float = 0.1
+    """Of embeddings, attention weights, both sublayers' outputs, and what classifiers see."""
+    num_token_types: int = 2
+    """Kinds of token, to tell the first part from the second; 0: none (DistilBERT)."""
+    position_offset: int = 0
+    """Rows of the position table before that of the first token (RoBERTa: 2)."""
+    pooler_activation: Literal["tanh", "relu"] = "tanh"
+    """Non-linearity of the pooler."""
+    head: Literal[
+        "none",
+        "pretraining",
+        "masked_lm",
+        "next_sentence",
+        "sequence",
+        "token",
+        "span",
+        "choice",
+        "causal_lm",
+    ] = "pretraining"
+    """What the model answers: masked words (masked_lm) and next sentences, or both
+    (pretraining); labels of a sequence or of each token; a span; the right one of several
+    choices; next tokens (causal_lm)."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels of a sequence or token head, in order of their ids."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "labels", tuple(self.labels))
+        for name in ("num_token_types", "position_offset"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} must be at least 0")
+        if self.head != "none" and self.head not in HEADS:
+            raise ValueError(f"head {self.head!r} is unknown: choose none, {', '.join(HEADS)}")
+        if self.head in WITH_LABELS and not self.labels:
+            raise ValueError(f"head {self.head!r} has no labels: give at least one name")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"labels {', '.join(self.labels)} are not all different")
+
+
+class BERT(nn.Module):
+    """An encoder with its head.
+
+    Attributes:
+      config: what it is.
+      execution: how it is run.
+    """
+
+    config: BertConfig
+    execution: Execution = Execution()
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: Int[AnyArray, "B *choices T"],
+        attention_mask: Int[AnyArray, "B *choices S"] | None = None,
+        token_type_ids: Int[AnyArray, "B *choices T"] | None = None,
+        *,
+        position_ids: Int[AnyArray, "B *choices T"] | None = None,
+        segment_ids: Int[AnyArray, "B *choices T"] | None = None,
+        masked_positions: Int[AnyArray, "B M"] | None = None,
+        cache: Cache | None = None,
+        rng: RowKeys | None = None,
+        output_attentions: bool = False,
+    ) -> Any:
+        """Answers as `config.head` says, with an output of `models.heads`.
+
+        Args:
+          input_ids: token ids; `[B, C, T]` for head "choice".
+          attention_mask: 1 where a token may be seen. With a cache it covers
+            the S slots of the cache, those written now included.
+          token_type_ids: 0 in the first part of a row, 1 in the second; by
+            default 0.
+          position_ids: position of each token, from 0 (an offset is added); by
+            default the index in the row, from 0 in every document of a packed
+            row; with head "causal_lm" counted over the real tokens.
+          segment_ids: number of the document that each token of a packed row
+            belongs to, 0 for padding. Documents do not see each other.
+          masked_positions: where masked words are to be found; the others are
+            not projected on the vocabulary.
+          cache: with head "causal_lm", what earlier calls left; `input_ids`
+            continue it. Beyond its last slot all scores are NaN.
+          rng: one key per row (`models.row_keys`) switches dropout on.
+          output_attentions: whether to answer the attention weights as well.
+
+        Raises:
+          ValueError: T is longer than `max_length`, a token type does not
+            exist, or an input does not go with the head.
+        """
+        self._check(input_ids, token_type_ids, segment_ids, masked_positions, cache)
+        num_choices = input_ids.shape[1] if input_ids.ndim == 3 else 1
+        input_ids = input_ids.reshape(-1, input_ids.shape[-1])
+        attention_mask, token_type_ids, position_ids, segment_ids = (
+            None if x is None else x.reshape(-1, x.shape[-1])
+            for x in (attention_mask, token_type_ids, position_ids, segment_ids)
+        )
+        if rng is not None and num_choices > 1:
+            rng = jax.vmap(lambda key: row_keys(key, num_choices))(rng).reshape(-1)
+        check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
+
+        start = jnp.zeros((), jnp.int32) if cache is None else cache.index
+        if position_ids is None:
+            counted = attention_mask if self.config.head == "causal_lm" else None
+            position_ids = default_positions(start, input_ids.shape[1], counted, segment_ids)
+        x, table = self._embed(input_ids, token_type_ids, position_ids, rng)
+        num_keys = input_ids.shape[1] if cache is None else cache.length
+        mask = self._mask(start, input_ids.shape[1], num_keys, attention_mask, segment_ids)
+        shared = SharedInputs(mask, None, start, rng, output_attentions)
+        x, (layers, attentions) = run_transformer_layers(
+            self.config, self.execution, x, cache, shared
+        )
+        if cache is not None:
+            x, cache = advance_cache(cache, layers, x)
+        body = EncoderOutput(x, self._pool(x), attentions)
+        inputs = HeadInputs(body, table, attention_mask, masked_positions, rng, num_choices)
+        return self._answer(inputs, cache)
+
+    def _check(
+        self,
+        input_ids: AnyArray,
+        token_type_ids: AnyArray | None,
+        segment_ids: AnyArray | None,
+        masked_positions: AnyArray | None,
+        cache: Cache | None,
+    ) -> None:
+        """Raises ValueError where an input does not go with the head."""
+        head = self.config.head
+        if (input_ids.ndim == 3) != (head == "choice"):
+            axes = "[B, C, T]" if head == "choice" else "[B, T]"
+            raise ValueError(f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}")
+        if masked_positions is not None and head not in WITH_MASKED_WORDS:
+            raise ValueError(f"head {head!r} finds no masked words: leave masked_positions out")
+        if cache is not None and head != "causal_lm":
+            raise ValueError(f"head {head!r} has no use for a cache: choose head 'causal_lm'")
+        if segment_ids is not None and head in WITH_POOLER[1:]:
+            raise ValueError(f"head {head!r} sees one text per row: leave segment_ids out")
+        if token_type_ids is not None:
+            self._check_token_types(token_type_ids)
+
+    def _check_token_types(self, token_type_ids: AnyArray) -> None:
+        number = self.config.num_token_types
+        if number == 0:
+            raise ValueError("the model has no token types: leave token_type_ids out")
+        if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
+            return  # compiled, a type that does not exist gives NaN
+        low, high = int(token_type_ids.min()), int(token_type_ids.max())
+        if low < 0 or high >= number:
+            wrong = low if low < 0 else high
+            raise ValueError(f"token_type_ids contain {wrong}: the model knows 0 to {number - 1}")
+
+    def _embed(
+        self,
+        input_ids: Int[AnyArray, "B T"],
+        token_type_ids: Int[AnyArray, "B T"] | None,
+        position_ids: Int[AnyArray, "#B T"],
+        rng: RowKeys | None,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "V D"]]:
+        """Token, position and token type vectors, their sum normalised; and the first's table."""
+        c, e = self.config, self.execution
+        tokens = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
+        rows = c.max_length + c.position_offset
+        positions = Embedding(rows, c.d_model, execution=e, name="position_embedding")
+        # A negative position must not become one of the rows before the first.
+        shifted = jnp.where(position_ids < 0, -1, position_ids + c.position_offset)
+        x = tokens(input_ids) + positions(shifted)
+        if c.num_token_types > 0:
+            types = Embedding(
+                c.num_token_types, c.d_model, execution=e, name="token_type_embedding"
+            )
+            x += types(np.zeros((1, 1), np.int32) if token_type_ids is None else token_type_ids)
+        x = LayerNorm(c.norm_eps, e, name="embedding_norm")(x)
+        return dropout(x, c.dropout_rate, rng, "embedding"), tokens.embedding
+
+    def _mask(
+        self,
+        start: Int[Array, ""],
+        length: int,
+        num_keys: int,
+        attention_mask: Int[AnyArray, "B S"] | None,
+        segment_ids: Int[AnyArray, "B T"] | None,
+    ) -> Bool[Array, "#B 1 #T #S"]:
+        mask = visible_mask(attention_mask, segment_ids)
+        if self.config.head != "causal_lm":
+            return mask
+        return causal_mask(start + jnp.arange(length), jnp.arange(num_keys)) & mask
+
+    def _pool(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"] | None:
+        """An affine map and a non-linearity over the first token, where the head looks at it."""
+        c, e = self.config, self.execution
+        if c.head not in WITH_POOLER:
+            return None
+        pooled = Linear((c.d_model,), execution=e, name="pooler")(x[:, 0])
+        return POOLERS[c.pooler_activation](pooled)
+
+    def _answer(self, inputs: HeadInputs, cache: Cache | None) -> Any:
+        c, e = self.config, self.execution
+        if c.head == "none":
+            return inputs.body
+        output = HEADS[c.head](c, e, name="head")(inputs)
+        if c.head == "causal_lm":
+            body = inputs.body
+            return CausalLMOutput(body.last_hidden_state, output.projection, cache, body.attentions)
+        return output
+
+
+def _smallest_inputs(config: BertConfig) -> dict[str, np.ndarray]:
+    """One token, in one choice of a row of choices."""
+    if config.head != "choice":
+        return one_token(config)
+    return {"input_ids": np.zeros((1, 1, 1), np.int32)}
+
+
+def _preset(paper: str, published: str, sizes: tuple[int, int], note: str = "", **fields: Any):
+    """A size: (layers, width), with heads of 64."""
+    num_layers, d_model = sizes
+    defaults = {"vocab_size": 30522, "max_length": 512, "num_heads": d_model // 64}
+    fields = {**defaults, **fields, "num_layers": num_layers, "d_model": d_model}
+    return Preset(BertConfig(**fields), paper, published, note)
+
+
+_DEVLIN, _TURC, _LIU = "Devlin et al. 2019", "Turc et al. 2019", "Liu et al. 2019"
+_ROBERTA: dict[str, Any] = {
+    "vocab_size": 50265,
+    "position_offset": 2,
+    "num_token_types": 1,
+    "norm_eps": 1e-5,
+    "head": "masked_lm",
+}
+
+PRESETS: dict[str, Preset] = {
+    "bert-tiny": _preset(_TURC, "4.4M", (2, 128)),
+    "bert-mini": _preset(_TURC, "11.3M", (4, 256)),
+    "bert-small": _preset(_TURC, "29.1M", (4, 512)),
+    "bert-medium": _preset(_TURC, "41.7M", (8, 512)),
+    "bert-base": _preset(_DEVLIN, "110M", (12, 768)),
+    "bert-large": _preset(
+        _DEVLIN, "340M", (24, 1024), "its sizes make 336M with both heads, 335M without"
+    ),
+    "roberta-base": _preset(_LIU, "125M", (12, 768), **_ROBERTA),
+    "roberta-large": _preset(_LIU, "355M", (24, 1024), **_ROBERTA),
+    "distilbert-base": _preset(
+        "Sanh et al. 2019",
+        "66M",
+        (6, 768),
+        "its sizes make 67M with the masked-word head, 66M without",
+        num_token_types=0,
+        pooler_activation="relu",
+        head="masked_lm",
+    ),
+}
+
+register("bert", Architecture(BertConfig, BERT, PRESETS, _smallest_inputs))
