@@ -9,12 +9,13 @@ pairs.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from .tokenizer import SpecialIds, Tokenizer
 # Characters handed to the tokenizer at once: enough for its threads, small in memory.
 _CHUNK_CHARACTERS = 1 << 21
 _FORMAT = 1
+_FACTS = "corpus.json"
+
+Item = TypeVar("Item")
 
 
 class Texts(Protocol):
@@ -112,15 +116,12 @@ def build_corpus(
     Raises:
         DataError: No document has a single pair, or the folder cannot be written.
     """
-    key = hashlib.blake2b(
-        f"{_FORMAT} {documents.fingerprint} {tokenizer.fingerprint}".encode(), digest_size=16
-    ).hexdigest()
-    place = Path(folder) / key
+    key = corpus_key(_FORMAT, documents.fingerprint, tokenizer.fingerprint)
 
     def fill(temporary: Path) -> None:
         _write(documents, tokenizer, temporary, key, progress)
 
-    return open_corpus(build_folder(place, fill))
+    return open_corpus(build_folder(Path(folder) / key, fill))
 
 
 def open_corpus(folder: str | PathLike[str]) -> TokenCorpus:
@@ -136,10 +137,7 @@ def open_corpus(folder: str | PathLike[str]) -> TokenCorpus:
         DataError: There is no corpus.
     """
     folder = Path(folder)
-    try:
-        facts = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise DataError(f"no corpus in {folder}: delete the folder and build it again") from None
+    facts = read_facts(folder)
     return TokenCorpus(folder, facts["num_bytes"], facts["vocab_size"], facts["fingerprint"])
 
 
@@ -150,27 +148,24 @@ def _write(
     key: str,
     progress: Callable[[int], None] | None,
 ) -> None:
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    raw = folder / "tokens.raw"
-    num_bytes, seen, starts, position = 0, 0, [], 0
-    with raw.open("wb") as file:
-        for chunk in _chunks(documents):
+    tokens = TokenWriter(folder, tokenizer.vocab_size)
+    num_bytes, seen, starts = 0, 0, array("q")
+    with tokens:
+        for chunk in chunks(documents, len):
             for ids in tokenizer.encode_batch(chunk):
                 ids = _framed(ids, tokenizer.special_ids)
                 if len(ids) > 1:
-                    starts.append(position)
-                    position += len(ids)
-                    file.write(np.asarray(ids, dtype).tobytes())
+                    starts.append(tokens.append(ids))
             num_bytes += sum(len(text.encode()) for text in chunk)
             seen += len(chunk)
             if progress is not None:
                 progress(seen)
     if not starts:
         raise DataError(f"none of {seen} documents has two tokens: give a source with text")
-    _raw_to_npy(raw, folder / "tokens.npy", dtype)
     np.save(folder / "document_starts.npy", np.asarray(starts, np.int64))
-    facts = {"num_bytes": num_bytes, "vocab_size": tokenizer.vocab_size, "fingerprint": key}
-    (folder / "corpus.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    write_facts(
+        folder, {"num_bytes": num_bytes, "vocab_size": tokenizer.vocab_size, "fingerprint": key}
+    )
 
 
 def _framed(ids: list[int], special: SpecialIds) -> list[int]:
@@ -179,17 +174,79 @@ def _framed(ids: list[int], special: SpecialIds) -> list[int]:
     return before + ids + after
 
 
-def _chunks(documents: Iterable[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    size = 0
-    for document in documents:
-        chunk.append(document)
-        size += len(document)
-        if size >= _CHUNK_CHARACTERS:
+def corpus_key(*facts: object) -> str:
+    """Names a corpus by everything that decides what is in it."""
+    return hashlib.blake2b(" ".join(map(str, facts)).encode(), digest_size=16).hexdigest()
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Reads what ``write_facts`` wrote.
+
+    Raises:
+        DataError: There is no corpus.
+    """
+    try:
+        return json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise DataError(f"no corpus in {folder}: delete the folder and build it again") from None
+
+
+def write_facts(folder: Path, facts: dict[str, Any]) -> None:
+    """Writes the small facts of a corpus; the last of its files."""
+    (folder / _FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+
+
+def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Groups items for the tokenizer: enough for its threads, small in memory.
+
+    Args:
+        items: Texts, or lists of them.
+        size: The number of characters of an item.
+
+    Yields:
+        Lists of items, none empty.
+    """
+    chunk: list[Item] = []
+    filled = 0
+    for item in items:
+        chunk.append(item)
+        filled += size(item)
+        if filled >= _CHUNK_CHARACTERS:
             yield chunk
-            chunk, size = [], 0
+            chunk, filled = [], 0
     if chunk:
         yield chunk
+
+
+class TokenWriter:
+    """Writes ``tokens.npy``, whose length is not known at the start; a context manager."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        """Makes the file.
+
+        Args:
+            folder: Of the corpus.
+            vocab_size: Every token is smaller.
+        """
+        self._place = folder / "tokens.npy"
+        self._raw = folder / "tokens.raw"
+        self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+        self.position = 0
+
+    def __enter__(self) -> "TokenWriter":
+        self._file = self._raw.open("wb")
+        return self
+
+    def append(self, ids: Sequence[int]) -> int:
+        """Appends tokens and returns the place of the first."""
+        self._file.write(np.asarray(ids, self._dtype).tobytes())
+        self.position += len(ids)
+        return self.position - len(ids)
+
+    def __exit__(self, *fault: object) -> None:
+        self._file.close()
+        if fault[0] is None and self.position:
+            _raw_to_npy(self._raw, self._place, self._dtype)
 
 
 def _raw_to_npy(raw: Path, place: Path, dtype: np.dtype) -> None:

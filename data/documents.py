@@ -7,6 +7,7 @@ files by a TFDS builder of our own (no tensorflow), into a cache whose key is th
 
 import hashlib
 import io
+import itertools
 import os
 import shutil
 from collections import Counter
@@ -21,10 +22,11 @@ import tensorflow_datasets as tfds
 
 from .atomic import build_folder
 from .errors import DataError
-from .sources import Source, parse_source, read_documents
+from .sources import Source, parse_sources, read_documents
 
 Split = Literal["train", "validation"]
 
+_SPLITS: tuple[Split, ...] = ("train", "validation")
 _FORMAT = 1
 _READ_AT_ONCE = 256
 
@@ -38,12 +40,20 @@ class Documents(Sequence[str]):
         field: The feature that holds the text.
         fingerprint: A stable hash of all documents.
         indices: The records that belong to the split, int64 [num_documents]; None for all.
+        lines_are_sentences: Whether each line of a document is one sentence; of joined
+            sources each of ``parts`` knows.
     """
 
     records: Any
     field: str
     fingerprint: str
     indices: np.ndarray | None = None
+    lines_are_sentences: bool = False
+
+    @property
+    def parts(self) -> tuple["Documents", ...]:
+        """The documents of each source, in order; these themselves if it is a single one."""
+        return self.records.parts if isinstance(self.records, JoinedRecords) else (self,)
 
     def __len__(self) -> int:
         return len(self.records) if self.indices is None else len(self.indices)
@@ -66,6 +76,40 @@ class Documents(Sequence[str]):
         return [row[self.field].decode() for row in self.records.__getitems__(list(places))]
 
 
+@dataclass(frozen=True)
+class JoinedRecords:
+    """The documents of several sources as the records of one.
+
+    Attributes:
+        parts: The documents of each source; some may be empty.
+    """
+
+    parts: tuple[Documents, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitems__(self, places: Sequence[int]) -> list[dict[str, bytes]]:
+        """Reads records as TFDS's data sources do."""
+        ends = np.cumsum([len(part) for part in self.parts])
+        owners = np.searchsorted(ends, places, "right").tolist()
+        starts = (ends - [len(part) for part in self.parts]).tolist()
+        return [
+            {"text": self.parts[owner][place - starts[owner]].encode()}
+            for owner, place in zip(owners, places, strict=True)
+        ]
+
+    @classmethod
+    def join(cls, parts: Sequence[Documents]) -> Documents:
+        """Joins the documents of several sources; those of a single one stay what they are."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            whole.update(f"{part.fingerprint} {len(part)}\n".encode())
+        return Documents(cls(tuple(parts)), "text", whole.hexdigest())
+
+
 def default_cache_dir() -> Path:
     """Returns where prepared data lies: ``$FLAXZOO_CACHE`` or ``~/.cache/flaxzoo``."""
     return Path(os.environ.get("FLAXZOO_CACHE") or "~/.cache/flaxzoo").expanduser()
@@ -81,12 +125,13 @@ def load_documents(
     """Loads one split of a source, preparing it first if this was not done before.
 
     Args:
-        name: A source name, see ``sources``.
+        name: A source name, or several joined, see ``sources``.
         split: ``train`` or ``validation``. Local text and published data without a
             validation split are divided by the hash of each document's text.
         validation_fraction: The share of documents for validation, in [0, 1); 0 leaves
             all in ``train``. If chance gives one of the splits nothing, it gets the
-            document with the smallest (validation) or largest (train) hash.
+            document with the smallest (validation) or largest (train) hash. All local
+            sources of a joined name are divided as one.
         cache_dir: Where prepared data lies; None for ``default_cache_dir()``.
 
     Returns:
@@ -98,28 +143,80 @@ def load_documents(
     """
     if not 0 <= validation_fraction < 1:
         raise DataError(f"validation_fraction {validation_fraction} must be at least 0 and below 1")
-    source = parse_source(name)
+    sources = parse_sources(name)
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
-    if source.kind == "tfds":
-        from .published import load_published
+    local = _load_local(sources, split, validation_fraction, cache, name)
+    parts: list[Documents] = []
+    for source in sources:
+        if source.kind == "tfds":
+            from .published import load_published
 
-        return load_published(source, split, validation_fraction, cache)
-    return _load_local(source, split, validation_fraction, cache)
+            parts.append(load_published(source, split, validation_fraction, cache))
+        else:
+            parts.append(next(local))
+    return JoinedRecords.join(parts)
 
 
-def _load_local(source: Source, split: Split, fraction: float, cache: Path) -> Documents:
+def load_whole(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Documents:
+    """Loads all of a local source, and of a published one its validation split.
+
+    Args:
+        name: A source name, or several joined, see ``sources``.
+        cache_dir: Where prepared data lies; None for ``default_cache_dir()``.
+
+    Returns:
+        The documents.
+
+    Raises:
+        DataError: See ``load_documents``; a published data set has no validation split.
+    """
+    parts = [
+        load_documents(
+            source.name,
+            "validation" if source.kind == "tfds" else "train",
+            validation_fraction=0.0,
+            cache_dir=cache_dir,
+        )
+        for source in parse_sources(name)
+    ]
+    return JoinedRecords.join(parts)
+
+
+def _load_local(
+    sources: Sequence[Source], split: Split, fraction: float, cache: Path, name: str
+) -> Iterator[Documents]:
+    """Yields the documents of each local source; they are divided into splits as one."""
+    local = [source for source in sources if source.kind != "tfds"]
+    if not local:
+        return
     if split == "validation" and fraction == 0:
-        raise DataError(f"{source.name!r} has no validation split: set validation_fraction above 0")
-    digests = Counter(map(text_digest, read_documents(source)))
-    division = Division.of(digests, fraction, source.name)
-    key = _key(digests, fraction)
+        raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
+    digests = [Counter(map(text_digest, read_documents(source))) for source in local]
+    division = Division.of(itertools.chain.from_iterable(digests), fraction, name)
+    # Where the limit lies depends on the other sources, too, if there are any.
+    rule = repr(fraction) if len(local) == 1 else division.limit.hex()
+    for source, own in zip(local, digests, strict=True):
+        yield _load_one(source, own, division, _key(own, rule), split, cache)
 
+
+def _load_one(
+    source: Source,
+    digests: Counter[bytes],
+    division: "Division",
+    key: str,
+    split: Split,
+    cache: Path,
+) -> Documents:
     def fill(folder: Path) -> None:
-        _prepare(source, division, folder)
+        _prepare(source, division, division.splits(digests), folder)
 
+    mark = "-sentences" if source.lines_are_sentences else ""
+    facts = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
+    if split not in division.splits(digests):
+        return Documents((), *facts)
     folder = build_folder(cache / "documents" / key, fill)
     builder: Any = tfds.builder_from_directory(folder / _PREPARED)
-    return Documents(builder.as_data_source(split), "text", f"{key}-{split}")
+    return Documents(builder.as_data_source(split), *facts)
 
 
 def text_digest(text: str) -> bytes:
@@ -165,10 +262,15 @@ class Division:
         """Says where a document belongs."""
         return "validation" if digest < self.limit else "train"
 
+    def splits(self, digests: Iterable[bytes]) -> tuple[Split, ...]:
+        """Says which splits get any of some documents."""
+        found = {self.split(digest) for digest in digests}
+        return tuple(split for split in _SPLITS if split in found)
 
-def _key(digests: Counter[bytes], fraction: float) -> str:
+
+def _key(digests: Counter[bytes], rule: str) -> str:
     """Names a prepared data set by what is in it, whatever the order it was read in."""
-    whole = hashlib.blake2b(f"{_FORMAT} {fraction!r}".encode(), digest_size=16)
+    whole = hashlib.blake2b(f"{_FORMAT} {rule}".encode(), digest_size=16)
     for digest in sorted(digests):
         whole.update(digest + digests[digest].to_bytes(8, "big"))
     return whole.hexdigest()
@@ -184,16 +286,20 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     url_infos: Any = None
     code_path: Any = None
 
-    def __init__(self, documents: Iterable[str], division: Division, **kwargs: Any) -> None:
+    def __init__(
+        self, documents: Iterable[str], division: Division, splits: Sequence[Split], **kwargs: Any
+    ) -> None:
         """Makes the builder.
 
         Args:
             documents: The texts; read once for each split.
             division: Which of them are for validation.
+            splits: Those that are not empty.
             **kwargs: See ``tfds.core.DatasetBuilder``.
         """
         self._documents = documents
         self._division = division
+        self._splits = splits
         super().__init__(**kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -201,8 +307,7 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return tfds.core.DatasetInfo(builder=self, description="Local text.", features=features)
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-        splits: tuple[Split, ...] = ("train", "validation") if self._division.limit else ("train",)
-        return {split: self._generate_examples(split) for split in splits}
+        return {split: self._generate_examples(split) for split in self._splits}
 
     def _generate_examples(self, split: Split) -> Iterator[tuple[str, dict[str, str]]]:
         seen: Counter[bytes] = Counter()
@@ -226,8 +331,12 @@ class _Reread:
         return read_documents(self._source)
 
 
-def _prepare(source: Source, division: Division, folder: Path) -> None:
-    builder = TextBuilder(_Reread(source), division, data_dir=folder, file_format="array_record")
+def _prepare(
+    source: Source, division: Division, splits: Sequence[Split], folder: Path
+) -> None:
+    builder = TextBuilder(
+        _Reread(source), division, splits, data_dir=folder, file_format="array_record"
+    )
     with redirect_stdout(io.StringIO()):  # a banner about downloads, of which there are none
         tfds.disable_progress_bar()
         try:

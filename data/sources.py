@@ -4,8 +4,12 @@ r"""Where text comes from, under one name scheme.
 ``builtin:python-docs``    the English prose every CPython ships in ``pydoc_data``
 ``text:GLOB``              plain text; ``#file`` (default), ``#line`` or ``#block`` says
                            what a document is (blocks are parted by blank lines)
+``text:GLOB#sentences``    blocks with one sentence on each line, the form in which
+                           google-research/bert reads its text
 ``jsonl:GLOB#field``       JSON lines; the string in ``field`` (default ``text``)
 ``tfds:name/config#field`` a published TensorFlow Dataset (field default ``text``)
+``SOURCE + SOURCE``        several sources, one after the other. Only a ``+`` between
+                           spaces and before a kind joins: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
 Files ending in ``.gz`` are unpacked while reading; ``**`` in a glob means any depth.
@@ -17,6 +21,7 @@ import difflib
 import glob
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,8 +44,9 @@ _DEFAULT_PART: dict[SourceKind, str] = {
     "jsonl": "text",
     "tfds": "text",
 }
-_UNITS = ("file", "line", "block")
+_UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("python-docs",)
+_JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_EXAMPLES)}):)")
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,8 @@ class Source:
         name: The name as the user wrote it.
         kind: Which reader it needs.
         location: The glob, the name of the built-in text, or TFDS's ``name/config``.
-        part: What a document is: ``file``, ``line`` or ``block`` for text, the field's
-            name for JSON lines and TFDS, empty for built-in text.
+        part: What a document is: ``file``, ``line``, ``block`` or ``sentences`` for text,
+            the field's name for JSON lines and TFDS, empty for built-in text.
     """
 
     name: str
@@ -60,9 +66,29 @@ class Source:
     location: str
     part: str
 
+    @property
+    def lines_are_sentences(self) -> bool:
+        """Whether each line of a document is one sentence, so that nothing must be split."""
+        return self.kind == "text" and self.part == "sentences"
+
+
+def parse_sources(name: str) -> tuple[Source, ...]:
+    """Parses a name that may join several sources; touches no file and no network.
+
+    Args:
+        name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``.
+
+    Returns:
+        The parsed sources, at least one, in their order.
+
+    Raises:
+        DataError: See ``parse_source``.
+    """
+    return tuple(parse_source(part.strip()) for part in _JOIN.split(name))
+
 
 def parse_source(name: str) -> Source:
-    """Parses a source name; touches no file and no network.
+    """Parses the name of one source; touches no file and no network.
 
     Args:
         name: For example ``text:books/**/*.txt.gz#block``.
@@ -166,9 +192,14 @@ def _matching_files(source: Source) -> list[Path]:
         problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
         raise DataError(
             f"{problem} {source.location!r} (source {source.name!r}, "
-            f"in folder {Path.cwd()}): check the path"
+            f"in folder {Path.cwd()}): check the path" + _join_hint(source.location)
         )
     return paths
+
+
+def _join_hint(location: str) -> str:
+    hint = "; to join sources write the kind of each: text:GLOB + text:GLOB"
+    return hint if re.search(r"\s\+\s", location) else ""
 
 
 def _open(path: Path) -> IO[bytes]:
