@@ -1,0 +1,212 @@
+"""Scores of predictions, as the benchmarks that they belong to define them.
+
+Pure functions of labels, numbers and texts.  Every score is a plain float and a
+fraction: 0 to 1, correlations -1 to 1, also where a paper prints percent.
+A score that is not defined (a correlation of constant predictions, the F1 of
+what neither side has) is 0, without a warning.
+"""
+
+import re
+import string
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Scores = dict[str, float]
+
+
+def classification_scores(gold: Any, predicted: Any, names: Sequence[str]) -> Scores:
+    """Accuracy, F1 and Matthews correlation of labels, as GLUE has them.
+
+    Args:
+      gold: `[N]` indices into `names`, or `[N, L]` of 0 and 1 where an example
+        has several labels.
+      predicted: alike.
+      names: the L labels.
+
+    Returns:
+      `accuracy`; of two labels `f1` of the second, the positive one; of more
+      `f1_macro`, the mean over the labels that occur; and `matthews`. Where an
+      example has several labels: `accuracy` (of whole examples), `f1_micro` and
+      `f1_macro`.
+
+    Raises:
+      ValueError: there is nothing to score, or not one prediction for each example.
+    """
+    from sklearn.metrics import matthews_corrcoef
+
+    gold, predicted = _paired(gold, predicted)
+    equal = gold == predicted
+    if gold.ndim == 2:
+        return {
+            "accuracy": float(equal.all(axis=1).mean()),
+            "f1_micro": _f1(gold, predicted, average="micro"),
+            "f1_macro": _f1(gold, predicted, average="macro"),
+        }
+    how = ("f1", {"pos_label": 1}) if len(names) == 2 else ("f1_macro", {"average": "macro"})
+    one_label = len(np.union1d(gold, predicted)) == 1
+    return {
+        "accuracy": float(equal.mean()),
+        how[0]: _f1(gold, predicted, **how[1]),
+        "matthews": 0.0 if one_label else float(matthews_corrcoef(gold, predicted)),
+    }
+
+
+def _f1(gold: np.ndarray, predicted: np.ndarray, **how: Any) -> float:
+    """Over the labels that occur, on either side."""
+    from sklearn.metrics import f1_score
+
+    if gold.ndim == 2:
+        how["labels"] = np.flatnonzero((gold + predicted).any(axis=0))
+        if not len(how["labels"]):
+            return 0.0
+    return float(f1_score(gold, predicted, zero_division=0, **how))  # pyright: ignore[reportArgumentType]
+
+
+def regression_scores(gold: Any, predicted: Any) -> Scores:
+    """Pearson's and Spearman's correlation of two `[N]` series of numbers.
+
+    Returns:
+      `pearson` and `spearman`; 0 where either series is constant.
+
+    Raises:
+      ValueError: there is nothing to score, or not one prediction for each
+        example, or one that is not finite.
+    """
+    from scipy import stats
+
+    gold, predicted = (np.asarray(x, np.float64) for x in _paired(gold, predicted))
+    if not np.isfinite(predicted).all():
+        bad = int(np.count_nonzero(~np.isfinite(predicted)))
+        raise ValueError(f"{bad} of {len(predicted)} predicted scores are not finite numbers")
+    if np.ptp(gold) == 0 or np.ptp(predicted) == 0:
+        return {"pearson": 0.0, "spearman": 0.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+        pearson = float(stats.pearsonr(gold, predicted).statistic)  # pyright: ignore[reportAttributeAccessIssue]
+    spearman = float(stats.spearmanr(gold, predicted).statistic)  # pyright: ignore[reportAttributeAccessIssue]
+    return {"pearson": pearson, "spearman": spearman}
+
+
+def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Scores:
+    """Entity scores in seqeval's strict mode.
+
+    An entity counts if its type and both its ends are right; an `I-` that
+    continues no entity of its type is none. (The older script of CoNLL, and
+    seqeval's default mode, let it begin one.)
+
+    Args:
+      gold: per sentence, a BIO tag per word: `O`, `B-TYPE`, `I-TYPE`.
+      predicted: alike.
+
+    Returns:
+      `precision`, `recall` and `f1` over all entities, `f1_TYPE` for each type
+      on either side, and `token_accuracy`.
+
+    Raises:
+      ValueError: there is nothing to score, a sentence has not one predicted tag
+        for each word, or a tag is not BIO.
+    """
+    from seqeval.metrics.v1 import precision_recall_fscore_support
+    from seqeval.scheme import IOB2, Entities
+
+    _check_tags(gold, predicted)
+    tags, predicted_tags = [list(s) for s in gold], [list(s) for s in predicted]
+    entities = Entities(tags, IOB2, False), Entities(predicted_tags, IOB2, False)
+
+    def score(average: str | None) -> Any:
+        return precision_recall_fscore_support(
+            tags,
+            predicted_tags,
+            average=average,
+            zero_division=0,  # pyright: ignore[reportArgumentType]
+            scheme=IOB2,
+            entities_true=entities[0],
+            entities_pred=entities[1],
+        )
+
+    precision, recall, f1, _ = score("micro")
+    types = sorted(entities[0].unique_tags | entities[1].unique_tags)
+    of_types = zip(types, score(None)[2], strict=True) if types else ()
+    same = [a == b for x, y in zip(gold, predicted, strict=True) for a, b in zip(x, y, strict=True)]
+    return {
+        "precision": float(precision),
+        "recall": float(recall),
+        "f1": float(f1),
+        "token_accuracy": float(np.mean(same)),
+        **{f"f1_{name}": float(x) for name, x in of_types},
+    }
+
+
+def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> Scores:
+    """Exact match and F1 of answers, as SQuAD's official scripts have them.
+
+    Both are those of the best fitting gold answer, averaged over questions. A
+    question without an answer is answered by "", as version 2.0 has it; for
+    questions that have answers this is version 1.1. (Gold answers of which the
+    normalisation leaves nothing, such as "the", are dropped as in 2.0.)
+
+    Args:
+      gold: answers of each question, none or "" where it has no answer.
+      predicted: the answer to each question, "" for none.
+
+    Returns:
+      `exact_match` and `f1`, fractions where the scripts print percent.
+
+    Raises:
+      ValueError: there is nothing to score, or a question has no prediction.
+    """
+    missing = [question for question in gold if question not in predicted]
+    if missing or not gold:
+        first = f", the first {missing[0]!r}" if missing else ""
+        raise ValueError(
+            f"{len(missing)} of {len(gold)} questions have no predicted answer{first}: "
+            'predict one for each, "" for none'
+        )
+    exact, f1 = [], []
+    for question, texts in gold.items():
+        answer = normalize_answer(predicted[question])
+        answers = [normalized for text in texts if (normalized := normalize_answer(text))] or [""]
+        exact.append(answer in answers)
+        f1.append(max(_word_f1(right.split(), answer.split()) for right in answers))
+    return {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))}
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without ASCII punctuation, articles and superfluous white space."""
+    text = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def _word_f1(gold: list[str], predicted: list[str]) -> float:
+    if not gold or not predicted:
+        return float(gold == predicted)
+    common = (Counter(gold) & Counter(predicted)).total()
+    # 2 P R / (P + R) with P = common / predicted and R = common / gold.
+    return 2 * common / (len(gold) + len(predicted))
+
+
+def _paired(gold: Any, predicted: Any) -> tuple[np.ndarray, np.ndarray]:
+    gold, predicted = np.asarray(gold), np.asarray(predicted)
+    if gold.shape != predicted.shape or not gold.size:
+        raise ValueError(
+            f"gold {list(gold.shape)} and predicted {list(predicted.shape)} must be as many, "
+            "and at least one"
+        )
+    return gold, predicted
+
+
+def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> None:
+    lengths = [len(sentence) for sentence in gold]
+    predicted_lengths = [len(sentence) for sentence in predicted]
+    if lengths != predicted_lengths or not any(lengths):
+        raise ValueError(
+            f"{len(gold)} gold sentences of {sum(lengths)} words and {len(predicted)} predicted of "
+            f"{sum(predicted_lengths)} must have tag for tag, and at least one"
+        )
+    for tag in {tag for sentence in (*gold, *predicted) for tag in sentence}:
+        if not re.fullmatch(r"O|[BI]-.+", tag):
+            raise ValueError(f"tag {tag!r} is not BIO: it must be O, B-TYPE or I-TYPE")
