@@ -1,0 +1,313 @@
+"""What all labelled data share: from a source to the examples of a split, and their rows.
+
+A kind of data (``classification.ClassificationData`` …) says which sources it reads, how a
+record becomes an example, and how examples become rows; everything else is here.
+"""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+
+import numpy as np
+
+from .config import DataConfig, DataSplit
+from .documents import Division, Split, text_digest
+from .errors import DataError
+from .labelled import LabelledSource, parse_labelled
+from .published_records import PublishedRecords, open_published
+from .tokenizer import Tokenizer
+
+SHORTEST = 8
+"""The fewest tokens of a row that leave room for two texts beside their marks."""
+
+
+class Example(Protocol):
+    """One labelled thing of any kind; its repr holds all that decides its rows."""
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for messages: ``train.tsv line 7``."""
+        ...
+
+    @property
+    def group(self) -> str:
+        """Examples of one group are never parted into training and validation."""
+        ...
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What a vocabulary may be trained on."""
+        ...
+
+
+E = TypeVar("E", bound=Example)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[E]):
+    """Examples as they were read.
+
+    Attributes:
+        examples: At least one.
+        class_names: The names of the labels, where the source itself declares them.
+        notes: What is worth saying of them: ``IOB1 tags converted to BIO``.
+    """
+
+    examples: tuple[E, ...]
+    class_names: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+class LabelledRows(Protocol):
+    """Rows that know what became of their examples."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What became of them, for the log."""
+        ...
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of rows."""
+        ...
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one row."""
+        ...
+
+    def decode(self, predictions: dict[str, np.ndarray]) -> list[Any]:
+        """Turns a model's outputs for all rows into one JSON-ready prediction per example."""
+        ...
+
+    def gold(self) -> list[Any]:
+        """What is right, per example."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExampleTexts:
+    """The texts of examples, each distinct one once; see ``corpus.Texts``."""
+
+    examples: Sequence[Example]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal texts in equal order."""
+        return digest(self)
+
+    def __iter__(self) -> Iterator[str]:
+        seen = dict.fromkeys(text for example in self.examples for text in example.texts)
+        return iter(seen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledData(DataConfig, Generic[E]):
+    """Where labelled examples come from and how they become rows of tokens."""
+
+    forms: ClassVar[dict[str, str]]
+    """The kinds of source that are read, and the fields to take of each."""
+    published_fields: ClassVar[dict[str, str]] = {}
+    """The fields to take of well-known published data sets."""
+    noun: ClassVar[str] = "examples"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length < SHORTEST:
+            raise ValueError(f"data.length {self.length} must be at least {SHORTEST}")
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(
+                f"data.validation_fraction {self.validation_fraction} must be at least 0 "
+                "and below 1"
+            )
+
+    @abstractmethod
+    def read(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> Loaded[E]:
+        """Reads examples.
+
+        Args:
+            source: The parsed name.
+            published: The data set itself, if the source is a published one.
+            split: Which part to read of a published one; of another all is read.
+        """
+
+    @abstractmethod
+    def examples_to_predict(self, path: str) -> list[E]:
+        """Reads examples without labels from a file, or from standard input for ``-``."""
+
+    @abstractmethod
+    def rows(
+        self,
+        examples: Sequence[E],
+        tokenizer: Tokenizer,
+        labels: tuple[str, ...],
+        *,
+        training: bool = False,
+    ) -> LabelledRows:
+        """Makes rows of examples, all of which have labels or none."""
+
+    def texts(self) -> ExampleTexts:
+        """The texts of the training examples."""
+        return ExampleTexts(self._part("train").examples)
+
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """All of the source but what is held out; the same in every epoch."""
+        return self._split(self._part("train"), tokenizer, labels, training=True)
+
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """The source to validate on, the published split, or what is held out."""
+        return self._split(self._part("validation"), tokenizer, labels)
+
+    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """All of another source; of a published one its validation split."""
+        return self._split(self._load(source, "validation"), tokenizer, labels)
+
+    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Examples without labels, to predict them.
+
+        Args:
+            path: A file (see ``examples_to_predict``), or ``-`` for standard input.
+            tokenizer: The model's.
+            labels: The names of the model's labels.
+
+        Raises:
+            DataError: The file is missing, empty or not of the form.
+        """
+        examples = self.examples_to_predict(path)
+        if not examples:
+            raise DataError(f"nothing to predict in {path}: it is empty")
+        return self._split(Loaded(tuple(examples)), tokenizer, labels)
+
+    def _part(self, split: Split) -> Loaded[E]:
+        if split == "validation" and self.validation is not None:
+            return self._load(self.validation, "validation")
+        source, published = self._open(self.source)
+        if published is not None and published.validation is not None:
+            return self._read(source, published, split)
+        whole = self._read(source, published, "train")
+        fraction = self.validation_fraction if self.validation is None else 0.0
+        if fraction == 0 and split == "train":
+            return whole
+        if fraction == 0:
+            raise DataError(
+                f"{self.source!r} has no validation split: set validation_fraction above 0"
+            )
+        return divide(whole, fraction, self.source)[split]
+
+    def _whole(self) -> Loaded[E]:
+        """The training examples and, of a local source, those held out of it."""
+        return self._read(*self._open(self.source), "train")
+
+    def _load(self, name: str, split: Split) -> Loaded[E]:
+        return self._read(*self._open(name), split)
+
+    def _open(self, name: str) -> tuple[LabelledSource, PublishedRecords | None]:
+        source = parse_labelled(name, self.forms)
+        if source.kind != "tfds":
+            return source, None
+        published = open_published(source, self.published_fields)
+        return published.source, published
+
+    def _read(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> Loaded[E]:
+        loaded = self.read(source, published, split)
+        if not loaded.examples:
+            raise DataError(f"no {self.noun} in {source.name!r}: give a source that has some")
+        return loaded
+
+    def _split(
+        self,
+        loaded: Loaded[E],
+        tokenizer: Tokenizer,
+        labels: tuple[str, ...],
+        *,
+        training: bool = False,
+    ) -> DataSplit:
+        rows = self.rows(loaded.examples, tokenizer, labels, training=training)
+        settings = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("source", "validation", "validation_fraction", "num_workers")
+        }
+        fingerprint = digest(
+            [repr(settings), tokenizer.fingerprint, repr(labels), repr(training)],
+            map(repr, loaded.examples),
+        )
+        facts = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])
+        return DataSplit(rows, list(loaded.examples), fingerprint, facts)
+
+
+def divide(whole: Loaded[E], fraction: float, name: str) -> dict[Split, Loaded[E]]:
+    """Parts examples by the hash of their groups, so that no group is in both.
+
+    Args:
+        whole: All examples.
+        fraction: The share of groups for validation, in (0, 1).
+        name: The source's name, for the message.
+
+    Raises:
+        DataError: All examples are of one group.
+    """
+    digests = [text_digest(example.group) for example in whole.examples]
+    if len(set(digests)) < 2:
+        raise DataError(
+            f"all examples of {name!r} are of one and the same text, so nothing is left to "
+            "validate on: name another source for validation"
+        )
+    division = Division.of(digests, fraction, name)
+    parts: dict[Split, list[E]] = {"train": [], "validation": []}
+    for example, key in zip(whole.examples, digests, strict=True):
+        parts[division.split(key)].append(example)
+    return {
+        split: Loaded(tuple(examples), whole.class_names, whole.notes)
+        for split, examples in parts.items()
+    }
+
+
+def digest(*parts: Iterable[str]) -> str:
+    """Hashes texts, in order."""
+    whole = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        for text in part:
+            raw = text.encode()
+            whole.update(len(raw).to_bytes(8, "big") + raw)
+    return whole.hexdigest()
+
+
+def label_id(label: str, ids: dict[str, int], place: str) -> int:
+    """Finds a label among those of the training data.
+
+    Raises:
+        DataError: It is not among them; the message names them.
+    """
+    if label not in ids:
+        known = list(ids)
+        shown = ", ".join(known[:20]) + (f" … ({len(known)} in all)" if len(known) > 20 else "")
+        raise DataError(
+            f"{place} has the label {label!r}, which the training data have not: they have {shown}"
+        )
+    return ids[label]
+
+
+def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarray:
+    """Takes one of a model's outputs, which must be one item for each row."""
+    values = np.asarray(predictions[name])
+    if len(values) != rows:
+        raise ValueError(f"{name} is for {len(values)} rows, but there are {rows}")
+    return cast(np.ndarray, values)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis, float64."""
+    logits = np.asarray(logits, np.float64)
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """The probability of each item by itself, float64."""
+    return 0.5 * (1 + np.tanh(0.5 * np.asarray(logits, np.float64)))  # which cannot overflow

@@ -1,0 +1,243 @@
+r"""Where labelled examples come from, under the name scheme of ``sources``.
+
+=============================  ======================================================
+``tsv:GLOB#LABEL,TEXT``        columns parted by tabs, by number from 1 or by name (then
+                               each file begins with a line of names)
+``jsonl:GLOB#label,text``      JSON lines, fields by name
+``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
+``squad:GLOB``                 questions on passages, see ``squad``
+``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
+=============================  ======================================================
+
+Each kind of data says which of these forms it reads and which fields it takes; several
+fields that make up one list are joined by ``+``. Labelled data are small: they are read
+into memory. Every record knows its place, for the messages about it.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from .errors import DataError
+from .sources import Source, _choices, _decode, _matching_files, _raw_lines
+
+Line = tuple[str, int, str]
+"""A file's name, the number of a line from 1, and the line without its end."""
+
+FORMS = {
+    "tsv": "tsv:GLOB#LABEL,TEXT",
+    "jsonl": "jsonl:GLOB#fields",
+    "conll": "conll:GLOB#COLUMN",
+    "squad": "squad:GLOB",
+    "tfds": "tfds:NAME/CONFIG#fields",
+}
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class LabelledSource:
+    """A parsed source name.
+
+    Attributes:
+        name: The name as the user wrote it.
+        kind: Which reader it needs, a key of ``FORMS``.
+        location: The glob, or TFDS's ``name/config``.
+        fields: The names or numbers of the fields, as far as they were given.
+    """
+
+    name: str
+    kind: str
+    location: str
+    fields: tuple[str, ...]
+
+    @property
+    def plain(self) -> Source:
+        """What the readers of plain text call a source."""
+        return Source(self.name, cast(Any, self.kind), self.location, "")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One labelled thing as it was read.
+
+    Attributes:
+        place: Where it stands: ``train.tsv line 7``.
+        values: One for each field of the source, in the order of the fields.
+    """
+
+    place: str
+    values: tuple[Any, ...]
+
+
+def parse_labelled(name: str, forms: Mapping[str, str]) -> LabelledSource:
+    """Parses a source name; touches no file and no network.
+
+    Args:
+        name: For example ``tsv:cola.train.tsv#2,4``.
+        forms: The kinds that are read, and the fields to take of each if none are named.
+
+    Raises:
+        DataError: The kind is not one of these, or nothing follows it.
+    """
+    kind, colon, rest = name.partition(":")
+    if not colon or kind not in forms:
+        known = tuple(FORMS[kind] for kind in forms)
+        if not colon or "/" in kind or Path(name).expanduser().exists():
+            raise DataError(f"source {name!r} has no kind: write one of {', '.join(known)}")
+        nearest = _choices(kind, tuple(forms), known)
+        raise DataError(f"this kind of data reads no {kind!r} source ({name!r}): choose {nearest}")
+    location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
+    if not location or (mark and not part):
+        raise DataError(f"source {name!r} is incomplete: write {FORMS[kind]}")
+    fields = (part or forms[kind]).split(",") if part or forms[kind] else []
+    if not all(fields):
+        raise DataError(f"source {name!r} has an empty field after the #: write {FORMS[kind]}")
+    return LabelledSource(name, kind, location, tuple(fields))
+
+
+def read_fields(source: LabelledSource) -> Iterator[Record]:
+    """Reads the local sources whose records are made of named fields.
+
+    Args:
+        source: Of the kind ``tsv`` or ``jsonl``.
+
+    Yields:
+        The records; files in sorted order.
+
+    Raises:
+        DataError: A file is missing, not UTF-8 or not whole; a line has too many or too few
+            columns, is not JSON, or lacks a field (with file and line).
+    """
+    for path in _matching_files(source.plain):
+        read = _read_columns if source.kind == "tsv" else _read_objects
+        yield from read(file_lines(path), source.fields)
+
+
+def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:
+    """Reads the lines of each file of a local source."""
+    for path in _matching_files(source.plain):
+        yield file_lines(path)
+
+
+def input_lines(path: str) -> Iterator[Line]:
+    """Reads the lines of a file, or of standard input for ``-``.
+
+    Raises:
+        DataError: The file is missing, not UTF-8 or not whole.
+    """
+    if path != STANDARD_INPUT:
+        for file in _matching_files(Source(path, cast(Any, "text"), path, "")):
+            yield from file_lines(file)
+        return
+    offset, name = 0, Path("standard input")
+    for number, raw in enumerate(sys.stdin.buffer, start=1):
+        yield str(name), number, _without_end(_decode(raw, name, offset))
+        offset += len(raw)
+
+
+def file_lines(path: Path) -> Iterator[Line]:
+    """Reads the lines of a file, which may be packed by gzip."""
+    for number, (offset, raw) in enumerate(_raw_lines(path), start=1):
+        yield str(path), number, _without_end(_decode(raw, path, offset))
+
+
+def _without_end(line: str) -> str:
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def parse_json(text: str, place: str) -> Any:
+    """Parses JSON that a file holds.
+
+    Raises:
+        DataError: It is not JSON, or holds half of a surrogate pair.
+    """
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        reason = getattr(error, "msg", "nested too deeply")
+        raise DataError(f"{place} is not valid JSON ({reason})") from None
+    if "\\u" in text:  # the only way for half a pair to come in
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{place} holds a lone surrogate: remove it") from None
+    return value
+
+
+def parse_object(text: str, place: str) -> dict[str, Any]:
+    """Parses a line of JSON lines.
+
+    Raises:
+        DataError: It is not a JSON object.
+    """
+    row = parse_json(text, place)
+    if not isinstance(row, dict):
+        raise DataError(f"{place} is a JSON {type(row).__name__}: write one object a line")
+    return row
+
+
+def pick(row: Mapping[str, Any], field: str, place: str) -> Any:
+    """Takes a field, or a list of several: ``choice1+choice2``.
+
+    Raises:
+        DataError: The row lacks it.
+    """
+    if field in row:
+        return row[field]
+    names = field.split("+")
+    for name in names:
+        if name not in row:
+            seen = ", ".join(row) or "none"
+            raise DataError(
+                f"{place} has no field {name!r}: its fields are {seen}; name them after a #"
+            )
+    return [row[name] for name in names]
+
+
+def _read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:
+    for file, number, line in lines:
+        if line and not line.isspace():
+            place = f"{file} line {number}"
+            row = parse_object(line, place)
+            yield Record(place, tuple(pick(row, field, place) for field in fields))
+
+
+def _read_columns(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:
+    with_header = not all(field.isdecimal() for field in fields)
+    columns: list[int] = []
+    width = 0
+    for file, number, line in lines:
+        cells = line.split("\t")
+        place = f"{file} line {number}"
+        if not width:
+            width = len(cells)
+            columns = [_column(field, cells, place) for field in fields]
+            if with_header:
+                continue
+        elif not line:
+            continue
+        if len(cells) != width:
+            raise DataError(
+                f"{place} has {len(cells)} columns where the first line has {width}: "
+                "part the columns by one tab each, and put none inside a text"
+            )
+        yield Record(place, tuple(cells[column] for column in columns))
+
+
+def _column(field: str, first_line: list[str], place: str) -> int:
+    """Where a field stands in a line; counts from 0."""
+    if field in first_line and not field.isdecimal():
+        return first_line.index(field)
+    if field.isdecimal() and 1 <= int(field) <= len(first_line):
+        return int(field) - 1
+    if field.isdecimal():
+        raise DataError(
+            f"{place} has {len(first_line)} columns, so there is no column {field}: "
+            "name others after a #, counted from 1"
+        )
+    raise DataError(
+        f"{place} does not name a column {field!r}: its columns are {', '.join(first_line)}"
+    )
