@@ -96,20 +96,21 @@ TINY_EXECUTION = ("dtype", "param_dtype", "layers", "remat")
 
 
 @functools.cache
-def _tiny(**fields: Any) -> Tiny:
+def _tiny(family: str = "gpt", **fields: Any) -> Tiny:
     import jax
     from flaxzoo import models
 
+    config_of = {"gpt": models.GPTConfig, "bert": models.BertConfig}[family]
     execution = models.Execution(**{k: v for k, v in fields.items() if k in TINY_EXECUTION})
     sizes = {k: v for k, v in fields.items() if k not in TINY_EXECUTION}
-    config = models.GPTConfig(**{"dropout_rate": 0.0, **TINY, **sizes})
+    config = config_of(**{"dropout_rate": 0.0, **TINY, **sizes})
     stacked = models.create(config, models.Execution(param_dtype=execution.param_dtype))
 
     @jax.jit
     def init(rng: Any) -> Any:
         # Away from the symmetries of initial values: zero biases, flat attention.
         first, *rest = jax.random.split(rng, 200)
-        leaves, tree = jax.tree.flatten(stacked.init(first, jax.numpy.zeros((1, 1), int))["params"])
+        leaves, tree = jax.tree.flatten(models.init_params(stacked, first))
         noisy = [
             x + 0.3 * jax.random.normal(key, x.shape, x.dtype)
             for x, key in zip(leaves, rest, strict=False)
@@ -124,7 +125,9 @@ def _tiny(**fields: Any) -> Tiny:
 
 @pytest.fixture(scope="session")
 def tiny() -> Any:
-    """`tiny(**fields)`: a tiny GPT; fields of its config and of its execution, mixed.
+    """`tiny(**fields)`: a tiny GPT, or with `family="bert"` a BERT.
+
+    Fields of its config and of its execution, mixed.
 
     Equal sizes have equal parameters, however they are run.
     """

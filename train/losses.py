@@ -1,12 +1,12 @@
-"""Cross-entropy over a large vocabulary, a chunk of positions at a time.
+"""Losses as sums over weighted items, in float32, and how many items were right.
 
-Logits `[B, T, V]` are the largest array of a language model's step by far.
-Here they exist for `CHUNK_LENGTH` positions at a time: each chunk's logits,
-their softmax and their gradient are used up before the next chunk begins.
+Logits over a vocabulary `[B, T, V]` are the largest array of a language model's
+step by far.  `cross_entropy` has them for `CHUNK_LENGTH` positions at a time:
+each chunk's logits, their softmax and their gradient are used up before the
+next chunk begins.  The few logits of the other heads are taken as they are.
 """
 
-import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,73 +18,148 @@ CHUNK_LENGTH = 128
 """Positions of each row whose logits exist at one time."""
 
 
+class CrossEntropy(NamedTuple):
+    """Two sums over items."""
+
+    loss: Float[Array, ""]
+    """Σ weight · -log softmax(logits)[label], in nats."""
+    correct: Float[Array, ""]
+    """Σ weight of the items whose label has the highest logit. No gradient."""
+
+
 def cross_entropy(
     projection: Projection, labels: Int[Array, "B T"], weights: Float[Array, "B T"]
-) -> Float[Array, ""]:
-    """Sum over positions of weight · -log softmax(h Wᵀ)[label], in nats, float32.
+) -> CrossEntropy:
+    """Sums over positions of weight · -log softmax(h Wᵀ + b)[label], and of what was right.
 
     The gradient is computed together with the loss, while a chunk's logits are
     at hand, so that each of the three matrix products is done once.
 
     Args:
-      projection: hidden states `[B, T, D]` and vocabulary matrix `[V, D]`.
+      projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its
+        bias, if any. T is the number of positions that are predicted.
       labels: the right token at each position.
-      weights: 0 where there is nothing to predict. Not differentiated.
+      weights: 0 where there is nothing to predict; the label is not looked at
+        there. Not differentiated.
     """
     length = labels.shape[1]
     chunk = min(CHUNK_LENGTH, length)
     padding = -length % chunk
     hidden = jnp.pad(projection.hidden, ((0, 0), (0, padding), (0, 0)))
     labels, weights = (jnp.pad(x, ((0, 0), (0, padding))) for x in (labels, weights))
-    return _cross_entropy(hidden, projection.kernel, labels, weights, chunk)
+    hidden, labels, weights = (_cut(x, chunk) for x in (hidden, labels, weights))
+    return _cross_entropy(hidden, projection.kernel, projection.bias, labels, weights)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _cross_entropy(hidden, kernel, labels, weights, chunk):
-    def body(total, inputs):
-        loss, _ = _chunk_loss(kernel, *inputs)
-        return total + loss, None
+def softmax_cross_entropy(
+    logits: Float[Array, "*items L"], labels: Int[Array, "*items"], weights: Float[Array, "*items"]
+) -> CrossEntropy:
+    """Sums over items of weight · -log softmax(logits)[label], and of what was right.
 
-    return jax.lax.scan(body, jnp.float32(0), _chunks(chunk, hidden, labels, weights))[0]
+    Args:
+      logits: scores of the L labels: `[B, L]` of rows or choices, `[B, T, L]` of
+        tokens, `[B, T]` of the places where a span may begin.
+      labels: the right one of each item.
+      weights: 0 where there is nothing to predict; the label, for example
+        -100, is not looked at there.
+    """
+    loss, correct, _ = _sums(logits.astype(jnp.float32), labels, weights)
+    return CrossEntropy(loss, jax.lax.stop_gradient(correct))
 
 
-def _chunks(chunk: int, *arrays: Array) -> tuple[Array, ...]:
+def sigmoid_cross_entropy(
+    logits: Float[Array, "B L"], labels: Float[Array, "B L"], weights: Float[Array, " B"]
+) -> Float[Array, ""]:
+    """Sum over rows of weight · the mean over L yes-or-no labels of their cross-entropy, in nats.
+
+    Args:
+      logits: of "yes" for each label.
+      labels: 1 for those that are right, else 0.
+      weights: 0 for rows that do not count.
+    """
+    x = logits.astype(jnp.float32)
+    losses = jax.nn.softplus(x) - labels * x
+    return jnp.sum(jnp.where(weights != 0, weights * jnp.mean(losses, axis=-1), 0))
+
+
+def squared_error(
+    predictions: Float[Array, " B"], labels: Float[Array, " B"], weights: Float[Array, " B"]
+) -> Float[Array, ""]:
+    """Sum over rows of weight · (prediction - label)²; weight 0 for rows that do not count."""
+    errors = jnp.square(predictions.astype(jnp.float32) - labels)
+    return jnp.sum(jnp.where(weights != 0, weights * errors, 0))
+
+
+def _cut(x: Array, chunk: int) -> Array:
     """Cuts `[B, T, …]` into `[T / chunk, B, chunk, …]`."""
-    return tuple(jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0) for x in arrays)
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
 
-def _chunk_loss(kernel, hidden, labels, weights) -> tuple[Array, Any]:
-    """The loss of one chunk, and what its gradient needs."""
-    logits = Projection(hidden, kernel).logits()
-    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
+def _sums(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """The loss, what was right, and each item's logarithm of the softmax's denominator."""
+    highest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    exponentials = jnp.exp(logits - highest[..., None])
+    log_normaliser = highest + jnp.log(jnp.sum(exponentials, axis=-1))
+    # A label that does not exist gives NaN, negative ones included.
+    labels = jnp.where(weights != 0, jnp.where(labels < 0, logits.shape[-1], labels), 0)
     label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return jnp.sum(weights * (log_normaliser - label_logit)), (logits, log_normaliser)
+    correct = jnp.sum(weights * (label_logit >= highest))
+    return jnp.sum(weights * (log_normaliser - label_logit)), correct, log_normaliser
 
 
-def _forward(hidden, kernel, labels, weights, chunk):
-    def body(carry, inputs):
-        total, kernel_gradient = carry
+def _over_chunks(function: Any, chunks: Any) -> Any:
+    """(Σ sums, all that is the chunks' own) of `function(chunk) -> (sums, own)`, one by one.
+
+    `chunks` and what is the chunks' own have a leading axis; of a length of 1
+    nothing is summed, and no zeros are made to begin with.
+    """
+    first = jax.tree.map(lambda x: x[0], chunks)
+    if jax.tree.leaves(chunks)[0].shape[0] == 1:
+        sums, own = function(first)
+        return sums, jax.tree.map(lambda x: x[None], own)
+
+    def body(total, chunk):
+        sums, own = function(chunk)
+        return jax.tree.map(jnp.add, total, sums), own
+
+    shapes, _ = jax.eval_shape(function, first)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.scan(body, zeros, chunks)
+
+
+@jax.custom_vjp
+def _cross_entropy(hidden, kernel, bias, labels, weights):
+    def chunk(inputs):
         h, label, weight = inputs
-        loss, (logits, log_normaliser) = _chunk_loss(kernel, h, label, weight)
+        loss, correct, _ = _sums(Projection(h, kernel, bias).logits(), label, weight)
+        return CrossEntropy(loss, correct), ()
+
+    return _over_chunks(chunk, (hidden, labels, weights))[0]
+
+
+def _forward(hidden, kernel, bias, labels, weights):
+    def chunk(inputs):
+        h, label, weight = inputs
+        logits = Projection(h, kernel, bias).logits()
+        loss, correct, log_normaliser = _sums(logits, label, weight)
         softmax = jnp.exp(logits - log_normaliser[..., None])
         is_label = label[..., None] == jnp.arange(kernel.shape[0])
-        gradient = (weight[..., None] * (softmax - is_label)).astype(h.dtype)
+        exact = weight[..., None] * (softmax - is_label)
+        gradient = exact.astype(h.dtype)
         hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, kernel)
-        kernel_gradient += jnp.einsum(
-            "BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32
-        )
-        return (total + loss, kernel_gradient), hidden_gradient
+        kernel_gradient = jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
+        bias_gradient = None if bias is None else jnp.sum(exact, axis=(0, 1))
+        return (CrossEntropy(loss, correct), kernel_gradient, bias_gradient), hidden_gradient
 
-    zero = jnp.float32(0), jnp.zeros(kernel.shape[::-1], jnp.float32)
-    inputs = _chunks(chunk, hidden, labels, weights)
-    (total, kernel_gradient), hidden_gradient = jax.lax.scan(body, zero, inputs)
-    hidden_gradient = jnp.moveaxis(hidden_gradient, 0, 1).reshape(hidden.shape)
-    return total, (hidden_gradient, kernel_gradient.T.astype(kernel.dtype))
+    sums, hidden_gradient = _over_chunks(chunk, (hidden, labels, weights))
+    total, kernel_gradient, bias_gradient = sums
+    kernel_gradient = kernel_gradient.T.astype(kernel.dtype)
+    bias_gradient = None if bias is None else bias_gradient.astype(bias.dtype)
+    return total, (hidden_gradient, kernel_gradient, bias_gradient)
 
 
-def _backward(chunk, residuals, cotangent):
-    hidden_gradient, kernel_gradient = residuals
-    scaled = ((cotangent * g).astype(g.dtype) for g in (hidden_gradient, kernel_gradient))
+def _backward(residuals, cotangent):
+    scaled = jax.tree.map(lambda g: (cotangent.loss * g).astype(g.dtype), residuals)
     return *scaled, None, None
 
 

@@ -26,7 +26,7 @@ BATCH_AXES = ("data", "fsdp")
 
 PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"token_embedding/embedding", ("vocabulary", "model")),
-    (r"position_embedding/embedding", (None, "model")),
+    (r"(position|token_type)_embedding/embedding", (None, "model")),
     (r"layers/attention/(query|key|value)/kernel", ("layers", "model", "heads", None)),
     (r"layers/attention/(query|key|value)/bias", ("layers", "heads", None)),
     (r"layers/attention/output/kernel", ("layers", "heads", None, "model")),
@@ -35,7 +35,10 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"layers/feed_forward/down/kernel", ("layers", "feed_forward", "model")),
     (r"layers/(attention/output|feed_forward/down)/bias", ("layers", None)),
     (r"layers/(attention|feed_forward)_norm/(scale|bias)", ("layers", None)),
-    (r"final_norm/(scale|bias)", (None,)),
+    (r"(embedding_norm|final_norm|head/transform_norm)/(scale|bias)", (None,)),
+    (r"(pooler|head/(transform|next_sentence|classifier|span))/kernel", ("model", None)),
+    (r"(pooler|head/(transform|next_sentence|classifier|span))/bias", (None,)),
+    (r"head/bias", ("vocabulary",)),
 )
 
 MESH_AXES: dict[str | None, str | None] = {

@@ -155,7 +155,7 @@ def loss_and_gradient(model):
     @jax.value_and_grad
     def loss(params):
         out = model.model.apply({"params": params}, input_ids=IDS, rng=rng)
-        return cross_entropy(out.projection, labels, weights) / IDS.size
+        return cross_entropy(out.projection, labels, weights).loss / IDS.size
 
     value, gradient = loss(model.params)
     return float(value), gradient

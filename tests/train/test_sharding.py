@@ -1,7 +1,12 @@
+import dataclasses
+import functools
+import typing
+
 import jax
 import jax.numpy as jnp
 import pytest
 from flaxzoo import models, train
+from flaxzoo.models.shapes import parameter_shapes
 from flaxzoo.train import sharding
 from flaxzoo.train.optimizer import path_name
 from jax.sharding import PartitionSpec
@@ -11,21 +16,31 @@ def mesh(**sizes):
     return sharding.make_mesh(train.MeshConfig(**sizes))
 
 
-def shapes(config):
-    model = models.create(config)
-    init = jax.eval_shape(model.init, jax.random.key(0), input_ids=jnp.zeros((1, 1), int))
-    return {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(init["params"])}
+def with_heads(config):
+    """The configuration with every head that its architecture knows."""
+    field = {f.name: f for f in dataclasses.fields(config)}.get("head")
+    if field is None:
+        return [config]
+    heads = typing.get_args(field.type)
+    return [dataclasses.replace(config, head=head, labels=("a", "b", "c")) for head in heads]
+
+
+@functools.cache
+def shapes(name):
+    trees = [parameter_shapes(models.create(c)) for c in with_heads(models.preset(name))]
+    leaves = [leaf for tree in trees for leaf in jax.tree.leaves_with_path(tree)]
+    return {(path_name(path), x.shape) for path, x in leaves}
 
 
 @pytest.mark.parametrize("name", list(models.presets()))
-def test_every_parameter_of_every_preset_fits_one_row(name):
-    for parameter, shape in shapes(models.preset(name)).items():
+def test_every_parameter_of_every_preset_and_head_fits_one_row(name):
+    for parameter, shape in shapes(name):
         spec = sharding.parameter_spec(parameter, shape, mesh())
         assert len(spec) == len(shape)
 
 
 def test_no_row_is_superfluous():
-    seen = {name for preset in models.presets() for name in shapes(models.preset(preset))}
+    seen = {name for preset in models.presets() for name, _ in shapes(preset)}
     for pattern, axes in sharding.PARAMETER_AXES:
         assert any(sharding.re.fullmatch(pattern, name) for name in seen), pattern
         assert set(axes) <= set(sharding.MESH_AXES)
@@ -40,6 +55,9 @@ def test_no_row_is_superfluous():
         ("layers/attention/output/kernel", (2, 4, 8, 32), (None, "tensor", None, "fsdp")),
         ("layers/feed_forward/down/bias", (2, 32), (None, None)),
         ("final_norm/scale", (32,), (None,)),
+        ("pooler/kernel", (32, 32), ("fsdp", None)),
+        ("head/bias", (48,), ("tensor",)),
+        ("head/classifier/kernel", (32, 3), ("fsdp", None)),
     ],
 )
 def test_where_parameters_lie(name, shape, spec):
