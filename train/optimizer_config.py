@@ -2,18 +2,31 @@
 
 import dataclasses
 import math
-from typing import Literal
+import re
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+OptimizerName = Literal["adamw", "lamb"]
+ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov & Hutter 2019) and its learning-rate schedule."""
+    """AdamW (Loshchilov & Hutter 2019) or LAMB (You et al. 2020), and the learning rate.
 
+    Raises:
+      ValueError: a number is out of its range, or a name or pattern is none.
+    """
+
+    name: OptimizerName = "adamw"
+    """lamb: AdamW's update of each matrix, made as long as its norm asks; for large batches."""
     peak_learning_rate: float
-    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "cosine"
+    schedule: ScheduleName = "cosine"
     """How the learning rate falls after the warm-up."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises linearly from 0 to its peak."""
+    warmup_fraction: float = 0.0
+    """The same as a part of the run, if `warmup_steps` is 0."""
     final_fraction: float = 0.1
     """Learning rate of the last step over its peak (linear and cosine)."""
     beta1: float = 0.9
@@ -23,8 +36,19 @@ class OptimizerConfig:
     """Applied to matrices only: neither to biases nor to the scales of norms."""
     max_gradient_norm: float | None = 1.0
     """Gradients longer than this (global norm) are scaled down to it."""
+    layer_decay: float = 1.0
+    """Each layer's learning rate over that of the layer above it; the head has the full rate."""
+    frozen: Sequence[str] = ()
+    """Patterns of parameters that stay as they are, such as `.*embedding.* layers/[0-5]`: regular
+    expressions, each for the whole path of a parameter, of a part of the model or of a layer."""
 
     def __post_init__(self) -> None:
+        for name, kind in (("name", OptimizerName), ("schedule", ScheduleName)):
+            if getattr(self, name) not in get_args(kind):
+                choices = ", ".join(get_args(kind))
+                raise ValueError(
+                    f"optimizer.{name} {getattr(self, name)!r} is unknown: choose from {choices}"
+                )
         for name in ("peak_learning_rate", "epsilon", "max_gradient_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -32,6 +56,26 @@ class OptimizerConfig:
         for name in ("weight_decay", "final_fraction"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"optimizer.{name} {getattr(self, name)} must be at least 0")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "warmup_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optimizer.{name} {getattr(self, name)} must be in [0, 1)")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(
+                f"optimizer.layer_decay {self.layer_decay} must be above 0 and at most 1, "
+                "which is no decay"
+            )
+        # JSON gives a list, where a tuple compares equal.
+        object.__setattr__(self, "frozen", _patterns(self.frozen))
+
+
+def _patterns(frozen: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(frozen, str):
+        raise ValueError(f"optimizer.frozen {frozen!r} is one string: give a tuple of patterns")
+    for pattern in frozen:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"optimizer.frozen {pattern!r} is not a regular expression: {error}"
+            ) from None
+    return tuple(frozen)

@@ -4,11 +4,17 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike
 
-from .config import OptimizerConfig
+from .optimizer_config import OptimizerConfig
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Linear warm-up from 0 to the peak, then the decay that `config.schedule` names.
+
+    BERT's is linear with `final_fraction` 0: up for 10,000 of 1,000,000 steps,
+    then down to 0. Here step i, counted from 1, has the rate of i, and so the
+    first step has one and the last has none. (The original code counts from 0,
+    and falls as if it had from the first step on: it begins its decay at
+    1 - warm-up / steps, 0.99 of the peak.)
 
     Args:
       config: peak, warm-up and kind.

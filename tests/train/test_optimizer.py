@@ -1,17 +1,85 @@
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flaxzoo import models
-from flaxzoo.train import OptimizerConfig, count_parameters, make_optimizer
-from flaxzoo.train.optimizer import decay_mask, path_name
+from flaxzoo.train.optimizer import (
+    decay_mask,
+    make_optimizer,
+    path_name,
+    rate_factors,
+    trained_factors,
+)
+from flaxzoo.train.optimizer_config import OptimizerConfig
+from flaxzoo.train.state import count_parameters, init_state
 
 CONFIG = OptimizerConfig(
     peak_learning_rate=0.1, schedule="constant", weight_decay=0.5, max_gradient_norm=None
 )
 PARAMS = {"linear": {"kernel": jnp.full((2, 2), 3.0), "bias": jnp.full(2, 3.0)}}
+
+# The names of a BERT, three layers of it.
+LAYERS = 3
+
+
+def bert_like(seed=0):
+    """Parameters of a model's shape, far from any symmetry."""
+    rng = np.random.default_rng(seed)
+
+    def array(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    return {
+        "token_embedding": {"embedding": array(7, 4)},
+        "position_embedding": {"embedding": array(5, 4)},
+        "token_type_embedding": {"embedding": array(2, 4)},
+        "embedding_norm": {"scale": array(4), "bias": array(4)},
+        "layers": {
+            "attention": {
+                "query": {"kernel": array(LAYERS, 4, 2, 2), "bias": array(LAYERS, 2, 2)},
+                "output": {"kernel": array(LAYERS, 2, 2, 4), "bias": array(LAYERS, 4)},
+            },
+            "attention_norm": {"scale": array(LAYERS, 4), "bias": array(LAYERS, 4)},
+        },
+        "pooler": {"kernel": array(4, 4), "bias": array(4)},
+        "head": {"classifier": {"kernel": array(4, 3), "bias": array(3)}},
+    }
+
+
+def separated(params):
+    """Each layer as a subtree of its own, beside the rest."""
+    rest = {name: x for name, x in params.items() if name != "layers"}
+    each = {
+        f"layer_{i}": jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(LAYERS)
+    }
+    return {**rest, **each}
+
+
+def run(tx, params: Any, steps=3) -> tuple[Any, Any]:
+    """The parameters after some steps, with gradients that differ from step to step."""
+    state, step = tx.init(params), jax.jit(tx.update)
+    for seed in range(1, steps + 1):
+        gradients = jax.tree.map(lambda g: 5 * g, bert_like(seed))
+        if "layers" not in params:
+            gradients = separated(gradients)
+        updates, state = step(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def flat(tree):
+    return {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}
+
+
+def assert_close(ours, expected, rtol=1e-6):
+    ours, expected = flat(ours), flat(expected)
+    assert ours.keys() == expected.keys()
+    for name, x in ours.items():
+        np.testing.assert_allclose(x, expected[name], rtol=rtol, atol=1e-6, err_msg=name)
 
 
 def update(config, gradients, params=PARAMS):
@@ -61,3 +129,330 @@ def test_path_names_and_counts():
     names = [path_name(path) for path, _ in jax.tree.leaves_with_path(PARAMS)]
     assert names == ["linear/bias", "linear/kernel"]
     assert count_parameters(PARAMS) == count_parameters(jax.eval_shape(lambda: PARAMS)) == 6
+
+
+def test_plain_adamw_is_optax_s():
+    """Its updates, and the form of its state, which checkpoints hold."""
+    config = dataclasses.replace(CONFIG, max_gradient_norm=1.0)
+    reference = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(0.1, 0.9, 0.95, 1e-8, weight_decay=0.5, mask=decay_mask),
+    )
+    ours, state = run(make_optimizer(config, 10), bert_like())
+    expected, reference_state = run(reference, bert_like())
+    assert_close(ours, expected)
+    # A schedule counts its steps, which a constant rate need not.
+    assert jax.tree.structure(state[1][0]) == jax.tree.structure(reference_state[1][0])
+    assert [len(x) for x in state] == [len(x) for x in reference_state]
+
+
+def test_adamw_corrects_the_bias_of_its_moments():
+    """Unlike BERT's own: a gradient g of the first step would make (1 - b1) / √(1 - b2) of it."""
+    config = dataclasses.replace(CONFIG, weight_decay=0.0, beta2=0.999)
+    first = update(config, jax.tree.map(jnp.ones_like, PARAMS))
+    np.testing.assert_allclose(first["linear"]["bias"], -0.1, rtol=1e-5)
+    assert 0.1 / np.sqrt(0.001) == pytest.approx(3.2, abs=0.05)
+
+
+LAMB = dataclasses.replace(CONFIG, name="lamb")
+
+
+def test_lamb_of_matrices_is_optax_s():
+    matrices = {
+        "a": {"kernel": bert_like()["pooler"]["kernel"]},
+        "b": {"embedding": bert_like()["token_embedding"]["embedding"]},
+        "zero": {"kernel": jnp.zeros((3, 2))},
+    }
+    gradients = jax.tree.map(lambda x: x[::-1] + 0.3, matrices)
+    reference = optax.lamb(0.1, 0.9, 0.95, 1e-8, weight_decay=0.5)
+    ours, expected = (
+        jax.jit(tx.update)(gradients, tx.init(matrices), matrices)[0]
+        for tx in (make_optimizer(LAMB, 10), reference)
+    )
+    assert_close(ours, expected)
+
+
+def test_lamb_by_hand():
+    updates = update(LAMB, jax.tree.map(jnp.ones_like, PARAMS))
+    # Adam's first step is 1, decay adds 0.5 · 3: scaled to the kernel's own norm, and to the rate.
+    np.testing.assert_allclose(updates["linear"]["kernel"], -0.1 * 3, rtol=1e-5)
+    # Biases: neither decay nor trust ratio.
+    np.testing.assert_allclose(updates["linear"]["bias"], -0.1, rtol=1e-5)
+
+
+def test_lamb_of_a_stack_is_lamb_of_each_layer():
+    params = bert_like()
+    # Layers of very different sizes: a norm over the stack would show.
+    sizes = jnp.array([1.0, 10.0, 100.0])
+    params["layers"] = jax.tree.map(
+        lambda x: x * sizes.reshape(-1, *(1,) * (x.ndim - 1)), params["layers"]
+    )
+    tx = make_optimizer(dataclasses.replace(LAMB, max_gradient_norm=2.0), 10)
+    stacked, _ = run(tx, params)
+    each, _ = run(tx, separated(params))
+    assert_close(separated(stacked), each)
+    # What optax does of a stack is something else, on all of its layers.
+    whole, _ = run(optax.lamb(0.1, 0.9, 0.95, 1e-8, weight_decay=0.5, mask=decay_mask), params)
+    apart = np.abs(
+        flat(stacked)["layers/attention/query/kernel"]
+        - flat(whole)["layers/attention/query/kernel"]
+    )
+    assert (apart.max(axis=(1, 2, 3)) > 0.01).all()
+
+
+DECAY = 0.5
+RATES = {
+    "token_embedding": DECAY**4,
+    "position_embedding": DECAY**4,
+    "token_type_embedding": DECAY**4,
+    "embedding_norm": DECAY**4,
+    "layers": np.array([DECAY**3, DECAY**2, DECAY]),
+    "pooler": 1.0,
+    "head": 1.0,
+}
+
+
+def along_layers(values, x):
+    values = np.asarray(values)
+    return values.reshape(values.shape + (1,) * (x.ndim - values.ndim)) if values.ndim else values
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_layer_decay_scales_whole_updates(name):
+    config = dataclasses.replace(CONFIG, name=name)
+    params, gradients = bert_like(), bert_like(1)
+    plain, decayed = (
+        jax.jit(tx.update)(gradients, tx.init(params), params)[0]
+        for tx in (
+            make_optimizer(c, 10) for c in (config, dataclasses.replace(config, layer_decay=DECAY))
+        )
+    )
+    expected = {
+        part: jax.tree.map(lambda x, rate=RATES[part]: x * along_layers(rate, x), tree)
+        for part, tree in plain.items()
+    }
+    assert_close(decayed, expected)
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt2"])
+def test_every_parameter_of_every_preset_has_a_depth(name):
+    model = models.create(models.preset(name))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), input_ids=jnp.zeros((1, 1), int))
+    rates = flat(rate_factors(shapes["params"], dataclasses.replace(CONFIG, layer_decay=0.9)))
+    assert rates["token_embedding/embedding"] == pytest.approx(0.9**13)
+    up = rates["layers/feed_forward/up/kernel"]
+    assert up.shape == (12, 1, 1)
+    np.testing.assert_allclose(up.ravel(), 0.9 ** np.arange(12, 0, -1), rtol=1e-6)
+
+
+def test_a_parameter_of_unknown_depth():
+    tx = make_optimizer(dataclasses.replace(CONFIG, layer_decay=0.9), 10)
+    message = "parameter linear/bias stands neither below nor above the layers: optimizer.layer_dec"
+    with pytest.raises(ValueError, match=message):
+        tx.init(PARAMS)
+
+
+def frozen_names(*patterns):
+    """The frozen parameters, and those of which some layers are: `{name: layers}`."""
+    factors = flat(trained_factors(bert_like(), patterns))
+    frozen = {name: np.flatnonzero(x == 0).tolist() for name, x in factors.items()}
+    return {
+        name: layers if name.startswith("layers/") else None
+        for name, layers in frozen.items()
+        if layers
+    }
+
+
+QUERY = ("layers/attention/query/bias", "layers/attention/query/kernel")
+IN_LAYERS = (
+    *QUERY,
+    "layers/attention/output/bias",
+    "layers/attention/output/kernel",
+    "layers/attention_norm/bias",
+    "layers/attention_norm/scale",
+)
+
+
+def in_layers(names, layers):
+    return dict.fromkeys(names, layers)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "frozen"),
+    [
+        (["token_embedding"], {"token_embedding/embedding": None}),
+        (["token_embedding/embedding"], {"token_embedding/embedding": None}),
+        (
+            [".*embedding.*"],
+            {
+                "token_embedding/embedding": None,
+                "position_embedding/embedding": None,
+                "token_type_embedding/embedding": None,
+                "embedding_norm/scale": None,
+                "embedding_norm/bias": None,
+            },
+        ),
+        (["layers/0"], in_layers(IN_LAYERS, [0])),
+        (["layers/[01]"], in_layers(IN_LAYERS, [0, 1])),
+        (
+            ["layers/0", "layers/2/attention/query"],
+            {**in_layers(IN_LAYERS, [0]), **in_layers(QUERY, [0, 2])},
+        ),
+        (["layers/[0-5]"], in_layers(IN_LAYERS, [0, 1, 2])),
+        (["layers"], in_layers(IN_LAYERS, [0, 1, 2])),
+        (["layers/attention/query"], in_layers(QUERY, [0, 1, 2])),
+        (["layers/1/attention/query/kernel"], {QUERY[1]: [1]}),
+        (["(?i)POOLER"], {"pooler/kernel": None, "pooler/bias": None}),
+        (["head/classifier/bias|pooler/bias"], {"head/classifier/bias": None, "pooler/bias": None}),
+    ],
+)
+def test_what_patterns_freeze(patterns, frozen):
+    assert frozen_names(*patterns) == frozen
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("token_embeddings", "did you mean token_embedding"),
+        ("embedding", "did you mean "),  # no part of a name fits
+        ("layers/3", "did you mean layers/"),
+        ("head/bias", "did you mean head"),
+        ("zzz", "choose from embedding_norm, head, layers, pooler, position_embedding, token_emb"),
+    ],
+)
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_a_pattern_that_fits_nothing(name, pattern, hint):
+    tx = make_optimizer(dataclasses.replace(CONFIG, name=name, frozen=("pooler", pattern)), 10)
+    with pytest.raises(ValueError, match=f"optimizer.frozen '{pattern}' fits no parameter: {hint}"):
+        jax.eval_shape(lambda: init_state(bert_like(), tx))
+
+
+def test_all_frozen():
+    tx = make_optimizer(dataclasses.replace(CONFIG, frozen=("layers", "[^l].*")), 10)
+    message = r"optimizer.frozen layers \[\^l\].\* freezes every parameter: leave some to train"
+    with pytest.raises(ValueError, match=message):
+        tx.init(bert_like())
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_frozen_parameters_stay_and_the_others_do_not_know(name):
+    """As if the frozen ones were no parameters: also the norm that is clipped is without them."""
+    config = dataclasses.replace(CONFIG, name=name, max_gradient_norm=1.0)
+    patterns = ("token_embedding", "layers/[01]", "head/classifier/bias")
+    params = bert_like()
+    tx = make_optimizer(dataclasses.replace(config, frozen=patterns), 10)
+    after, state = run(tx, params)
+
+    def without(tree):
+        rest = {name: x for name, x in separated(tree).items() if name not in GONE}
+        return {**rest, "head": {"classifier": {"kernel": tree["head"]["classifier"]["kernel"]}}}
+
+    GONE = ("token_embedding", "layer_0", "layer_1")
+    frozen_before, frozen_after = flat(separated(params)), flat(separated(after))
+    trained = flat(without(params)).keys()
+    for path, x in frozen_before.items():
+        same = np.array_equal(x, frozen_after[path])
+        assert same == (path not in trained), path
+
+    small, expected = make_optimizer(config, 10), without(params)
+    small_state = small.init(expected)
+    for seed in (1, 2, 3):
+        gradients = jax.tree.map(lambda g: 5 * g, without(bert_like(seed)))
+        updates, small_state = small.update(gradients, small_state, expected)
+        expected = optax.apply_updates(expected, updates)
+    assert_close(without(after), expected)
+    moments = optax.tree_utils.tree_get(state, "mu")
+    assert not np.any(moments["token_embedding"]["embedding"])
+    assert np.any(moments["layers"]["attention"]["query"]["kernel"], axis=(1, 2, 3)).tolist() == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_frozen_gradient_that_is_no_number_harms_nothing():
+    config = dataclasses.replace(CONFIG, max_gradient_norm=1.0, frozen=("pooler",))
+    gradients = bert_like(1)
+    gradients["pooler"]["kernel"] = jnp.full((4, 4), jnp.nan)
+    updates = update(config, gradients, bert_like())
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(updates))
+
+
+def test_frozen_and_decayed_at_once():
+    config = dataclasses.replace(CONFIG, layer_decay=DECAY, frozen=("layers/0", ".*embedding.*"))
+    rates = flat(rate_factors(bert_like(), config))
+    assert rates["layers/attention/query/kernel"].ravel().tolist() == [0, DECAY**2, DECAY]
+    assert rates["embedding_norm/bias"] == 0
+    assert rates["head/classifier/bias"] == rates["pooler/kernel"] == 1
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 4}, {"fsdp": 2, "tensor": 2}])
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_eight_devices_update_as_one(name, sizes, tiny):
+    from flaxzoo.train import MeshConfig
+    from flaxzoo.train.sharding import make_mesh, state_shardings
+
+    params = tiny(vocab_size=32).params
+    config = dataclasses.replace(
+        CONFIG, name=name, layer_decay=0.8, frozen=("layers/0", "position_embedding")
+    )
+    tx = make_optimizer(dataclasses.replace(config, max_gradient_norm=1.0), 10)
+
+    def step(state):
+        gradients = jax.tree.map(jnp.sin, state.params)
+        updates, opt_state = tx.update(gradients, state.opt_state, state.params)
+        return dataclasses.replace(
+            state, params=optax.apply_updates(state.params, updates), opt_state=opt_state
+        )
+
+    state = init_state(params, tx)
+    shardings = state_shardings(jax.eval_shape(lambda: state), tx, make_mesh(MeshConfig(**sizes)))
+    # Moments lie as their parameters do.
+    for moment in ("mu", "nu"):
+        assert optax.tree_utils.tree_get(shardings.opt_state, moment) == shardings.params
+    spread = jax.jit(step, in_shardings=(shardings,), out_shardings=shardings)
+    ours = spread(spread(jax.device_put(state, shardings)))
+    one = jax.jit(step)
+    assert_close(ours, one(one(state)), rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_decay": 0.0}, "optimizer.layer_decay 0.0 must be above 0 and at most 1"),
+        ({"layer_decay": 1.1}, "optimizer.layer_decay 1.1 must be above 0 and at most 1"),
+        ({"layer_decay": float("nan")}, "optimizer.layer_decay nan must be above 0"),
+        (
+            {"frozen": ("head", "a(b")},
+            r"optimizer.frozen 'a\(b' is not a regular expression: missing",
+        ),
+        ({"frozen": "head"}, "optimizer.frozen 'head' is one string: give a tuple of patterns"),
+        (
+            {"peak_learning_rate": 0.0},
+            "optimizer.peak_learning_rate 0.0 must be above 0 and finite",
+        ),
+        ({"weight_decay": -1.0}, "optimizer.weight_decay -1.0 must be at least 0"),
+        ({"beta2": 1.0}, r"optimizer.beta2 1.0 must be in \[0, 1\)"),
+    ],
+)
+def test_impossible_configurations(fields, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "choices"),
+    [("name", "adam", "adamw, lamb"), ("schedule", "poly", "constant, linear, cosine, inv")],
+)
+def test_unknown_names(field, value, choices):
+    config = dataclasses.replace(CONFIG)
+    object.__setattr__(config, field, value)  # the tests' check of types would come first
+    message = f"optimizer.{field} '{value}' is unknown: choose from {choices}"
+    with pytest.raises(ValueError, match=message):
+        config.__post_init__()
+
+
+def test_the_list_of_json_is_taken():
+    patterns = ["head", "layers/[0-5]"]
+    fields = {**dataclasses.asdict(CONFIG), "frozen": patterns}
+    assert OptimizerConfig(**fields) == dataclasses.replace(CONFIG, frozen=tuple(patterns))

@@ -2,7 +2,8 @@ import math
 
 import numpy as np
 import pytest
-from flaxzoo.train import OptimizerConfig, make_schedule
+from flaxzoo.train.optimizer_config import OptimizerConfig
+from flaxzoo.train.schedules import make_schedule
 
 STEPS, WARMUP, PEAK, FINAL = 100, 10, 0.5, 0.1
 
@@ -50,6 +51,22 @@ def test_without_warmup_from_the_peak_to_the_end(kind):
     assert values[0] == pytest.approx(PEAK)
     assert values[-1] == pytest.approx(PEAK if kind == "constant" else PEAK * FINAL, rel=1e-5)
     assert rates(kind, warmup=0, steps=1)[0] == pytest.approx(PEAK)
+
+
+def test_linear_is_bert_s():
+    """10,000 steps up and 990,000 down, as in transformers, which counts the steps from 0."""
+    warmup, steps = 10_000, 1_000_000
+    config = OptimizerConfig(
+        peak_learning_rate=1e-4, schedule="linear", warmup_steps=warmup, final_fraction=0.0
+    )
+    schedule = make_schedule(config, steps)
+    for step in (1, 2, 5_000, 9_999, 10_000, 10_001, 505_000, 999_999, 1_000_000):
+        rises, falls = step / warmup, (steps - step) / (steps - warmup)
+        expected = 1e-4 * min(rises, falls)
+        assert float(schedule(step - 1)) == pytest.approx(expected, rel=1e-5, abs=1e-11)
+        # The original code falls from the first step on.
+        original = 1e-4 * (rises if step < warmup else 1 - step / steps)
+        assert float(schedule(step - 1)) == pytest.approx(original, rel=0.0102, abs=1e-11)
 
 
 @pytest.mark.parametrize("warmup", [-1, 100, 101])
