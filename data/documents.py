@@ -331,9 +331,7 @@ class _Reread:
         return read_documents(self._source)
 
 
-def _prepare(
-    source: Source, division: Division, splits: Sequence[Split], folder: Path
-) -> None:
+def _prepare(source: Source, division: Division, splits: Sequence[Split], folder: Path) -> None:
     builder = TextBuilder(
         _Reread(source), division, splits, data_dir=folder, file_format="array_record"
     )

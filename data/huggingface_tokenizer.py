@@ -30,6 +30,9 @@ _USUAL_NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 
+WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""The special tokens of the WordPiece vocabularies we train, in the order of their ids."""
+
 
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` library behind our interface."""
@@ -79,13 +82,19 @@ class HuggingFaceTokenizer(Tokenizer):
         return printable(piece)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """See ``Tokenizer``; writes the two files that transformers reads, too."""
+        """See ``Tokenizer``; writes the files that transformers reads, too."""
         names = {
             f"{role}_token": self._backend.id_to_token(id)
             for role, id in asdict(self.special_ids).items()
             if id is not None
         }
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        if self.kind == "wordpiece":
+            normalizer = json.loads(self._backend.to_str())["normalizer"] or {}
+            config["tokenizer_class"] = "BertTokenizer"
+            config["do_lower_case"] = normalizer.get("lowercase", False)
+            pieces = [self._backend.id_to_token(id) or "" for id in range(self.vocab_size)]
+            write_file(Path(folder) / "vocab.txt", "\n".join([*pieces, ""]).encode())
         write_file(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True).encode())
         write_file(
             Path(folder) / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode()
@@ -136,18 +145,37 @@ def load_wordpiece(path: Path) -> HuggingFaceTokenizer:
         DataError: The file has no ``[UNK]``, ``[CLS]`` or ``[SEP]``, or a piece twice.
     """
     ids = _read_vocabulary(path)
-    lowercase = _is_lowercase(path, ids)
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(vocab=ids, unk_token="[UNK]", max_input_chars_per_word=100)
+    return wordpiece(list(ids), _is_lowercase(path, ids))
+
+
+def wordpiece(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
+    """Makes a WordPiece tokenizer.
+
+    Args:
+        pieces: All different, in the order of their ids, ``WORDPIECE_SPECIALS`` among them.
+        lowercase: Whether text is lower-cased and its accents dropped.
+
+    Returns:
+        The tokenizer, with BERT's template ``[CLS] … [SEP]``.
+    """
+    ids = {piece: id for id, piece in enumerate(pieces)}
+    backend = wordpiece_backend(
+        models.WordPiece(vocab=ids, unk_token="[UNK]", max_input_chars_per_word=100), lowercase
     )
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.post_processor = processors.BertProcessing(
         ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
     )
     _add_specials(backend, ids)
     return HuggingFaceTokenizer(backend, _usual_ids(backend))
+
+
+def wordpiece_backend(model: models.WordPiece, lowercase: bool) -> tokenizers.Tokenizer:
+    """Puts BERT's normalisation and splitting around a WordPiece model."""
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return backend
 
 
 def load_tokenizer_json(path: Path) -> HuggingFaceTokenizer:

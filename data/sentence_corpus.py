@@ -108,9 +108,7 @@ def build_sentence_corpus(
     Raises:
         DataError: There is no token at all, or the folder cannot be written.
     """
-    key = corpus_key(
-        "sentences", _FORMAT, documents.fingerprint, tokenizer.fingerprint, language
-    )
+    key = corpus_key("sentences", _FORMAT, documents.fingerprint, tokenizer.fingerprint, language)
 
     def fill(temporary: Path) -> None:
         _write(sentence_lists(documents, language), tokenizer, temporary, key)

@@ -39,6 +39,8 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
 
     paragraphs = (" ".join(paragraph.split()) for paragraph in _BLANK_LINE.split(text))
     pieces = (
-        piece.strip() for paragraph in paragraphs for piece in sentencex.segment(language, paragraph)
+        piece.strip()
+        for paragraph in paragraphs
+        for piece in sentencex.segment(language, paragraph)
     )
     return [piece for piece in pieces if piece]

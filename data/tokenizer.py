@@ -89,6 +89,41 @@ class Tokenizer(ABC):
         """Encodes one text; see ``encode_with_offsets``."""
         return self.encode_with_offsets(text, add_special_tokens)[0]
 
+    def encode_with_mask(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Encodes a text in which the mask token's spelling stands for that token.
+
+        This is for a person's own text with blanks to fill; ``encode`` takes ``[MASK]`` for
+        characters like any others. Spaces before a mask belong to it.
+
+        Args:
+            text: For example ``The [MASK] pulled into the station.``
+            add_special_tokens: See ``encode_with_offsets``.
+
+        Returns:
+            The ids.
+
+        Raises:
+            DataError: The vocabulary has no mask token.
+        """
+        mask = self.special_ids.mask
+        if mask is None:
+            raise DataError(
+                f"this {self.kind} tokenizer has no mask token: use a model that was trained with "
+                "masked words"
+            )
+        *before, last = text.split(self.token(mask))
+        ids: list[int] = []
+        for part in before:
+            ids += [*self.encode(part.rstrip(" "), add_special_tokens=False), mask]
+        ids += self.encode(last, add_special_tokens=False)
+        return self._framed(ids) if add_special_tokens else ids
+
+    def _framed(self, ids: list[int]) -> list[int]:
+        """Puts around ids what the vocabulary's template puts around a text."""
+        bare, framed = (self.encode("a", add_special_tokens=added) for added in (False, True))
+        front = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
+        return framed[:front] + ids + framed[front + len(bare) :]
+
 
 def printable(piece: str) -> str:
     r"""Escapes what would not show in print: a line feed becomes ``\n``."""

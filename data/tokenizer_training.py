@@ -2,17 +2,22 @@
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from .errors import DataError
 from .tokenizer import END_OF_TEXT, SpecialIds, Tokenizer, load_tokenizer
 
-TokenizerKind = Literal["byte-bpe", "sentencepiece-unigram", "sentencepiece-bpe", "characters"]
+TokenizerKind = Literal[
+    "byte-bpe", "wordpiece", "sentencepiece-unigram", "sentencepiece-bpe", "characters"
+]
 
 # The result depends on the number of threads, so it must not depend on the machine.
 _NUM_THREADS = 4
+# Rarer characters are left out of a WordPiece vocabulary: text that has them holds [UNK].
+_MAX_ALPHABET = 1000
 # Sentencepiece silently leaves out longer lines; lines are cut to this many characters.
 _MAX_LINE = 1 << 16
 
@@ -22,10 +27,13 @@ class TokenizerConfig:
     """Which tokenizer to use: an existing one, or one trained on the corpus."""
 
     kind: TokenizerKind = "byte-bpe"
-    """The family to train: GPT-2's byte-level BPE, sentencepiece, or single characters."""
+    """The family to train: GPT-2's bytes, BERT's pieces, sentencepiece, or single characters."""
 
     vocab_size: int | None = None
     """Number of tokens, special ones included. Needed for all kinds but characters."""
+
+    lowercase: bool = True
+    """Whether wordpiece lower-cases text and drops its accents; the others never do."""
 
     path: str | None = None
     """An existing tokenizer (file or folder) to use instead of training one."""
@@ -34,12 +42,12 @@ class TokenizerConfig:
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """Trains the vocabulary that a config asks for, or loads the one it names.
 
-    Every trained vocabulary has ``<|endoftext|>`` with id 0, which opens and closes a
-    document, and can encode any text.
+    WordPiece has BERT's special tokens, ``[PAD]`` with id 0. Every other vocabulary has
+    ``<|endoftext|>`` with id 0, which opens and closes a document, and can encode any text.
 
     Args:
-        texts: The documents of the training split; read once. The order does not matter
-            for characters and byte-level BPE.
+        texts: The documents of the training split; read once, for WordPiece twice. The
+            order matters for sentencepiece only.
         config: The family and the number of tokens.
 
     Returns:
@@ -60,6 +68,8 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         )
     if config.kind == "byte-bpe":
         return _train_byte_bpe(texts, size)
+    if config.kind == "wordpiece":
+        return _train_wordpiece(texts, size, config.lowercase)
     return _train_sentencepiece(texts, config.kind, size)
 
 
@@ -97,6 +107,45 @@ def _train_byte_bpe(texts: Iterable[str], size: int) -> Tokenizer:
         raise _no_text()
     _check_filled(size, backend.get_vocab_size())
     return HuggingFaceTokenizer(backend, SpecialIds(bos=0, eos=0))
+
+
+def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
+    """Trains merges as BPE does and keeps the pieces, as the library's own trainer.
+
+    Its own takes the ``##`` pieces in the order of a hash table, on which ties then depend.
+    Here all of them are given from the start, in order.
+    """
+    from tokenizers import models, trainers
+
+    from .huggingface_tokenizer import WORDPIECE_SPECIALS, wordpiece, wordpiece_backend
+
+    texts = texts if isinstance(texts, Sequence) else list(texts)
+    backend = wordpiece_backend(models.WordPiece(unk_token="[UNK]"), lowercase)
+    alphabet = _alphabet(backend.normalizer, texts)
+    if not alphabet:
+        raise _no_text()
+    given = [*WORDPIECE_SPECIALS, *alphabet, *(f"##{character}" for character in alphabet)]
+    _check_minimum(size, len(given), "wordpiece")
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        special_tokens=given,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    _check_filled(size, backend.get_vocab_size())
+    ids = backend.get_vocab()
+    return wordpiece(sorted(ids, key=ids.__getitem__), lowercase)
+
+
+def _alphabet(normalizer: Any, texts: Iterable[str]) -> list[str]:
+    """The most frequent characters of normalised texts, in order of their code points."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    return sorted(frequent[:_MAX_ALPHABET])
 
 
 def _train_sentencepiece(texts: Iterable[str], kind: TokenizerKind, size: int) -> Tokenizer:
