@@ -4,7 +4,9 @@ The rules are those of ``sentencex``, which the Wikimedia foundation keeps for s
 languages: fast, without a model to fetch, and it knows abbreviations and quotations.
 """
 
+import importlib
 import re
+from typing import Any
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
@@ -35,12 +37,8 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
     Returns:
         The sentences without the white space around them, none of them empty.
     """
-    import sentencex  # 4 MB of rules: only when asked for
-
+    # 4 MB of rules, only when asked for; the library states no types.
+    segment: Any = importlib.import_module("sentencex").segment
     paragraphs = (" ".join(paragraph.split()) for paragraph in _BLANK_LINE.split(text))
-    pieces = (
-        piece.strip()
-        for paragraph in paragraphs
-        for piece in sentencex.segment(language, paragraph)
-    )
+    pieces = (piece.strip() for paragraph in paragraphs for piece in segment(language, paragraph))
     return [piece for piece in pieces if piece]
