@@ -144,10 +144,11 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> Scores:
     """Exact match and F1 of answers, as SQuAD's official scripts have them.
 
-    Both are those of the best fitting gold answer, averaged over questions. A
-    question without an answer is answered by "", as version 2.0 has it; for
-    questions that have answers this is version 1.1. (Gold answers of which the
-    normalisation leaves nothing, such as "the", are dropped as in 2.0.)
+    Both are those of the best fitting gold answer, averaged over questions.
+    Questions with answers are scored by version 1.1; one without is answered by
+    "", as version 2.0 has it. (They differ on gold answers of which the
+    normalisation leaves nothing, such as "A": 2.0 drops them, in 1.1 they can be
+    matched exactly but have no words for an F1. SQuAD 1.1 has some.)
 
     Args:
       gold: answers of each question, none or "" where it has no answer.
@@ -166,13 +167,18 @@ def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str
             f"{len(missing)} of {len(gold)} questions have no predicted answer{first}: "
             'predict one for each, "" for none'
         )
-    exact, f1 = [], []
-    for question, texts in gold.items():
-        answer = normalize_answer(predicted[question])
-        answers = [normalized for text in texts if (normalized := normalize_answer(text))] or [""]
-        exact.append(answer in answers)
-        f1.append(max(_word_f1(right.split(), answer.split()) for right in answers))
-    return {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))}
+    pairs = [_answer_score(texts, predicted[question]) for question, texts in gold.items()]
+    exact_match, f1 = np.mean(pairs, axis=0).tolist()
+    return {"exact_match": exact_match, "f1": f1}
+
+
+def _answer_score(gold: Sequence[str], predicted: str) -> tuple[float, float]:
+    answer = normalize_answer(predicted)
+    answers = [normalize_answer(text) for text in gold if text]
+    if not answers:
+        return float(not answer), float(not answer)
+    words = answer.split()
+    return float(answer in answers), max(_word_f1(right.split(), words) for right in answers)
 
 
 def normalize_answer(text: str) -> str:
@@ -182,11 +188,9 @@ def normalize_answer(text: str) -> str:
 
 
 def _word_f1(gold: list[str], predicted: list[str]) -> float:
-    if not gold or not predicted:
-        return float(gold == predicted)
+    """2 P R / (P + R) with P = common / predicted and R = common / gold."""
     common = (Counter(gold) & Counter(predicted)).total()
-    # 2 P R / (P + R) with P = common / predicted and R = common / gold.
-    return 2 * common / (len(gold) + len(predicted))
+    return 2 * common / (len(gold) + len(predicted)) if common else 0.0
 
 
 def _paired(gold: Any, predicted: Any) -> tuple[np.ndarray, np.ndarray]:

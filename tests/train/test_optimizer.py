@@ -87,16 +87,32 @@ def update(config, gradients, params=PARAMS):
     return jax.jit(tx.update)(gradients, tx.init(params), params)[0]
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt2"])
-def test_only_matrices_decay(name):
+def preset_shapes(name):
     model = models.create(models.preset(name))
-    init = jax.eval_shape(model.init, jax.random.key(0), input_ids=jnp.zeros((1, 1), int))
-    decays = decay_mask(init["params"])
-    for path, decayed in jax.tree.leaves_with_path(decays):
-        name = path_name(path)
-        assert decayed == name.endswith(("/kernel", "/embedding")), name
-        assert decayed != name.endswith(("/bias", "/scale")), name
-    assert sum(jax.tree.leaves(decays)) == 8
+    return jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
+
+
+# The kernels of a layer are six, and of what stands around the layers:
+AROUND = {
+    "gpt": ["token_embedding", "position_embedding"],
+    "gpt2": ["token_embedding", "position_embedding"],
+    "bert-base": [
+        *("token_embedding", "position_embedding", "token_type_embedding", "pooler"),
+        *("head/transform", "head/next_sentence"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_only_matrices_decay(name):
+    decays = flat(decay_mask(preset_shapes(name)))
+    for path, decayed in decays.items():
+        assert decayed == path.endswith(("/kernel", "/embedding")), path
+        assert decayed != path.endswith(("/bias", "/scale")), path
+    decayed = [path.rsplit("/", 1)[0] for path, decayed in decays.items() if decayed]
+    around = [path for path in decayed if not path.startswith("layers/")]
+    assert sorted(around) == sorted(AROUND[name])
+    assert len(decayed) - len(around) == 6
 
 
 def test_decay_by_hand():
@@ -234,15 +250,15 @@ def test_layer_decay_scales_whole_updates(name):
     assert_close(decayed, expected)
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt2"])
-def test_every_parameter_of_every_preset_has_a_depth(name):
-    model = models.create(models.preset(name))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), input_ids=jnp.zeros((1, 1), int))
-    rates = flat(rate_factors(shapes["params"], dataclasses.replace(CONFIG, layer_decay=0.9)))
-    assert rates["token_embedding/embedding"] == pytest.approx(0.9**13)
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "bert-base", "roberta-base", "distilbert-base"])
+def test_every_parameter_has_a_depth(name):
+    config, decay = models.preset(name), dataclasses.replace(CONFIG, layer_decay=0.9)
+    rates = flat(rate_factors(preset_shapes(name), decay))
+    assert rates["token_embedding/embedding"] == pytest.approx(0.9 ** (config.num_layers + 1))
     up = rates["layers/feed_forward/up/kernel"]
-    assert up.shape == (12, 1, 1)
-    np.testing.assert_allclose(up.ravel(), 0.9 ** np.arange(12, 0, -1), rtol=1e-6)
+    assert up.shape == (config.num_layers, 1, 1)
+    np.testing.assert_allclose(up.ravel(), 0.9 ** np.arange(config.num_layers, 0, -1), rtol=1e-6)
+    assert all(x == 1 for name, x in rates.items() if name.startswith(("head/", "final_norm/")))
 
 
 def test_a_parameter_of_unknown_depth():
