@@ -1,0 +1,275 @@
+"""Questions whose answer is a span of a passage.
+
+Devlin et al. 2018, section 4.2 and 4.3: ``[CLS] question [SEP] passage [SEP]``; a start and
+an end are predicted, and no answer at ``[CLS]``. Long passages are read through windows.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .documents import Split
+from .errors import DataError
+from .examples import LabelledData, Loaded
+from .framing import Frame, FramedTokens
+from .labelled import LabelledSource, input_lines
+from .published_records import PublishedRecords
+from .span_decoding import SpanDecoding
+from .squad import (
+    SpanExample,
+    from_record,
+    in_groups,
+    questions_to_predict,
+    read_questions,
+)
+from .tokenizer import Tokenizer
+from .windows import windows
+
+NO_ANSWER = "no answer"
+"""The one label there may be: that the training data have questions without an answer."""
+_NAMED_IN_FACTS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanData(LabelledData[SpanExample]):
+    """Questions whose answer is a span of a passage."""
+
+    kind: ClassVar[str] = "span"
+    forms: ClassVar[dict[str, str]] = {"squad": "", "tfds": "context,question,answers,id"}
+    noun: ClassVar[str] = "questions"
+
+    source: str
+    """squad:GLOB or tfds:squad/v1.1."""
+    length: int = 384
+    """Tokens in a row, T."""
+    stride: int = 128
+    """Tokens of a passage from the start of one window to the start of the next."""
+    max_question_length: int = 64
+    """Tokens that are kept of a question; never more than half of a row."""
+    max_answer_length: int = 30
+    """Tokens in an answer that is predicted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("stride", "max_question_length", "max_answer_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"data.{name} {getattr(self, name)} must be at least 1")
+
+    def read(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> Loaded[SpanExample]:
+        """See ``LabelledData``; the fields are passage, question, answers and perhaps an id."""
+        if published is None:
+            examples = in_groups(list(read_questions(source)))
+        else:
+            if not 3 <= len(source.fields) <= 4:
+                raise DataError(f"{source.name!r} must name #context,question,answers[,id]")
+            examples = in_groups([from_record(record) for record in published.read(split)])
+        _check_ids(examples)
+        if examples and not any(example.answers for example in examples):
+            raise DataError(f"no question of {source.name!r} has an answer: give a labelled source")
+        missing = list(missing_answers(examples))
+        notes = [_named("answers are not where they should be", missing)] if missing else []
+        return Loaded(examples, notes=tuple(notes))
+
+    def examples_to_predict(self, path: str) -> list[SpanExample]:
+        """Reads SQuAD's JSON, or JSON lines ``{"question": …, "context": …}``."""
+        examples = tuple(questions_to_predict(input_lines(path)))
+        _check_ids(examples)
+        return list(examples)
+
+    def labels(self) -> tuple[str, ...]:
+        """``no answer`` if some questions have none; then a model may say so."""
+        some = any(example.answers == () for example in self._whole().examples)
+        return (NO_ANSWER,) if some else ()
+
+    def rows(
+        self,
+        examples: Sequence[SpanExample],
+        tokenizer: Tokenizer,
+        labels: tuple[str, ...],
+        *,
+        training: bool = False,
+    ) -> "SpanRows":
+        """See ``LabelledData``; one is not trained on questions without a sure answer."""
+        return span_rows(examples, tokenizer, self, NO_ANSWER in labels, training)
+
+
+@dataclass(frozen=True)
+class SpanRows:
+    """The windows of questions; see ``pipeline.Rows``.
+
+    Attributes:
+        tokens: The framed windows, R.
+        decoding: Which window is whose, and where its tokens are in the passage.
+        positions: The tokens of the row that the answer starts and ends at, int32 [R, 2];
+            None if it is to be predicted.
+        examples: The questions.
+        left_out: What was not trained on, and why, a line each.
+        notes: For the log.
+    """
+
+    tokens: FramedTokens
+    decoding: SpanDecoding
+    positions: np.ndarray | None
+    examples: tuple[SpanExample, ...]
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of windows."""
+        return len(self.tokens)
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one window; the same in every epoch.
+
+        Returns:
+            ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T] and, unless they
+            are unknown, ``start_positions``, ``end_positions`` int32 [].
+        """
+        row = self.tokens.row(index)
+        if self.positions is not None:
+            start, end = self.positions[index]
+            row["start_positions"], row["end_positions"] = np.asarray(start), np.asarray(end)
+        return row
+
+    def gold(self) -> list[dict[str, Any]]:
+        """``{"id": …, "answers": [texts]}`` for each question; no texts: no answer."""
+        return [
+            {"id": example.id, "answers": [answer.text for answer in example.answers or ()]}
+            for example in self.examples
+        ]
+
+    def decode(self, predictions: dict[str, np.ndarray], n_best: int = 5) -> list[dict[str, Any]]:
+        """Cuts the answers out of the passages; see ``SpanDecoding.decode``."""
+        return self.decoding.decode(predictions, self.tokens, self.examples, n_best)
+
+
+def span_rows(
+    examples: Sequence[SpanExample],
+    tokenizer: Tokenizer,
+    config: SpanData,
+    unanswerable: bool,
+    training: bool,
+) -> SpanRows:
+    """Lays windows over passages.
+
+    Args:
+        examples: The questions.
+        tokenizer: Any.
+        config: The lengths.
+        unanswerable: Whether "no answer" may be predicted.
+        training: Leaves out questions without an answer of which the place is sure.
+
+    Raises:
+        DataError: No question is left to train on.
+    """
+    frame = Frame.of(tokenizer, config.length)
+    longest = min(config.max_question_length, frame.room(2) // 2)
+    questions = tokenizer.encode_batch([example.question for example in examples])
+    passages = {
+        text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
+        for text in dict.fromkeys(example.passage for example in examples)
+    }
+    spans = [_tokens_of(example, passages[example.passage][1], training) for example in examples]
+    kept = [i for i, span in enumerate(spans) if span is not None or not training]
+    if not kept:
+        raise DataError("no question has an answer whose place in its passage is sure")
+    framed, positions, ranges, first_rows = [], [], [], [0]
+    for i in kept:
+        ids = passages[examples[i].passage][0]
+        question = questions[i][:longest]
+        for start, end in windows(len(ids), frame.room(2) - len(question), config.stride):
+            framed.append((question, ids[start:end]))
+            positions.append(_in_window(spans[i], start, end, len(question) + 2))
+            ranges.append((start, end))
+        first_rows.append(len(framed))
+    chosen = tuple(examples[i] for i in kept)
+    offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
+    decoding = SpanDecoding(
+        np.array(ranges, np.int32),
+        np.array(first_rows, np.int64),
+        offsets,
+        config.max_answer_length,
+        unanswerable,
+    )
+    left_out = [examples[i].place for i, span in enumerate(spans) if span is None and training]
+    notes = [f"{len(framed):,} windows of {config.length} tokens"]
+    if cut := sum(len(questions[i]) > longest for i in kept):
+        notes.append(f"{cut:,} questions cut to {longest} tokens")
+    if left_out:
+        notes.append(_named("questions have no answer whose place is sure", left_out))
+    labelled = any(example.answers is not None for example in chosen)
+    return SpanRows(
+        FramedTokens.of(frame, framed),
+        decoding,
+        np.array(positions, np.int32) if labelled else None,
+        chosen,
+        tuple(left_out),
+        tuple(notes),
+    )
+
+
+def missing_answers(examples: Iterable[SpanExample]) -> Iterable[str]:
+    """Says which answers are not where their source says."""
+    for example in examples:
+        for answer in example.answers or ():
+            if answer.start is None:
+                yield f"{example.place} {answer.text!r}"
+
+
+def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
+    """Finds the tokens that hold a span of characters.
+
+    Args:
+        offsets: The characters of each token, in order.
+        start: The first character.
+        end: The character behind the last.
+
+    Returns:
+        The first and the last token; None if the tokenizer leaves nothing of the span.
+    """
+    held = [i for i, (first, last) in enumerate(offsets) if first < end and last > start]
+    return (held[0], held[-1]) if held else None
+
+
+def _tokens_of(
+    example: SpanExample, offsets: Sequence[tuple[int, int]], training: bool
+) -> tuple[int, int] | None:
+    """The tokens of the first answer to go by; (-1, -1) for no answer, None if not known."""
+    if example.answers == ():
+        return (-1, -1)
+    for answer in example.answers or ():
+        if answer.start is not None and (answer.sure or not training):
+            end = answer.start + len(answer.text)
+            if (found := token_span(offsets, answer.start, end)) is not None:
+                return found
+    return None
+
+
+def _in_window(span: tuple[int, int] | None, start: int, end: int, before: int) -> tuple[int, int]:
+    """Where a span of passage tokens is in a row; (0, 0), at [CLS], if it is not all there."""
+    if span is None or span[0] < start or span[1] >= end:
+        return (0, 0)
+    return span[0] - start + before, span[1] - start + before
+
+
+def _check_ids(examples: Sequence[SpanExample]) -> None:
+    seen: dict[str, str] = {}
+    for example in examples:
+        if example.id in seen:
+            raise DataError(
+                f"{example.place} has the id {example.id!r}, which {seen[example.id]} has too: "
+                "give every question its own"
+            )
+        seen[example.id] = example.place
+
+
+def _named(problem: str, places: Sequence[str]) -> str:
+    """Counts what is not used, and names the first."""
+    more = ", …" if len(places) > _NAMED_IN_FACTS else ""
+    first = "; ".join(places[:_NAMED_IN_FACTS])
+    return f"{len(places):,} {problem} and are not trained on ({first}{more})"
