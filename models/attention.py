@@ -134,7 +134,7 @@ def visible_mask(
     """Real tokens are seen; in packed rows only by their own document, padding (0) by nobody."""
     mask = jnp.ones((1, 1, 1, 1), bool)
     if attention_mask is not None:
-        mask = (attention_mask != 0)[:, None, None, :]
+        mask = jnp.asarray(attention_mask != 0)[:, None, None, :]
     if segment_ids is not None:
         same = segment_ids[:, :, None] == segment_ids[:, None, :]
         mask &= (same & (segment_ids != 0)[:, None, :])[:, None]

@@ -186,4 +186,5 @@ def config_from_dict(fields: dict[str, Any]) -> TransformerConfig:
     unknown = set(fields) - {f.name for f in dataclasses.fields(cls)}
     if unknown:
         raise ValueError(f"{name} configuration has unknown fields {sorted(unknown)}")
-    return cls(**fields)
+    # JSON has no tuples.
+    return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})

@@ -3,7 +3,7 @@ import json
 
 import pytest
 from flaxzoo import models
-from flaxzoo.models.config import divisors
+from flaxzoo.models.config import architecture_of, divisors
 
 SIZES = {"vocab_size": 11, "max_length": 8, "num_layers": 2, "d_model": 100, "num_heads": 4}
 
@@ -41,7 +41,7 @@ def test_dropout_rate_is_a_probability_below_one(rate):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("gpt2-medum", "did you mean gpt2-medium"), ("zzz", "choose from gpt, gpt2")],
+    [("gpt2-medum", "did you mean gpt2-medium"), ("zzz", "choose from bert-tiny, bert-mini")],
 )
 def test_unknown_preset_names_the_nearest(name, hint):
     with pytest.raises(ValueError, match=f"no preset named '{name}': {hint}"):
@@ -52,13 +52,37 @@ def test_unknown_preset_names_the_nearest(name, hint):
 def test_round_trip_through_json(name):
     config = models.preset(name)
     fields = json.loads(json.dumps(models.config_to_dict(config)))
-    assert fields["architecture"] == "gpt"
+    assert fields["architecture"] == architecture_of(config)
     assert models.config_from_dict(fields) == config
+
+
+def test_labels_survive_json():
+    config = models.BertConfig(**SIZES, head="token", labels=("O", "B-PER"))
+    fields = json.loads(json.dumps(models.config_to_dict(config)))
+    assert (fields["architecture"], fields["labels"]) == ("bert", ["O", "B-PER"])
+    assert models.config_from_dict(fields) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"head": "sequence"}, "head 'sequence' has no labels: give at least one name"),
+        ({"head": "token"}, "head 'token' has no labels"),
+        ({"labels": ("a", "b", "a")}, "labels a, b, a are not all different"),
+        ({"num_token_types": -1}, "num_token_types -1 must be at least 0"),
+        ({"position_offset": -1}, "position_offset -1 must be at least 0"),
+    ],
+)
+def test_heads_and_their_labels(fields, message):
+    with pytest.raises(ValueError, match=message):
+        models.BertConfig(**SIZES, **fields)
 
 
 def test_unknown_architecture_and_fields():
     fields = models.config_to_dict(models.GPTConfig(**SIZES))
-    with pytest.raises(ValueError, match="unknown architecture 'rnn': this version knows gpt"):
+    with pytest.raises(
+        ValueError, match="unknown architecture 'rnn': this version knows bert, gpt"
+    ):
         models.config_from_dict({**fields, "architecture": "rnn"})
     with pytest.raises(ValueError, match=r"unknown fields \['heads'\]"):
         models.config_from_dict({**fields, "heads": 3})

@@ -1,11 +1,12 @@
 """Every published size, through shapes alone: nothing is allocated."""
 
+import dataclasses
 import re
 
 import jax
-import jax.numpy as jnp
 import pytest
 from flaxzoo import models
+from flaxzoo.models.shapes import parameter_shapes
 
 # (V, P, L, D, N) from section 4.1 (GPT), table 2 (GPT-2) and table 2.1 (GPT-3) of the papers.
 SIZES = {
@@ -25,14 +26,42 @@ SIZES = {
 }
 
 
+# (V, P, L, D, N, token types) from section 3 of Devlin et al. 2019, table 1 of Turc et al. 2019,
+# section 3.1 and the released dictionary of Liu et al. 2019, section 3 of Sanh et al. 2019.
+ENCODERS = {
+    "bert-tiny": (30522, 512, 2, 128, 2, 2),
+    "bert-mini": (30522, 512, 4, 256, 4, 2),
+    "bert-small": (30522, 512, 4, 512, 8, 2),
+    "bert-medium": (30522, 512, 8, 512, 8, 2),
+    "bert-base": (30522, 512, 12, 768, 12, 2),
+    "bert-large": (30522, 512, 24, 1024, 16, 2),
+    "roberta-base": (50265, 514, 12, 768, 12, 1),
+    "roberta-large": (50265, 514, 24, 1024, 16, 1),
+    "distilbert-base": (30522, 512, 6, 768, 12, 0),
+}
+
+
 def count(config):
-    model = models.create(config)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), input_ids=jnp.zeros((1, 1), int))
-    return sum(x.size for x in jax.tree.leaves(shapes["params"]))
+    return sum(x.size for x in jax.tree.leaves(parameter_shapes(models.create(config))))
 
 
 def test_every_preset_is_checked_here():
-    assert models.presets().keys() == SIZES.keys()
+    assert models.presets().keys() == SIZES.keys() | ENCODERS.keys()
+
+
+def layer_size(D):
+    """Four projections and two feed-forward matrices with biases, two norms."""
+    return 4 * (D * D + D) + (D * 4 * D + 4 * D) + (4 * D * D + D) + 2 * 2 * D
+
+
+def check_printed(preset, total, inconsistent):
+    """The paper's number is that of its sizes, or the note says so and gives ours."""
+    number, unit = re.fullmatch(r"([\d.]+)([MB])", preset.published).groups()  # type: ignore[union-attr]
+    digits = len(number.partition(".")[2])
+    as_printed = f"{total / {'M': 1e6, 'B': 1e9}[unit]:.{digits}f}"
+    assert (as_printed != number) == inconsistent
+    if inconsistent:
+        assert f"{as_printed}{unit}" in preset.note
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -41,19 +70,45 @@ def test_parameter_count(name):
     config = preset.config
     assert (config.vocab_size, config.max_length, config.num_layers) == (V, P, L)
     assert (config.d_model, config.num_heads) == (D, N)
-    # Four projections and two feed-forward matrices with biases, two norms.
-    layer = 4 * (D * D + D) + (D * 4 * D + 4 * D) + (4 * D * D + D) + 2 * 2 * D
     final_norm = 0 if name == "gpt" else 2 * D
-    total = V * D + P * D + L * layer + final_norm
+    total = V * D + P * D + L * layer_size(D) + final_norm
     assert count(config) == total
+    wrong = {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-medium"}
+    check_printed(preset, total, name in wrong)
 
-    number, unit = re.fullmatch(r"([\d.]+)([MB])", preset.published).groups()  # type: ignore[union-attr]
-    digits = len(number.partition(".")[2])
-    as_printed = f"{total / {'M': 1e6, 'B': 1e9}[unit]:.{digits}f}"
-    if as_printed != number:
-        # The paper's own table is inconsistent: the note says so and gives our count.
-        assert f"{as_printed}{unit}" in preset.note
-        assert name in {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-medium"}
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_parameter_count_of_encoders(name):
+    preset, (V, P, L, D, N, types) = models.presets()[name], ENCODERS[name]
+    config = preset.config
+    assert (config.vocab_size, config.max_length, config.num_layers) == (V, 512, L)
+    assert (config.d_model, config.num_heads, config.head_dim) == (D, N, 64)
+    body = (V + P + types) * D + 2 * D + L * layer_size(D)
+    pooler, next_sentence = D * D + D, D * 2 + 2
+    masked_words = D * D + D + 2 * D + V
+    assert count(dataclasses.replace(config, head="masked_lm")) == body + masked_words
+    assert count(dataclasses.replace(config, head="none")) == body + pooler
+    total = body + masked_words
+    if name.startswith("bert"):
+        total += pooler + next_sentence
+    assert count(config) == total
+    check_printed(preset, total, name in {"bert-large", "distilbert-base"})
+    if name == "bert-large":
+        assert f"{(body + pooler) / 1e6:.0f}M without" in preset.note
+    if name == "distilbert-base":
+        assert f"{body / 1e6:.0f}M without" in preset.note
+
+
+def test_where_the_encoders_differ():
+    bert, roberta, distil = (
+        models.preset(f"{name}-base") for name in ("bert", "roberta", "distilbert")
+    )
+    for c in (bert, roberta, distil):
+        assert (c.activation, c.norm_position, c.dropout_rate) == ("gelu", "post", 0.1)
+    assert [c.norm_eps for c in (bert, roberta, distil)] == [1e-12, 1e-5, 1e-12]
+    assert [c.position_offset for c in (bert, roberta, distil)] == [0, 2, 0]
+    assert [c.pooler_activation for c in (bert, roberta, distil)] == ["tanh", "tanh", "relu"]
+    assert [c.head for c in (bert, roberta, distil)] == ["pretraining", "masked_lm", "masked_lm"]
 
 
 def test_where_the_architectures_differ():

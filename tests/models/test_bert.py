@@ -1,0 +1,358 @@
+"""What must hold of every encoder, whatever its weights and its head."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import models
+from flaxzoo.models import Generator, Sampling
+from flaxzoo.models.heads import mean_pool
+
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, 29, (3, 12))
+TYPES = np.sort(RNG.integers(0, 2, (3, 12)))
+LABELS = ("red", "green", "blue")
+LAYERS = ("scan", "unroll", "separate")
+ROWS = ("none", "pretraining", "next_sentence", "sequence")  # heads that answer of a whole row
+TOKENS = ("masked_lm", "token", "span")  # and of each token
+KINDS = {
+    "bert": {},
+    "roberta": {"position_offset": 2, "num_token_types": 1},
+    "distilbert": {"num_token_types": 0, "pooler_activation": "relu"},
+}
+
+
+@pytest.fixture(scope="session")
+def bert(tiny):
+    """`bert(head, **fields)`: a tiny encoder."""
+    return lambda head, **fields: tiny(family="bert", head=head, labels=LABELS, **fields)
+
+
+def close(actual, expected, atol=1e-5):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+
+
+def answers(output):
+    """What a head says, as arrays with rows in front."""
+    names = ("logits", "prediction_logits", "seq_relationship_logits", "start_logits",
+             "end_logits", "pooler_output", "last_hidden_state")  # fmt: skip
+    found = {name: getattr(output, name, None) for name in names}
+    return {name: np.asarray(x) for name, x in found.items() if x is not None}
+
+
+def padded(lengths, side, width=12):
+    """Rows of these lengths, their padding full of tokens that would matter if seen."""
+    ids, types, mask = np.full((3, width), 28), np.ones((3, width), int), np.zeros((3, width), int)
+    positions = np.full((3, width), 15)
+    for row, n in enumerate(lengths):
+        place = slice(width - n, width) if side == "left" else slice(n)
+        ids[row, place], types[row, place], mask[row, place] = IDS[row, :n], TYPES[row, :n], 1
+        positions[row, place] = np.arange(n)
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    return {**given, "position_ids": positions} if side == "left" else given
+
+
+@pytest.mark.parametrize("head", [*ROWS, *TOKENS])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_and_companions_change_nothing(bert, head, side):
+    model, lengths = bert(head), (12, 7, 2)
+    given = padded(lengths, side)
+    together = answers(model(**given))
+    for row, n in enumerate(lengths):
+        place = given["attention_mask"][row] == 1
+        alone = answers(
+            model(input_ids=IDS[row : row + 1, :n], token_type_ids=TYPES[row : row + 1, :n])
+        )
+        assert alone.keys() == together.keys()
+        for name, expected in alone.items():
+            found = together[name][row]
+            if expected.ndim > 1 and expected.shape[1] == n and found.shape[0] == 12:
+                found = found[place]
+            elif side == "left" and head in ROWS:
+                continue  # the first token stands elsewhere: what it pools is padding
+            close(found, expected[0])
+        assert all(np.isfinite(x).all() for x in together.values())
+
+
+def test_padding_takes_no_probability_of_a_span(bert):
+    given = padded((12, 7, 2), "right")
+    output = bert("span")(**given)
+    for logits in (output.start_logits, output.end_logits):
+        probabilities = np.asarray(jax.nn.softmax(logits))
+        assert (probabilities[given["attention_mask"] == 0] == 0).all()
+        close(probabilities.sum(-1), 1)
+
+
+@pytest.mark.parametrize("head", [*ROWS, *TOKENS])
+def test_a_row_of_nothing_but_padding_is_finite(bert, head):
+    nothing = np.zeros((2, 5), int)
+    output = bert(head)(input_ids=nothing, attention_mask=nothing, token_type_ids=nothing)
+    assert all(np.isfinite(x).all() for x in answers(output).values())
+
+
+def test_every_token_sees_both_sides(bert):
+    model = bert("masked_lm")
+    for changed in (0, 6, 11):
+        other = IDS.copy()
+        other[:, changed] = (other[:, changed] + 1) % 29
+        difference = np.abs(model.logits(input_ids=other) - model.logits(input_ids=IDS))
+        assert (difference.max((0, 2)) > 1e-3).all()
+
+
+def test_token_types_matter_and_default_to_0(bert):
+    model = bert("masked_lm")
+    plain = model.logits(input_ids=IDS)
+    close(model.logits(input_ids=IDS, token_type_ids=0 * TYPES), plain)
+    assert np.abs(model.logits(input_ids=IDS, token_type_ids=TYPES) - plain).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_positions_count_from_0_in_every_row(bert, kind):
+    model = bert("masked_lm", **KINDS[kind])
+    plain = model.logits(input_ids=IDS)
+    close(model.logits(input_ids=IDS, position_ids=np.arange(12)[None].repeat(3, 0)), plain)
+    # The last one that there is, the first beyond it, and the one before the first.
+    shifted = np.arange(12)[None] + np.array([[4], [5], [-1]])
+    logits = model.logits(input_ids=IDS, position_ids=shifted)
+    assert np.isfinite(logits[0]).all()
+    assert np.isnan(logits[1:]).any((1, 2)).all()
+
+
+@pytest.mark.parametrize("head", ["none", *TOKENS])
+def test_packed_rows_are_their_texts_one_by_one(bert, head):
+    model, cuts = bert(head), ((7, 4, 1), (12,), (1, 7))
+    segments = np.zeros((3, 12), int)
+    for row, lengths in enumerate(cuts):
+        segments[row, : sum(lengths)] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    packed = answers(model(input_ids=IDS, token_type_ids=TYPES, segment_ids=segments))
+    packed.pop("pooler_output", None)
+    for row, lengths in enumerate(cuts):
+        for number in range(1, len(lengths) + 1):
+            place = segments[row] == number
+            alone = answers(
+                model(input_ids=IDS[row, place][None], token_type_ids=TYPES[row, place][None])
+            )
+            for name, found in packed.items():
+                close(found[row, place], alone[name][0])
+
+
+@pytest.mark.parametrize("head", ["pretraining", "masked_lm"])
+def test_masked_positions_are_the_same_as_all(bert, head):
+    model = bert(head)
+    positions = np.array([[3, 0, 11], [5, 5, 0], [10, 0, 0]])
+    given = {"input_ids": IDS, "token_type_ids": TYPES}
+    every, gathered = answers(model(**given)), answers(model(**given, masked_positions=positions))
+    name = "logits" if head == "masked_lm" else "prediction_logits"
+    assert gathered[name].shape == (3, 3, 29)
+    close(gathered[name], np.take_along_axis(every[name], positions[..., None], axis=1))
+    close(gathered["last_hidden_state"], every["last_hidden_state"])
+
+
+def test_choices_are_scored_one_by_one(bert):
+    choice, one = bert("choice"), bert("sequence")
+    ids, mask = RNG.integers(0, 29, (2, 3, 8)), np.ones((2, 3, 8), int)
+    mask[0, 1, 5:] = mask[1, 2, 3:] = 0
+    types = RNG.integers(0, 2, (2, 3, 8))
+    output = choice(input_ids=ids, attention_mask=mask, token_type_ids=types)
+    assert output.logits.shape == (2, 3)
+    # The same body under another head.
+    classifier = choice.params["head"]["classifier"]
+    body = {name: tree for name, tree in choice.params.items() if name != "head"}
+    wide = jax.tree.map(lambda x: jnp.repeat(x, 3, axis=-1), classifier)
+    for b in range(2):
+        rows = {"input_ids": ids[b], "attention_mask": mask[b], "token_type_ids": types[b]}
+        alone = one.apply({**body, "head": {"classifier": wide}}, **rows)
+        close(output.logits[b], alone.logits[:, 0])
+        close(output.pooler_output[3 * b : 3 * b + 3], alone.pooler_output)
+
+
+def test_choices_drop_each_their_own(bert):
+    model = bert("choice", dropout_rate=0.5)
+    ids = np.repeat(IDS[:, None], 2, axis=1)
+    logits = model.logits(input_ids=ids, rng=models.row_keys(jax.random.key(0), 3))
+    assert np.abs(logits[:, 0] - logits[:, 1]).max() > 0.01
+    part = model.logits(input_ids=ids[1:], rng=models.row_keys(jax.random.key(0), 2, 1))
+    close(part, logits[1:])
+
+
+@pytest.mark.parametrize("head", ["pretraining", "sequence", "token", "span"])
+@pytest.mark.parametrize(
+    ("layers", "remat"), [("scan", "dots"), ("unroll", "none"), ("separate", "none")]
+)
+def test_all_ways_to_run_the_layers_answer_the_same(bert, head, layers, remat):
+    given = {**padded((12, 7, 2), "right"), "rng": models.row_keys(jax.random.key(0), 3)}
+    usual = answers(bert(head, dropout_rate=0.2)(**given))
+    other = answers(bert(head, dropout_rate=0.2, layers=layers, remat=remat)(**given))
+    for name, expected in usual.items():
+        close(other[name], expected)
+
+
+def test_dropout_only_with_a_key(bert):
+    model = bert("sequence", dropout_rate=0.3)
+    plain = model.logits(input_ids=IDS)
+    close(plain, bert("sequence").logits(input_ids=IDS))
+    dropped = model.logits(input_ids=IDS, rng=models.row_keys(jax.random.key(0), 3))
+    assert np.abs(dropped - plain).max() > 0.1
+
+
+def test_attention_weights(bert):
+    given = padded((12, 7, 2), "right")
+    weights = np.stack(bert("token")(**given, output_attentions=True).attentions)
+    assert weights.shape == (2, 3, 4, 12, 12)
+    close(weights.sum(-1), 1)
+    for row, n in enumerate((12, 7, 2)):
+        assert (weights[:, row, :, :, n:] == 0).all()
+        assert (weights[:, row, :, :, :n] > 0).all()
+    assert bert("token")(**given).attentions is None
+
+
+def test_scores_are_float32_in_any_precision(bert):
+    for head, name in (("sequence", "logits"), ("span", "end_logits"), ("masked_lm", "logits")):
+        output = bert(head, dtype="bfloat16")(input_ids=IDS)
+        assert output.last_hidden_state.dtype == jnp.bfloat16
+        assert getattr(output, name).dtype == jnp.float32
+
+
+def test_logits_are_tied_to_the_embeddings_and_have_a_bias(bert):
+    model = bert("masked_lm")
+    output = model(input_ids=IDS)
+    table, bias = model.params["token_embedding"]["embedding"], model.params["head"]["bias"]
+    close(output.logits, np.einsum("BTD,VD->BTV", output.projection.hidden, table) + bias)
+
+
+def test_mean_pool():
+    hidden = jnp.array([[[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]], [[7.0, 7.0]] * 3])
+    pooled = mean_pool(hidden, np.array([[1, 1, 0], [0, 0, 0]]))
+    close(pooled, [[2, 4], [0, 0]])
+
+
+# The causal head: the same body, seeing backwards only.
+
+GENERATORS = {"bert": {}, "roberta": KINDS["roberta"]}
+
+
+def test_the_causal_head_sees_nothing_ahead(bert):
+    model = bert("causal_lm")
+    other = IDS.copy()
+    other[:, 5] = (other[:, 5] + 1) % 29
+    before, after = model.logits(input_ids=IDS), model.logits(input_ids=other)
+    close(after[:, :5], before[:, :5], 1e-6)
+    assert np.abs(after[:, 5] - before[:, 5]).max() > 0.1
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_cached_decoding_of_left_padded_prompts_is_the_full_pass(bert, layers, kind):
+    model, lengths = bert("causal_lm", layers=layers, **GENERATORS[kind]), (7, 2, 7)
+    mask = (np.arange(13) >= 7 - np.array(lengths)[:, None]).astype(int)
+    prompt = np.full((3, 7), 28)
+    for row, n in enumerate(lengths):
+        prompt[row, 7 - n :] = IDS[row, :n]
+    cache = models.init_cache(model.config, model.execution, 3, 13)
+    out = model(input_ids=prompt, attention_mask=mask, cache=cache)
+    logits = [np.asarray(out.logits)]
+    for i in range(5):
+        following = np.array([[IDS[row, n + i]] for row, n in enumerate(lengths)])
+        out = model(input_ids=following, attention_mask=mask, cache=out.cache)
+        logits.append(np.asarray(out.logits))
+    decoded = np.concatenate(logits, axis=1)
+    for row, n in enumerate(lengths):
+        alone = bert("causal_lm", **GENERATORS[kind]).logits(input_ids=IDS[row : row + 1, : n + 5])
+        close(decoded[row, 7 - n :], alone[0])
+
+
+def test_a_generator_takes_the_causal_head(bert):
+    model = bert("causal_lm")
+    prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
+    stream = Generator(model.model, model.params).stream(
+        prompts, max_new_tokens=6, sampling=Sampling(temperature=0.0)
+    )
+    new = np.concatenate(list(stream), axis=1).tolist()
+    for prompt, row in zip(prompts, new, strict=True):
+        context = list(prompt)
+        for token in row:
+            ids = np.zeros((1, 16), int)
+            ids[0, : len(context)] = context
+            assert token == model.logits(input_ids=ids)[0, len(context) - 1].argmax()
+            context.append(token)
+    assert len({token for row in new for token in row}) > 2
+    generated = models.generate(
+        model.model, model.params, prompts, max_new_tokens=6, sampling=Sampling(temperature=0.0)
+    )
+    assert generated == new
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("head", "given", "message"),
+    [
+        (
+            "token",
+            {"input_ids": np.zeros((1, 17), int)},
+            "input of 17 tokens exceeds max_length 16",
+        ),
+        ("token", {"attention_mask": IDS[:, :5]}, "attention_mask has 5 columns for 12 tokens"),
+        (
+            "token",
+            {"token_type_ids": TYPES + 1},
+            "token_type_ids contain 2: the model knows 0 t",
+        ),
+        ("token", {"token_type_ids": TYPES - 1}, "token_type_ids contain -1: the model knows 0"),
+        ("token", {"masked_positions": IDS[:, :2]}, "head 'token' finds no masked words: leave"),
+        ("sequence", {"segment_ids": TYPES}, "head 'sequence' sees one text per row: leave segm"),
+        ("choice", {}, r"head 'choice' takes input_ids \[B, C, T\], not \[3, 12\]"),
+        ("span", {"input_ids": IDS[:, None]}, r"head 'span' takes input_ids \[B, T\], not \[3, 1"),
+        ("masked_lm", {"cache": True}, "head 'masked_lm' has no use for a cache: choose head 'c"),
+        ("causal_lm", {"cache": True, "segment_ids": TYPES}, "a cache cannot continue packed row"),
+    ],
+)
+def test_bad_input(bert, head, given, message):
+    model = bert(head)
+    if given.get("cache"):
+        given = {**given, "cache": models.init_cache(model.config, model.execution, 3, 12)}
+    with pytest.raises(ValueError, match=message):
+        model.model.apply({"params": model.params}, **{"input_ids": IDS, **given})
+
+
+def test_token_types_of_a_model_without(bert):
+    model = bert("token", **KINDS["distilbert"])
+    assert "token_type_embedding" not in model.params
+    with pytest.raises(ValueError, match="the model has no token types: leave token_type_ids out"):
+        model(input_ids=IDS, token_type_ids=TYPES)
+
+
+@pytest.mark.parametrize("bad", [2, -1])
+def test_a_compiled_token_type_outside_the_table_gives_nan(bert, bad):
+    types = TYPES.copy()
+    types[1, 6] = bad
+    logits = bert("token").logits(input_ids=IDS, token_type_ids=jnp.asarray(types))
+    assert np.isnan(logits[1]).all()
+    assert np.isfinite(logits[[0, 2]]).all()
+
+
+def test_parameters_by_head(bert):
+    """A head's own parameters stand below `head`; the pooler only where the head looks at it."""
+    shared = {"token_embedding", "position_embedding", "token_type_embedding", "embedding_norm"}
+    pooled = {"none", "pretraining", "next_sentence", "sequence", "choice"}
+    own = {
+        "none": set(),
+        "pretraining": {"transform", "transform_norm", "bias", "next_sentence"},
+        "masked_lm": {"transform", "transform_norm", "bias"},
+        "causal_lm": {"transform", "transform_norm", "bias"},
+        "next_sentence": {"next_sentence"},
+        "sequence": {"classifier"},
+        "token": {"classifier"},
+        "choice": {"classifier"},
+        "span": {"span"},
+    }
+    config = bert("none").config
+    for head, names in own.items():
+        model = models.create(dataclasses.replace(config, head=head))
+        params = jax.eval_shape(lambda m=model: models.init_params(m, jax.random.key(0)))
+        assert set(params.get("head", ())) == names
+        body = shared | {"layers"} | ({"pooler"} if head in pooled else set())
+        assert params.keys() - {"head"} == body
