@@ -38,7 +38,7 @@ def classification_scores(gold: Any, predicted: Any, names: Sequence[str]) -> Sc
     """
     from sklearn.metrics import matthews_corrcoef
 
-    gold, predicted = _paired(gold, predicted)
+    gold, predicted = (x.astype(np.int64) for x in _paired(gold, predicted))
     equal = gold == predicted
     if gold.ndim == 2:
         return {
@@ -78,7 +78,7 @@ def regression_scores(gold: Any, predicted: Any) -> Scores:
     """
     from scipy import stats
 
-    gold, predicted = (np.asarray(x, np.float64) for x in _paired(gold, predicted))
+    gold, predicted = (x.astype(np.float64) for x in _paired(gold, predicted))
     if not np.isfinite(predicted).all():
         bad = int(np.count_nonzero(~np.isfinite(predicted)))
         raise ValueError(f"{bad} of {len(predicted)} predicted scores are not finite numbers")
@@ -200,6 +200,11 @@ def _paired(gold: Any, predicted: Any) -> tuple[np.ndarray, np.ndarray]:
             f"gold {list(gold.shape)} and predicted {list(predicted.shape)} must be as many, "
             "and at least one"
         )
+    for side in (gold, predicted):
+        if side.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{str(side.flat[0])!r} is no number: give labels by their place in `names`"
+            )
     return gold, predicted
 
 

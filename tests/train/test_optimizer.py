@@ -12,7 +12,6 @@ from flaxzoo.train.optimizer import (
     make_optimizer,
     path_name,
     rate_factors,
-    trained_factors,
 )
 from flaxzoo.train.optimizer_config import OptimizerConfig
 from flaxzoo.train.state import count_parameters, init_state
@@ -268,88 +267,6 @@ def test_a_parameter_of_unknown_depth():
         tx.init(PARAMS)
 
 
-def frozen_names(*patterns):
-    """The frozen parameters, and those of which some layers are: `{name: layers}`."""
-    factors = flat(trained_factors(bert_like(), patterns))
-    frozen = {name: np.flatnonzero(x == 0).tolist() for name, x in factors.items()}
-    return {
-        name: layers if name.startswith("layers/") else None
-        for name, layers in frozen.items()
-        if layers
-    }
-
-
-QUERY = ("layers/attention/query/bias", "layers/attention/query/kernel")
-IN_LAYERS = (
-    *QUERY,
-    "layers/attention/output/bias",
-    "layers/attention/output/kernel",
-    "layers/attention_norm/bias",
-    "layers/attention_norm/scale",
-)
-
-
-def in_layers(names, layers):
-    return dict.fromkeys(names, layers)
-
-
-@pytest.mark.parametrize(
-    ("patterns", "frozen"),
-    [
-        (["token_embedding"], {"token_embedding/embedding": None}),
-        (["token_embedding/embedding"], {"token_embedding/embedding": None}),
-        (
-            [".*embedding.*"],
-            {
-                "token_embedding/embedding": None,
-                "position_embedding/embedding": None,
-                "token_type_embedding/embedding": None,
-                "embedding_norm/scale": None,
-                "embedding_norm/bias": None,
-            },
-        ),
-        (["layers/0"], in_layers(IN_LAYERS, [0])),
-        (["layers/[01]"], in_layers(IN_LAYERS, [0, 1])),
-        (
-            ["layers/0", "layers/2/attention/query"],
-            {**in_layers(IN_LAYERS, [0]), **in_layers(QUERY, [0, 2])},
-        ),
-        (["layers/[0-5]"], in_layers(IN_LAYERS, [0, 1, 2])),
-        (["layers"], in_layers(IN_LAYERS, [0, 1, 2])),
-        (["layers/attention/query"], in_layers(QUERY, [0, 1, 2])),
-        (["layers/1/attention/query/kernel"], {QUERY[1]: [1]}),
-        (["(?i)POOLER"], {"pooler/kernel": None, "pooler/bias": None}),
-        (["head/classifier/bias|pooler/bias"], {"head/classifier/bias": None, "pooler/bias": None}),
-    ],
-)
-def test_what_patterns_freeze(patterns, frozen):
-    assert frozen_names(*patterns) == frozen
-
-
-@pytest.mark.parametrize(
-    ("pattern", "hint"),
-    [
-        ("token_embeddings", "did you mean token_embedding"),
-        ("embedding", "did you mean "),  # no part of a name fits
-        ("layers/3", "did you mean layers/"),
-        ("head/bias", "did you mean head"),
-        ("zzz", "choose from embedding_norm, head, layers, pooler, position_embedding, token_emb"),
-    ],
-)
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_a_pattern_that_fits_nothing(name, pattern, hint):
-    tx = make_optimizer(dataclasses.replace(CONFIG, name=name, frozen=("pooler", pattern)), 10)
-    with pytest.raises(ValueError, match=f"optimizer.frozen '{pattern}' fits no parameter: {hint}"):
-        jax.eval_shape(lambda: init_state(bert_like(), tx))
-
-
-def test_all_frozen():
-    tx = make_optimizer(dataclasses.replace(CONFIG, frozen=("layers", "[^l].*")), 10)
-    message = r"optimizer.frozen layers \[\^l\].\* freezes every parameter: leave some to train"
-    with pytest.raises(ValueError, match=message):
-        tx.init(bert_like())
-
-
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_frozen_parameters_stay_and_the_others_do_not_know(name):
     """As if the frozen ones were no parameters: also the norm that is clipped is without them."""
@@ -430,45 +347,3 @@ def test_eight_devices_update_as_one(name, sizes, tiny):
     ours = spread(spread(jax.device_put(state, shardings)))
     one = jax.jit(step)
     assert_close(ours, one(one(state)), rtol=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"layer_decay": 0.0}, "optimizer.layer_decay 0.0 must be above 0 and at most 1"),
-        ({"layer_decay": 1.1}, "optimizer.layer_decay 1.1 must be above 0 and at most 1"),
-        ({"layer_decay": float("nan")}, "optimizer.layer_decay nan must be above 0"),
-        (
-            {"frozen": ("head", "a(b")},
-            r"optimizer.frozen 'a\(b' is not a regular expression: missing",
-        ),
-        ({"frozen": "head"}, "optimizer.frozen 'head' is one string: give a tuple of patterns"),
-        (
-            {"peak_learning_rate": 0.0},
-            "optimizer.peak_learning_rate 0.0 must be above 0 and finite",
-        ),
-        ({"weight_decay": -1.0}, "optimizer.weight_decay -1.0 must be at least 0"),
-        ({"beta2": 1.0}, r"optimizer.beta2 1.0 must be in \[0, 1\)"),
-    ],
-)
-def test_impossible_configurations(fields, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(CONFIG, **fields)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "choices"),
-    [("name", "adam", "adamw, lamb"), ("schedule", "poly", "constant, linear, cosine, inv")],
-)
-def test_unknown_names(field, value, choices):
-    config = dataclasses.replace(CONFIG)
-    object.__setattr__(config, field, value)  # the tests' check of types would come first
-    message = f"optimizer.{field} '{value}' is unknown: choose from {choices}"
-    with pytest.raises(ValueError, match=message):
-        config.__post_init__()
-
-
-def test_the_list_of_json_is_taken():
-    patterns = ["head", "layers/[0-5]"]
-    fields = {**dataclasses.asdict(CONFIG), "frozen": patterns}
-    assert OptimizerConfig(**fields) == dataclasses.replace(CONFIG, frozen=tuple(patterns))

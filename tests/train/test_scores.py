@@ -98,6 +98,17 @@ def test_labels_that_are_no_pairs(gold, predicted):
         classification_scores(gold, predicted, ["no", "yes"])
 
 
+def test_labels_may_be_of_any_number_type():
+    gold, predicted = np.array([[1.0, 0.0], [0.0, 1.0]]), [[True, False], [True, True]]
+    scores = classification_scores(gold, predicted, ["a", "b"])
+    assert scores == pytest.approx({"accuracy": 0.5, "f1_micro": 4 / 5, "f1_macro": 5 / 6})
+
+
+def test_names_are_no_labels():
+    with pytest.raises(ValueError, match="'yes' is no number: give labels by their place"):
+        classification_scores([1, 0], ["yes", "no"], ["no", "yes"])
+
+
 def test_correlations_by_hand():
     scores = regression_scores([1, 2, 3, 4], [1.0, 4.0, 9.0, 2.0])
     # Deviations -1.5 … 1.5 and -3, 0, 5, -2; ranks 1, 3, 4, 2.

@@ -1,0 +1,48 @@
+import dataclasses
+
+import pytest
+from flaxzoo.train.optimizer_config import OptimizerConfig
+
+CONFIG = OptimizerConfig(peak_learning_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_decay": 0.0}, "optimizer.layer_decay 0.0 must be above 0 and at most 1"),
+        ({"layer_decay": 1.1}, "optimizer.layer_decay 1.1 must be above 0 and at most 1"),
+        ({"layer_decay": float("nan")}, "optimizer.layer_decay nan must be above 0"),
+        (
+            {"frozen": ("head", "a(b")},
+            r"optimizer.frozen 'a\(b' is not a regular expression: missing",
+        ),
+        ({"frozen": "head"}, "optimizer.frozen 'head' is one string: give a tuple of patterns"),
+        (
+            {"peak_learning_rate": 0.0},
+            "optimizer.peak_learning_rate 0.0 must be above 0 and finite",
+        ),
+        ({"weight_decay": -1.0}, "optimizer.weight_decay -1.0 must be at least 0"),
+        ({"beta2": 1.0}, r"optimizer.beta2 1.0 must be in \[0, 1\)"),
+    ],
+)
+def test_impossible_configurations(fields, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "choices"),
+    [("name", "adam", "adamw, lamb"), ("schedule", "poly", "constant, linear, cosine, inv")],
+)
+def test_unknown_names(field, value, choices):
+    config = dataclasses.replace(CONFIG)
+    object.__setattr__(config, field, value)  # the tests' check of types would come first
+    message = f"optimizer.{field} '{value}' is unknown: choose from {choices}"
+    with pytest.raises(ValueError, match=message):
+        config.__post_init__()
+
+
+def test_the_list_of_json_is_taken():
+    patterns = ["head", "layers/[0-5]"]
+    fields = {**dataclasses.asdict(CONFIG), "frozen": patterns}
+    assert OptimizerConfig(**fields) == dataclasses.replace(CONFIG, frozen=tuple(patterns))
