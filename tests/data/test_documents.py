@@ -6,6 +6,7 @@ import sys
 import pytest
 import tensorflow_datasets as tfds
 from flaxzoo.data import DataError, default_cache_dir, load_documents
+from flaxzoo.data.documents import load_whole
 
 TEXTS = [f"document number {i}\nwith a second line and é" for i in range(60)]
 
@@ -44,6 +45,40 @@ def test_split_does_not_depend_on_names_and_order(tmp_path):
     more = load(write(tmp_path / "c", ["another", *TEXTS]), tmp_path / "1")
     assert set(first[0]) <= set(more[0])
     assert set(first[1]) <= set(more[1])
+
+
+def test_joined_sources_are_divided_as_one(tmp_path):
+    first = write(tmp_path / "a", TEXTS[:40])
+    second = write(tmp_path / "b", TEXTS[40:])
+    alone = write(tmp_path / "c", ["a single document"])
+    whole = load(write(tmp_path / "d", TEXTS), tmp_path / "cache")
+    for name in (f"{first} + {second}", f"{second}#sentences + {alone} + {first}"):
+        train, validation = load(name, tmp_path / "cache")
+        assert set(whole[0]) <= set(train)
+        assert set(whole[1]) <= set(validation)
+        assert len(train) + len(validation) == 60 + ("single" in " ".join([*train, *validation]))
+        assert train.fingerprint not in (validation.fingerprint, whole[0].fingerprint)
+        assert train[3] == list(train)[3]
+        assert train[35:39] == list(train)[35:39]
+    assert [part.lines_are_sentences for part in train.parts] == [True, False, False]
+    assert len(load_whole(f"{alone} + {alone}", cache_dir=tmp_path / "cache")) == 2
+    with pytest.raises(DataError, match="single document"):
+        load(f"{alone} + {alone}", tmp_path / "cache")
+
+
+def test_parts_of_one_source(tmp_path):
+    name = write(tmp_path / "a", TEXTS)
+    blocks, sentences = (
+        load_documents(name + unit, "train", validation_fraction=0.0, cache_dir=tmp_path / "cache")
+        for unit in ("#block", "#sentences")
+    )
+    assert list(blocks) == list(sentences)
+    assert blocks.parts == (blocks,)
+    assert (blocks.lines_are_sentences, sentences.lines_are_sentences) == (False, True)
+    assert blocks.fingerprint != sentences.fingerprint
+    assert load_whole(name + "#block", cache_dir=tmp_path / "cache").fingerprint == (
+        blocks.fingerprint
+    )
 
 
 def test_prepared_data_is_reused(tmp_path):
@@ -162,6 +197,16 @@ def test_published_validation_split_is_used(published, tmp_path):
     shouted, _ = load("tfds:tiny_news#body", tmp_path / "cache", 0)
     assert sorted(shouted) == sorted(text.upper() for text in TEXTS[:9])
     assert len({train.fingerprint, validation.fingerprint, shouted.fingerprint}) == 3
+
+
+def test_published_and_local_sources_join(published, tmp_path):
+    published(train=TEXTS[:9], validation=TEXTS[9:12])
+    name = f"tfds:tiny_news + {write(tmp_path / 'a', TEXTS[12:])}"
+    train, validation = load(name, tmp_path / "cache")
+    assert sorted([*train, *validation]) == sorted(TEXTS)
+    assert list(train)[:9] == list(train.parts[0])
+    whole = load_whole(name, cache_dir=tmp_path / "cache")
+    assert sorted(whole) == sorted(TEXTS[9:])
 
 
 def test_published_test_split_is_not_used(published, tmp_path):

@@ -3,6 +3,7 @@ import json
 
 import pytest
 from flaxzoo.data import DataError, Source, parse_source, read_documents
+from flaxzoo.data.sources import parse_sources
 
 
 def read(name):
@@ -27,12 +28,29 @@ def test_names():
         ("text:", "incomplete: write text:GLOB"),
         ("jsonl:a#", "incomplete: write jsonl:GLOB#field"),
         ("text:a#lines", r"unknown unit #lines .*choose line \(nearest\)"),
+        ("text:a#sentence", r"unknown unit #sentence .*choose sentences \(nearest\)"),
         ("builtin:docs", "choose builtin:python-docs"),
     ],
 )
 def test_bad_names(name, message):
     with pytest.raises(DataError, match=message):
         parse_source(name)
+
+
+def test_joined_names():
+    joined = parse_sources("text:a b.gz#sentences + text:c/*.txt  +  tfds:wiki40b/en")
+    assert [source.name for source in joined] == [
+        "text:a b.gz#sentences",
+        "text:c/*.txt",
+        "tfds:wiki40b/en",
+    ]
+    assert [source.lines_are_sentences for source in joined] == [True, False, False]
+    for name in ("text:a + b.txt", "text:a+text:b", "text:C++ text:b"):
+        assert [source.name for source in parse_sources(name)] == [name]
+    with pytest.raises(DataError, match=r"unknown unit #word .*in source 'text:b#word'"):
+        parse_sources("text:a + text:b#word")
+    with pytest.raises(DataError, match=r"no such file.*write the kind of each: text:GLOB \+"):
+        read("text:nothing.txt + more.txt")
 
 
 def test_builtin():
@@ -50,6 +68,7 @@ def test_text_units(tmp_path):
         "one\ntwo\u2028still two",
         "three\n    four",
     ]
+    assert read(f"text:{tmp_path}/a.txt#sentences") == read(f"text:{tmp_path}/a.txt#block")
 
 
 def test_globs_are_sorted_and_gzip_is_unpacked(tmp_path):
