@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .byte_pairs import byte_pair_table, merge_byte_pairs
-    from .causal import CausalEvaluationRows, CausalRows, Packing
+    from .causal import CausalData, CausalEvaluationRows, CausalRows, Packing
+    from .config import DataConfig, DataSplit
     from .corpus import TokenCorpus, build_corpus, open_corpus
     from .documents import Documents, default_cache_dir, load_documents
     from .errors import DataError
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "byte_pairs": ("byte_pair_table", "merge_byte_pairs"),
-    "causal": ("CausalEvaluationRows", "CausalRows", "Packing"),
+    "causal": ("CausalData", "CausalEvaluationRows", "CausalRows", "Packing"),
+    "config": ("DataConfig", "DataSplit"),
     "corpus": ("TokenCorpus", "build_corpus", "open_corpus"),
     "documents": ("Documents", "default_cache_dir", "load_documents"),
     "errors": ("DataError",),
@@ -34,9 +36,12 @@ _FILE_OF = {name: file for file, names in _HOME.items() for name in names}
 
 __all__ = [
     "BatchIterator",
+    "CausalData",
     "CausalEvaluationRows",
     "CausalRows",
+    "DataConfig",
     "DataError",
+    "DataSplit",
     "Documents",
     "Packing",
     "Rows",

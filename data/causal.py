@@ -162,9 +162,7 @@ class CausalData(DocumentsData):
         """Every validation token once."""
         return self._every_token(self.validation_documents(), tokenizer)
 
-    def whole_source(
-        self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]
-    ) -> DataSplit:
+    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Every token of a source once."""
         return self._every_token(all_documents(source), tokenizer)
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from .corpus import Texts
 from .documents import Documents, load_documents
+from .errors import DataError
 from .pipeline import Rows
 from .sources import parse_source
 from .tokenizer import Tokenizer
@@ -74,10 +75,19 @@ class DataConfig(ABC):
         """What a run validates on."""
 
     @abstractmethod
-    def whole_source(
-        self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]
-    ) -> DataSplit:
+    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """All of another source, to be scored on; of a published one its validation split."""
+
+    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Unlabelled examples of a file (or "-", standard input), to be predicted.
+
+        Raises:
+            DataError: This kind of data has no labels to predict.
+        """
+        raise DataError(
+            f"{self.kind} data has no labels to predict: give the run of a fine-tuned model "
+            "(for text, see the commands generate and fill-mask)"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

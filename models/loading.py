@@ -35,8 +35,6 @@ def load(
     Raises:
       FileNotFoundError: there is no such run, or it has no such checkpoint.
     """
-    import orbax.checkpoint as ocp
-
     folder = Path(path).resolve()
     model = create(config_from_dict(read_config(folder)["model"]), execution)
     step = newest_step(folder) if step is None else check_step(folder, step)
@@ -45,9 +43,22 @@ def load(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         parameter_shapes(model),
     )
+    return model, restore_params(folder, step, shapes)
+
+
+def restore_params(folder: str | Path, step: int, shapes: Any) -> Any:
+    """The parameters of a checkpoint.
+
+    Args:
+      folder: a run folder.
+      step: one of its checkpoints.
+      shapes: a `jax.ShapeDtypeStruct` with a sharding for each parameter: where it is to lie.
+    """
+    import orbax.checkpoint as ocp
+
     with ocp.StandardCheckpointer() as checkpointer:
-        params = checkpointer.restore(folder / CHECKPOINTS / str(step) / PARAMS, shapes)
-    return model, params
+        path = Path(folder).resolve() / CHECKPOINTS / str(step) / PARAMS
+        return checkpointer.restore(path, shapes)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

@@ -10,11 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import DataConfig, MeshConfig, OptimizerConfig, TrainConfig
+    from .config import MeshConfig, TrainConfig
+    from .embedding import TextEmbedder
     from .errors import NonFiniteLoss, RunError
+    from .filling import MaskFiller
     from .loop import Result, train
-    from .objectives import CAUSAL, Objective
+    from .objectives import CAUSAL, CLASSIFICATION, MASKED, PRETRAINING, SPAN, TAGGING, Objective
     from .optimizer import make_optimizer
+    from .optimizer_config import OptimizerConfig
+    from .prediction import predict
     from .recipes import recipe
     from .run import open_run
     from .sampling import Sample, TextGenerator
@@ -25,11 +29,23 @@ if TYPE_CHECKING:
 
 # Everything is imported when first asked for: `flaxzoo --help` needs none of it.
 _HOME = {
-    "config": ("DataConfig", "MeshConfig", "OptimizerConfig", "TrainConfig"),
+    "config": ("MeshConfig", "TrainConfig"),
+    "embedding": ("TextEmbedder",),
     "errors": ("NonFiniteLoss", "RunError"),
+    "filling": ("MaskFiller",),
     "loop": ("Result", "train"),
-    "objectives": ("CAUSAL", "Objective"),
+    "objectives": (
+        "CAUSAL",
+        "CLASSIFICATION",
+        "MASKED",
+        "PRETRAINING",
+        "SPAN",
+        "TAGGING",
+        "Objective",
+    ),
     "optimizer": ("make_optimizer",),
+    "optimizer_config": ("OptimizerConfig",),
+    "prediction": ("predict",),
     "recipes": ("recipe",),
     "run": ("open_run",),
     "sampling": ("Sample", "TextGenerator"),
@@ -42,7 +58,12 @@ _FILE_OF = {name: file for file, names in _HOME.items() for name in names}
 
 __all__ = [
     "CAUSAL",
-    "DataConfig",
+    "CLASSIFICATION",
+    "MASKED",
+    "PRETRAINING",
+    "SPAN",
+    "TAGGING",
+    "MaskFiller",
     "MeshConfig",
     "NonFiniteLoss",
     "Objective",
@@ -50,6 +71,7 @@ __all__ = [
     "Result",
     "RunError",
     "Sample",
+    "TextEmbedder",
     "TextGenerator",
     "TrainConfig",
     "TrainState",
@@ -59,6 +81,7 @@ __all__ = [
     "make_schedule",
     "make_train_step",
     "open_run",
+    "predict",
     "recipe",
     "score_run",
     "train",

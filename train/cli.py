@@ -12,8 +12,11 @@ from .errors import NonFiniteLoss
 
 COMMANDS = {
     "train": "train a model by a named recipe",
-    "evaluate": "print a trained model's loss on a text, as JSON",
+    "evaluate": "print a trained model's loss and scores, as JSON",
     "generate": "let a trained model continue a text",
+    "fill-mask": "let a trained model fill the gaps of a text",
+    "predict": "print a fine-tuned model's predictions, as JSON lines",
+    "embed": "write a vector for each line of a file",
     "list": "print the published model sizes and the recipes",
     "tokenizer": "train a tokenizer on a text",
 }
@@ -53,7 +56,7 @@ def _run(command: str, arguments: list[str]) -> int:
         return _fail(f"no command named {command!r}: choose from {', '.join(COMMANDS)}", 2)
     try:
         commands = import_module(".commands", __package__)
-        getattr(commands, f"{command}_command")(arguments)
+        getattr(commands, f"{command.replace('-', '_')}_command")(arguments)
     except NonFiniteLoss as error:
         return _fail(str(error), 3)
     except BrokenPipeError:  # whoever read our output has gone

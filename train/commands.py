@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -13,6 +14,17 @@ from .config import TrainConfig
 from .recipes import RECIPES, describe, recipe
 
 Positional = tyro.conf.Positional
+
+
+USES = {
+    "causal": "generate {run} --prompt TEXT",
+    "pretraining": "fill-mask {run} 'The [MASK] is open.'",
+    "classify": "predict {run} --input FILE",
+    "tag": "predict {run} --input FILE",
+    "span": "predict {run} --input FILE",
+    "choice": "predict {run} --input FILE",
+}
+"""What a finished run of each kind of data is good for."""
 
 
 def _say(line: str) -> None:
@@ -56,20 +68,18 @@ def train_command(arguments: list[str]) -> None:
     if result.sample is not None:
         print(result.sample)
     if result.finished:
-        _say(
-            f"report: {parsed.workdir / 'report.md'}; "
-            f"go on with: flaxzoo generate {parsed.workdir} --prompt TEXT"
-        )
+        use = USES[config.data.kind].format(run=parsed.workdir)
+        _say(f"report: {parsed.workdir / 'report.md'}; go on with: flaxzoo {use}")
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateArguments:
-    """Prints loss (nats per token), perplexity, bits per byte and tokens as JSON."""
+    """Prints loss (nats) and the scores of a run's kind of data as JSON."""
 
     run: Positional[Path]
     """The run folder."""
     data: str | None = None
-    """A source of text; by default what the run validates on."""
+    """A source such as the run was trained on; by default what it validates on."""
     step: int | None = None
     """The checkpoint; by default the newest."""
 
@@ -147,6 +157,103 @@ def generate_command(arguments: list[str]) -> None:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictArguments:
+    """Prints a fine-tuned model's prediction for each example, a line of JSON each."""
+
+    run: Positional[Path]
+    """The run folder."""
+    input: str
+    """The file of examples; - is standard input. A text (or two, with a tab between) on each
+    line; words in the first of CoNLL's columns; SQuAD's JSON, or lines of JSON with "context" and
+    "question"; for choices lines of JSON with "context" and "choices"."""
+    step: int | None = None
+    """The checkpoint; by default the newest."""
+
+
+def predict_command(arguments: list[str]) -> None:
+    """The command `flaxzoo predict RUN --input FILE`."""
+    parsed = tyro.cli(PredictArguments, args=arguments, prog="flaxzoo predict")
+    _enable_compilation_cache()
+    from .prediction import predict
+
+    for prediction in predict(parsed.run, parsed.input, step=parsed.step, say=_say):
+        print(json.dumps(prediction, ensure_ascii=False))
+
+
+@dataclasses.dataclass(frozen=True)
+class FillMaskArguments:
+    """Prints the most probable words for each [MASK] of a text."""
+
+    run: Positional[Path]
+    """The run folder of a masked language model."""
+    text: Positional[str]
+    """A text with [MASK] where a word is missing."""
+    top_k: int = 5
+    """How many words for each gap."""
+    step: int | None = None
+    """The checkpoint; by default the newest."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+
+def fill_mask_command(arguments: list[str]) -> None:
+    """The command `flaxzoo fill-mask RUN TEXT`."""
+    parsed = tyro.cli(FillMaskArguments, args=arguments, prog="flaxzoo fill-mask")
+    _enable_compilation_cache()
+    from .filling import MaskFiller
+
+    gaps = MaskFiller.of_run(parsed.run, step=parsed.step)(parsed.text, top_k=parsed.top_k)
+    if parsed.json:
+        listed = [[dataclasses.asdict(candidate) for candidate in gap] for gap in gaps]
+        print(json.dumps({"masks": listed}, ensure_ascii=False))
+        return
+    for gap in gaps:
+        for candidate in gap:
+            print(f"{candidate.probability:.4f}  {candidate.token:<16}  {candidate.text}")
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedArguments:
+    """Writes a vector for each line of a file, the mean of the model's hidden states."""
+
+    run: Positional[Path]
+    """The run folder."""
+    input: Path
+    """A file with a text on each line."""
+    output: Path
+    """The file to write: a float32 array [lines, width] in numpy's format (.npy)."""
+    step: int | None = None
+    """The checkpoint; by default the newest."""
+
+
+def embed_command(arguments: list[str]) -> None:
+    """The command `flaxzoo embed RUN --input FILE --output FILE.npy`."""
+    parsed = tyro.cli(EmbedArguments, args=arguments, prog="flaxzoo embed")
+    if parsed.output.suffix != ".npy":
+        raise ValueError(f"output {parsed.output} must end in .npy, the format it is written in")
+    _enable_compilation_cache()
+    from ..data.sources import read_lines
+    from .embedding import TextEmbedder
+
+    texts = read_lines(parsed.input)
+    vectors = TextEmbedder.of_run(parsed.run, step=parsed.step)(texts, _say)
+    _write_array(parsed.output, vectors)
+    _say(f"{parsed.output}: {vectors.shape[0]:,} vectors of {vectors.shape[1]}")
+
+
+def _write_array(path: Path, array: Any) -> None:
+    import io
+
+    import numpy as np
+
+    from ..data.atomic import write_file
+
+    content = io.BytesIO()
+    np.save(content, array)
+    write_file(path, content.getvalue())
 
 
 def list_command(arguments: list[str]) -> None:

@@ -1,30 +1,25 @@
 """The typed configuration of a training run; its fields are the command line's flags."""
 
 import dataclasses
+import json
+import math
 from typing import Any, Literal
 
+from ..data.causal import CausalData
+from ..data.classification import ClassificationData
+from ..data.config import DataConfig
+from ..data.pretraining import PretrainingData
+from ..data.spans import SpanData
+from ..data.tagging import TaggingData
 from ..data.tokenizer_training import TokenizerConfig
 from ..models.config import Execution, TransformerConfig, config_from_dict, config_to_dict
 from .optimizer_config import OptimizerConfig
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Text and how it becomes rows of tokens."""
-
-    source: str
-    """builtin:python-docs, text:GLOB[#line|#block], jsonl:GLOB#field or tfds:NAME/CONFIG#field."""
-    validation: str | None = None
-    """A source to validate on; by default a part of the documents of `source`."""
-    validation_fraction: float = 0.05
-    """The part of the documents that is held out when `validation` is not given."""
-    length: int
-    """Tokens in a row, T."""
-    packing: Literal["concat", "first-fit"] = "concat"
-    """concat: fill every row, cutting documents; first-fit: keep documents whole."""
-    tokenizer: TokenizerConfig
-    num_workers: int = 0
-    """Processes that prepare batches; 0 prepares them in a thread."""
+DATA_KINDS: dict[str, type[DataConfig]] = {
+    cls.kind: cls
+    for cls in (CausalData, PretrainingData, ClassificationData, TaggingData, SpanData)
+}
+"""Every kind of data, by the name it has in config.json."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,8 +45,13 @@ class TrainConfig:
     mesh: MeshConfig = MeshConfig()
     parallel: Literal["jit", "pmap"] = "jit"
     """jit: any mesh. pmap: plain data parallelism over this machine's devices."""
-    steps: int
-    """Updates of the parameters."""
+    init_from: str | None = None
+    """A run folder whose parameters this run begins with: its body, vocabulary and sizes are
+    taken over, and its head where this run has the same."""
+    steps: int = 0
+    """Updates of the parameters; 0: as many as `epochs` take."""
+    epochs: float = 0.0
+    """Passes over the training rows, if `steps` is 0."""
     batch_size: int
     """Rows in an update, over all devices, B."""
     micro_batches: int = 1
@@ -59,10 +59,10 @@ class TrainConfig:
     seed: int = 0
     log_every: int = 10
     """Steps between two lines of metrics."""
-    evaluate_every: int
-    """Steps between two evaluations on the validation text (every checkpoint is one too)."""
-    checkpoint_every: int
-    """Steps between two checkpoints."""
+    evaluate_every: int = 0
+    """Steps between two evaluations (every checkpoint is one too); 0: once an epoch."""
+    checkpoint_every: int = 0
+    """Steps between two checkpoints; 0: once an epoch."""
     keep_last: int = 2
     """Checkpoints kept for being the newest."""
     keep_best: int = 1
@@ -70,15 +70,12 @@ class TrainConfig:
     wandb_project: str | None = None
     """Also log to this Weights & Biases project (needs the `wandb` extra)."""
     sample_prompt: str | None = None
-    """What a sample at the end of the run begins with; without it none is taken."""
+    """What a sample at the end of the run begins with, or fills the [MASK]s of."""
 
     def __post_init__(self) -> None:
-        self._check_positive()
-        if self.data.length > self.model.max_length:
-            raise ValueError(
-                f"data.length {self.data.length} exceeds model.max_length "
-                f"{self.model.max_length}: lower the first or raise the second"
-            )
+        self._check_numbers()
+        if self.init_from is None:  # otherwise the model's sizes are not known yet
+            check_length(self)
         if self.execution.param_dtype != "float32":
             raise ValueError(
                 f"execution.param_dtype {self.execution.param_dtype} would lose small updates: "
@@ -94,17 +91,44 @@ class TrainConfig:
                 f"{self.micro_batches}: choose a divisor of {self.batch_size}"
             )
 
-    def _check_positive(self) -> None:
-        positive = "steps batch_size micro_batches log_every evaluate_every checkpoint_every"
-        for name in (*positive.split(), "keep_last"):
+    def _check_numbers(self) -> None:
+        for name in ("batch_size", "micro_batches", "log_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
-        if self.data.length < 1:
-            raise ValueError(f"data.length {self.data.length} must be at least 1")
-        if self.keep_best < 0:
-            raise ValueError(f"keep_best {self.keep_best} must be at least 0")
+        for name in ("steps", "evaluate_every", "checkpoint_every", "keep_best"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} must be at least 0")
+        if not 0 <= self.epochs < math.inf or bool(self.steps) == bool(self.epochs):
+            raise ValueError(
+                f"steps {self.steps} and epochs {self.epochs}: give one of them above 0 and the "
+                "other 0"
+            )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed {self.seed} must be at least 0 and below 2³²")
+
+
+def check_length(config: TrainConfig) -> None:
+    """Raises ValueError if the rows are longer than what the model can read."""
+    if config.data.length > config.model.max_length:
+        raise ValueError(
+            f"data.length {config.data.length} exceeds model.max_length "
+            f"{config.model.max_length}: lower the first or raise the second"
+        )
+
+
+def in_steps(config: TrainConfig, rows_per_epoch: int) -> TrainConfig:
+    """`config` with everything that is counted in epochs counted in steps."""
+    steps_per_epoch = math.ceil(rows_per_epoch / config.batch_size)
+    steps = config.steps or math.ceil(config.epochs * rows_per_epoch / config.batch_size)
+    warmup = config.optimizer.warmup_steps or int(config.optimizer.warmup_fraction * steps)
+    return dataclasses.replace(
+        config,
+        steps=steps,
+        epochs=0.0,
+        evaluate_every=config.evaluate_every or steps_per_epoch,
+        checkpoint_every=config.checkpoint_every or steps_per_epoch,
+        optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup, warmup_fraction=0.0),
+    )
 
 
 # Fields that say how a run is carried out and not what comes out of it: a run
@@ -126,8 +150,13 @@ OPERATIONAL_FIELDS = (
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
-    """`config` as JSON-ready values; `from_dict` is the inverse."""
-    return {**dataclasses.asdict(config), "model": config_to_dict(config.model)}
+    """`config` as JSON values; `from_dict` is the inverse."""
+    fields = {
+        **dataclasses.asdict(config),
+        "model": config_to_dict(config.model),
+        "data": {"kind": config.data.kind, **dataclasses.asdict(config.data)},
+    }
+    return json.loads(json.dumps(fields))  # tuples are lists there
 
 
 def from_dict(fields: dict[str, Any]) -> TrainConfig:
@@ -137,21 +166,28 @@ def from_dict(fields: dict[str, Any]) -> TrainConfig:
       ValueError: a field is missing or unknown.
     """
     try:
-        return _from_dict(fields)
+        return _from_dict(_with_tuples(fields))
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"config.json does not fit this version of flaxzoo ({error}): use the one that wrote it"
         ) from error
 
 
+def _with_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_tuples(entry) for name, entry in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
 def _from_dict(fields: dict[str, Any]) -> TrainConfig:
     data = dict(fields["data"])
+    kind = DATA_KINDS[data.pop("kind")]
     data["tokenizer"] = TokenizerConfig(**data["tokenizer"])
     return TrainConfig(
         **{
             **fields,
             "model": config_from_dict(fields["model"]),
-            "data": DataConfig(**data),
+            "data": kind(**data),
             "optimizer": OptimizerConfig(**fields["optimizer"]),
             "execution": Execution(**fields["execution"]),
             "mesh": MeshConfig(**fields["mesh"]),

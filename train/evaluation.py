@@ -1,22 +1,37 @@
-"""The loss on a text: every token predicted once."""
+"""The loss on a split, and what the model predicts of its rows."""
 
-import math
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from .objectives import Batch, Objective, Terms
+from .objectives import Batch, Objective, Predictions, Terms
 
-EvaluateFn = Callable[[Any, dict[str, np.ndarray]], tuple[Any, Any]]
+EvaluateFn = Callable[[Any, dict[str, np.ndarray]], tuple[Any, Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """A model on every row of a split."""
+
+    loss: float
+    """Σ coefficient · mean over the objective's terms."""
+    means: dict[str, float]
+    """The mean of each term and each measure beside them."""
+    counts: dict[str, float]
+    """How many items each of them averages over."""
+    predictions: dict[str, np.ndarray]
+    """What the objective keeps of each row, `[num_rows, …]`."""
 
 
 def make_evaluate_fn(apply_fn: Callable[..., Any], objective: Objective) -> Callable[..., Any]:
-    """Makes `evaluate_fn(params, batch) -> (sums, counts)`, to be compiled by the caller."""
+    """Makes `evaluate_fn(params, batch) -> (sums, counts, predictions)`, to be compiled."""
 
-    def evaluate_fn(params: Any, batch: Batch) -> tuple[Terms, Terms]:
+    def evaluate_fn(params: Any, batch: Batch) -> tuple[Terms, Terms, Predictions]:
         outputs = apply_fn({"params": params}, **objective.inputs(batch))
-        return objective.terms(outputs, batch), objective.counts(batch)
+        terms = objective.terms(outputs, batch)
+        return terms, objective.counts(batch), objective.predictions(outputs)
 
     return evaluate_fn
 
@@ -26,37 +41,31 @@ def evaluate(
     model_state: Any,
     batches: Iterable[dict[str, np.ndarray]],
     objective: Objective,
-    *,
-    num_bytes: int,
-) -> dict[str, float]:
-    """Mean loss over all batches.
+    num_rows: int,
+) -> Evaluation:
+    """Runs the model over all batches.
 
     Args:
-      evaluate_fn: sums and counts of a batch, on the devices.
+      evaluate_fn: sums, counts and predictions of a batch, on the devices.
       model_state: its first argument.
-      batches: the whole text, each token once.
+      batches: every row once, and perhaps filler at the end.
       objective: how terms make up the loss.
-      num_bytes: UTF-8 bytes of the text.
-
-    Returns:
-      `loss` in nats per token, `perplexity`, `bits_per_byte` (all nats, in
-      bits, over the bytes of the text) and `tokens`, how many were predicted.
+      num_rows: how many rows are not filler.
     """
-    sums = dict.fromkeys(objective.coefficients, 0.0)
-    counts = dict.fromkeys(objective.coefficients, 0.0)
+    sums: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    kept: dict[str, list[np.ndarray]] = {}
     for batch in batches:
-        batch_sums, batch_counts = evaluate_fn(model_state, batch)
-        for name in sums:
-            sums[name] += float(batch_sums[name])
-            counts[name] += float(batch_counts[name])
-    loss = sum(c * sums[name] / counts[name] for name, c in objective.coefficients.items())
-    tokens = int(max(counts.values()))
-    return {
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_byte": loss * tokens / (math.log(2) * num_bytes),
-        "tokens": tokens,
-    }
+        batch_sums, batch_counts, predictions = evaluate_fn(model_state, batch)
+        for total, part in ((sums, batch_sums), (counts, batch_counts)):
+            for name, value in part.items():
+                total[name] = total.get(name, 0.0) + float(value)
+        for name, value in predictions.items():
+            kept.setdefault(name, []).append(np.asarray(value))
+    means = {name: total / max(counts[name], 1.0) for name, total in sums.items()}
+    loss = sum(c * means[name] for name, c in objective.coefficients.items())
+    whole = {name: np.concatenate(parts)[:num_rows] for name, parts in kept.items()}
+    return Evaluation(loss, means, counts, whole)
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:

@@ -12,20 +12,21 @@ from typing import Any
 import jax
 
 from ..data.pipeline import BatchIterator, evaluation_batches, train_iterator
-from ..models.generation import Sampling
 from .checkpoint import Checkpoints
 from .config import TrainConfig
 from .errors import NonFiniteLoss, RunError
-from .evaluation import evaluate, unigram_entropy
+from .evaluation import evaluate
+from .initialise import begin_from
 from .metrics import MetricsLog, read_metrics
-from .objectives import CAUSAL, Objective
+from .objectives import Objective
 from .parallel import Program, make_program
 from .progress import Progress
 from .report import REPORT_FILE, write_report
 from .run import Run, create_folder, prepare_run
-from .sampling import TextGenerator
+from .samples import final_sample
 from .schedules import make_schedule
 from .state import count_parameters
+from .tasks import score, task_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Result:
     step: int
     finished: bool
     """False if it was asked to stop before its last step."""
-    validation: dict[str, float] | None
+    validation: dict[str, Any] | None
     """The last evaluation of this call, if there was one."""
     sample: str | None = None
     """What the finished model wrote, if `sample_prompt` is given."""
@@ -47,6 +48,7 @@ class _Session:
     """What the loop carries from step to step."""
 
     run: Run
+    config: TrainConfig
     program: Program
     objective: Objective
     checkpoints: Checkpoints
@@ -55,7 +57,7 @@ class _Session:
     progress: Progress
     state: Any
     step: int
-    validation: dict[str, float] | None = None
+    validation: dict[str, Any] | None = None
     validated_step: int | None = None
 
 
@@ -86,7 +88,8 @@ def train(
         )
     progress = Progress(quiet)
     run = prepare_run(config, Path(workdir), progress.say)
-    config, objective = run.config, CAUSAL
+    config = run.config
+    objective = task_of(config.data).objective(config.data)
     program = make_program(config, objective)
     create_folder(run)
     progress.say(
@@ -97,7 +100,7 @@ def train(
         Checkpoints(
             run.folder, keep_last=config.keep_last, keep_best=config.keep_best
         ) as checkpoints,
-        closing(_train_batches(run)) as batches,
+        closing(_train_batches(run, config)) as batches,
     ):
         state, step = _start(program, checkpoints, batches, run, resume, progress)
         validation = None
@@ -109,7 +112,16 @@ def train(
                 progress.bar(config.steps, step, config.batch_size * config.data.length),
             ):
                 session = _Session(
-                    run, program, objective, checkpoints, batches, log, progress, state, step
+                    run=run,
+                    config=config,
+                    program=program,
+                    objective=objective,
+                    checkpoints=checkpoints,
+                    batches=batches,
+                    log=log,
+                    progress=progress,
+                    state=state,
+                    step=step,
                 )
                 _run_steps(session, stopping)
                 step, validation = session.step, session.validation
@@ -120,7 +132,7 @@ def train(
     return Result(run, step, step == config.steps, validation, sample)
 
 
-def _left_unreported(folder: Path) -> dict[str, float] | None:
+def _left_unreported(folder: Path) -> dict[str, Any] | None:
     """The last evaluation of a process that was killed before it wrote its report."""
     logged = read_metrics(folder, "validation")
     if not logged or (folder / REPORT_FILE).is_file():
@@ -128,38 +140,29 @@ def _left_unreported(folder: Path) -> dict[str, float] | None:
     return {name: value for name, value in logged[-1].items() if name not in ("step", "split")}
 
 
-def _finish(run: Run, validation: dict[str, float], devices: str, progress: Progress) -> str | None:
+def _finish(run: Run, validation: dict[str, Any], devices: str, progress: Progress) -> str | None:
     """Writes the report of a finished run; answers its sample."""
     config = run.config
-    entropy = unigram_entropy(run.train.tokens)
-    progress.say(
-        f"validation loss {validation['loss']:.4f} nats/token; unigram entropy of the training "
-        f"text {entropy:.4f} nats/token"
-    )
-    sample = None
-    if config.sample_prompt is not None:
-        generator = TextGenerator.of_run(run.folder)
-        samples = generator(
-            [config.sample_prompt],
-            max_new_tokens=100,
-            sampling=Sampling(temperature=0.8, top_p=0.95),
-            seed=config.seed,
-        )
-        sample = config.sample_prompt + samples[0].text
     facts = {
         "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
-        "training text": f"{config.data.source}, {run.train.total_pairs:,} tokens",
+        "training data": f"{config.data.source}: {run.train.facts}",
         "devices": devices,
-        "unigram entropy": f"{entropy:.4f} nats per token",
     }
+    baseline = task_of(config.data).baseline
+    if baseline is not None:
+        name, value = baseline(run.train)
+        facts[name] = value
+        progress.say(f"validation loss {validation['loss']:.4f}; {name} {value}")
+    sample = None
+    if config.sample_prompt is not None:
+        sample = final_sample(run.folder, config.sample_prompt, config.seed)
     write_report(run.folder, facts, validation, sample)
     return sample
 
 
-def _train_batches(run: Run) -> BatchIterator:
-    config = run.config
+def _train_batches(run: Run, config: TrainConfig) -> BatchIterator:
     return train_iterator(
-        run.train_rows,
+        run.train.rows,
         batch_size=config.batch_size,
         seed=config.seed,
         num_steps=config.steps,
@@ -178,7 +181,7 @@ def _start(
     """The first state: fresh, or that of the newest checkpoint."""
     newest = checkpoints.newest
     if newest is None:
-        return program.init(), 0
+        return _first_state(program, run.stated.init_from, progress), 0
     if not resume:
         raise RunError(
             f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to go on "
@@ -190,9 +193,20 @@ def _start(
     return program.from_global(state), newest
 
 
+def _first_state(program: Program, init_from: str | None, progress: Progress) -> Any:
+    """Random parameters, or those of another run."""
+    state = program.init()
+    if init_from is None:
+        return state
+    whole = program.to_global(state)
+    shardings = jax.tree.map(lambda x: x.sharding, program.shapes.params)
+    params = begin_from(init_from, whole.params, shardings, progress.say)
+    return program.from_global(dataclasses.replace(whole, params=params))
+
+
 def _run_steps(s: _Session, stopping: list[int]) -> None:
     """Takes the remaining steps; the loss of a step is looked at while the next one runs."""
-    config = s.run.config
+    config = s.config
     schedule = make_schedule(config.optimizer, config.steps)
     pending: tuple[int, dict[str, jax.Array]] | None = None
     started = time.monotonic()
@@ -229,7 +243,7 @@ def _record(s: _Session, step: int, metrics: dict[str, jax.Array], schedule: Any
             f"{numbers['gradient_norm']})",
         )
     s.progress.advance(step, numbers["loss"])
-    if step % s.run.config.log_every == 0:
+    if step % s.config.log_every == 0:
         s.log.write(step, "train", {**numbers, "learning_rate": float(schedule(step - 1))})
 
 
@@ -243,20 +257,21 @@ def _not_finite(s: _Session, what: str) -> NonFiniteLoss:
 
 
 def _evaluate(s: _Session) -> None:
-    """Measures the loss on the validation text."""
-    rows, size = s.run.validation_rows, s.run.config.batch_size
-    s.validation = evaluate(
+    """Measures loss and scores on the validation data."""
+    split, data = s.run.validation, s.config.data
+    evaluation = evaluate(
         s.program.evaluate,
         s.state,
-        evaluation_batches(rows, batch_size=size),
+        evaluation_batches(split.rows, batch_size=s.config.batch_size),
         s.objective,
-        num_bytes=s.run.validation.num_bytes,
+        split.rows.rows_per_epoch,
     )
+    s.validation = score(data, evaluation, split)
     s.validated_step = s.step
     if not math.isfinite(s.validation["loss"]):
         raise _not_finite(s, f"the validation loss of step {s.step} is {s.validation['loss']}")
     s.log.write(s.step, "validation", s.validation)
-    s.progress.evaluated(s.step, s.validation)
+    s.progress.evaluated(s.step, s.validation, task_of(data).headline)
 
 
 def _save(s: _Session) -> None:

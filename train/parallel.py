@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..models.config import create
+from ..models.shapes import init_params
 from .config import TrainConfig
 from .evaluation import make_evaluate_fn
-from .objectives import Batch, Objective, Terms
+from .objectives import Batch, Objective, Predictions, Terms
 from .optimizer import make_optimizer
 from .sharding import (
     batch_sharding,
@@ -41,8 +41,8 @@ class Program:
     """Makes the state before the first step, on the devices."""
     step: Callable[[Any, NumpyBatch], tuple[Any, dict[str, jax.Array]]]
     """Takes one step; consumes the state it is given."""
-    evaluate: Callable[[Any, NumpyBatch], tuple[Terms, Terms]]
-    """Sums and counts of a batch, without dropout."""
+    evaluate: Callable[[Any, NumpyBatch], tuple[Terms, Terms, Predictions]]
+    """Sums, counts and predictions of a batch, without dropout."""
     to_global: Callable[[Any], TrainState]
     """The state as every `Program` writes it to a checkpoint."""
     from_global: Callable[[TrainState], Any]
@@ -69,7 +69,7 @@ class _Functions:
     init: Callable[[], TrainState]
     tx: optax.GradientTransformation
     make_step: Callable[..., Any]
-    evaluate: Callable[[Any, Batch], tuple[Terms, Terms]]
+    evaluate: Callable[[Any, Batch], tuple[Terms, Terms, Predictions]]
     rng: jax.Array
 
 
@@ -81,8 +81,7 @@ def _functions(config: TrainConfig, objective: Objective) -> _Functions:
     init_rng, step_rng = jax.random.split(root)
 
     def init() -> TrainState:
-        params = model.init(init_rng, input_ids=jnp.zeros((1, 1), jnp.int32))["params"]
-        return init_state(params, tx)
+        return init_state(init_params(model, init_rng), tx)
 
     make_step = functools.partial(
         make_train_step, model.apply, objective, tx, num_micro_batches=config.micro_batches
@@ -104,7 +103,11 @@ def _jit_program(config: TrainConfig, objective: Objective) -> Program:
         out_shardings=(shardings, everywhere),
         donate_argnums=0,
     )
-    evaluate = jax.jit(f.evaluate, in_shardings=(shardings.params, rows), out_shardings=everywhere)
+    evaluate = jax.jit(
+        f.evaluate,
+        in_shardings=(shardings.params, rows),
+        out_shardings=(everywhere, everywhere, rows),
+    )
     return Program(
         init=jax.jit(f.init, out_shardings=shardings),
         step=lambda state, batch: step(state, shard_batch(batch, rows), f.rng),
@@ -128,9 +131,12 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
         in_axes=(0, 0, None),
         donate_argnums=0,
     )
-    evaluate = jax.pmap(
-        lambda params, batch: jax.lax.psum(f.evaluate(params, batch), PMAP_AXIS), PMAP_AXIS
-    )
+
+    def evaluate_part(params: Any, batch: Batch) -> tuple[Terms, Terms, Predictions]:
+        sums, counts, predictions = f.evaluate(params, batch)
+        return *jax.lax.psum((sums, counts), PMAP_AXIS), predictions
+
+    evaluate = jax.pmap(evaluate_part, PMAP_AXIS)
     one = NamedSharding(Mesh(np.asarray(devices[:1]), ("one",)), PartitionSpec())
     # pmap wants something that is mapped: the numbers of the devices.
     copy = jax.pmap(lambda x, _: x, in_axes=(None, 0))
@@ -148,11 +154,16 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
         state, metrics = step(state, deal(batch), f.rng)
         return state, first(metrics)
 
+    def evaluate_batch(state: Any, batch: NumpyBatch) -> tuple[Terms, Terms, Predictions]:
+        sums, counts, predictions = evaluate(state.params, deal(batch))
+        whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in predictions.items()}
+        return first(sums), first(counts), whole
+
     shapes = jax.eval_shape(f.init)
     return Program(
         init=lambda: replicate(jax.jit(f.init)()),
         step=take_step,
-        evaluate=lambda state, batch: first(evaluate(state.params, deal(batch))),
+        evaluate=evaluate_batch,
         to_global=lambda state: jax.device_put(first(state), one),
         from_global=replicate,
         shapes=_with_shardings(shapes, jax.tree.map(lambda _: one, shapes)),

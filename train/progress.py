@@ -61,9 +61,7 @@ class Progress:
         speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
         self._bar.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
 
-    def evaluated(self, step: int, numbers: dict[str, float]) -> None:
-        """Prints the result of an evaluation."""
-        self.say(
-            f"step {step}: validation loss {numbers['loss']:.4f} nats/token, perplexity "
-            f"{numbers['perplexity']:.2f}, {numbers['bits_per_byte']:.3f} bits/byte"
-        )
+    def evaluated(self, step: int, scores: dict[str, float], headline: tuple[str, ...]) -> None:
+        """Prints the loss of an evaluation and the scores that `headline` names."""
+        shown = [f"{name} {scores[name]:.4f}" for name in headline if name in scores]
+        self.say(", ".join([f"step {step}: validation loss {scores['loss']:.4f}", *shown]))

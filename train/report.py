@@ -10,29 +10,28 @@ CURVE_FILE = "loss.png"
 
 
 def write_report(
-    folder: Path, facts: dict[str, Any], validation: dict[str, float], sample: str | None
+    folder: Path, facts: dict[str, Any], validation: dict[str, Any], sample: str | None
 ) -> None:
     """Writes `report.md` and `loss.png` into a run folder.
 
     Args:
       folder: the run folder, whose `metrics.jsonl` is drawn.
       facts: rows of the table at the top.
-      validation: the last evaluation.
+      validation: loss and scores of the last evaluation.
       sample: text that the model wrote.
     """
     draw_curve(folder, folder / CURVE_FILE)
-    rows = {
-        **facts,
-        "validation loss": f"{validation['loss']:.4f} nats per token",
-        "validation perplexity": f"{validation['perplexity']:.2f}",
-        "bits per byte": f"{validation['bits_per_byte']:.4f}",
-        "validation tokens": f"{validation['tokens']:,}",
-    }
+    scores = {f"validation {name}": _shown(value) for name, value in validation.items()}
+    rows = {**facts, **scores}
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     text = f"# {folder.name}\n\n| | |\n| --- | --- |\n{table}\n\n![loss]({CURVE_FILE})\n"
     if sample is not None:
         text += f"\n## A sample\n\n```text\n{sample}\n```\n"
     (folder / REPORT_FILE).write_text(text, encoding="utf-8")
+
+
+def _shown(value: float | int) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 def draw_curve(folder: Path, file: Path) -> None:
@@ -46,7 +45,7 @@ def draw_curve(folder: Path, file: Path) -> None:
         lines = read_metrics(folder, group)
         steps, losses = [row["step"] for row in lines], [row["loss"] for row in lines]
         axes.plot(steps, losses, style, label=group, markersize=4, linewidth=1)
-    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.set(xlabel="step", ylabel="loss")
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(file)

@@ -9,17 +9,17 @@ import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..data.atomic import build_folder
-from ..data.causal import CausalEvaluationRows, CausalRows
-from ..data.corpus import TokenCorpus, build_corpus
-from ..data.documents import Documents, default_cache_dir, load_documents
-from ..data.sources import parse_source
+from ..data.config import DataSplit
 from ..data.tokenizer import Tokenizer, load_tokenizer
 from ..data.tokenizer_training import train_tokenizer
+from ..models.config import TransformerConfig, architecture_of
 from ..models.loading import CONFIG_FILE, read_config
-from .config import DataConfig, TrainConfig, differences, from_dict, to_dict
+from .config import TrainConfig, check_length, differences, from_dict, in_steps, to_dict
 from .errors import RunError
+from .tasks import task_of
 
 TOKENIZER = "tokenizer"
 Say = Callable[[str], None]
@@ -30,27 +30,22 @@ class Run:
     """Everything a training loop needs of text and disk."""
 
     folder: Path
-    config: TrainConfig
+    stated: TrainConfig
+    """The configuration as it was asked for, and as the folder keeps it."""
     tokenizer: Tokenizer
-    train: TokenCorpus
-    validation: TokenCorpus
+    train: DataSplit
+    validation: DataSplit
 
     @property
-    def train_rows(self) -> CausalRows:
-        """The rows of training epochs."""
-        data = self.config.data
-        return CausalRows(self.train, data.length, data.packing, self.config.seed)
-
-    @property
-    def validation_rows(self) -> CausalEvaluationRows:
-        """Every validation token once."""
-        return CausalEvaluationRows(self.validation, self.config.data.length)
+    def config(self) -> TrainConfig:
+        """The configuration with everything counted in steps."""
+        return in_steps(self.stated, self.train.rows.rows_per_epoch)
 
 
 def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
-    """Reads the text, makes the tokenizer, and looks at the run folder.
+    """Reads the data, makes the tokenizer, and looks at the run folder.
 
-    All that can be wrong with text, tokenizer and folder is found here, before
+    All that can be wrong with data, tokenizer and folder is found here, before
     any training starts; nothing is written to the folder yet.
 
     Args:
@@ -59,34 +54,34 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
       say: told each thing done, in a line.
 
     Raises:
-      DataError: the text cannot be had, read or cut into rows.
+      DataError: the data cannot be had, read or cut into rows.
       RunError: the folder holds another run, or something that is not a run.
     """
-    tokenizer = None
-    if (folder / CONFIG_FILE).is_file():
+    existing = (folder / CONFIG_FILE).is_file()
+    data, tokenizer = config.data, None
+    if existing:
         old, tokenizer = open_run(folder)
-        config = _grow_vocabulary(config, tokenizer)
+        labels = getattr(old.model, "labels", ())
+        config = _fit_model(config, old.model, tokenizer, labels)
         _check_same_config(folder, old, config)
     else:
         _check_empty(folder)
-    train, validation = training_documents(config.data), validation_documents(config.data)
-    if tokenizer is None:
-        tokenizer = train_tokenizer(train, config.data.tokenizer)
-        config = _grow_vocabulary(config, tokenizer)
-    _check_frames(tokenizer)
+        begin = None
+        if config.init_from is not None:
+            source, tokenizer = open_run(config.init_from)
+            begin = source.model
+        labels = data.labels()
+        if tokenizer is None:
+            tokenizer = train_tokenizer(data.texts(), data.tokenizer)
+        config = _fit_model(config, begin, tokenizer, labels)
+    check_length(config)
     say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
-    corpora = [
-        build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
-        for documents in (train, validation)
-    ]
-    for name, corpus in zip(("training", "validation"), corpora, strict=True):
-        say(
-            f"{name} text: {corpus.num_documents:,} documents, {corpus.num_bytes:,} bytes, "
-            f"{corpus.total_pairs:,} tokens to predict"
-        )
-    run = Run(folder, config, tokenizer, *corpora)
-    _ = run.train_rows.rows_per_epoch  # a text shorter than a row is refused here
-    if (folder / CONFIG_FILE).is_file():
+    train = data.train_split(tokenizer, labels, config.seed)
+    say(f"training data: {train.facts}")
+    validation = data.validation_split(tokenizer, labels)
+    say(f"validation data: {validation.facts}")
+    run = Run(folder, config, tokenizer, train, validation)
+    if existing:
         _check_same_text(run)
     return run
 
@@ -103,39 +98,34 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     )
 
 
-def training_documents(data: DataConfig) -> Documents:
-    """What a run trains on: all of its source but what it validates on."""
-    fraction = data.validation_fraction if data.validation is None else 0.0
-    return load_documents(data.source, "train", validation_fraction=fraction)
+def _fit_model(
+    config: TrainConfig, begin: TransformerConfig | None, tokenizer: Tokenizer, labels: Any
+) -> TrainConfig:
+    """The model with the sizes it begins with, room for the vocabulary, and the head it needs.
 
+    Args:
+      config: the run's.
+      begin: the model whose parameters it begins with, if it is not new.
+      tokenizer: its vocabulary.
+      labels: names of the labels in its data.
 
-def validation_documents(data: DataConfig) -> Documents:
-    """What a run validates on."""
-    if data.validation is not None:
-        return whole_source(data.validation)
-    fraction = data.validation_fraction
-    return load_documents(data.source, "validation", validation_fraction=fraction)
-
-
-def whole_source(source: str) -> Documents:
-    """All of a local source; of a published one its validation split."""
-    split = "validation" if parse_source(source).kind == "tfds" else "train"
-    return load_documents(source, split, validation_fraction=0.0)
-
-
-def _grow_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> TrainConfig:
-    size = max(config.model.vocab_size, tokenizer.vocab_size)
-    model = dataclasses.replace(config.model, vocab_size=size)
-    return dataclasses.replace(config, model=model)
-
-
-def _check_frames(tokenizer: Tokenizer) -> None:
-    """Without its own ends a document's first token would go unpredicted, its bytes counted."""
-    if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
+    Raises:
+      RunError: such a model has no head for such data.
+    """
+    model = config.model
+    if config.init_from is not None and begin is not None:
+        model = dataclasses.replace(begin, dropout_rate=model.dropout_rate)
+    size = max(model.vocab_size, tokenizer.vocab_size)
+    heads = task_of(config.data).heads(config.data)
+    head = getattr(model, "head", None)
+    if head is None and None not in heads:
         raise RunError(
-            f"this {tokenizer.kind} tokenizer has no token that begins and one that ends a "
-            "document: train one (--data.tokenizer.kind), or name one of a causal language model"
+            f"{architecture_of(model)} has no head for {config.data.kind} data: begin with a "
+            "model that has, for example by the recipe bert-small"
         )
+    fields = {} if head is None else {"head": next(filter(None, heads)), "labels": labels}
+    model = dataclasses.replace(model, vocab_size=size, **fields)
+    return dataclasses.replace(config, model=model)
 
 
 def _check_empty(folder: Path) -> None:
@@ -155,7 +145,7 @@ def create_folder(run: Run) -> None:
         return
     if run.folder.is_dir():
         run.folder.rmdir()  # it is empty, or `prepare_run` had refused it
-    fields = to_dict(run.config)
+    fields = to_dict(run.stated)
     facts = {
         "flaxzoo": importlib.metadata.version("flaxzoo"),
         "model": fields.pop("model"),
@@ -185,10 +175,10 @@ def _check_same_text(run: Run) -> None:
     """Refuses to go on with another text."""
     if read_config(run.folder)["data_fingerprints"] == _fingerprints(run):
         return
-    source = run.config.data.source
-    comes_with_python = parse_source(source).kind == "builtin"
+    source = run.stated.data.source
+    comes_with_python = source.startswith("builtin:")
     remedy = "use the Python version it began with" if comes_with_python else "restore it"
     raise RunError(
-        f"the text of {source} is no longer what {run.folder} was made for: {remedy}, "
+        f"the data of {source} is no longer what {run.folder} was made for: {remedy}, "
         "or give another --workdir"
     )

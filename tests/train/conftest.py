@@ -6,7 +6,7 @@ import pytest
 
 def _train_config(**fields: Any) -> Any:
     from flaxzoo import models, train
-    from flaxzoo.data import TokenizerConfig
+    from flaxzoo.data import CausalData, TokenizerConfig
 
     return train.TrainConfig(
         **{
@@ -18,7 +18,7 @@ def _train_config(**fields: Any) -> Any:
                 num_heads=4,
                 dropout_rate=0.1,
             ),
-            "data": train.DataConfig(
+            "data": CausalData(
                 source="builtin:python-docs",
                 length=16,
                 tokenizer=TokenizerConfig(vocab_size=48),

@@ -149,7 +149,7 @@ def test_evaluate_scores_an_unseen_file(run, tmp_path, flaxzoo):
     assert numbers["tokens"] == 27  # and the token that closes the document
     bits = numbers["loss"] * 27 / math.log(2)
     assert numbers["bits_per_byte"] == pytest.approx(bits / 28)
-    assert messages == "1 of 28 tokens are unknown to the tokenizer\n"
+    assert "; 1 of 28 tokens are unknown to the tokenizer\n" in messages
 
 
 def test_evaluate_in_a_process_of_its_own(run, flaxzoo):
@@ -223,7 +223,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ("train quickstart --optimizer.peak-lerning-rate 1", "--optimizer.peak-learning-rate"),
         ("train quickstart --stepz 3", "--steps"),
         ("train quickstart --steps many", "--steps"),
-        ("train quickstart --steps 0", "steps 0 must be at least 1"),
+        ("train quickstart --steps 0", "give one of them above 0"),
         ("train quickstart --data.length 999", "data.length 999 exceeds"),
         ("train quickstart --model.num-heads 7", "is not divisible by num_heads 7: choose"),
         ("evaluate", "run"),

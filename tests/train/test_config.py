@@ -2,7 +2,7 @@ import dataclasses
 import json
 
 import pytest
-from flaxzoo import models, train
+from flaxzoo import data, models, train
 from flaxzoo.data import TokenizerConfig
 from flaxzoo.train.config import OPERATIONAL_FIELDS, differences, flatten, from_dict, to_dict
 from flaxzoo.train.recipes import RECIPES
@@ -19,7 +19,7 @@ def test_round_trip_of_values_that_are_no_defaults(train_config):
         execution=models.Execution(dtype="bfloat16", layers="unroll", remat="full"),
         mesh=train.MeshConfig(data=2, fsdp=4),
         parallel="pmap",
-        data=train.DataConfig(
+        data=data.CausalData(
             source="text:a.txt",
             validation="text:b.txt",
             length=8,
@@ -84,7 +84,7 @@ def test_operational_fields_are_no_difference(train_config):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"steps": 0}, "steps 0 must be at least 1"),
+        ({"steps": 0}, "steps 0 and epochs 0.0: give one of them above 0"),
         ({"batch_size": -1}, "batch_size -1 must be at least 1"),
         ({"keep_last": 0}, "keep_last 0 must be at least 1"),
         (

@@ -16,9 +16,9 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from flaxzoo import models, train
+from flaxzoo import data, models, train
 from flaxzoo.data.tokenizer_training import TokenizerConfig
-from flaxzoo.train import loop, parallel, run
+from flaxzoo.train import loop, parallel
 
 WORDS = "the cat sat on a mat and then it saw some dog run away from her big red house".split()
 STEPS = 12
@@ -35,7 +35,7 @@ def config(tmp_path_factory):
         model=models.GPTConfig(
             vocab_size=1, max_length=16, num_layers=2, d_model=16, num_heads=2, dropout_rate=0.2
         ),
-        data=train.DataConfig(
+        data=data.CausalData(
             source=f"text:{file}#block",
             validation_fraction=0.1,
             length=16,
@@ -185,7 +185,7 @@ def test_evaluation_is_what_a_plain_loop_computes(config, tmp_path):
     result = go(config, tmp_path / "run")
     assert result.validation is not None
     model, params = models.load(tmp_path / "run")
-    rows = result.run.validation_rows
+    rows = result.run.validation.rows
     total, tokens = 0.0, 0
     apply = jax.jit(lambda ids: model.apply({"params": params}, input_ids=ids).logits)
     for index in range(rows.rows_per_epoch):
@@ -199,7 +199,7 @@ def test_evaluation_is_what_a_plain_loop_computes(config, tmp_path):
             total -= scores[np.arange(len(here)), row["labels"][here]].sum()
             tokens += len(here)
     # Each document: its characters, and the token that closes it.
-    texts = run.validation_documents(config.data)
+    texts = config.data.validation_documents()
     assert tokens == sum(len(text) + 1 for text in texts)
     num_bytes = sum(len(text.encode()) for text in texts)
     expected = {
@@ -218,7 +218,7 @@ def test_keeps_the_newest_and_the_best(config, tmp_path, monkeypatch):
     measured = loop.evaluate
 
     def evaluate(*arguments, **options):
-        return {**measured(*arguments, **options), "loss": float(next(losses))}
+        return dataclasses.replace(measured(*arguments, **options), loss=float(next(losses)))
 
     monkeypatch.setattr(loop, "evaluate", evaluate)
     config = dataclasses.replace(config, evaluate_every=1, checkpoint_every=1)

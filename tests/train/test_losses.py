@@ -1,4 +1,4 @@
-"""The chunked cross-entropy against worked constants, optax, and the memory it promises."""
+"""Losses against worked constants, optax, torch, and the memory they promise."""
 
 import math
 import re
@@ -103,6 +103,112 @@ def test_bfloat16_keeps_a_float32_loss_and_the_inputs_types():
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     for a, b in zip(gradients, expected_gradients, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-2, atol=2e-2 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_a_bias_and_its_gradient(length):
+    hidden, kernel, labels, weights = problem(T=length)
+    bias = jax.random.normal(jax.random.key(1), (50,))
+
+    def ours(hidden, kernel, bias):
+        return cross_entropy(Projection(hidden, kernel, bias), labels, weights).loss
+
+    def plain(hidden, kernel, bias):
+        logits = Projection(hidden, kernel).logits() + bias
+        return jnp.sum(weights * optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+    loss, gradients = jax.jit(jax.value_and_grad(ours, (0, 1, 2)))(hidden, kernel, bias)
+    expected, wanted = jax.jit(jax.value_and_grad(plain, (0, 1, 2)))(hidden, kernel, bias)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    for a, b in zip(gradients, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_what_was_right_is_counted_and_has_no_gradient(length):
+    hidden, kernel, labels, weights = problem(T=length)
+    best = jnp.argmax(jnp.einsum("BTD,VD->BTV", hidden, kernel), axis=-1)
+    labels = jnp.where(jnp.arange(length) % 3 == 0, best, labels)
+    expected = jnp.sum(weights * (labels == best))
+    assert 0 < expected < weights.sum()
+    count = jax.jit(lambda h: cross_entropy(Projection(h, kernel), labels, weights).correct)
+    np.testing.assert_allclose(count(hidden), expected, rtol=1e-6)
+    assert (jax.grad(count)(hidden) == 0).all()
+
+
+@pytest.mark.parametrize("bad", [50, -1])
+def test_a_label_outside_the_vocabulary_gives_nan(bad):
+    hidden, kernel, labels, weights = problem(T=5)
+    assert np.isnan(ours(hidden, kernel, labels.at[1, 0].set(bad), weights))
+    assert np.isfinite(ours(hidden, kernel, labels.at[1, 2].set(bad), weights))  # has no weight
+
+
+SHAPES = [(7, 3), (4, 6, 5)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_softmax_cross_entropy_is_torchs(shape):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=shape).astype(np.float32)
+    labels = rng.integers(0, shape[-1], shape[:-1])
+    weights = rng.integers(0, 2, shape[:-1]).astype(np.float32)
+    labels[weights == 0] = -100
+    theirs = torch.from_numpy(logits).requires_grad_()
+    expected = torch.nn.functional.cross_entropy(
+        theirs.flatten(0, -2), torch.from_numpy(labels).flatten(), reduction="sum"
+    )
+    expected.backward()
+
+    def loss(logits):
+        sums = losses.softmax_cross_entropy(logits, jnp.asarray(labels), jnp.asarray(weights))
+        return sums.loss, sums.correct
+
+    (value, correct), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(logits))
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-6)
+    np.testing.assert_allclose(gradient, theirs.grad, rtol=1e-5, atol=1e-6)
+    assert correct == (weights * (logits.argmax(-1) == labels)).sum() > 0
+
+
+def test_sigmoid_cross_entropy_is_torchs():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    logits = np.concatenate([rng.normal(size=(5, 4)), [[200.0, -200.0, 0.0, 3.0]]])
+    logits = logits.astype(np.float32)
+    labels = rng.integers(0, 2, logits.shape).astype(np.float32)
+    weights = np.array([1, 0, 1, 1, 0, 1], np.float32)
+    theirs = torch.from_numpy(logits).requires_grad_()
+    each = torch.nn.functional.binary_cross_entropy_with_logits(
+        theirs, torch.from_numpy(labels), reduction="none"
+    )
+    expected = (each.mean(1) * torch.from_numpy(weights)).sum()
+    expected.backward()
+    value, gradient = jax.value_and_grad(losses.sigmoid_cross_entropy)(
+        jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(weights)
+    )
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-6)
+    np.testing.assert_allclose(gradient, theirs.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_squared_error_is_torchs():
+    torch = pytest.importorskip("torch")
+    predictions, labels = np.random.default_rng(0).normal(size=(2, 6)).astype(np.float32)
+    weights = np.array([1, 0, 1, 1, 0, 1], np.float32)
+    kept = torch.from_numpy(weights > 0)
+    expected = torch.nn.functional.mse_loss(
+        torch.from_numpy(predictions)[kept], torch.from_numpy(labels)[kept], reduction="sum"
+    )
+    value = losses.squared_error(*map(jnp.asarray, (predictions, labels, weights)))
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-6)
+    unlabelled = jnp.where(weights > 0, labels, jnp.nan)
+    assert losses.squared_error(jnp.asarray(predictions), unlabelled, jnp.asarray(weights)) == value
+
+
+@pytest.mark.parametrize("loss", [losses.softmax_cross_entropy, losses.sigmoid_cross_entropy])
+def test_losses_of_bfloat16_are_float32(loss):
+    logits = jnp.ones((2, 3), jnp.bfloat16)
+    labels = jnp.ones(2, int) if loss is losses.softmax_cross_entropy else jnp.ones((2, 3))
+    assert {x.dtype for x in jax.tree.leaves(loss(logits, labels, jnp.ones(2)))} == {jnp.float32}
 
 
 def largest_array(loss):

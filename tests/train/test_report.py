@@ -22,9 +22,9 @@ def test_facts_numbers_and_sample(run):
     write_report(run, {"devices": "1 × cpu"}, VALIDATION, "日 said\n  the cat")
     text = (run / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# my run\n\n| | |\n| --- | --- |\n| devices | 1 × cpu |\n")
-    assert "| validation loss | 1.2346 nats per token |\n" in text
-    assert "| validation perplexity | 3.44 |\n" in text
-    assert "| bits per byte | 1.7811 |\n" in text
+    assert "| validation loss | 1.2346 |\n" in text
+    assert "| validation perplexity | 3.4369 |\n" in text
+    assert "| validation bits_per_byte | 1.7811 |\n" in text
     assert "| validation tokens | 12,345 |\n" in text
     assert "![loss](loss.png)" in text
     assert text.endswith("## A sample\n\n```text\n日 said\n  the cat\n```\n")

@@ -2,18 +2,21 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flaxzoo.data import CausalData
 from flaxzoo.train import CAUSAL, MeshConfig, Objective, init_state, make_train_step
 from flaxzoo.train import parallel as parallel_module
 from flaxzoo.train import sharding as sharding_module
-from flaxzoo.train.evaluation import evaluate, unigram_entropy
+from flaxzoo.train.evaluation import Evaluation, evaluate, unigram_entropy
 from flaxzoo.train.parallel import make_program
 from flaxzoo.train.step import divide, micro_batches, weigh
+from flaxzoo.train.tasks import score
 
 WAYS = {
     "data 8": {"mesh": MeshConfig(data=8)},
@@ -47,8 +50,8 @@ def run(config, batches):
     for batch in batches:
         state, m = program.step(state, batch)
         metrics.append({name: float(x) for name, x in m.items()})
-    score = evaluate(program.evaluate, state, batches, CAUSAL, num_bytes=1000)
-    return Run(program, metrics, state, jax.device_get(program.to_global(state)), score)
+    evaluation = evaluate(program.evaluate, state, batches, CAUSAL, 16 * len(batches))
+    return Run(program, metrics, state, jax.device_get(program.to_global(state)), evaluation.means)
 
 
 @pytest.fixture(scope="module")
@@ -99,19 +102,19 @@ def test_the_batches_would_show_an_average_of_averages(one_device, train_config,
     """The classic bug is far outside the tolerance of the tests above."""
     program, batch = one_device.program, batches[0]
     state = program.init()
-    sums, counts = program.evaluate(state, batch)
+    sums, counts, _ = program.evaluate(state, batch)
     right = float(sums["next_token"] / counts["next_token"])
     means = []
     for part in range(2):
         half = {k: np.tile(v[part * 8 : part * 8 + 8], (2, 1)) for k, v in batch.items()}
-        sums, counts = program.evaluate(state, half)
+        sums, counts, _ = program.evaluate(state, half)
         means.append(float(sums["next_token"] / counts["next_token"]))
     assert abs(np.mean(means) / right - 1) > 1e-4
 
 
 def test_dropout_is_on_and_differs_from_step_to_step(one_device, batches):
     program = one_device.program
-    sums, counts = program.evaluate(program.init(), batches[0])
+    sums, counts, _ = program.evaluate(program.init(), batches[0])
     without = float(sums["next_token"] / counts["next_token"])
     assert abs(one_device.metrics[0]["loss"] - without) > 1e-4
 
@@ -169,8 +172,8 @@ def test_the_global_state_is_what_shapes_promise_and_can_be_taken_back(way, runs
         made.program.shapes,
     )
     again = made.program.from_global(state)
-    sums, _ = made.program.evaluate(again, batches[0])
-    expected, _ = made.program.evaluate(made.native, batches[0])
+    sums, *_ = made.program.evaluate(again, batches[0])
+    expected, *_ = made.program.evaluate(made.native, batches[0])
     assert float(sums["next_token"]) == float(expected["next_token"])
 
 
@@ -237,11 +240,20 @@ def test_parts_of_the_step():
 
 
 def test_evaluation_by_hand():
-    sums_and_counts = [({"next_token": 6.0}, {"next_token": 4.0})] * 2
-    batches = iter([{}, {}])
-    answers = iter(sums_and_counts)
-    score = evaluate(lambda state, batch: next(answers), None, batches, CAUSAL, num_bytes=16)
-    assert score == pytest.approx(
+    sums, counts = {"next_token": 6.0, "measure": 2.0}, {"next_token": 4.0, "measure": 1.0}
+    answers = iter((sums, counts, {"rows": np.array(rows)}) for rows in ([[1], [2]], [[3], [0]]))
+    evaluation = evaluate(lambda state, batch: next(answers), None, iter([{}, {}]), CAUSAL, 3)
+    assert evaluation.loss == 1.5
+    assert evaluation.means == {"next_token": 1.5, "measure": 2.0}
+    assert evaluation.counts == {"next_token": 8.0, "measure": 2.0}
+    # The last row only filled its batch.
+    assert evaluation.predictions["rows"].tolist() == [[1], [2], [3]]
+
+
+def test_scores_of_a_text_by_hand():
+    evaluation = Evaluation(1.5, {"next_token": 1.5}, {"next_token": 8.0}, {})
+    split = SimpleNamespace(content=SimpleNamespace(num_bytes=16))
+    assert score(CausalData, evaluation, split) == pytest.approx(  # type: ignore[arg-type]
         {
             "loss": 1.5,
             "perplexity": np.exp(1.5),

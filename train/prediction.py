@@ -1,0 +1,49 @@
+"""What a fine-tuned model says of inputs that have no labels yet."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data.pipeline import evaluation_batches
+from ..models.loading import load
+from .run import Say, open_run
+from .tasks import task_of
+
+
+def predict(
+    folder: str | Path, path: str, *, step: int | None = None, say: Say = print
+) -> list[Any]:
+    """Predicts for each example of a file.
+
+    Args:
+      folder: the run folder of a model with a classification, tagging, span or choice head.
+      path: the file, in the form that this kind of data reads; "-" is standard input.
+      step: which checkpoint; by default the newest.
+      say: told what is in the file, in a line.
+
+    Returns:
+      One JSON-ready prediction for each example, in the order of the file.
+
+    Raises:
+      FileNotFoundError: it is not a run folder, or has no such checkpoint.
+      DataError: the file cannot be read, or the run has nothing of this kind to predict.
+    """
+    config, tokenizer = open_run(folder)
+    labels = getattr(config.model, "labels", ())
+    split = config.data.input_split(path, tokenizer, labels)
+    say(f"input: {split.facts}")
+    model, params = load(folder, step=step)
+    objective = task_of(config.data).objective(config.data)
+
+    @jax.jit
+    def predictions(params: Any, batch: Any) -> Any:
+        return objective.predictions(model.apply({"params": params}, **objective.inputs(batch)))
+
+    number = split.rows.rows_per_epoch
+    batches = evaluation_batches(split.rows, batch_size=min(config.batch_size, number))
+    parts = [predictions(params, batch) for batch in batches]
+    kept = {name: np.concatenate([part[name] for part in parts])[:number] for name in parts[0]}
+    rows: Any = split.rows
+    return rows.decode(kept)

@@ -1,0 +1,155 @@
+"""What tells one kind of training from another: one row of a table for each kind of data.
+
+Everything else (run folders, the loop, checkpoints, evaluation, prediction) is shared.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..data.config import DataConfig, DataSplit
+from . import objectives
+from .evaluation import Evaluation, unigram_entropy
+from .objectives import Objective
+from .scores import (
+    answer_scores,
+    classification_scores,
+    entity_scores,
+    regression_scores,
+)
+
+Scores = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What training needs to know of one kind of data."""
+
+    objective: Callable[[Any], Objective]
+    """What is learned, given the data's configuration."""
+    heads: Callable[[Any], tuple[str | None, ...]]
+    """The heads (`config.head`) that can learn it; None: a model that has no choice of heads."""
+    scores: Callable[[Evaluation, DataSplit, Any], Scores]
+    """What an evaluation reports beside the loss, given the data's configuration."""
+    headline: tuple[str, ...]
+    """The scores that a line of progress shows."""
+    baseline: Callable[[DataSplit], tuple[str, str]] | None = None
+    """What a model that has learned nothing would reach on the training split: name, value."""
+
+
+def task_of(data: DataConfig) -> Task:
+    """The row of the table that `data` belongs to."""
+    return TASKS[data.kind]
+
+
+def score(data: DataConfig, evaluation: Evaluation, split: DataSplit) -> Scores:
+    """`loss`, and the scores of this kind of data, as plain numbers."""
+    return {"loss": evaluation.loss, **task_of(data).scores(evaluation, split, data)}
+
+
+def _causal_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
+    tokens = int(evaluation.counts["next_token"])
+    return {
+        "perplexity": _perplexity(evaluation.loss),
+        "bits_per_byte": evaluation.loss * tokens / (math.log(2) * split.content.num_bytes),
+        "tokens": tokens,
+    }
+
+
+def _perplexity(nats: float) -> float:
+    return math.exp(min(nats, 700.0))
+
+
+def _pretraining_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
+    means, counts = evaluation.means, evaluation.counts
+    counted = {"tokens": int(counts["masked_token"])}
+    if data.next_sentence:
+        counted["pairs"] = int(counts["next_sentence"])
+    return {**means, "perplexity": _perplexity(means["masked_token"]), **counted}
+
+
+def _classification_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
+    rows: Any = split.rows
+    gold, predicted = rows.gold(), rows.decode(evaluation.predictions)
+    if data.target == "score":
+        return regression_scores(gold, [p["score"] for p in predicted])
+    names = rows.labels
+    if data.target == "several":
+        ids: Any = [[name in p["labels"] for name in names] for p in predicted]
+    else:
+        ids = [names.index(p["label"]) for p in predicted]
+    return classification_scores(gold, ids, names)
+
+
+def _tag_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
+    rows: Any = split.rows
+    predicted = [p["tags"] for p in rows.decode(evaluation.predictions)]
+    return entity_scores(rows.gold(), predicted)
+
+
+def _span_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
+    rows: Any = split.rows
+    predicted = {p["id"]: p["answer"] for p in rows.decode(evaluation.predictions)}
+    gold = {g["id"]: g["answers"] for g in rows.gold()}
+    return answer_scores(gold, predicted)
+
+
+def _choice_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
+    return {
+        "accuracy": evaluation.means["accuracy"],
+        "questions": int(evaluation.counts["accuracy"]),
+    }
+
+
+def _entropy(split: DataSplit) -> tuple[str, str]:
+    entropy = unigram_entropy(split.content.tokens)
+    return "unigram entropy of the training text", f"{entropy:.4f} nats/token"
+
+
+_CLASSIFICATION_OBJECTIVES = {
+    "one": objectives.CLASSIFICATION,
+    "several": objectives.MULTI_LABEL,
+    "score": objectives.REGRESSION,
+}
+
+TASKS: dict[str, Task] = {
+    "causal": Task(
+        objective=lambda data: objectives.CAUSAL,
+        heads=lambda data: (None, "causal_lm"),
+        scores=_causal_scores,
+        headline=("perplexity", "bits_per_byte"),
+        baseline=_entropy,
+    ),
+    "pretraining": Task(
+        objective=lambda data: objectives.PRETRAINING if data.next_sentence else objectives.MASKED,
+        heads=lambda data: ("pretraining" if data.next_sentence else "masked_lm",),
+        scores=_pretraining_scores,
+        headline=("masked_token", "masked_accuracy", "next_sentence_accuracy"),
+        baseline=_entropy,
+    ),
+    "classify": Task(
+        objective=lambda data: _CLASSIFICATION_OBJECTIVES[data.target],
+        heads=lambda data: ("sequence",),
+        scores=_classification_scores,
+        headline=("accuracy", "f1", "f1_macro", "matthews", "pearson"),
+    ),
+    "tag": Task(
+        objective=lambda data: objectives.TAGGING,
+        heads=lambda data: ("token",),
+        scores=_tag_scores,
+        headline=("f1", "token_accuracy"),
+    ),
+    "span": Task(
+        objective=lambda data: objectives.SPAN,
+        heads=lambda data: ("span",),
+        scores=_span_scores,
+        headline=("exact_match", "f1"),
+    ),
+    "choice": Task(
+        objective=lambda data: objectives.CLASSIFICATION,
+        heads=lambda data: ("choice",),
+        scores=_choice_scores,
+        headline=("accuracy",),
+    ),
+}
