@@ -187,4 +187,5 @@ def config_from_dict(fields: dict[str, Any]) -> TransformerConfig:
     if unknown:
         raise ValueError(f"{name} configuration has unknown fields {sorted(unknown)}")
     # JSON has no tuples.
-    return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
+    values: dict[str, Any] = {n: tuple(x) if isinstance(x, list) else x for n, x in fields.items()}
+    return cls(**values)

@@ -208,7 +208,9 @@ def test_squared_error_is_torchs():
 def test_losses_of_bfloat16_are_float32(loss):
     logits = jnp.ones((2, 3), jnp.bfloat16)
     labels = jnp.ones(2, int) if loss is losses.softmax_cross_entropy else jnp.ones((2, 3))
-    assert {x.dtype for x in jax.tree.leaves(loss(logits, labels, jnp.ones(2)))} == {jnp.float32}
+    assert {x.dtype for x in jax.tree.leaves(loss(logits, labels, jnp.ones(2)))} == {
+        jnp.dtype("float32")
+    }
 
 
 def largest_array(loss):
