@@ -19,6 +19,8 @@ from .labelled import LabelledSource, parse_labelled
 from .published_records import PublishedRecords, open_published
 from .tokenizer import Tokenizer
 
+# Settings whose outcome is in the examples or the tokenizer.
+_FOUND_AGAIN = ("source", "validation", "validation_fraction", "tokenizer", "num_workers")
 SHORTEST = 8
 """The fewest tokens of a row that leave room for two texts beside their marks."""
 
@@ -228,15 +230,9 @@ class LabelledData(DataConfig, Generic[E]):
         training: bool = False,
     ) -> DataSplit:
         rows = self.rows(loaded.examples, tokenizer, labels, training=training)
-        settings = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("source", "validation", "validation_fraction", "num_workers")
-        }
-        fingerprint = digest(
-            [repr(settings), tokenizer.fingerprint, repr(labels), repr(training)],
-            map(repr, loaded.examples),
-        )
+        settings = {name: value for name, value in vars(self).items() if name not in _FOUND_AGAIN}
+        decisive = (self.kind, settings, labels, training)
+        fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
         facts = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])
         return DataSplit(rows, list(loaded.examples), fingerprint, facts)
 

@@ -59,7 +59,8 @@ class PublishedRecords:
 
     def class_names(self, field: str) -> tuple[str, ...] | None:
         """The names of a field of classes (or of lists of classes), whose values are ids."""
-        feature = self.builder.info.features.get(field)
+        features = self.builder.info.features
+        feature = features[field] if field in features else None
         feature = getattr(feature, "feature", feature)
         return tuple(feature.names) if isinstance(feature, tfds.features.ClassLabel) else None
 
