@@ -2,7 +2,9 @@
 
 Byte-level BPE is GPT-2's (Radford 2019, section 2.2; splitting pattern and byte alphabet of
 openai/gpt-2 ``encoder.py``). WordPiece is BERT's (google-research/bert ``tokenization.py``)
-with the library's limit of 100 characters a word where the original has 200.
+as the library has it, which differs from the original in this: a word has at most 100
+characters, not 200; a final capital sigma becomes σ, not ς; the ideographs U+2B820 to U+2B91F
+are not parted; and it knows the marks and punctuation of Unicode 8, not of later versions.
 """
 
 import hashlib
