@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ..data.choices import ChoiceData
 from ..data.classification import ClassificationData
 from ..data.config import DataConfig
 from ..data.pretraining import PretrainingData
@@ -36,9 +37,7 @@ def bert_small() -> TrainConfig:
     """
     return TrainConfig(
         model=_small(dropout_rate=0.0),
-        data=PretrainingData(
-            source="builtin:python-docs", length=128, tokenizer=_SMALL_VOCABULARY
-        ),
+        data=PretrainingData(source="builtin:python-docs", length=128, tokenizer=_SMALL_VOCABULARY),
         optimizer=OptimizerConfig(
             peak_learning_rate=1e-3,
             schedule="linear",
@@ -199,6 +198,16 @@ def bert_span() -> TrainConfig:
     )
 
 
+def bert_choice() -> TrainConfig:
+    """Which of several endings fits a text.
+
+    Run: flaxzoo train bert-choice --init-from runs/bert-small --data.source jsonl:train.jsonl
+    """
+    return _fine_tuning(
+        ChoiceData(source="jsonl:train.jsonl", length=128, tokenizer=_SMALL_VOCABULARY), 3
+    )
+
+
 BERT_RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "bert-small": bert_small,
     "bert-base-128": bert_base_128,
@@ -210,4 +219,5 @@ BERT_RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "bert-classify": bert_classify,
     "bert-tag": bert_tag,
     "bert-span": bert_span,
+    "bert-choice": bert_choice,
 }

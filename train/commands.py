@@ -221,8 +221,8 @@ class EmbedArguments:
 
     run: Positional[Path]
     """The run folder."""
-    input: Path
-    """A file with a text on each line."""
+    input: str
+    """A file with a text on each line; - is standard input."""
     output: Path
     """The file to write: a float32 array [lines, width] in numpy's format (.npy)."""
     step: int | None = None
@@ -235,10 +235,10 @@ def embed_command(arguments: list[str]) -> None:
     if parsed.output.suffix != ".npy":
         raise ValueError(f"output {parsed.output} must end in .npy, the format it is written in")
     _enable_compilation_cache()
-    from ..data.sources import read_lines
+    from ..data.labelled import input_lines
     from .embedding import TextEmbedder
 
-    texts = read_lines(parsed.input)
+    texts = [line for _, _, line in input_lines(parsed.input)]
     vectors = TextEmbedder.of_run(parsed.run, step=parsed.step)(texts, _say)
     _write_array(parsed.output, vectors)
     _say(f"{parsed.output}: {vectors.shape[0]:,} vectors of {vectors.shape[1]}")

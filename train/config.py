@@ -6,6 +6,7 @@ import math
 from typing import Any, Literal
 
 from ..data.causal import CausalData
+from ..data.choices import ChoiceData
 from ..data.classification import ClassificationData
 from ..data.config import DataConfig
 from ..data.pretraining import PretrainingData
@@ -17,7 +18,14 @@ from .optimizer_config import OptimizerConfig
 
 DATA_KINDS: dict[str, type[DataConfig]] = {
     cls.kind: cls
-    for cls in (CausalData, PretrainingData, ClassificationData, TaggingData, SpanData)
+    for cls in (
+        CausalData,
+        PretrainingData,
+        ClassificationData,
+        TaggingData,
+        SpanData,
+        ChoiceData,
+    )
 }
 """Every kind of data, by the name it has in config.json."""
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..data.pipeline import evaluation_batches
 from ..models.loading import load
-from .run import Say, open_run
+from .run import Say, label_names, open_run
 from .tasks import task_of
 
 
@@ -31,7 +31,7 @@ def predict(
       DataError: the file cannot be read, or the run has nothing of this kind to predict.
     """
     config, tokenizer = open_run(folder)
-    labels = getattr(config.model, "labels", ())
+    labels = label_names(config.model)
     split = config.data.input_split(path, tokenizer, labels)
     say(f"input: {split.facts}")
     model, params = load(folder, step=step)

@@ -9,7 +9,6 @@ import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..data.atomic import build_folder
 from ..data.config import DataSplit
@@ -58,23 +57,13 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
       RunError: the folder holds another run, or something that is not a run.
     """
     existing = (folder / CONFIG_FILE).is_file()
-    data, tokenizer = config.data, None
     if existing:
-        old, tokenizer = open_run(folder)
-        labels = getattr(old.model, "labels", ())
-        config = _fit_model(config, old.model, tokenizer, labels)
-        _check_same_config(folder, old, config)
+        config, tokenizer = _as_begun(config, folder)
     else:
         _check_empty(folder)
-        begin = None
-        if config.init_from is not None:
-            source, tokenizer = open_run(config.init_from)
-            begin = source.model
-        labels = data.labels()
-        if tokenizer is None:
-            tokenizer = train_tokenizer(data.texts(), data.tokenizer)
-        config = _fit_model(config, begin, tokenizer, labels)
+        config, tokenizer = _anew(config)
     check_length(config)
+    data, labels = config.data, label_names(config.model)
     say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     train = data.train_split(tokenizer, labels, config.seed)
     say(f"training data: {train.facts}")
@@ -82,8 +71,32 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
     say(f"validation data: {validation.facts}")
     run = Run(folder, config, tokenizer, train, validation)
     if existing:
-        _check_same_text(run)
+        _check_same_data(run)
     return run
+
+
+def _as_begun(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer]:
+    """The run that `folder` holds, if it is the one that `config` asks for."""
+    old, tokenizer = open_run(folder)
+    config = _fit_model(config, old.model, tokenizer, label_names(old.model))
+    changed = differences(old, config)
+    if changed:
+        listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
+        raise RunError(
+            f"{folder} holds a run with another configuration ({listed}): "
+            "give the same, or another --workdir"
+        )
+    return config, tokenizer
+
+
+def _anew(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
+    """A new run, with a vocabulary of its own or that of the run it begins with."""
+    labels = config.data.labels()
+    if config.init_from is None:
+        tokenizer = train_tokenizer(config.data.texts(), config.data.tokenizer)
+        return _fit_model(config, None, tokenizer, labels), tokenizer
+    source, tokenizer = open_run(config.init_from)
+    return _fit_model(config, source.model, tokenizer, labels), tokenizer
 
 
 def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
@@ -98,8 +111,16 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     )
 
 
+def label_names(model: TransformerConfig) -> tuple[str, ...]:
+    """The names of a model's labels; none for one that has no choice of heads."""
+    return getattr(model, "labels", ())
+
+
 def _fit_model(
-    config: TrainConfig, begin: TransformerConfig | None, tokenizer: Tokenizer, labels: Any
+    config: TrainConfig,
+    begin: TransformerConfig | None,
+    tokenizer: Tokenizer,
+    labels: tuple[str, ...],
 ) -> TrainConfig:
     """The model with the sizes it begins with, room for the vocabulary, and the head it needs.
 
@@ -160,19 +181,8 @@ def create_folder(run: Run) -> None:
     build_folder(run.folder, fill)
 
 
-def _check_same_config(folder: Path, old: TrainConfig, new: TrainConfig) -> None:
-    """Refuses to go on with another configuration."""
-    changed = differences(old, new)
-    if changed:
-        listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
-        raise RunError(
-            f"{folder} holds a run with another configuration ({listed}): "
-            "give the same, or another --workdir"
-        )
-
-
-def _check_same_text(run: Run) -> None:
-    """Refuses to go on with another text."""
+def _check_same_data(run: Run) -> None:
+    """Refuses to go on with other data."""
     if read_config(run.folder)["data_fingerprints"] == _fingerprints(run):
         return
     source = run.stated.data.source

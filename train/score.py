@@ -8,7 +8,7 @@ import jax
 from ..data.pipeline import evaluation_batches
 from ..models.loading import load, read_config
 from .evaluation import evaluate, make_evaluate_fn
-from .run import Say, open_run
+from .run import Say, label_names, open_run
 from .tasks import score, task_of
 
 
@@ -32,7 +32,7 @@ def score_run(
       DataError: the data cannot be had or read.
     """
     config, tokenizer = open_run(folder)
-    data, labels = config.data, getattr(config.model, "labels", ())
+    data, labels = config.data, label_names(config.model)
     model, params = load(folder, step=step)
     if source is None:
         split = data.validation_split(tokenizer, labels)
