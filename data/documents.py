@@ -61,14 +61,19 @@ class Documents(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         """Returns a document, or a list of them for a slice."""
         if isinstance(index, slice):
-            return self._read(range(len(self))[index])
-        return self._read([range(len(self))[index]])[0]
+            return self.read(range(len(self))[index])
+        return self.read([range(len(self))[index]])[0]
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _READ_AT_ONCE):
-            yield from self._read(range(len(self))[start : start + _READ_AT_ONCE])
+            yield from self.read(range(len(self))[start : start + _READ_AT_ONCE])
 
-    def _read(self, places: Sequence[int]) -> list[str]:
+    def read(self, places: Sequence[int]) -> list[str]:
+        """Reads several documents at once.
+
+        Args:
+            places: Of the documents, each in ``[0, len(self))``.
+        """
         if not len(places):
             return []
         if self.indices is not None:
@@ -91,13 +96,15 @@ class JoinedRecords:
 
     def __getitems__(self, places: Sequence[int]) -> list[dict[str, bytes]]:
         """Reads records as TFDS's data sources do."""
-        ends = np.cumsum([len(part) for part in self.parts])
-        owners = np.searchsorted(ends, places, "right").tolist()
-        starts = (ends - [len(part) for part in self.parts]).tolist()
-        return [
-            {"text": self.parts[owner][place - starts[owner]].encode()}
-            for owner, place in zip(owners, places, strict=True)
-        ]
+        sizes = [len(part) for part in self.parts]
+        owners = np.searchsorted(np.cumsum(sizes), places, "right")
+        inside = np.asarray(places) - (np.cumsum(sizes) - sizes)[owners]
+        found: dict[int, str] = {}
+        for owner in np.unique(owners).tolist():  # each part is read at once
+            mine = np.flatnonzero(owners == owner)
+            texts = self.parts[owner].read(inside[mine].tolist())
+            found.update(zip(mine.tolist(), texts, strict=True))
+        return [{"text": found[i].encode()} for i in range(len(owners))]
 
     @classmethod
     def join(cls, parts: Sequence[Documents]) -> Documents:
