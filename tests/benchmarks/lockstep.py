@@ -1,0 +1,85 @@
+"""What the benchmarks beside it share: the command line, the warm-up and the clock.
+
+With --lockstep a benchmark warms up, prints {"ready": true}, then runs one step
+per line "go" on standard input, answering {"s": seconds}; "end" prints the
+final line. So a driver can have several implementations take turns on the same
+machine.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+
+def main(
+    description: str | None,
+    tokens: dict[str, int],
+    build: Callable[[argparse.Namespace], Callable[[], float]],
+) -> None:
+    """Runs one case and prints one JSON line.
+
+    Args:
+      description: of the command.
+      tokens: how many a step of each case takes or makes.
+      build: from the arguments to the step, which answers a number to look at.
+    """
+    arguments = _arguments(description, list(tokens))
+    # XLA sizes its thread pool by the processors it may use.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    run = build(arguments)
+    result = 0.0
+    for _ in range(arguments.warmup):
+        result = run()
+    times, cpu_times = [], []
+
+    def timed() -> None:
+        nonlocal result
+        start, cpu_start = time.perf_counter(), time.process_time()
+        result = run()
+        times.append(time.perf_counter() - start)
+        cpu_times.append(time.process_time() - cpu_start)
+
+    if arguments.lockstep:
+        print(json.dumps({"ready": True}), flush=True)
+        for line in sys.stdin:
+            if line.strip() != "go":
+                break
+            timed()
+            print(json.dumps({"s": times[-1]}), flush=True)
+    else:
+        for _ in range(arguments.steps):
+            timed()
+    median = statistics.median(times)
+    report = {
+        "peer": "flaxzoo",
+        "case": arguments.case,
+        "ms": round(median * 1e3, 2),
+        "ms_min": round(min(times) * 1e3, 2),
+        "tokens_s": round(tokens[arguments.case] / median, 1),
+        "cpu_s": round(statistics.median(cpu_times), 4),
+        "rss_mb": peak_memory_mb(),
+        "result": result,
+    }
+    print(json.dumps(report), flush=True)
+
+
+def _arguments(description: str | None, cases: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--case", choices=cases, required=True)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--lockstep", action="store_true")
+    return parser.parse_args()
+
+
+def peak_memory_mb() -> int:
+    """Peak resident set of this process."""
+    with open("/proc/self/status") as lines:
+        return round(next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) / 1024)
