@@ -206,15 +206,15 @@ def _read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Re
 
 
 def _read_columns(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:
-    with_header = not all(field.isdecimal() for field in fields)
-    columns: list[int] = []
+    with_header = not all(part.isdecimal() for field in fields for part in field.split("+"))
+    columns: list[int | list[int]] = []
     width = 0
     for file, number, line in lines:
         cells = line.split("\t")
         place = f"{file} line {number}"
         if not width:
             width = len(cells)
-            columns = [_column(field, cells, place) for field in fields]
+            columns = [_columns(field, cells, place) for field in fields]
             if with_header:
                 continue
         elif not line:
@@ -224,7 +224,16 @@ def _read_columns(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Re
                 f"{place} has {len(cells)} columns where the first line has {width}: "
                 "part the columns by one tab each, and put none inside a text"
             )
-        yield Record(place, tuple(cells[column] for column in columns))
+        yield Record(
+            place,
+            tuple([cells[c] for c in at] if isinstance(at, list) else cells[at] for at in columns),
+        )
+
+
+def _columns(field: str, first_line: list[str], place: str) -> int | list[int]:
+    """Where a field stands in a line; several places for ``3+4``."""
+    found = [_column(part, first_line, place) for part in field.split("+")]
+    return found if "+" in field else found[0]
 
 
 def _column(field: str, first_line: list[str], place: str) -> int:

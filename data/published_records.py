@@ -59,8 +59,7 @@ class PublishedRecords:
 
     def class_names(self, field: str) -> tuple[str, ...] | None:
         """The names of a field of classes (or of lists of classes), whose values are ids."""
-        features = self.builder.info.features
-        feature = features[field] if field in features else None
+        feature = dict(self.builder.info.features.items()).get(field)
         feature = getattr(feature, "feature", feature)
         return tuple(feature.names) if isinstance(feature, tfds.features.ClassLabel) else None
 

@@ -89,12 +89,12 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
 def span_labels(tags: Iterable[str]) -> tuple[str, ...]:
     """The labels that a model of these tags needs, ``O`` first, then by name.
 
-    Every type of span gets both ``B-`` and ``I-``.
+    Every type of span gets both ``B-`` and ``I-``, and what is outside of spans ``O``.
     """
     labels = set(tags)
-    labels |= {f"B-{tag[2:]}" for tag in labels if tag.startswith("I-")} | {
-        f"I-{tag[2:]}" for tag in labels if tag.startswith("B-")
-    }
+    types = {tag[2:] for tag in labels if tag.startswith(("B-", "I-"))}
+    if types:
+        labels |= {"O"} | {f"{mark}-{type}" for mark in "BI" for type in types}
     return tuple(sorted(labels, key=lambda tag: (tag != "O", tag)))
 
 
@@ -126,7 +126,7 @@ def _misplaced_in_bioes(sentences: Sequence[Sequence[str]]) -> Iterator[tuple[Pl
     for i, sentence in enumerate(sentences):
         following = [*sentence[1:], "O"]
         within = ""  # the type of the span that is not closed yet
-        for j, (tag, after) in enumerate(zip(sentence, following, strict=True)):
+        for j, (tag, after) in enumerate(zip(sentence, following, strict=False)):
             if (tag[2:] if tag[0] in "IEL" else "") != within:
                 yield (i, j), tag
             within = tag[2:] if tag[0] in "BI" else ""

@@ -30,15 +30,8 @@ def values(name):
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
-    pieces = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *"abcdefghijklmnopqrstuvwxyz0123456789.?",
-    ]
-    pieces += [f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"]
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
     path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
     path.write_text("\n".join(pieces) + "\n")
     return load_tokenizer(path)
@@ -80,6 +73,7 @@ def test_columns_by_name(tmp_path):
     (tmp_path / "a.tsv").write_text("id\tlabel\ttext\n7\t1\tx\n8\t\ty\n")
     assert values(f"tsv:{tmp_path}/a.tsv#label,text") == [("1", "x"), ("", "y")]
     assert values(f"tsv:{tmp_path}/a.tsv#3,id") == [("x", "7"), ("y", "8")]
+    assert values(f"tsv:{tmp_path}/a.tsv#id,text+2")[0] == ("7", ["x", "1"])
 
 
 @pytest.mark.parametrize(
@@ -233,7 +227,7 @@ def test_nothing_there(tmp_path, tokenizer, kind):
         if not (use == config.labels and kind is ChoiceData):
             with pytest.raises(DataError, match=rf"no {kind.noun} in '{form}:.*a': give a source"):
                 use()
-    with pytest.raises(DataError, match="nothing to predict in .*a: it is empty"):
+    with pytest.raises(DataError, match=r"nothing to predict in .*a: it is empty"):
         config.input_split(f"{tmp_path}/a", tokenizer, ())
 
 

@@ -1,0 +1,343 @@
+import itertools
+import json
+import pickle
+
+import numpy as np
+import pytest
+from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer
+from flaxzoo.data.spans import NO_ANSWER, SpanData, token_span
+from flaxzoo.data.windows import most_context, windows
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory):
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.?"
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(pieces) + "\n")
+    return load_tokenizer(path)
+
+
+def article(*paragraphs, title="t"):
+    return {"title": title, "paragraphs": list(paragraphs)}
+
+
+def paragraph(context, **questions):
+    """Each question: a list of (answer, start), or of (answer, start, unique)."""
+    qas = [
+        {
+            "id": id,
+            "question": f"what {id}?",
+            "answers": [
+                {"text": a[0], "answer_start": a[1], **({"unique": a[2]} if a[2:] else {})}
+                for a in answers
+            ],
+        }
+        for id, answers in questions.items()
+    ]
+    return {"context": context, "qas": qas}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """`config(articles, **fields)`: data of a SQuAD file of these."""
+
+    def make(*articles, **fields):
+        (tmp_path / "a.json").write_text(json.dumps({"data": articles}, indent=1))
+        fields = {"length": 24, "stride": 4, "validation_fraction": 0.0, **fields}
+        return SpanData(source=f"squad:{tmp_path}/a.json", tokenizer=TokenizerConfig(), **fields)
+
+    return make
+
+
+def train(config, tokenizer):
+    return config.train_split(tokenizer, config.labels(), 0)
+
+
+PASSAGE = "a b c d e f g h i j k l m n o"
+
+
+def test_windows_of_a_passage(config, tokenizer):
+    data = config(article(paragraph(PASSAGE, q=[("k l", 20), ("a", 0)])), max_question_length=2)
+    split = train(data, tokenizer)
+    assert split.facts == "1 questions, 1 windows of 24 tokens, 1 questions cut to 2 tokens"
+    row = split.rows.row(0, 0)
+    text = "[CLS] wh [SEP] a b c d e f g h i j k l m n o [SEP]"
+    assert tokenizer.decode(row["input_ids"][:20], False) == text
+    assert row["token_type_ids"].tolist() == [0] * 4 + [1] * 16 + [0] * 4
+    assert (row["start_positions"], row["end_positions"]) == (14, 15)
+    assert row["start_positions"].dtype == np.int32
+    assert row["start_positions"].shape == ()
+
+    split = train(config(article(paragraph(PASSAGE, q=[("k l", 20)])), length=16), tokenizer)
+    rows = [split.rows.row(0, i) for i in range(split.rows.rows_per_epoch)]
+    texts = [tokenizer.decode(row["input_ids"]).split(maxsplit=1)[1] for row in rows]
+    assert texts == ["q a b c d e f g", "q e f g h i j k", "q i j k l m n o"] or len(rows) == 3
+    answers = [(int(row["start_positions"]), int(row["end_positions"])) for row in rows]
+    assert [pair != (0, 0) for pair in answers] == ["k l" in text for text in texts]
+
+
+@given(st.integers(0, 80), st.integers(1, 20), st.integers(1, 30))
+def test_windows_hold_every_token(total, room, stride):
+    found = windows(total, room, stride)
+    covered = [token for start, end in found for token in range(start, end)]
+    assert set(covered) == set(range(total))
+    assert all(0 < end - start <= room for start, end in found) or total == 0
+    starts = [start for start, _ in found]
+    assert all(b - a == min(room, stride) for a, b in itertools.pairwise(starts))
+    assert [end for _, end in found].count(total) == 1
+
+
+@given(st.integers(1, 80), st.integers(1, 20), st.integers(1, 20))
+def test_most_context_is_the_original_rule(total, room, stride):
+    ranges = windows(total, room, stride)
+
+    def original(token):  # google-research/bert run_squad.py, _check_is_max_context
+        best, best_window = None, None
+        for number, (start, end) in enumerate(ranges):
+            if start <= token < end:
+                score = min(token - start, end - 1 - token) + 0.01 * (end - start)
+                if best is None or score > best:
+                    best, best_window = score, number
+        return best_window
+
+    assert most_context(np.array(ranges)).tolist() == [original(token) for token in range(total)]
+
+
+def logits_at(rows, positions, height=10.0):
+    """Logits of every row, 0 but at some (row, start, end)."""
+    shape = (rows.rows_per_epoch, len(rows.row(0, 0)["input_ids"]))
+    start, end = np.zeros(shape), np.zeros(shape)
+    for row, first, last in positions:
+        start[row, first] += height
+        end[row, last] += height
+    return {"start_logits": start, "end_logits": end}
+
+
+def test_decode(config, tokenizer):
+    passage = "The  Red (cat) sat."
+    split = train(config(article(paragraph(passage, q=[("Red (cat", 5)])), length=48), tokenizer)
+    row = split.rows.row(0, 0)
+    found = logits_at(split.rows, [(0, row["start_positions"], row["end_positions"])])
+    (decoded,) = split.rows.decode(found, n_best=3)
+    assert {k: decoded[k] for k in ("id", "answer", "start", "end", "score")} == {
+        "id": "q", "answer": "Red (cat", "start": 5, "end": 13, "score": 20.0,
+    }  # fmt: skip
+    assert len(decoded["n_best"]) == 3
+    assert decoded["n_best"][0] == {k: v for k, v in decoded.items() if k not in ("id", "n_best")}
+    assert sum(answer["probability"] for answer in decoded["n_best"]) == pytest.approx(1)
+    assert len({answer["answer"] for answer in decoded["n_best"]}) == 3
+    assert all(passage[a["start"] : a["end"]] == a["answer"] for a in decoded["n_best"])
+    json.dumps(decoded)
+
+
+def test_answers_are_not_longer_than_allowed(config, tokenizer):
+    data = config(article(paragraph(PASSAGE, q=[("a", 0)])), length=32, max_answer_length=3)
+    rows = train(data, tokenizer).rows
+    first = int(rows.row(0, 0)["start_positions"])
+    start = logits_at(rows, [(0, first, first + 3)])
+    (decoded,) = rows.decode(start)
+    assert all(len(answer["answer"].split()) <= 3 for answer in decoded["n_best"])
+    (decoded,) = rows.decode(logits_at(rows, [(0, first, first + 2)]))
+    assert decoded["answer"] == "a b c"
+    (decoded,) = rows.decode(logits_at(rows, [(0, 0, 0), (0, 1, 2)]))  # not of the question
+    assert decoded["answer"]
+    assert decoded["start"] is not None
+
+
+def test_no_answer(config, tokenizer):
+    passages = [paragraph(PASSAGE, q=[("k", 20)], r=[])]
+    data = config(article(*passages), length=16)
+    assert data.labels() == (NO_ANSWER,)
+    rows = train(data, tokenizer).rows
+    positions = [rows.row(0, i)["start_positions"] for i in range(rows.rows_per_epoch)]
+    half = rows.rows_per_epoch // 2
+    assert any(positions[:half])
+    assert not any(positions[half:])
+    everywhere = [(row, 0, 0) for row in range(rows.rows_per_epoch)]
+    first, second = rows.decode(logits_at(rows, everywhere[1:]))
+    assert first["start"] is not None  # one window is for an answer
+    assert (second["answer"], second["start"], second["score"]) == ("", None, 20.0)
+    assert rows.gold() == [{"id": "q", "answers": ["k"]}, {"id": "r", "answers": []}]
+    # A model that has not seen questions without an answer always gives one.
+    rows = data.whole_source(data.source, tokenizer, ()).rows
+    assert all(one["answer"] for one in rows.decode(logits_at(rows, everywhere)))
+
+
+def test_version_2_marks_what_is_impossible(config, tokenizer, tmp_path):
+    data = config(article(paragraph(PASSAGE, q=[("k", 20)], r=[("a", 0)])))
+    content = json.loads((tmp_path / "a.json").read_text())
+    content["data"][0]["paragraphs"][0]["qas"][1]["is_impossible"] = True
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    assert train(data, tokenizer).rows.gold()[1] == {"id": "r", "answers": []}
+
+
+def test_answers_without_a_sure_place(config, tokenizer):
+    passage = "red cat red"
+    asked = paragraph(
+        passage,
+        wrong=[("red", 1), ("dog", 4)],
+        unsure=[("red", 0, False)],
+        second=[("dog", 0), ("cat", 4)],
+        blank=[(" cat ", 3)],
+    )
+    data = config(article(asked), length=32)
+    split = train(data, tokenizer)
+    assert [example.id for example in split.content] == ["wrong", "unsure", "second", "blank"]
+    assert [gold["id"] for gold in split.rows.gold()] == ["second", "blank"]
+    positions = [split.rows.row(0, i) for i in range(2)]
+    for row in positions:
+        tokens = row["input_ids"][row["start_positions"] : row["end_positions"] + 1]
+        assert tokenizer.decode(tokens) == "cat"
+    assert len(split.rows.left_out) == 2
+    assert split.rows.left_out[0].endswith("a.json question wrong")
+    assert "2 questions have no answer whose place is sure" in split.facts
+    assert "3 answers are not where they should be" in split.facts
+    assert "a.json question wrong 'red'; " in split.facts
+    everything = data.whole_source(data.source, tokenizer, ())  # all are scored
+    assert [len(gold["answers"]) for gold in everything.rows.gold()] == [2, 1, 2, 1]
+    assert everything.rows.row(0, 1)["start_positions"] > 0  # for the loss: where it may be
+    with pytest.raises(DataError, match="no question has an answer whose place"):
+        train(config(article(paragraph(passage, unsure=[("red", 0, False)]))), tokenizer)
+
+
+def test_no_passage_is_in_both_splits(config, tokenizer):
+    articles = [
+        article(
+            paragraph(f"shared {i // 2}", **{f"s{i}": [("shared", 0)]}),
+            paragraph(f"own {i}", **{f"o{i}": [("own", 0)]}),
+            title=f"title {i}",
+        )
+        for i in range(30)
+    ]
+    data = config(*articles, validation_fraction=0.3)
+    parts = train(data, tokenizer).content, data.validation_split(tokenizer, ()).content
+    assert len(parts[0]) + len(parts[1]) == 60
+    passages = [{example.passage for example in part} for part in parts]
+    assert not passages[0] & passages[1]
+    owned = [{e.title for e in part if e.passage.startswith("own")} for part in parts]
+    assert not owned[0] & owned[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", 'a.json is not SQuAD: it must be a JSON object with a list "data"'),
+        ('{"data": 3}', "'data' must be a list"),
+        ('{"data": [{}]}', "a.json article 1 has no field 'paragraphs'"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "article 1 paragraph 1 has no field 'conte"),
+        ('{"data"', "a.json is not valid JSON"),
+        ('{"data": [{"paragraphs": [{"context": "", "qas": [{"question": "q"}]}]}]}', "without an"),
+    ],
+)
+def test_bad_files(config, tokenizer, tmp_path, content, message):
+    data = config()
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        train(data, tokenizer)
+
+
+def test_bad_questions(config, tokenizer):
+    twice = article(paragraph("a", q=[("a", 0)]), paragraph("b", q=[("b", 0)]))
+    with pytest.raises(DataError, match="question q has the id 'q', which .* has too"):
+        train(config(twice), tokenizer)
+    with pytest.raises(DataError, match="no question of .* has an answer"):
+        train(config(article(paragraph("a", q=[]))), tokenizer)
+    with pytest.raises(ValueError, match=r"data.stride 0 must be at least 1"):
+        config(stride=0)
+
+
+def test_input(config, tokenizer, tmp_path):
+    data = config(article(paragraph("red cat", q=[("cat", 4)])))
+    lines = [{"question": "what?", "context": "a b"}, {"id": "x", "question": "", "context": ""}]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    split = data.input_split(f"{tmp_path}/in.jsonl", tokenizer, ())
+    assert set(split.rows.row(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
+    decoded = split.rows.decode(logits_at(split.rows, []))
+    assert [one["id"] for one in decoded] == ["1", "x"]
+    assert decoded[1]["answer"] == ""  # of an empty passage
+    split = data.input_split(f"{tmp_path}/a.json", tokenizer, ())
+    assert [example.id for example in split.content] == ["q"]
+    assert "start_positions" not in split.rows.row(0, 0)
+    (tmp_path / "in.jsonl").write_text('{"question": "what?"}\n')
+    with pytest.raises(DataError, match="line 1 has no field 'context'"):
+        data.input_split(f"{tmp_path}/in.jsonl", tokenizer, ())
+
+
+@given(st.lists(st.integers(0, 3), min_size=1), st.data())
+def test_token_span(gaps, data):
+    """Tokens of one to four characters, some apart: a span is held by those that overlap it."""
+    offsets, place = [], 0
+    for gap in gaps:
+        start = place + gap // 2
+        place = start + 1 + gap
+        offsets.append((start, place))
+    start = data.draw(st.integers(0, place - 1))
+    end = data.draw(st.integers(start + 1, place))
+    overlapping = [
+        i
+        for i, (first, last) in enumerate(offsets)
+        if set(range(start, end)) & {*range(first, last)}
+    ]
+    found = token_span(offsets, start, end)
+    assert found == ((overlapping[0], overlapping[-1]) if overlapping else None)
+
+
+def test_real_files(datasets):
+    tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
+
+    def data(name):
+        return SpanData(
+            source=f"squad:{datasets}/qa/{name}",
+            tokenizer=TokenizerConfig(),
+            length=128,
+            stride=64,
+            validation_fraction=0.2,
+            max_answer_length=100,
+        )
+
+    squad = data("squad11.dev_a.json.gz")
+    everything = squad.whole_source(squad.source, tokenizer, ())
+    assert len(everything.content) == 4805
+    assert sum(len(gold["answers"]) for gold in everything.rows.gold()) == 16780
+    places = [a for e in everything.content for a in e.answers if a.sure and a.start is not None]
+    assert len(places) == 14810
+    split = train(squad, tokenizer)
+    validation = squad.validation_split(tokenizer, ())
+    assert len(split.content) + len(validation.content) == 4805
+    assert not {e.title for e in split.content} & {e.title for e in validation.content}
+    assert len(split.rows.left_out) == len(split.content) - len(split.rows.gold())
+    assert pickle.loads(pickle.dumps(split.rows)).rows_per_epoch == split.rows.rows_per_epoch
+    policies = data("policyqa.dev.json.gz")
+    everything = policies.whole_source(policies.source, tokenizer, ())
+    assert len(everything.content) == 3809
+    assert "not where they should be" not in everything.facts
+
+
+def test_answers_come_back_exactly(datasets):
+    """From characters to tokens and back, for every answer whose place is sure."""
+    tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
+    source = f"squad:{datasets}/qa/squad11.dev_a.json.gz"
+    config = SpanData(source=source, tokenizer=TokenizerConfig())
+    content = config.whole_source(source, tokenizer, ()).content
+    offsets = {}
+    exact = inside = 0
+    for example in content:
+        if example.passage not in offsets:
+            offsets[example.passage] = tokenizer.encode_with_offsets(example.passage, False)[1]
+        places = offsets[example.passage]
+        for answer in example.answers:
+            if answer.sure and answer.start is not None:
+                end = answer.start + len(answer.text)
+                span = token_span(places, answer.start, end)
+                first, last = places[span[0]][0], places[span[1]][1]
+                assert answer.text in example.passage[first:last]
+                begins = any(start == answer.start for start, _ in places)
+                ends = any(stop == end for _, stop in places)
+                assert ((first, last) == (answer.start, end)) == (begins and ends)
+                exact += (first, last) == (answer.start, end)
+                inside += 1
+    assert inside == 14810
+    assert exact > 14700
