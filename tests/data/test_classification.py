@@ -67,7 +67,7 @@ def test_order_of_labels(config, column, labels):
 
 def test_decode(config, tokenizer):
     rows = train(config("no\ta\nyes\tb\n"), tokenizer).rows
-    first, second = rows.decode({"logits": np.float32([[0.0, np.log(3)], [1000, -1000]])})
+    first, second = rows.decode({"logits": np.array([[0.0, np.log(3)], [1000, -1000]])})
     assert first["label"] == "yes"
     assert first["probabilities"] == pytest.approx({"no": 0.25, "yes": 0.75})
     assert second == {"label": "no", "probabilities": {"no": 1.0, "yes": 0.0}}
