@@ -91,10 +91,14 @@ class HuggingFaceTokenizer(Tokenizer):
             if id is not None
         }
         config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-        if self.kind == "wordpiece":
-            normalizer = json.loads(self._backend.to_str())["normalizer"] or {}
-            config["tokenizer_class"] = "BertTokenizer"
-            config["do_lower_case"] = normalizer.get("lowercase", False)
+        normalizer = json.loads(self._backend.to_str())["normalizer"] or {}
+        if self.kind == "wordpiece" and normalizer.get("type") == "BertNormalizer":
+            config |= {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": normalizer["lowercase"],
+                "strip_accents": normalizer["strip_accents"],
+                "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+            }
             pieces = [self._backend.id_to_token(id) or "" for id in range(self.vocab_size)]
             write_file(Path(folder) / "vocab.txt", "\n".join([*pieces, ""]).encode())
         write_file(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True).encode())
