@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .classification import frame_texts
 from .documents import Split
 from .errors import DataError
 from .examples import LabelledData, Loaded, output, softmax
-from .framing import Frame, FramedTokens
+from .framing import Frame, FramedTokens, frame_texts
 from .labelled import LabelledSource, Record, input_lines, parse_object, pick, read_fields
 from .published_records import PublishedRecords
 from .tokenizer import Tokenizer

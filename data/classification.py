@@ -14,7 +14,7 @@ import numpy as np
 from .documents import Split
 from .errors import DataError
 from .examples import LabelledData, Loaded, label_id, output, sigmoid, softmax
-from .framing import Frame, FramedTokens, cut_longest_first
+from .framing import Frame, FramedTokens, frame_texts
 from .labelled import LabelledSource, Record, input_lines, read_fields
 from .published_records import PublishedRecords
 from .tokenizer import Tokenizer
@@ -223,35 +223,6 @@ class ClassificationRows:
                 found = {"labels": [name for name, p in named.items() if p > 0.5]}
             decoded.append({**found, "probabilities": named})
         return decoded
-
-
-def frame_texts(
-    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, frame: Frame
-) -> tuple[FramedTokens, int]:
-    """Tokenises and frames single texts and pairs, cutting what is too long.
-
-    Args:
-        texts: One or two texts each.
-        tokenizer: Turns them to ids.
-        frame: The marks and the row's length.
-
-    Returns:
-        The framed texts, and how many were cut.
-    """
-    encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
-    pairs: list[tuple[list[int], list[int] | None]] = []
-    cut = 0
-    for pair in texts:
-        one, other = next(encoded), next(encoded) if len(pair) == 2 else None
-        if other is None:
-            kept: tuple[list[int], list[int] | None] = one[: frame.room(1)], None
-            cut += len(one) > frame.room(1)
-        else:
-            first, second = cut_longest_first(len(one), len(other), frame.room(2))
-            kept = one[:first], other[:second]
-            cut += first + second < len(one) + len(other)
-        pairs.append(kept)
-    return FramedTokens.of(frame, pairs), cut
 
 
 def label_values(

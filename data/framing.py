@@ -109,6 +109,35 @@ class FramedTokens:
         }
 
 
+def frame_texts(
+    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, frame: Frame
+) -> tuple[FramedTokens, int]:
+    """Tokenises and frames single texts and pairs, cutting what is too long.
+
+    Args:
+        texts: One or two texts each.
+        tokenizer: Turns them to ids.
+        frame: The marks and the row's length.
+
+    Returns:
+        The framed texts, and how many were cut.
+    """
+    encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
+    pairs: list[tuple[list[int], list[int] | None]] = []
+    cut = 0
+    for pair in texts:
+        one, other = next(encoded), next(encoded) if len(pair) == 2 else None
+        if other is None:
+            kept: tuple[list[int], list[int] | None] = one[: frame.room(1)], None
+            cut += len(one) > frame.room(1)
+        else:
+            first, second = cut_longest_first(len(one), len(other), frame.room(2))
+            kept = one[:first], other[:second]
+            cut += first + second < len(one) + len(other)
+        pairs.append(kept)
+    return FramedTokens.of(frame, pairs), cut
+
+
 def cut_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
     """Shortens two texts to fit: tokens go from the end of whichever is longer.
 

@@ -92,12 +92,20 @@ class SpanDecoding:
             start = np.where(speaks[first:last] == number, starts[row, place], -np.inf)
             end = np.pad(ends[row, place], (0, self.max_answer_length - 1), constant_values=-np.inf)
             scores = start[:, None] + sliding_window_view(end, self.max_answer_length)
-            best = np.argsort(-scores, axis=None, kind="stable")[: 4 * n_best]
-            for begin, more in zip(*np.unravel_index(best, scores.shape), strict=True):
+            for at in _largest(scores, 4 * n_best):
+                begin, more = divmod(at, self.max_answer_length)
                 score = float(scores[begin, more])
                 if score > -np.inf:
-                    found.append((score, first + int(begin), first + int(begin + more)))
+                    found.append((score, first + begin, first + begin + more))
         return sorted(found, key=lambda span: -span[0])
+
+
+def _largest(scores: np.ndarray, number: int) -> list[int]:
+    """The places of the largest scores, best first."""
+    flat = scores.ravel()
+    number = min(number, len(flat))
+    places = np.argpartition(-flat, number - 1)[:number]
+    return places[np.argsort(-flat[places], kind="stable")].tolist()
 
 
 def _as_text(

@@ -70,9 +70,9 @@ class SpanData(LabelledData[SpanExample]):
         _check_ids(examples)
         if examples and not any(example.answers for example in examples):
             raise DataError(f"no question of {source.name!r} has an answer: give a labelled source")
-        missing = list(missing_answers(examples))
-        notes = [_named("answers are not where they should be", missing)] if missing else []
-        return Loaded(examples, notes=tuple(notes))
+        wrong = [example for example in examples for _ in _misplaced(example)]
+        notes = (_counted("answers are not where they should be", wrong),) if wrong else ()
+        return Loaded(examples, notes=notes)
 
     def examples_to_predict(self, path: str) -> list[SpanExample]:
         """Reads SQuAD's JSON, or JSON lines ``{"question": …, "context": …}``."""
@@ -168,57 +168,47 @@ def span_rows(
         DataError: No question is left to train on.
     """
     frame = Frame.of(tokenizer, config.length)
-    longest = min(config.max_question_length, frame.room(2) // 2)
-    questions = tokenizer.encode_batch([example.question for example in examples])
     passages = {
         text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
         for text in dict.fromkeys(example.passage for example in examples)
     }
-    spans = [_tokens_of(example, passages[example.passage][1], training) for example in examples]
+    spans = [_answer_tokens(e, passages[e.passage][1], training) for e in examples]
     kept = [i for i, span in enumerate(spans) if span is not None or not training]
     if not kept:
         raise DataError("no question has an answer whose place in its passage is sure")
+    chosen = tuple(examples[i] for i in kept)
+    questions = tokenizer.encode_batch([example.question for example in chosen])
+    longest = min(config.max_question_length, frame.room(2) // 2)
     framed, positions, ranges, first_rows = [], [], [], [0]
-    for i in kept:
-        ids = passages[examples[i].passage][0]
-        question = questions[i][:longest]
-        for start, end in windows(len(ids), frame.room(2) - len(question), config.stride):
-            framed.append((question, ids[start:end]))
-            positions.append(_in_window(spans[i], start, end, len(question) + 2))
+    for i, question in zip(kept, questions, strict=True):
+        ids, asked = passages[examples[i].passage][0], question[:longest]
+        for start, end in windows(len(ids), frame.room(2) - len(asked), config.stride):
+            framed.append((asked, ids[start:end]))
+            positions.append(_in_window(spans[i], start, end, len(asked) + 2))
             ranges.append((start, end))
         first_rows.append(len(framed))
-    chosen = tuple(examples[i] for i in kept)
-    offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
     decoding = SpanDecoding(
         np.array(ranges, np.int32),
         np.array(first_rows, np.int64),
-        offsets,
+        {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()},
         config.max_answer_length,
         unanswerable,
     )
-    left_out = [examples[i].place for i, span in enumerate(spans) if span is None and training]
     notes = [f"{len(framed):,} windows of {config.length} tokens"]
-    if cut := sum(len(questions[i]) > longest for i in kept):
+    if cut := sum(len(question) > longest for question in questions):
         notes.append(f"{cut:,} questions cut to {longest} tokens")
-    if left_out:
-        notes.append(_named("questions have no answer whose place is sure", left_out))
+    unsure = [e for e, span in zip(examples, spans, strict=True) if span is None]
+    if training and unsure:
+        notes.append(_counted("questions have no answer whose place is sure", unsure))
     labelled = any(example.answers is not None for example in chosen)
     return SpanRows(
         FramedTokens.of(frame, framed),
         decoding,
         np.array(positions, np.int32) if labelled else None,
         chosen,
-        tuple(left_out),
+        tuple(_left_out(examples, unsure)) if training else (),
         tuple(notes),
     )
-
-
-def missing_answers(examples: Iterable[SpanExample]) -> Iterable[str]:
-    """Says which answers are not where their source says."""
-    for example in examples:
-        for answer in example.answers or ():
-            if answer.start is None:
-                yield f"{example.place} {answer.text!r}"
 
 
 def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
@@ -236,7 +226,7 @@ def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tupl
     return (held[0], held[-1]) if held else None
 
 
-def _tokens_of(
+def _answer_tokens(
     example: SpanExample, offsets: Sequence[tuple[int, int]], training: bool
 ) -> tuple[int, int] | None:
     """The tokens of the first answer to go by; (-1, -1) for no answer, None if not known."""
@@ -268,8 +258,21 @@ def _check_ids(examples: Sequence[SpanExample]) -> None:
         seen[example.id] = example.place
 
 
-def _named(problem: str, places: Sequence[str]) -> str:
-    """Counts what is not used, and names the first."""
-    more = ", …" if len(places) > _NAMED_IN_FACTS else ""
-    first = "; ".join(places[:_NAMED_IN_FACTS])
-    return f"{len(places):,} {problem} and are not trained on ({first}{more})"
+def _misplaced(example: SpanExample) -> list[str]:
+    """The answers that are not where their source says."""
+    return [answer.text for answer in example.answers or () if answer.start is None]
+
+
+def _left_out(examples: Iterable[SpanExample], unsure: Iterable[SpanExample]) -> Iterable[str]:
+    for example in examples:
+        for text in _misplaced(example):
+            yield f"{example.place}: the answer {text!r} is not where it should be"
+    for example in unsure:
+        yield f"{example.place}: no answer whose place is sure"
+
+
+def _counted(problem: str, examples: Sequence[SpanExample]) -> str:
+    """Counts the questions that have a problem, and names the first of them."""
+    ids = ", ".join(example.id for example in examples[:_NAMED_IN_FACTS])
+    more = ", …" if len(examples) > _NAMED_IN_FACTS else ""
+    return f"{len(examples):,} {problem}: not trained on ({ids}{more})"

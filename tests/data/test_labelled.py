@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer
+from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, published_records
 from flaxzoo.data.choices import ChoiceData
 from flaxzoo.data.classification import ClassificationData
 from flaxzoo.data.framing import Frame, FramedTokens, cut_longest_first
@@ -347,6 +347,29 @@ def test_published_answers(published, tokenizer):
     assert config.labels() == ("no answer",)
     split = config.train_split(tokenizer, config.labels(), 0)
     assert split.rows.gold() == [{"id": "a", "answers": ["red"]}, {"id": "b", "answers": []}]
+
+
+KINDS = (ClassificationData, TaggingData, SpanData, ChoiceData)
+KNOWN = [(kind, name) for kind in KINDS for name in kind.published_fields] + [
+    (ClassificationData, "imdb_reviews"),
+    (TaggingData, "conll2003"),
+    (TaggingData, "wikiann/en"),
+    (SpanData, "squad/v1.1"),
+    (SpanData, "squad/v2.0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), KNOWN)
+def test_well_known_data_sets_have_the_fields(monkeypatch, tmp_path, kind, name):
+    """What TFDS itself says of them; nothing is downloaded."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(published_records, "_download", lambda builder, source: None)
+    source = parse_labelled(f"tfds:{name}", kind.forms)
+    records = published_records.open_published(source, kind.published_fields)
+    features = records.builder.info.features
+    assert all(part in features for field in records.source.fields for part in field.split("+"))
+    names = records.class_names(records.source.fields[0])
+    assert (name == "glue/sst2") == (names == ("negative", "positive"))
 
 
 def test_published_choices(published, tokenizer):

@@ -194,11 +194,14 @@ def test_answers_without_a_sure_place(config, tokenizer):
     for row in positions:
         tokens = row["input_ids"][row["start_positions"] : row["end_positions"] + 1]
         assert tokenizer.decode(tokens) == "cat"
-    assert len(split.rows.left_out) == 2
-    assert split.rows.left_out[0].endswith("a.json question wrong")
-    assert "2 questions have no answer whose place is sure" in split.facts
-    assert "3 answers are not where they should be" in split.facts
-    assert "a.json question wrong 'red'; " in split.facts
+    unsure = "2 questions have no answer whose place is sure: not trained on (wrong, unsure)"
+    assert unsure in split.facts
+    misplaced = "3 answers are not where they should be: not trained on (wrong, wrong, second)"
+    assert misplaced in split.facts
+    assert len(split.rows.left_out) == 5
+    wrong = "a.json question wrong: the answer 'dog' is not where it should be"
+    assert split.rows.left_out[1].endswith(wrong)
+    assert split.rows.left_out[-1].endswith("question unsure: no answer whose place is sure")
     everything = data.whole_source(data.source, tokenizer, ())  # all are scored
     assert [len(gold["answers"]) for gold in everything.rows.gold()] == [2, 1, 2, 1]
     assert everything.rows.row(0, 1)["start_positions"] > 0  # for the loss: where it may be
