@@ -88,7 +88,8 @@ class ChoiceData(LabelledData[ChoiceExample]):
                 "perhaps a question, and the choices, as #label,context,choice1+choice2"
             )
         records = published.read(split) if published is not None else read_fields(source)
-        return Loaded(_equally_many([_from_record(record) for record in records]))
+        examples = [_from_record(record, labelled=True) for record in records]
+        return Loaded(_equally_many(examples))
 
     def examples_to_predict(self, path: str) -> list[ChoiceExample]:
         """Reads JSON lines ``{"context": …, "choices": [...]}``, perhaps with a question."""
@@ -176,7 +177,7 @@ class ChoiceRows:
         return [{"choice": int(row.argmax()), "probabilities": row.tolist()} for row in table]
 
 
-def _from_record(record: Record) -> ChoiceExample:
+def _from_record(record: Record, *, labelled: bool = False) -> ChoiceExample:
     label, context, *question, choices = record.values
     texts = (context, *question, *(choices if isinstance(choices, list) else ()))
     if not isinstance(choices, list) or not all(isinstance(text, str) for text in texts):
@@ -186,7 +187,7 @@ def _from_record(record: Record) -> ChoiceExample:
         )
     if len(choices) < 2:
         raise DataError(f"{record.place} has {len(choices)} choices: give at least two")
-    index = None if label is None else _index(label, len(choices), record.place)
+    index = _index(label, len(choices), record.place) if labelled else None
     asked = question[0] if question else None
     return ChoiceExample(context, asked, tuple(choices), index, record.place)
 

@@ -89,6 +89,7 @@ def test_decode(config, tokenizer):
         ({"label": 3}, "line 2 has the label 3: with 3 choices it must be from 0 to 2"),
         ({"label": -1}, "line 2 has the label -1"),
         ({"label": "B"}, "line 2 has the label 'B'"),
+        ({"label": None}, "line 2 has the label None"),
     ],
 )
 def test_bad_examples(config, tokenizer, change, message):

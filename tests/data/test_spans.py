@@ -136,6 +136,38 @@ def test_decode(config, tokenizer):
     json.dumps(decoded)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_decode_is_the_original_search(config, tokenizer, seed):
+    """Of all spans of all windows, as run_squad.py would with unlimited n_best_size."""
+    random = np.random.default_rng(seed)
+    words = [str(i) for i in range(int(random.integers(1, 30)))]
+    asked = {"q": [(words[0], 0)], "r": []}
+    data = config(article(paragraph(" ".join(words), **asked)), length=16, max_answer_length=3)
+    rows = train(data, tokenizer).rows
+    logits = {
+        name: random.normal(size=(rows.rows_per_epoch, 16))
+        for name in ("start_logits", "end_logits")
+    }
+    start, end = logits["start_logits"], logits["end_logits"]
+    ranges, offsets = rows.decoding.ranges, next(iter(rows.decoding.offsets.values()))
+    for number, decoded in enumerate(rows.decode(logits)):
+        mine = range(rows.decoding.first_rows[number], rows.decoding.first_rows[number + 1])
+        speaks = most_context(ranges[mine.start : mine.stop])
+        candidates = {"": min(start[row, 0] + end[row, 0] for row in mine)}
+        for row in mine:
+            before = int(np.flatnonzero(rows.row(0, row)["token_type_ids"])[0]) - ranges[row, 0]
+            for first in range(*ranges[row]):
+                for last in range(first, min(first + 3, ranges[row, 1])):
+                    if speaks[first] == row - mine.start:
+                        text = " ".join(words)[offsets[first, 0] : offsets[last, 1]]
+                        score = start[row, first + before] + end[row, last + before]
+                        candidates[text] = max(score, candidates.get(text, -np.inf))
+        best = sorted(candidates.items(), key=lambda item: -item[1])[:5]
+        found = [(answer["answer"], answer["score"]) for answer in decoded["n_best"]]
+        assert [text for text, _ in found] == [text for text, _ in best]
+        assert [score for _, score in found] == pytest.approx([score for _, score in best])
+
+
 def test_answers_are_not_longer_than_allowed(config, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("a", 0)])), length=32, max_answer_length=3)
     rows = train(data, tokenizer).rows

@@ -157,6 +157,21 @@ def test_words_are_cut_as_in_their_sentence(tokenizer, words):
     assert all(mark == 0 for _, mark in pieces)
 
 
+def test_words_are_cut_as_the_library_cuts_them(datasets):
+    """Against the tokenizers library's own alignment of words given one by one."""
+    tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
+    source = f"conll:{datasets}/ner/wnut17.dev.conll.gz"
+    config = TaggingData(source=source, tokenizer=TokenizerConfig(), length=64)
+    for example in config.whole_source(source, tokenizer, config.labels()).content[:400]:
+        theirs = tokenizer._backend.encode(
+            list(example.words), is_pretokenized=True, add_special_tokens=False
+        )
+        by_word = [[] for _ in example.words]
+        for id, word in zip(theirs.ids, theirs.word_ids, strict=True):
+            by_word[word].append(id)
+        assert [ids for ids, _ in word_pieces(example.words, tokenizer)] == by_word
+
+
 def test_any_tokenizer(prose):
     from flaxzoo.data import train_tokenizer
 
