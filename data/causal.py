@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from .config import DataSplit, DocumentsData, all_documents
+from .config import DataSplit, DocumentsData
 from .corpus import TokenCorpus, build_corpus
-from .documents import Documents, default_cache_dir
+from .documents import Documents, default_cache_dir, load_whole
 from .errors import DataError
 from .packing import (
     Span,
@@ -164,7 +164,7 @@ class CausalData(DocumentsData):
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Every token of a source once."""
-        return self._every_token(all_documents(source), tokenizer)
+        return self._every_token(load_whole(source), tokenizer)
 
     def _every_token(self, documents: Documents, tokenizer: Tokenizer) -> DataSplit:
         corpus = _corpus(documents, tokenizer)

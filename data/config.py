@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .corpus import Texts
-from .documents import Documents, load_documents
+from .documents import Documents, load_documents, load_whole
 from .errors import DataError
 from .pipeline import Rows
-from .sources import parse_source
 from .tokenizer import Tokenizer
 from .tokenizer_training import TokenizerConfig
 
@@ -43,7 +42,9 @@ class DataConfig(ABC):
     """The kind of data, as a run's config.json names it."""
 
     source: str
-    """builtin:python-docs, text:GLOB[#line|#block], jsonl:GLOB#field or tfds:NAME/CONFIG#field."""
+    """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
+    tfds:NAME/CONFIG#field, or several of them, joined by " + "; of labelled examples tsv:GLOB,
+    conll:GLOB, squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG."""
     validation: str | None = None
     """A source to validate on; by default a part of `source`."""
     validation_fraction: float = 0.05
@@ -102,12 +103,6 @@ class DocumentsData(DataConfig):
     def validation_documents(self) -> Documents:
         """The source to validate on, or the documents held out."""
         if self.validation is not None:
-            return all_documents(self.validation)
+            return load_whole(self.validation)
         fraction = self.validation_fraction
         return load_documents(self.source, "validation", validation_fraction=fraction)
-
-
-def all_documents(source: str) -> Documents:
-    """All of a local source; of a published one its validation split."""
-    split = "validation" if parse_source(source).kind == "tfds" else "train"
-    return load_documents(source, split, validation_fraction=0.0)

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .config import DataSplit, DocumentsData, all_documents
-from .documents import Documents, default_cache_dir
+from .config import DataSplit, DocumentsData
+from .documents import Documents, default_cache_dir, load_whole
 from .errors import DataError
 from .mlm import Masking
 from .next_sentence import Segments
@@ -110,7 +110,7 @@ class PretrainingData(DocumentsData):
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """As ``validation_split``, of another source."""
-        return self._split(all_documents(source), tokenizer, _EVALUATION_SEED, jitter=False)
+        return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, jitter=False)
 
     def _split(
         self, documents: Documents, tokenizer: Tokenizer, seed: int, jitter: bool

@@ -174,7 +174,7 @@ def bert_classify() -> TrainConfig:
     Run: flaxzoo train bert-classify --init-from runs/bert-small --data.source tsv:train.tsv
     """
     return _fine_tuning(
-        ClassificationData(source="tsv:train.tsv", length=64, tokenizer=_SMALL_VOCABULARY), 3
+        ClassificationData(source="tsv:train.tsv", length=64, tokenizer=_SMALL_VOCABULARY), 3.0
     )
 
 
@@ -184,7 +184,7 @@ def bert_tag() -> TrainConfig:
     Run: flaxzoo train bert-tag --init-from runs/bert-small --data.source conll:eng.train
     """
     return _fine_tuning(
-        TaggingData(source="conll:eng.train", length=64, tokenizer=_SMALL_VOCABULARY), 3
+        TaggingData(source="conll:eng.train", length=64, tokenizer=_SMALL_VOCABULARY), 3.0
     )
 
 
@@ -194,7 +194,7 @@ def bert_span() -> TrainConfig:
     Run: flaxzoo train bert-span --init-from runs/bert-small --data.source squad:train.json
     """
     return _fine_tuning(
-        SpanData(source="squad:train.json", length=256, tokenizer=_SMALL_VOCABULARY), 3
+        SpanData(source="squad:train.json", length=256, tokenizer=_SMALL_VOCABULARY), 3.0
     )
 
 
@@ -204,7 +204,7 @@ def bert_choice() -> TrainConfig:
     Run: flaxzoo train bert-choice --init-from runs/bert-small --data.source jsonl:train.jsonl
     """
     return _fine_tuning(
-        ChoiceData(source="jsonl:train.jsonl", length=128, tokenizer=_SMALL_VOCABULARY), 3
+        ChoiceData(source="jsonl:train.jsonl", length=128, tokenizer=_SMALL_VOCABULARY), 3.0
     )
 
 
