@@ -180,12 +180,12 @@ class MultiHeadAttention(nn.Module):
     Attributes:
       config: sizes; `use_bias` adds biases to the four projections.
       execution: precision.
-      output_init: initialiser of the output projection.
+      output_init_std: standard deviation of the initial output projection.
     """
 
     config: Any
     execution: Execution
-    output_init: nn.initializers.Initializer
+    output_init_std: float
 
     @nn.compact
     def __call__(
@@ -207,7 +207,11 @@ class MultiHeadAttention(nn.Module):
 
         def project(name: str) -> Linear:
             return Linear(
-                (c.num_heads, c.head_dim), use_bias=c.use_bias, execution=self.execution, name=name
+                (c.num_heads, c.head_dim),
+                c.init_std,
+                use_bias=c.use_bias,
+                execution=self.execution,
+                name=name,
             )
 
         query = project("query")(x)
@@ -222,9 +226,9 @@ class MultiHeadAttention(nn.Module):
         context = jnp.einsum("BNTS,BNSH->BTNH", dropped, value)
         output = Linear(
             (c.d_model,),
+            self.output_init_std,
             num_input_axes=2,
             use_bias=c.use_bias,
-            kernel_init=self.output_init,
             execution=self.execution,
             name="output",
         )(context)

@@ -171,7 +171,7 @@ class BERT(nn.Module):
         if cache is not None:
             x, cache = advance_cache(cache, layers, x)
         body = EncoderOutput(x, self._pool(x), attentions)
-        inputs = HeadInputs(body, table, attention_mask, masked_positions, rng, num_choices)
+        inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
         return self._answer(inputs, cache)
 
     def _check(
@@ -248,7 +248,7 @@ class BERT(nn.Module):
         c, e = self.config, self.execution
         if c.head not in WITH_POOLER:
             return None
-        pooled = Linear((c.d_model,), execution=e, name="pooler")(x[:, 0])
+        pooled = Linear((c.d_model,), c.init_std, execution=e, name="pooler")(x[:, 0])
         return POOLERS[c.pooler_activation](pooled)
 
     def _answer(self, inputs: HeadInputs, cache: Cache | None) -> Any:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from .attention import HIDDEN, AnyArray, Cache
+from .attention import AnyArray, Cache
 from .config import Execution
 from .dropout import RowKeys, dropout
 from .layers import ACTIVATIONS, LayerNorm
@@ -132,10 +132,7 @@ class ClassifierOutput(_WithBody):
 
 @struct.dataclass
 class SpanOutput(_WithBody):
-    """Scores of each token as the first and as the last of the answer, float32.
-
-    Padding has the score -1e30, so that it takes none of the probability.
-    """
+    """Scores of each token, padding too, as the first and as the last of the answer, float32."""
 
     body: EncoderOutput
     start_logits: Float[Array, "B T"]
@@ -149,7 +146,6 @@ class HeadInputs:
     body: EncoderOutput
     table: Float[Array, "V D"]
     """The token embeddings, to which the vocabulary projection is tied."""
-    attention_mask: Int[AnyArray, "B T"] | None
     masked_positions: Int[AnyArray, "B M"] | None
     rng: RowKeys | None
     num_choices: int = struct.field(pytree_node=False, default=1)
@@ -168,7 +164,8 @@ class _Head(nn.Module):
     execution: Execution
 
     def _scores(self, name: str, number: int, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        scores = Linear((number,), execution=self.execution, name=name)(x)
+        std = self.config.init_std
+        scores = Linear((number,), std, execution=self.execution, name=name)(x)
         return scores.astype(jnp.float32)
 
     def _projection(self, inputs: HeadInputs) -> Projection:
@@ -178,7 +175,7 @@ class _Head(nn.Module):
         if inputs.masked_positions is not None:
             # As the original: everything from here on is for the masked words only.
             x = jnp.take_along_axis(x, inputs.masked_positions[..., None], axis=1)
-        x = Linear((c.d_model,), execution=e, name="transform")(x)
+        x = Linear((c.d_model,), c.init_std, execution=e, name="transform")(x)
         x = LayerNorm(c.norm_eps, e, name="transform_norm")(ACTIVATIONS[c.activation](x))
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         return Projection(x, inputs.table.astype(e.dtype), bias)
@@ -256,8 +253,6 @@ class SpanHead(_Head):
     def __call__(self, inputs: HeadInputs) -> SpanOutput:
         """Scores `[B, T]` of either end."""
         logits = self._scores("span", 2, inputs.body.last_hidden_state)
-        if inputs.attention_mask is not None:
-            logits = jnp.where(inputs.attention_mask[..., None] != 0, logits, HIDDEN)
         return SpanOutput(inputs.body, logits[..., 0], logits[..., 1])
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .attention import Cache, LayerCache, MultiHeadAttention
 from .config import Execution
 from .dropout import DROPOUT_MASK, RowKeys, dropout, fold_in
-from .linear import DEFAULT_INIT, Linear
+from .linear import Linear
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
@@ -68,16 +68,16 @@ class FeedForward(nn.Module):
 
     config: Any
     execution: Execution
-    output_init: nn.initializers.Initializer = DEFAULT_INIT
+    output_init_std: float
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Applied to every position alike."""
         c = self.config
         linear = functools.partial(Linear, use_bias=c.use_bias, execution=self.execution)
-        x = linear((c.feed_forward_dim,), name="up")(x)
+        x = linear((c.feed_forward_dim,), c.init_std, name="up")(x)
         x = ACTIVATIONS[c.activation](x)
-        return linear((c.d_model,), kernel_init=self.output_init, name="down")(x)
+        return linear((c.d_model,), self.output_init_std, name="down")(x)
 
 
 @struct.dataclass
@@ -122,10 +122,10 @@ class TransformerLayer(nn.Module):
         mask = shared.mask
         if shared.banded_mask is not None:
             mask = jnp.where(own.index % 2 == 1, shared.banded_mask, mask)
-        std = 0.02 / math.sqrt(2 * c.num_layers) if c.scale_residual_init else 0.02
-        init = nn.initializers.normal(std)
-        attention = MultiHeadAttention(c, e, init, name="attention")
-        feed_forward = FeedForward(c, e, init, name="feed_forward")
+        residual_scale = 1 / math.sqrt(2 * c.num_layers) if c.scale_residual_init else 1.0
+        output_std = c.init_std * residual_scale
+        attention = MultiHeadAttention(c, e, output_std, name="attention")
+        feed_forward = FeedForward(c, e, output_std, name="feed_forward")
         pre = c.norm_position == "pre"
 
         norm = LayerNorm(c.norm_eps, e, name="attention_norm")

@@ -9,8 +9,6 @@ from jaxtyping import Array, Float, Int
 
 from .config import Execution
 
-DEFAULT_INIT = nn.initializers.normal(0.02)
-
 
 class Linear(nn.Module):
     """x W + b over the last `num_input_axes` axes of x.
@@ -21,31 +19,31 @@ class Linear(nn.Module):
 
     Attributes:
       features: shape of the output axes, e.g. `(N, H)` for attention heads.
+      init_std: standard deviation of the initial W; b starts at zero.
       num_input_axes: how many axes of the input are contracted.
       use_bias: whether to add b.
-      kernel_init: initialiser of W; b starts at zero.
       execution: precision.
     """
 
     features: tuple[int, ...]
+    init_std: float
     num_input_axes: int = 1
     use_bias: bool = True
-    kernel_init: nn.initializers.Initializer = DEFAULT_INIT
     execution: Execution = Execution()
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Maps `[..., *inputs]` to `[..., *features]`."""
-        e = self.execution
+        e, kernel_init = self.execution, nn.initializers.normal(self.init_std)
         batch, inputs = x.shape[: -self.num_input_axes], x.shape[-self.num_input_axes :]
         if e.layers == "separate":
             shape = math.prod(self.features), math.prod(inputs)
-            kernel = self.param("kernel", self.kernel_init, shape, e.param_dtype).astype(e.dtype)
+            kernel = self.param("kernel", kernel_init, shape, e.param_dtype).astype(e.dtype)
             y = jnp.einsum("...i,oi->...o", x.astype(e.dtype).reshape(*batch, -1), kernel)
             y = y.reshape(*batch, *self.features)
         else:
             shape = *inputs, *self.features
-            kernel = self.param("kernel", self.kernel_init, shape, e.param_dtype).astype(e.dtype)
+            kernel = self.param("kernel", kernel_init, shape, e.param_dtype).astype(e.dtype)
             y = jnp.tensordot(x.astype(e.dtype), kernel, axes=self.num_input_axes)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, e.param_dtype)

@@ -76,15 +76,6 @@ def test_padding_and_companions_change_nothing(bert, head, side):
         assert all(np.isfinite(x).all() for x in together.values())
 
 
-def test_padding_takes_no_probability_of_a_span(bert):
-    given = padded((12, 7, 2), "right")
-    output = bert("span")(**given)
-    for logits in (output.start_logits, output.end_logits):
-        probabilities = np.asarray(jax.nn.softmax(logits))
-        assert (probabilities[given["attention_mask"] == 0] == 0).all()
-        close(probabilities.sum(-1), 1)
-
-
 @pytest.mark.parametrize("head", [*ROWS, *TOKENS])
 def test_a_row_of_nothing_but_padding_is_finite(bert, head):
     nothing = np.zeros((2, 5), int)
