@@ -17,8 +17,19 @@ from .config import Execution
 from .dropout import DROPOUT_MASK, RowKeys, dropout, fold_in
 from .linear import Linear
 
+
+def exact_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """X Φ(x), by the error function in float32 (Hendrycks and Gimpel 2016).
+
+    jax.nn.gelu takes 1 - erf instead, for the last digits of tiny values: on a
+    CPU a twentieth of BERT's forward pass.
+    """
+    x32 = x.astype(jnp.float32)
+    return (0.5 * x32 * (1 + jax.lax.erf(x32 * math.sqrt(0.5)))).astype(x.dtype)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu": exact_gelu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
 }

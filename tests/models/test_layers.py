@@ -55,6 +55,19 @@ def test_activations(name, at_one):
     assert float(ACTIVATIONS[name](jnp.float32(0))) == 0
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rtol", "atol"), [("float32", 1e-6, 1e-6), ("bfloat16", 2**-8, 1e-6)]
+)
+def test_exact_gelu_everywhere(dtype, rtol):
+    x = jnp.linspace(-12, 12, 2001).astype(dtype)
+    y = ACTIVATIONS["gelu"](x)
+    expected = [0.5 * v * math.erfc(-v / math.sqrt(2)) for v in np.asarray(x, float)]
+    assert y.dtype == x.dtype
+    np.testing.assert_allclose(np.asarray(y, float), expected, rtol=rtol, atol=1e-6)
+    slope = jax.vmap(jax.grad(ACTIVATIONS["gelu"]))(x.astype(jnp.float32))
+    assert np.isfinite(slope).all()
+
+
 def test_attention_by_hand():
     # H = 4, so scores are halved: ln 3 and 0 give 3/4 and 1/4.
     query = jnp.array([2 * math.log(3), 0, 0, 0]).reshape(1, 1, 1, 4)
