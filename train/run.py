@@ -142,7 +142,7 @@ def _fit_model(
     if head is None and None not in heads:
         raise RunError(
             f"{architecture_of(model)} has no head for {config.data.kind} data: begin with a "
-            "model that has, for example by the recipe bert-small"
+            "model that has, for example by the recipe bert-quickstart"
         )
     fields = {} if head is None else {"head": next(filter(None, heads)), "labels": labels}
     model = dataclasses.replace(model, vocab_size=size, **fields)
