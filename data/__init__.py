@@ -1,8 +1,10 @@
 """From text to batches of numpy arrays.
 
-The way through: ``load_documents`` → ``train_tokenizer`` or ``load_tokenizer`` →
-``build_corpus`` → ``CausalRows`` → ``train_iterator``. Everything is imported when first
-asked for, so ``import flaxzoo.data`` costs nothing.
+The way through: a ``DataConfig`` (``CausalData``, ``PretrainingData``, ``ClassificationData``,
+``TaggingData``, ``SpanData``, ``ChoiceData``) reads its source, ``train_tokenizer`` or
+``load_tokenizer`` gives the vocabulary, the config's splits are ``Rows``, and
+``train_iterator`` makes batches of them. Everything is imported when first asked for, so
+``import flaxzoo.data`` costs nothing.
 """
 
 from importlib import import_module
@@ -11,24 +13,42 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .byte_pairs import byte_pair_table, merge_byte_pairs
     from .causal import CausalData, CausalEvaluationRows, CausalRows, Packing
+    from .choices import ChoiceData, ChoiceRows
+    from .classification import ClassificationData, ClassificationRows
     from .config import DataConfig, DataSplit
     from .corpus import TokenCorpus, build_corpus, open_corpus
-    from .documents import Documents, default_cache_dir, load_documents
+    from .documents import Documents, default_cache_dir, load_documents, load_whole
     from .errors import DataError
+    from .mlm import Masking
+    from .next_sentence import Segments
     from .pipeline import BatchIterator, Rows, TrainBatches, evaluation_batches, train_iterator
-    from .sources import Source, parse_source, read_documents
+    from .pretraining import PretrainingData, PretrainingRows
+    from .sentence_corpus import SentenceCorpus, build_sentence_corpus
+    from .sentences import split_sentences
+    from .sources import Source, parse_source, parse_sources, read_documents
+    from .spans import SpanData, SpanRows
+    from .tagging import TaggingData, TaggingRows
     from .tokenizer import SpecialIds, Tokenizer, load_tokenizer
     from .tokenizer_training import TokenizerConfig, train_tokenizer
 
 _HOME = {
     "byte_pairs": ("byte_pair_table", "merge_byte_pairs"),
     "causal": ("CausalData", "CausalEvaluationRows", "CausalRows", "Packing"),
+    "choices": ("ChoiceData", "ChoiceRows"),
+    "classification": ("ClassificationData", "ClassificationRows"),
     "config": ("DataConfig", "DataSplit"),
     "corpus": ("TokenCorpus", "build_corpus", "open_corpus"),
-    "documents": ("Documents", "default_cache_dir", "load_documents"),
+    "documents": ("Documents", "default_cache_dir", "load_documents", "load_whole"),
     "errors": ("DataError",),
+    "mlm": ("Masking",),
+    "next_sentence": ("Segments",),
     "pipeline": ("BatchIterator", "Rows", "TrainBatches", "evaluation_batches", "train_iterator"),
-    "sources": ("Source", "parse_source", "read_documents"),
+    "pretraining": ("PretrainingData", "PretrainingRows"),
+    "sentence_corpus": ("SentenceCorpus", "build_sentence_corpus"),
+    "sentences": ("split_sentences",),
+    "sources": ("Source", "parse_source", "parse_sources", "read_documents"),
+    "spans": ("SpanData", "SpanRows"),
+    "tagging": ("TaggingData", "TaggingRows"),
     "tokenizer": ("SpecialIds", "Tokenizer", "load_tokenizer"),
     "tokenizer_training": ("TokenizerConfig", "train_tokenizer"),
 }
@@ -39,28 +59,45 @@ __all__ = [
     "CausalData",
     "CausalEvaluationRows",
     "CausalRows",
+    "ChoiceData",
+    "ChoiceRows",
+    "ClassificationData",
+    "ClassificationRows",
     "DataConfig",
     "DataError",
     "DataSplit",
     "Documents",
+    "Masking",
     "Packing",
+    "PretrainingData",
+    "PretrainingRows",
     "Rows",
+    "Segments",
+    "SentenceCorpus",
     "Source",
+    "SpanData",
+    "SpanRows",
     "SpecialIds",
+    "TaggingData",
+    "TaggingRows",
     "TokenCorpus",
     "Tokenizer",
     "TokenizerConfig",
     "TrainBatches",
     "build_corpus",
+    "build_sentence_corpus",
     "byte_pair_table",
     "default_cache_dir",
     "evaluation_batches",
     "load_documents",
     "load_tokenizer",
+    "load_whole",
     "merge_byte_pairs",
     "open_corpus",
     "parse_source",
+    "parse_sources",
     "read_documents",
+    "split_sentences",
     "train_iterator",
     "train_tokenizer",
 ]
