@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from .errors import DataError
-from .sources import Source, _choices, _decode, _matching_files, _raw_lines
+from .sources import Source, decode_utf8, listed_choices, matching_files, raw_lines
 
 Line = tuple[str, int, str]
 """A file's name, the number of a line from 1, and the line without its end."""
@@ -87,7 +87,7 @@ def parse_labelled(name: str, forms: Mapping[str, str]) -> LabelledSource:
         known = tuple(FORMS[kind] for kind in forms)
         if not colon or "/" in kind or Path(name).expanduser().exists():
             raise DataError(f"source {name!r} has no kind: write one of {', '.join(known)}")
-        nearest = _choices(kind, tuple(forms), known)
+        nearest = listed_choices(kind, tuple(forms), known)
         raise DataError(f"this kind of data reads no {kind!r} source ({name!r}): choose {nearest}")
     location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
     if not location or (mark and not part):
@@ -111,14 +111,14 @@ def read_fields(source: LabelledSource) -> Iterator[Record]:
         DataError: A file is missing, not UTF-8 or not whole; a line has too many or too few
             columns, is not JSON, or lacks a field (with file and line).
     """
-    for path in _matching_files(source.plain):
+    for path in matching_files(source.plain):
         read = _read_columns if source.kind == "tsv" else _read_objects
         yield from read(file_lines(path), source.fields)
 
 
 def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:
     """Reads the lines of each file of a local source."""
-    for path in _matching_files(source.plain):
+    for path in matching_files(source.plain):
         yield file_lines(path)
 
 
@@ -129,19 +129,19 @@ def input_lines(path: str) -> Iterator[Line]:
         DataError: The file is missing, not UTF-8 or not whole.
     """
     if path != STANDARD_INPUT:
-        for file in _matching_files(Source(path, cast(Any, "text"), path, "")):
+        for file in matching_files(Source(path, cast(Any, "text"), path, "")):
             yield from file_lines(file)
         return
     offset, name = 0, Path("standard input")
     for number, raw in enumerate(sys.stdin.buffer, start=1):
-        yield str(name), number, _without_end(_decode(raw, name, offset))
+        yield str(name), number, _without_end(decode_utf8(raw, name, offset))
         offset += len(raw)
 
 
 def file_lines(path: Path) -> Iterator[Line]:
     """Reads the lines of a file, which may be packed by gzip."""
-    for number, (offset, raw) in enumerate(_raw_lines(path), start=1):
-        yield str(path), number, _without_end(_decode(raw, path, offset))
+    for number, (offset, raw) in enumerate(raw_lines(path), start=1):
+        yield str(path), number, _without_end(decode_utf8(raw, path, offset))
 
 
 def _without_end(line: str) -> str:

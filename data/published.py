@@ -48,10 +48,10 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
         DataError: The name, configuration or field is unknown; the data is not on this
             machine and cannot be downloaded or prepared; or it allows no random access.
     """
-    builder = _builder(source)
+    builder = open_builder(source)
     # builder.is_prepared() would warn of a folder that is not there.
     if not Path(builder.data_dir, "dataset_info.json").is_file():
-        _download(builder, source)
+        download(builder, source)
     splits = builder.info.splits
     if "train" not in splits:
         raise DataError(f"{source.name!r} has no train split: it has {', '.join(splits)}")
@@ -65,7 +65,12 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
     return Documents(records, source.part, f"{key}-{fraction!r}-{split}", indices)
 
 
-def _builder(source: Source) -> Any:
+def open_builder(source: Source) -> Any:
+    """Finds the builder of a published data set; downloads nothing.
+
+    Raises:
+        DataError: The name or the configuration is unknown, or a package is missing.
+    """
     # TFDS registers these only when they are imported.
     importlib.import_module("tensorflow_datasets.text")
     importlib.import_module("tensorflow_datasets.translate")
@@ -101,7 +106,12 @@ def _unknown_configuration(source: Source, error: Exception) -> str:
     return f"TFDS cannot make {source.location!r}: {_first_line(error)}"
 
 
-def _download(builder: Any, source: Source) -> None:
+def download(builder: Any, source: Source) -> None:
+    """Downloads and prepares a published data set.
+
+    Raises:
+        DataError: It cannot be reached, parsed or written.
+    """
     try:
         urls: list[str] = list(builder.url_infos or ())
     except ImportError as error:

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from .documents import Split
 from .errors import DataError
 from .labelled import LabelledSource, Record, pick
-from .published import _builder, _download
+from .published import download, open_builder
 
 # What a split to validate on is called; MNLI has two.
 _VALIDATION = ("validation", "dev", "validation_matched")
@@ -80,9 +80,9 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
         known = fields.get(name) or fields.get(name.split("/")[0])
         taken = tuple(known.split(",")) if known else source.fields
         source = LabelledSource(source.name, source.kind, source.location, taken)
-    builder = _builder(source.plain)
+    builder = open_builder(source.plain)
     if not Path(builder.data_dir, "dataset_info.json").is_file():
-        _download(builder, source.plain)
+        download(builder, source.plain)
     features = dict.fromkeys(builder.info.features)
     for field in source.fields:
         pick(features, field, f"{source.name!r}")

@@ -110,7 +110,7 @@ def parse_source(name: str) -> Source:
     part = part or _DEFAULT_PART[kind]
     if kind == "text" and part not in _UNITS:
         raise DataError(
-            f"unknown unit #{part} in source {name!r}: choose {_choices(part, _UNITS)}"
+            f"unknown unit #{part} in source {name!r}: choose {listed_choices(part, _UNITS)}"
             " (if the # belongs to the path, add #file)"
         )
     if kind == "builtin" and (location not in _BUILTINS or part):
@@ -139,7 +139,7 @@ def read_documents(source: Source) -> Iterator[str]:
         return
     if source.kind == "tfds":
         raise ValueError(f"{source.name!r} is not local text: use load_documents")
-    paths = _matching_files(source)
+    paths = matching_files(source)
     found = False
     for path in paths:
         reader = _read_text(path, source.part) if source.kind == "text" else None
@@ -164,12 +164,12 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
         return f"source {name!r} has no kind: for a file write text:{name}" + (
             f"; known forms: {', '.join(_EXAMPLES.values())}"
         )
-    return f"unknown source kind {kind!r} in {name!r}: choose " + _choices(
+    return f"unknown source kind {kind!r} in {name!r}: choose " + listed_choices(
         kind, tuple(_EXAMPLES), tuple(_EXAMPLES.values())
     )
 
 
-def _choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | None = None) -> str:
+def listed_choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | None = None) -> str:
     """Lists the valid words, the nearest first if there is a near one."""
     shown = shown or valid
     near = difflib.get_close_matches(word, valid, n=1)
@@ -177,7 +177,12 @@ def _choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | None = 
     return f"{shown[valid.index(near[0])]} (nearest) from {listed}" if near else f"from {listed}"
 
 
-def _matching_files(source: Source) -> list[Path]:
+def matching_files(source: Source) -> list[Path]:
+    """Finds the files that a local source names, sorted.
+
+    Raises:
+        DataError: There is none, or the name is that of a folder.
+    """
     pattern = str(Path(source.location).expanduser())
     if Path(pattern).is_dir():
         raise DataError(
@@ -211,7 +216,7 @@ def _open(path: Path) -> IO[bytes]:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     r"""Yields (byte offset, line with its ``\n``)."""
     offset = 0
     with _open(path) as file:
@@ -223,7 +228,12 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             raise DataError(f"{path} is not a whole gzip file ({error}): fetch it again") from None
 
 
-def _decode(raw: bytes, path: Path, offset: int) -> str:
+def decode_utf8(raw: bytes, path: Path, offset: int) -> str:
+    """Decodes a piece of a file that begins at a byte offset; drops a byte order mark.
+
+    Raises:
+        DataError: It is not UTF-8; the message has the place of the wrong byte.
+    """
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -237,7 +247,7 @@ def _decode(raw: bytes, path: Path, offset: int) -> str:
 
 
 def _read_text(path: Path, unit: str) -> Iterator[str]:
-    lines = (_decode(raw, path, offset) for offset, raw in _raw_lines(path))
+    lines = (decode_utf8(raw, path, offset) for offset, raw in raw_lines(path))
     if unit == "file":
         yield "".join(lines)
     elif unit == "line":
@@ -259,8 +269,8 @@ def _blocks(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _read_json_lines(path: Path, field: str) -> Iterator[str]:
-    for number, (offset, raw) in enumerate(_raw_lines(path), start=1):
-        line = _decode(raw, path, offset)
+    for number, (offset, raw) in enumerate(raw_lines(path), start=1):
+        line = decode_utf8(raw, path, offset)
         if line and not line.isspace():
             yield _json_field(line, field, f"{path} line {number}")
 

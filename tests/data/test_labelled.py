@@ -363,7 +363,7 @@ KNOWN = [(kind, name) for kind in KINDS for name in kind.published_fields] + [
 def test_well_known_data_sets_have_the_fields(monkeypatch, tmp_path, kind, name):
     """What TFDS itself says of them; nothing is downloaded."""
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(published_records, "_download", lambda builder, source: None)
+    monkeypatch.setattr(published_records, "download", lambda builder, source: None)
     source = parse_labelled(f"tfds:{name}", kind.forms)
     records = published_records.open_published(source, kind.published_fields)
     features = records.builder.info.features
