@@ -26,7 +26,7 @@ from .run import Run, create_folder, prepare_run
 from .samples import final_sample
 from .schedules import make_schedule
 from .state import count_parameters
-from .tasks import score, task_of
+from .tasks import objective_of, score, task_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def train(
     progress = Progress(quiet)
     run = prepare_run(config, Path(workdir), progress.say)
     config = run.config
-    objective = task_of(config.data).objective(config.data)
+    objective = objective_of(config.data, config.model)
     program = make_program(config, objective)
     create_folder(run)
     progress.say(

@@ -9,7 +9,7 @@ import numpy as np
 from ..data.pipeline import evaluation_batches
 from ..models.loading import load
 from .run import Say, label_names, open_run
-from .tasks import task_of
+from .tasks import objective_of
 
 
 def predict(
@@ -35,7 +35,7 @@ def predict(
     split = config.data.input_split(path, tokenizer, labels)
     say(f"input: {split.facts}")
     model, params = load(folder, step=step)
-    objective = task_of(config.data).objective(config.data)
+    objective = objective_of(config.data, config.model)
 
     @jax.jit
     def predictions(params: Any, batch: Any) -> Any:

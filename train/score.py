@@ -9,7 +9,7 @@ from ..data.pipeline import evaluation_batches
 from ..models.loading import load, read_config
 from .evaluation import evaluate, make_evaluate_fn
 from .run import Say, label_names, open_run
-from .tasks import score, task_of
+from .tasks import objective_of, score
 
 
 def score_run(
@@ -42,7 +42,7 @@ def score_run(
     else:
         split = data.whole_source(source, tokenizer, labels)
     say(f"data: {split.facts}")
-    objective = task_of(data).objective(data)
+    objective = objective_of(data, config.model)
     number = split.rows.rows_per_epoch
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, objective)),

@@ -8,7 +8,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from jaxtyping import Array
+
 from ..data.config import DataConfig, DataSplit
+from ..models.config import TransformerConfig
 from . import objectives
 from .evaluation import Evaluation, unigram_entropy
 from .objectives import Objective
@@ -41,6 +44,19 @@ class Task:
 def task_of(data: DataConfig) -> Task:
     """The row of the table that `data` belongs to."""
     return TASKS[data.kind]
+
+
+def objective_of(data: DataConfig, model: TransformerConfig) -> Objective:
+    """What a model learns from data of this kind."""
+    objective = task_of(data).objective(data)
+    if getattr(model, "num_token_types", 2) > 1:
+        return objective
+    # RoBERTa and DistilBERT tell the parts of a row apart by their separators alone.
+    return dataclasses.replace(objective, inputs=lambda batch: _one_type(objective.inputs(batch)))
+
+
+def _one_type(inputs: dict[str, Array]) -> dict[str, Array]:
+    return {name: x for name, x in inputs.items() if name != "token_type_ids"}
 
 
 def score(data: DataConfig, evaluation: Evaluation, split: DataSplit) -> Scores:

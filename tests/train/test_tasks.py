@@ -289,6 +289,16 @@ def test_a_fine_tuned_run_resumes(place, pretrained):
         np.testing.assert_array_equal(x, parameters(place / "whole")[name], err_msg=name)
 
 
+def test_a_model_without_token_types_learns_too(place):
+    distilbert = models.BertConfig(**SIZES, num_token_types=0, pooler_activation="relu")
+    for config in (pretraining(place), fine_tuning(place, "choice")):
+        name = f"one type {config.data.kind}"
+        config = dataclasses.replace(config, model=distilbert)
+        assert train.train(config, place / name, quiet=True).finished
+    (place / "pair.jsonl").write_text(INPUTS["choice"])
+    assert len(train.predict(place / name, str(place / "pair.jsonl"), say=print)) == 2
+
+
 def test_a_gpt_has_no_head_for_labels(place):
     config = fine_tuning(place, "one")
     config = dataclasses.replace(config, model=models.GPTConfig(**SIZES))
