@@ -21,6 +21,9 @@ from .tokenizer import Tokenizer
 
 Target = Literal["one", "several", "score"]
 
+# From so many examples on, a label for each is a column of something else.
+_FEW = 20
+
 Label = str | tuple[str, ...] | float
 """The label's name, the names of several, or a score."""
 
@@ -122,7 +125,7 @@ class ClassificationData(LabelledData[ClassificationExample]):
         score has the one label ``score``.
 
         Raises:
-            DataError: All examples have the same label.
+            DataError: All examples have the same label, or most have one of their own.
         """
         if self.target == "score":
             return ("score",)
@@ -134,6 +137,12 @@ class ClassificationData(LabelledData[ClassificationExample]):
             raise DataError(
                 f"all examples of {self.source!r} have the label {min(found)!r}: name the column "
                 "of the labels, as #LABEL,TEXT"
+            )
+        if len(loaded.examples) > _FEW and 2 * len(found) > len(loaded.examples):
+            raise DataError(
+                f"{len(loaded.examples):,} examples of {self.source!r} have {len(found):,} "
+                f"different labels, {min(found)[:40]!r} among them: name the column of the labels, as "
+                "#LABEL,TEXT, or have target score for numbers"
             )
         if not found:
             raise DataError(f"no example of {self.source!r} has a label: name their column")

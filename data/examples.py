@@ -207,7 +207,7 @@ class LabelledData(DataConfig, Generic[E]):
         return self._read(*self._open(name), split)
 
     def _open(self, name: str) -> tuple[LabelledSource, PublishedRecords | None]:
-        source = parse_labelled(name, self.forms)
+        source = parse_labelled(name, self.forms, parse_labelled(self.source, self.forms))
         if source.kind != "tfds":
             return source, None
         published = open_published(source, self.published_fields)
@@ -285,6 +285,7 @@ def label_id(label: str, ids: dict[str, int], place: str) -> int:
         shown = ", ".join(known[:20]) + (f" … ({len(known)} in all)" if len(known) > 20 else "")
         raise DataError(
             f"{place} has the label {label!r}, which the training data have not: they have {shown}"
+            "; correct it, or name the labels' column after a #"
         )
     return ids[label]
 

@@ -17,7 +17,7 @@ into memory. Every record knows its place, for the messages about it.
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,13 +45,15 @@ class LabelledSource:
         name: The name as the user wrote it.
         kind: Which reader it needs, a key of ``FORMS``.
         location: The glob, or TFDS's ``name/config``.
-        fields: The names or numbers of the fields, as far as they were given.
+        fields: The names or numbers of the fields.
+        named: Whether someone named these fields, so that they are no mere custom.
     """
 
     name: str
     kind: str
     location: str
     fields: tuple[str, ...]
+    named: bool = True
 
     @property
     def plain(self) -> Source:
@@ -72,12 +74,16 @@ class Record:
     values: tuple[Any, ...]
 
 
-def parse_labelled(name: str, forms: Mapping[str, str]) -> LabelledSource:
+def parse_labelled(
+    name: str, forms: Mapping[str, str], like: LabelledSource | None = None
+) -> LabelledSource:
     """Parses a source name; touches no file and no network.
 
     Args:
         name: For example ``tsv:cola.train.tsv#2,4``.
         forms: The kinds that are read, and the fields to take of each if none are named.
+        like: A source of the same run; if it is of the same kind, its fields are taken where
+            none are named (of a published data set, if it is the same one).
 
     Raises:
         DataError: The kind is not one of these, or nothing follows it.
@@ -92,10 +98,22 @@ def parse_labelled(name: str, forms: Mapping[str, str]) -> LabelledSource:
     location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
     if not location or (mark and not part):
         raise DataError(f"source {name!r} is incomplete: write {FORMS[kind]}")
+    if not mark and like is not None and like.kind == kind:
+        known = like.named and (kind != "tfds" or like.location == location)
+        return LabelledSource(name, kind, location, like.fields, known)
     fields = (part or forms[kind]).split(",") if part or forms[kind] else []
     if not all(fields):
         raise DataError(f"source {name!r} has an empty field after the #: write {FORMS[kind]}")
-    return LabelledSource(name, kind, location, tuple(fields))
+    return LabelledSource(name, kind, location, tuple(fields), bool(mark))
+
+
+def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> LabelledSource:
+    """Takes the fields of a well-known published data set, unless others were named."""
+    if source.kind != "tfds" or source.named:
+        return source
+    name, _, _ = source.location.partition(":")
+    fields = known.get(name) or known.get(name.split("/")[0])
+    return replace(source, fields=tuple(fields.split(","))) if fields else source
 
 
 def read_fields(source: LabelledSource) -> Iterator[Record]:
@@ -112,8 +130,10 @@ def read_fields(source: LabelledSource) -> Iterator[Record]:
             columns, is not JSON, or lacks a field (with file and line).
     """
     for path in matching_files(source.plain):
-        read = _read_columns if source.kind == "tsv" else _read_objects
-        yield from read(file_lines(path), source.fields)
+        if source.kind == "tsv":
+            yield from _read_columns(file_lines(path), source.fields, source.named)
+        else:
+            yield from read_objects(file_lines(path), source.fields)
 
 
 def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:
@@ -197,7 +217,12 @@ def pick(row: Mapping[str, Any], field: str, place: str) -> Any:
     return [row[name] for name in names]
 
 
-def _read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:
+def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:
+    """Reads records of JSON lines; empty lines are left out.
+
+    Raises:
+        DataError: A line is no JSON object, or lacks a field.
+    """
     for file, number, line in lines:
         if line and not line.isspace():
             place = f"{file} line {number}"
@@ -205,7 +230,7 @@ def _read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Re
             yield Record(place, tuple(pick(row, field, place) for field in fields))
 
 
-def _read_columns(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:
+def _read_columns(lines: Iterator[Line], fields: tuple[str, ...], named: bool) -> Iterator[Record]:
     with_header = not all(part.isdecimal() for field in fields for part in field.split("+"))
     columns: list[int | list[int]] = []
     width = 0
@@ -214,6 +239,8 @@ def _read_columns(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Re
         place = f"{file} line {number}"
         if not width:
             width = len(cells)
+            if not named:
+                _check_customary(width, fields, place)
             columns = [_columns(field, cells, place) for field in fields]
             if with_header:
                 continue
@@ -227,6 +254,15 @@ def _read_columns(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Re
         yield Record(
             place,
             tuple([cells[c] for c in at] if isinstance(at, list) else cells[at] for at in columns),
+        )
+
+
+def _check_customary(width: int, fields: tuple[str, ...], place: str) -> None:
+    """Columns that nobody named are taken only where there can be no others."""
+    if width != max(int(part) for field in fields for part in field.split("+")):
+        raise DataError(
+            f"{place} has {width} columns: name the label's and those of the texts after a #, in "
+            f"this order, as #{','.join(fields)} or by the names in the first line"
         )
 
 

@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 
 from .documents import Split
 from .errors import DataError
-from .labelled import LabelledSource, Record, pick
+from .labelled import LabelledSource, Record, pick, with_known_fields
 from .published import download, open_builder
 
 # What a split to validate on is called; MNLI has two.
@@ -75,11 +75,7 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
         DataError: It is unknown, neither on this machine nor within reach, or has not the
             fields.
     """
-    if "#" not in source.name:
-        name, _, _ = source.location.partition(":")
-        known = fields.get(name) or fields.get(name.split("/")[0])
-        taken = tuple(known.split(",")) if known else source.fields
-        source = LabelledSource(source.name, source.kind, source.location, taken)
+    source = with_known_fields(source, fields)
     builder = open_builder(source.plain)
     if not Path(builder.data_dir, "dataset_info.json").is_file():
         download(builder, source.plain)

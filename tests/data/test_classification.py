@@ -105,6 +105,11 @@ def test_scores(config, tokenizer):
         ("0\ta\n0\tb\n", {}, "all examples of .* have the label '0': name the column"),
         ("1\ta\nhigh\tb\n", {"target": "score"}, "line 2 has the score 'high'.*must be a number"),
         ("nan\ta\n", {"target": "score"}, "line 1 has the score 'nan'"),
+        (
+            "".join(f"a sentence {i}\t{i % 2}\n" for i in range(30)),
+            {},
+            "30 examples of .* have 30 different labels, 'a sentence 0' .*name the column",
+        ),
         ("\ta\n", {"target": "several"}, "no example of .* has a label"),
     ],
 )
@@ -167,5 +172,9 @@ def test_real_files(datasets):
     assert vocabulary.decode(first).startswith("a stirring, funny and finally transporting")
     labels, (train, validation), _ = load("cola.train.tsv#2,4", "cola.dev.tsv#2,4")
     assert (len(train), len(validation)) == (8551, 527)
+    with pytest.raises(DataError, match=r"cola.train.tsv line 1 has 4 columns: name the label's"):
+        load("cola.train.tsv", "cola.dev.tsv")
+    labels, (train, validation), _ = load("cola.train.tsv#2,4", "cola.dev.tsv")  # the same columns
+    assert (labels, len(validation), validation.sum()) == (("0", "1"), 527, 365)
     labels, (train, validation), _ = load("agnews.train.tsv.gz", "agnews.valid.tsv.gz")
     assert (labels, len(train), len(validation)) == (("1", "2", "3", "4"), 9000, 980)

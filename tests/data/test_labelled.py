@@ -11,7 +11,7 @@ from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, published_r
 from flaxzoo.data.choices import ChoiceData
 from flaxzoo.data.classification import ClassificationData
 from flaxzoo.data.framing import Frame, FramedTokens, cut_longest_first
-from flaxzoo.data.labelled import input_lines, parse_labelled, read_fields
+from flaxzoo.data.labelled import input_lines, parse_labelled, read_fields, with_known_fields
 from flaxzoo.data.spans import SpanData
 from flaxzoo.data.tagging import TaggingData
 from hypothesis import given
@@ -83,6 +83,11 @@ def test_columns_by_name(tmp_path):
         ("", "1\tx\n\n0\n", "a.tsv line 3 has 1 columns"),
         ("#1,4", "1\tx\n", "line 1 has 2 columns, so there is no column 4"),
         ("#0,1", "1\tx\n", "no column 0: .* counted from 1"),
+        (
+            "",
+            "a\t1\t\tx\n",
+            "a.tsv line 1 has 4 columns: name the label's .* after a #.*as #1,2 or",
+        ),
         ("#label,body", "label\ttext\n", "does not name a column 'body': its columns are label, t"),
     ],
 )
@@ -216,6 +221,41 @@ def test_other_sources(tmp_path, tokenizer):
     texts = config.texts()
     assert list(texts) == [text for _, text in ROWS]
     assert texts.fingerprint == config.texts().fingerprint
+
+
+def test_other_sources_have_the_same_fields(tmp_path, tokenizer):
+    (tmp_path / "a.tsv").write_text("a\tno\tx\nb\tyes\ty\n")
+    (tmp_path / "a.jsonl").write_text('{"label": "no", "text": "x"}\n')
+    source = f"tsv:{tmp_path}/a.tsv"
+    config = data(f"{source}#2,3", validation=source)
+    labels = config.labels()
+    wanted = [("x", "no"), ("y", "yes")]
+    for split in (
+        config.validation_split(tokenizer, labels),
+        config.whole_source(source, tokenizer, labels),
+        config.whole_source(f"jsonl:{tmp_path}/a.jsonl", tokenizer, labels),  # its own
+    ):
+        found = [(example.text, example.label) for example in split.content]
+        assert found == wanted[: len(found)]
+    with pytest.raises(DataError, match=r"line 1 has the label 'a', .* or name the labels' column"):
+        config.whole_source(f"{source}#1,3", tokenizer, labels)
+    (tmp_path / "a.conll").write_text("a B-X NN\nb O DT\n")
+    tags = TaggingData(source=f"conll:{tmp_path}/a.conll#2", tokenizer=TokenizerConfig(), length=12)
+    split = tags.whole_source(f"conll:{tmp_path}/a.conll", tokenizer, tags.labels())
+    assert split.rows.gold() == [["B-X", "O"]]
+
+
+def test_fields_of_another_published_data_set():
+    named = parse_labelled("tfds:glue/mnli#label,premise", FORMS)
+    custom = parse_labelled("tfds:glue/mnli", FORMS)
+    known = {"glue/mrpc": "label,one,two"}
+    for name, like, fields in (
+        ("tfds:glue/mnli", named, ("label", "premise")),
+        ("tfds:glue/mrpc", named, ("label", "one", "two")),
+        ("tfds:glue/new", named, ("label", "premise")),
+        ("tfds:glue/mrpc", custom, ("label", "one", "two")),
+    ):
+        assert with_known_fields(parse_labelled(name, FORMS, like), known).fields == fields
 
 
 @pytest.mark.parametrize("kind", [ClassificationData, TaggingData, SpanData, ChoiceData])
