@@ -141,8 +141,8 @@ class ClassificationData(LabelledData[ClassificationExample]):
         if len(loaded.examples) > _FEW and 2 * len(found) > len(loaded.examples):
             raise DataError(
                 f"{len(loaded.examples):,} examples of {self.source!r} have {len(found):,} "
-                f"different labels, {min(found)[:40]!r} among them: name the column of the labels, as "
-                "#LABEL,TEXT, or have target score for numbers"
+                f"different labels, {min(found)[:40]!r} among them: name the column of the "
+                "labels, as #LABEL,TEXT, or have target score for numbers"
             )
         if not found:
             raise DataError(f"no example of {self.source!r} has a label: name their column")

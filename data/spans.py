@@ -29,6 +29,8 @@ from .windows import windows
 
 NO_ANSWER = "no answer"
 """The one label there may be: that the training data have questions without an answer."""
+_UNSURE = "no answer whose place is sure"
+_PARTED = "an answer that is whole in no window"
 _NAMED_IN_FACTS = 3
 
 
@@ -45,7 +47,7 @@ class SpanData(LabelledData[SpanExample]):
     length: int = 384
     """Tokens in a row, T."""
     stride: int = 128
-    """Tokens of a passage from the start of one window to the start of the next."""
+    """Tokens of a passage from one window's start to the next one's; at most half a window."""
     max_question_length: int = 64
     """Tokens that are kept of a question; never more than half of a row."""
     max_answer_length: int = 30
@@ -71,8 +73,8 @@ class SpanData(LabelledData[SpanExample]):
         if examples and not any(example.answers for example in examples):
             raise DataError(f"no question of {source.name!r} has an answer: give a labelled source")
         wrong = [example for example in examples for _ in _misplaced(example)]
-        notes = (_counted("answers are not where they should be", wrong),) if wrong else ()
-        return Loaded(examples, notes=notes)
+        note = f"{len(wrong):,} answers are not where they should be ({_named(wrong)})"
+        return Loaded(examples, notes=(note,) if wrong else ())
 
     def examples_to_predict(self, path: str) -> list[SpanExample]:
         """Reads SQuAD's JSON, or JSON lines ``{"question": …, "context": …}``."""
@@ -162,7 +164,9 @@ def span_rows(
         tokenizer: Any.
         config: The lengths.
         unanswerable: Whether "no answer" may be predicted.
-        training: Leaves out questions without an answer of which the place is sure.
+        training: Leaves out questions without an answer of which the place is sure, and
+            those whose answer is whole in no window: at [CLS] they would teach that there is
+            none.
 
     Raises:
         DataError: No question is left to train on.
@@ -173,16 +177,27 @@ def span_rows(
         for text in dict.fromkeys(example.passage for example in examples)
     }
     spans = [_answer_tokens(e, passages[e.passage][1], training) for e in examples]
-    kept = [i for i, span in enumerate(spans) if span is not None or not training]
-    if not kept:
-        raise DataError("no question has an answer whose place in its passage is sure")
-    chosen = tuple(examples[i] for i in kept)
-    questions = tokenizer.encode_batch([example.question for example in chosen])
     longest = min(config.max_question_length, frame.room(2) // 2)
+    questions = tokenizer.encode_batch([example.question for example in examples])
+    cut = sum(len(question) > longest for question in questions)
+    questions = [question[:longest] for question in questions]
+    held = [
+        windows(len(passages[e.passage][0]), frame.room(2) - len(asked), config.stride)
+        for e, asked in zip(examples, questions, strict=True)
+    ]
+    unsure = [i for i, span in enumerate(spans) if span is None] if training else []
+    parted = [i for i, span in enumerate(spans) if _is_parted(span, held[i])]
+    left_out = {*unsure, *parted} if training else set()
+    kept = [i for i in range(len(examples)) if i not in left_out]
+    if not kept:
+        raise DataError(
+            "no question has an answer whose place in its passage is sure and that fits in a "
+            "window: give others, or a greater length"
+        )
     framed, positions, ranges, first_rows = [], [], [], [0]
-    for i, question in zip(kept, questions, strict=True):
-        ids, asked = passages[examples[i].passage][0], question[:longest]
-        for start, end in windows(len(ids), frame.room(2) - len(asked), config.stride):
+    for i in kept:
+        ids, asked = passages[examples[i].passage][0], questions[i]
+        for start, end in held[i]:
             framed.append((asked, ids[start:end]))
             positions.append(_in_window(spans[i], start, end, len(asked) + 2))
             ranges.append((start, end))
@@ -195,18 +210,21 @@ def span_rows(
         unanswerable,
     )
     notes = [f"{len(framed):,} windows of {config.length} tokens"]
-    if cut := sum(len(question) > longest for question in questions):
+    if cut:
         notes.append(f"{cut:,} questions cut to {longest} tokens")
-    unsure = [e for e, span in zip(examples, spans, strict=True) if span is None]
-    if training and unsure:
-        notes.append(_counted("questions have no answer whose place is sure", unsure))
+    consequence = ": not trained on" if training else ""
+    for problem, found in ((_UNSURE, unsure), (_PARTED, parted)):
+        if found:
+            named = _named([examples[i] for i in found])
+            notes.append(f"{len(found):,} questions have {problem}{consequence} ({named})")
+    chosen = tuple(examples[i] for i in kept)
     labelled = any(example.answers is not None for example in chosen)
     return SpanRows(
         FramedTokens.of(frame, framed),
         decoding,
         np.array(positions, np.int32) if labelled else None,
         chosen,
-        tuple(_left_out(examples, unsure)) if training else (),
+        tuple(_left_out(examples, unsure, parted)) if training else (),
         tuple(notes),
     )
 
@@ -263,16 +281,24 @@ def _misplaced(example: SpanExample) -> list[str]:
     return [answer.text for answer in example.answers or () if answer.start is None]
 
 
-def _left_out(examples: Iterable[SpanExample], unsure: Iterable[SpanExample]) -> Iterable[str]:
+def _is_parted(span: tuple[int, int] | None, held: Sequence[tuple[int, int]]) -> bool:
+    """Whether an answer there is is whole in none of the windows."""
+    if span is None or span[0] < 0:
+        return False
+    return not any(start <= span[0] and span[1] < end for start, end in held)
+
+
+def _left_out(
+    examples: Sequence[SpanExample], unsure: Iterable[int], parted: Iterable[int]
+) -> Iterable[str]:
     for example in examples:
         for text in _misplaced(example):
             yield f"{example.place}: the answer {text!r} is not where it should be"
-    for example in unsure:
-        yield f"{example.place}: no answer whose place is sure"
+    for problem, found in ((_UNSURE, unsure), (_PARTED, parted)):
+        yield from (f"{examples[i].place}: {problem}" for i in found)
 
 
-def _counted(problem: str, examples: Sequence[SpanExample]) -> str:
-    """Counts the questions that have a problem, and names the first of them."""
-    ids = ", ".join(example.id for example in examples[:_NAMED_IN_FACTS])
-    more = ", …" if len(examples) > _NAMED_IN_FACTS else ""
-    return f"{len(examples):,} {problem}: not trained on ({ids}{more})"
+def _named(examples: Sequence[SpanExample]) -> str:
+    """The ids of the first of some questions."""
+    ids = list(dict.fromkeys(example.id for example in examples))
+    return ", ".join(ids[:_NAMED_IN_FACTS]) + (", …" if len(ids) > _NAMED_IN_FACTS else "")

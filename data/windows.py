@@ -14,15 +14,17 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
     Args:
         total: Its tokens.
         room: Tokens in a window, at least 1.
-        stride: Tokens from the start of a window to that of the next, at least 1; a window
-            that is shorter than this is followed by the next without a gap.
+        stride: Tokens from the start of a window to that of the next, at least 1; never
+            more than half of a window, so that windows overlap and whatever is not longer
+            than half of one is whole in one.
 
     Returns:
         Half-open ranges of tokens that hold each one, at least one range.
     """
+    step = max(1, min(stride, room // 2))
     found = [(0, min(total, room))]
     while found[-1][1] < total:
-        start = found[-1][0] + min(room, stride)
+        start = found[-1][0] + step
         found.append((start, min(total, start + room)))
     return found
 

@@ -89,7 +89,11 @@ def test_windows_hold_every_token(total, room, stride):
     assert set(covered) == set(range(total))
     assert all(0 < end - start <= room for start, end in found) or total == 0
     starts = [start for start, _ in found]
-    assert all(b - a == min(room, stride) for a, b in itertools.pairwise(starts))
+    step = max(1, min(room // 2, stride))
+    assert all(b - a == step for a, b in itertools.pairwise(starts))
+    for size in range(1, room // 2 + 2):  # whatever is not longer is whole in a window
+        whole = {first for start, end in found for first in range(start, end - size + 1)}
+        assert total < size or whole == set(range(total - size + 1))
     assert [end for _, end in found].count(total) == 1
 
 
@@ -228,17 +232,37 @@ def test_answers_without_a_sure_place(config, tokenizer):
         assert tokenizer.decode(tokens) == "cat"
     unsure = "2 questions have no answer whose place is sure: not trained on (wrong, unsure)"
     assert unsure in split.facts
-    misplaced = "3 answers are not where they should be: not trained on (wrong, wrong, second)"
+    misplaced = "3 answers are not where they should be (wrong, second)"
     assert misplaced in split.facts
     assert len(split.rows.left_out) == 5
     wrong = "a.json question wrong: the answer 'dog' is not where it should be"
     assert split.rows.left_out[1].endswith(wrong)
     assert split.rows.left_out[-1].endswith("question unsure: no answer whose place is sure")
     everything = data.whole_source(data.source, tokenizer, ())  # all are scored
+    assert misplaced in everything.facts
+    assert "trained" not in everything.facts
     assert [len(gold["answers"]) for gold in everything.rows.gold()] == [2, 1, 2, 1]
     assert everything.rows.row(0, 1)["start_positions"] > 0  # for the loss: where it may be
     with pytest.raises(DataError, match="no question has an answer whose place"):
         train(config(article(paragraph(passage, unsure=[("red", 0, False)]))), tokenizer)
+
+
+def test_an_answer_that_is_whole_in_no_window(config, tokenizer):
+    passage = article(paragraph(PASSAGE, long=[(PASSAGE[2:24], 2)], short=[("k l", 20)]))
+    data = config(passage, length=16, stride=128, max_question_length=4)
+    split = train(data, tokenizer)
+    assert [gold["id"] for gold in split.rows.gold()] == ["short"]
+    parted = "1 questions have an answer that is whole in no window"
+    assert f"{parted}: not trained on (long)" in split.facts
+    (line,) = split.rows.left_out
+    assert line.endswith("question long: an answer that is whole in no window")
+    rows = [split.rows.row(0, i) for i in range(split.rows.rows_per_epoch)]
+    assert any(row["start_positions"] for row in rows)
+    everything = data.whole_source(data.source, tokenizer, ())  # all are scored
+    assert [gold["id"] for gold in everything.rows.gold()] == ["long", "short"]
+    assert f"{parted} (long)" in everything.facts
+    with pytest.raises(DataError, match="fits in a window: give others, or a greater length"):
+        train(config(article(paragraph(PASSAGE, q=[(PASSAGE[:24], 0)])), length=16), tokenizer)
 
 
 def test_no_passage_is_in_both_splits(config, tokenizer):
