@@ -5,7 +5,7 @@ Devlin et al. 2018, section 4.4 (SWAG): each choice is a row of its own, ``[CLS]
 choice (RACE, CosmosQA).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,7 +15,13 @@ from .documents import Split
 from .errors import DataError
 from .examples import LabelledData, Loaded, output, softmax
 from .framing import Frame, FramedTokens, frame_texts
-from .labelled import LabelledSource, Record, input_lines, parse_object, pick, read_fields
+from .labelled import (
+    LabelledSource,
+    Record,
+    input_lines,
+    read_fields,
+    read_objects,
+)
 from .published_records import PublishedRecords
 from .tokenizer import Tokenizer
 
@@ -91,17 +97,20 @@ class ChoiceData(LabelledData[ChoiceExample]):
         examples = [_from_record(record, labelled=True) for record in records]
         return Loaded(_equally_many(examples))
 
-    def examples_to_predict(self, path: str) -> list[ChoiceExample]:
-        """Reads JSON lines ``{"context": …, "choices": [...]}``, perhaps with a question."""
-        examples = []
-        for file, number, line in input_lines(path):
-            if line and not line.isspace():
-                place = f"{file} line {number}"
-                row = parse_object(line, place)
-                question = [row["question"]] if "question" in row else []
-                values = (pick(row, "context", place), *question, pick(row, "choices", place))
-                examples.append(_from_record(Record(place, (None, *values))))
+    def unlabelled(self, records: Iterable[Record]) -> list[ChoiceExample]:
+        """See ``LabelledData``."""
+        examples = [_from_record(Record(r.place, (None, *r.values))) for r in records]
         return list(_equally_many(examples))
+
+    def examples_to_predict(self, path: str) -> list[ChoiceExample]:
+        """Reads JSON lines with the source's fields but the label.
+
+        Of a source with numbered columns they are ``{"context": …, "choices": [...]}``, and
+        between them ``"question"`` if it has one.
+        """
+        asked = ("question",) if len(self.fields) == 4 else ()
+        fields = self.fields_to_predict(("context", *asked, "choices"))
+        return self.unlabelled(read_objects(input_lines(path), fields))
 
     def rows(
         self,
@@ -121,7 +130,7 @@ class ChoiceData(LabelledData[ChoiceExample]):
             notes.append(f"{cut:,} choices cut to {self.length} tokens")
         right = [example.label for example in examples]
         values = None if None in right else np.array(right, np.int32)
-        return ChoiceRows(tokens, values, number, tuple(notes))
+        return ChoiceRows(tokens, values, tuple(examples), number, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -131,12 +140,14 @@ class ChoiceRows:
     Attributes:
         tokens: The framed choices, those of an example one after the other.
         values: Which is right, int32 [n]; None if it is to be predicted.
+        examples: The examples, for predictions.
         number: The choices of each example, C.
         notes: For the log.
     """
 
     tokens: FramedTokens
     values: np.ndarray | None
+    examples: tuple[ChoiceExample, ...]
     number: int
     notes: tuple[str, ...] = ()
 
@@ -171,10 +182,19 @@ class ChoiceRows:
             predictions: ``logits`` float [n, C].
 
         Returns:
-            ``{"choice": index, "probabilities": [...]}`` for each example.
+            For each example ``{"context": …, "choice": index, "text": the choice,
+            "probabilities": [...]}``, with ``question`` if it has one.
         """
         table = softmax(output(predictions, "logits", self.rows_per_epoch))
-        return [{"choice": int(row.argmax()), "probabilities": row.tolist()} for row in table]
+        decoded = []
+        for example, row in zip(self.examples, table, strict=True):
+            asked = {} if example.question is None else {"question": example.question}
+            index = int(row.argmax())
+            chosen = {"choice": index, "text": example.choices[index]}
+            decoded.append(
+                {"context": example.context, **asked, **chosen, "probabilities": row.tolist()}
+            )
+        return decoded
 
 
 def _from_record(record: Record, *, labelled: bool = False) -> ChoiceExample:

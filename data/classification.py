@@ -5,7 +5,7 @@ at ``[CLS]``; pairs that are too long lose tokens of the longer text first.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,14 @@ from .documents import Split
 from .errors import DataError
 from .examples import LabelledData, Loaded, label_id, output, sigmoid, softmax
 from .framing import Frame, FramedTokens, frame_texts
-from .labelled import LabelledSource, Record, input_lines, read_fields
+from .labelled import (
+    LabelledSource,
+    Record,
+    are_json_lines,
+    input_lines,
+    read_fields,
+    read_objects,
+)
 from .published_records import PublishedRecords
 from .tokenizer import Tokenizer
 
@@ -85,11 +92,7 @@ class ClassificationData(LabelledData[ClassificationExample]):
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> Loaded[ClassificationExample]:
         """See ``LabelledData``; the fields are the label, the text and a second text."""
-        if not 2 <= len(source.fields) <= 3:
-            raise DataError(
-                f"{source.name!r} names {len(source.fields)} fields: name the label, the text "
-                "and perhaps a second text, as #LABEL,TEXT[,TEXT_B]"
-            )
+        _check_fields(source)
         names = published.class_names(source.fields[0]) if published is not None else None
         records = published.read(split) if published is not None else read_fields(source)
         examples = tuple(self._example(record, names) for record in records)
@@ -97,25 +100,35 @@ class ClassificationData(LabelledData[ClassificationExample]):
 
     def _example(self, record: Record, names: tuple[str, ...] | None) -> ClassificationExample:
         value, *texts = record.values
-        for text in texts:
-            if not isinstance(text, str):
-                raise DataError(
-                    f"{record.place} has a {type(text).__name__} where its text should be: "
-                    "name the label first and then the text, as #LABEL,TEXT"
-                )
-        second = texts[1] if len(texts) == 2 else None
-        return ClassificationExample(
-            texts[0], second, _label(value, self.target, names, record.place), record.place
-        )
+        label = _label(value, self.target, names, record.place)
+        return _of_texts(texts, label, record.place)
+
+    def unlabelled(self, records: Iterable[Record]) -> list[ClassificationExample]:
+        """See ``LabelledData``."""
+        return [_of_texts(record.values, None, record.place) for record in records]
 
     def examples_to_predict(self, path: str) -> list[ClassificationExample]:
-        """Reads a text per line, or two parted by a tab; empty lines are left out."""
+        """Reads a text per line, or two parted by a tab, as many as the source has.
+
+        An empty line is an empty text, so that there is a prediction for each line. Of a
+        file ``*.jsonl`` the fields of the texts are read.
+
+        Raises:
+            DataError: A line has more texts, or fewer (with file and line).
+        """
+        fields = self.fields_to_predict(("text", "text_b")[: len(self.fields) - 1])
+        if are_json_lines(path):
+            return self.unlabelled(read_objects(input_lines(path), fields))
         examples = []
         for file, number, line in input_lines(path):
-            if line and not line.isspace():
-                text, tab, second = line.partition("\t")
-                place = f"{file} line {number}"
-                examples.append(ClassificationExample(text, second if tab else None, None, place))
+            texts, place = line.split("\t"), f"{file} line {number}"
+            if len(texts) != len(fields):
+                raise DataError(
+                    f"{place} has {len(texts)} columns where this model reads {len(fields)}: give "
+                    "its texts alone, parted by tabs, or name a file of labelled examples as "
+                    f"tsv:{file}#LABEL,TEXT[,TEXT_B]"
+                )
+            examples.append(_of_texts(texts, None, place))
         return examples
 
     def labels(self) -> tuple[str, ...]:
@@ -161,9 +174,9 @@ class ClassificationData(LabelledData[ClassificationExample]):
         frame = Frame.of(tokenizer, self.length)
         tokens, cut = frame_texts([example.texts for example in examples], tokenizer, frame)
         notes = (f"{cut:,} of them cut to {self.length} tokens",) if cut else ()
-        return ClassificationRows(
-            tokens, label_values(examples, labels, self.target), labels, self.target, notes
-        )
+        values = label_values(examples, labels, self.target)
+        texts = tuple(example.texts for example in examples)
+        return ClassificationRows(tokens, values, texts, labels, self.target, notes)
 
 
 @dataclass(frozen=True)
@@ -174,6 +187,7 @@ class ClassificationRows:
         tokens: The framed texts.
         values: int32 [n] label ids, float32 [n, L] of 0 and 1 (several) or float32 [n]
             (score); None if they are to be predicted.
+        texts: The one or two texts of each, for predictions.
         labels: The names of the labels, L.
         target: What a label is.
         notes: For the log.
@@ -181,6 +195,7 @@ class ClassificationRows:
 
     tokens: FramedTokens
     values: np.ndarray | None
+    texts: tuple[tuple[str, ...], ...]
     labels: tuple[str, ...]
     target: Target
     notes: tuple[str, ...] = ()
@@ -215,23 +230,43 @@ class ClassificationRows:
             predictions: ``logits`` float [n, L].
 
         Returns:
-            For each example ``{"label": name, "probabilities": {name: p}}``;
-            ``{"labels": [names], "probabilities": {name: p}}`` with all labels above 0.5
-            (several); or ``{"score": number}``.
+            For each example ``{"text": …, "label": name, "probabilities": {name: p}}``, with
+            ``text_b`` if there is a second text; several: ``"labels": [names]``, all that
+            are above 0.5; score: ``{"text": …, "score": number}``.
         """
         logits = output(predictions, "logits", len(self.tokens))
+        given = [dict(zip(("text", "text_b"), texts, strict=False)) for texts in self.texts]
         if self.target == "score":
-            return [{"score": score} for score in logits[:, 0].tolist()]
+            scores = logits[:, 0].tolist()
+            return [{**g, "score": score} for g, score in zip(given, scores, strict=True)]
         table = softmax(logits) if self.target == "one" else sigmoid(logits)
         decoded = []
-        for row in table:
+        for texts, row in zip(given, table, strict=True):
             named = dict(zip(self.labels, row.tolist(), strict=True))
             if self.target == "one":
                 found = {"label": self.labels[int(row.argmax())]}
             else:
                 found = {"labels": [name for name, p in named.items() if p > 0.5]}
-            decoded.append({**found, "probabilities": named})
+            decoded.append({**texts, **found, "probabilities": named})
         return decoded
+
+
+def _check_fields(source: LabelledSource) -> None:
+    if not 2 <= len(source.fields) <= 3:
+        raise DataError(
+            f"{source.name!r} names {len(source.fields)} fields: name the label, the text "
+            "and perhaps a second text, as #LABEL,TEXT[,TEXT_B]"
+        )
+
+
+def _of_texts(texts: Sequence[Any], label: Label | None, place: str) -> ClassificationExample:
+    for text in texts:
+        if not isinstance(text, str):
+            raise DataError(
+                f"{place} has a {type(text).__name__} where its text should be: "
+                "name the label first and then the text, as #LABEL,TEXT"
+            )
+    return ClassificationExample(texts[0], texts[1] if len(texts) == 2 else None, label, place)
 
 
 def label_values(

@@ -7,7 +7,8 @@ record becomes an example, and how examples become rows; everything else is here
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -15,7 +16,13 @@ import numpy as np
 from .config import DataConfig, DataSplit
 from .documents import Division, Split, text_digest
 from .errors import DataError
-from .labelled import LabelledSource, parse_labelled
+from .labelled import (
+    LabelledSource,
+    Record,
+    parse_labelled,
+    read_fields,
+    with_known_fields,
+)
 from .published_records import PublishedRecords, open_published
 from .tokenizer import Tokenizer
 
@@ -112,6 +119,8 @@ class LabelledData(DataConfig, Generic[E]):
     """The kinds of source that are read, and the fields to take of each."""
     published_fields: ClassVar[dict[str, str]] = {}
     """The fields to take of well-known published data sets."""
+    label_field: ClassVar[int] = 0
+    """Which of the fields is the label's."""
     noun: ClassVar[str] = "examples"
 
     def __post_init__(self) -> None:
@@ -137,8 +146,36 @@ class LabelledData(DataConfig, Generic[E]):
         """
 
     @abstractmethod
+    def unlabelled(self, records: Iterable[Record]) -> list[E]:
+        """Makes examples to predict of records of all fields but the label's."""
+
+    @abstractmethod
     def examples_to_predict(self, path: str) -> list[E]:
         """Reads examples without labels from a file, or from standard input for ``-``."""
+
+    def examples_of_source(self, name: str) -> list[E]:
+        """Reads the examples of a labelled source to predict them; its labels are not read."""
+        source, published = self._open(name)
+        source = replace(source, fields=self.without_label(source.fields))
+        if published is not None:
+            return self.unlabelled(replace(published, source=source).read("validation"))
+        return self.unlabelled(read_fields(source))
+
+    def without_label(self, fields: tuple[str, ...]) -> tuple[str, ...]:
+        """All fields but the label's."""
+        return fields[: self.label_field] + fields[self.label_field + 1 :]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What is taken of the source's records: names, or the numbers of columns."""
+        source = parse_labelled(self.source, self.forms)
+        return with_known_fields(source, self.published_fields).fields
+
+    def fields_to_predict(self, usual: tuple[str, ...]) -> tuple[str, ...]:
+        """The fields of JSON lines without labels: the source's; the usual if these are numbers."""
+        fields = self.without_label(self.fields)
+        numbers = all(part.isdecimal() for field in fields for part in field.split("+"))
+        return usual if numbers else fields
 
     @abstractmethod
     def rows(
@@ -171,14 +208,17 @@ class LabelledData(DataConfig, Generic[E]):
         """Examples without labels, to predict them.
 
         Args:
-            path: A file (see ``examples_to_predict``), or ``-`` for standard input.
+            path: A file (see ``examples_to_predict``), ``-`` for standard input, or a labelled
+                source (``tsv:GLOB#LABEL,TEXT``), whose labels are not read.
             tokenizer: The model's.
             labels: The names of the model's labels.
 
         Raises:
             DataError: The file is missing, empty or not of the form.
         """
-        examples = self.examples_to_predict(path)
+        kind, colon, _ = path.partition(":")
+        is_source = colon and kind in self.forms and not Path(path).exists()
+        examples = self.examples_of_source(path) if is_source else self.examples_to_predict(path)
         if not examples:
             raise DataError(f"nothing to predict in {path}: it is empty")
         return self._split(Loaded(tuple(examples)), tokenizer, labels)

@@ -158,6 +158,11 @@ def input_lines(path: str) -> Iterator[Line]:
         offset += len(raw)
 
 
+def are_json_lines(path: str) -> bool:
+    """Whether a file's name says that it holds JSON lines."""
+    return path.removesuffix(".gz").endswith(".jsonl")
+
+
 def file_lines(path: Path) -> Iterator[Line]:
     """Reads the lines of a file, which may be packed by gzip."""
     for number, (offset, raw) in enumerate(raw_lines(path), start=1):
@@ -262,7 +267,7 @@ def _check_customary(width: int, fields: tuple[str, ...], place: str) -> None:
     if width != max(int(part) for field in fields for part in field.split("+")):
         raise DataError(
             f"{place} has {width} columns: name the label's and those of the texts after a #, in "
-            f"this order, as #{','.join(fields)} or by the names in the first line"
+            "this order, as #2,4 or by the names in the first line"
         )
 
 

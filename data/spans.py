@@ -14,7 +14,7 @@ from .documents import Split
 from .errors import DataError
 from .examples import LabelledData, Loaded
 from .framing import Frame, FramedTokens
-from .labelled import LabelledSource, input_lines
+from .labelled import LabelledSource, Record, input_lines, parse_labelled
 from .published_records import PublishedRecords
 from .span_decoding import SpanDecoding
 from .squad import (
@@ -23,6 +23,7 @@ from .squad import (
     in_groups,
     questions_to_predict,
     read_questions,
+    unanswered,
 )
 from .tokenizer import Tokenizer
 from .windows import windows
@@ -40,6 +41,7 @@ class SpanData(LabelledData[SpanExample]):
 
     kind: ClassVar[str] = "span"
     forms: ClassVar[dict[str, str]] = {"squad": "", "tfds": "context,question,answers,id"}
+    label_field: ClassVar[int] = 2
     noun: ClassVar[str] = "questions"
 
     source: str
@@ -75,6 +77,20 @@ class SpanData(LabelledData[SpanExample]):
         wrong = [example for example in examples for _ in _misplaced(example)]
         note = f"{len(wrong):,} answers are not where they should be ({_named(wrong)})"
         return Loaded(examples, notes=(note,) if wrong else ())
+
+    def unlabelled(self, records: Iterable[Record]) -> list[SpanExample]:
+        """See ``LabelledData``."""
+        return [unanswered(record) for record in records]
+
+    def examples_of_source(self, name: str) -> list[SpanExample]:
+        """See ``LabelledData``."""
+        source = parse_labelled(name, self.forms)
+        if source.kind == "squad":
+            examples = list(read_questions(source, labelled=False))
+        else:
+            examples = super().examples_of_source(name)
+        _check_ids(examples)
+        return examples
 
     def examples_to_predict(self, path: str) -> list[SpanExample]:
         """Reads SQuAD's JSON, or JSON lines ``{"question": …, "context": …}``."""

@@ -56,18 +56,19 @@ class SpanExample:
         return self.passage, self.question
 
 
-def read_questions(source: LabelledSource) -> Iterator[SpanExample]:
+def read_questions(source: LabelledSource, *, labelled: bool = True) -> Iterator[SpanExample]:
     """Reads the questions of all files of a source.
 
     Args:
         source: Of the kind ``squad``.
+        labelled: Whether to read the answers.
 
     Raises:
         DataError: A file is not JSON of the form, or lacks a part (which, and where).
     """
     for lines in source_lines(source):
         for file, text in _whole(lines):
-            yield from _questions(parse_json(text, file), file)
+            yield from _questions(parse_json(text, file), file, labelled)
 
 
 def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
@@ -112,6 +113,13 @@ def from_record(record: Record, title: str = "") -> SpanExample:
     placed = tuple(place_answer(text, start, passage) for text, start in pairs)
     name = str(id[0]) if id else record.place
     return SpanExample(name, question, passage, placed, title, record.place)
+
+
+def unanswered(record: Record) -> SpanExample:
+    """Makes a question to predict of a published record: passage, question and perhaps an id."""
+    passage, question, *id = record.values
+    name = str(id[0]) if id else record.place
+    return SpanExample(name, question, passage, None, place=record.place, group=passage)
 
 
 def place_answer(text: str, start: Any, passage: str, sure: bool = True) -> Answer:

@@ -5,7 +5,7 @@ at. A sentence that does not fit in a row goes on in the next, at a word, so tha
 is predicted exactly once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -17,7 +17,14 @@ from .documents import Split
 from .errors import DataError
 from .examples import LabelledData, Loaded, label_id, output
 from .framing import Frame, FramedTokens
-from .labelled import LabelledSource, Record, input_lines, read_fields
+from .labelled import (
+    LabelledSource,
+    Record,
+    are_json_lines,
+    input_lines,
+    read_fields,
+    read_objects,
+)
 from .published_records import PublishedRecords
 from .tag_schemes import InconsistentTagError, find_scheme, span_labels, to_bio
 from .tokenizer import Tokenizer
@@ -66,6 +73,7 @@ class TaggingData(LabelledData[TaggingExample]):
     kind: ClassVar[str] = "tag"
     forms: ClassVar[dict[str, str]] = {"conll": "", "jsonl": "tokens,tags", "tfds": "tokens,ner"}
     published_fields: ClassVar[dict[str, str]] = {"wikiann": "tokens,tags"}
+    label_field: ClassVar[int] = 1
     noun: ClassVar[str] = "sentences"
 
     source: str
@@ -85,20 +93,35 @@ class TaggingData(LabelledData[TaggingExample]):
         records = published.read(split) if published is not None else read_fields(source)
         return _in_bio([_from_record(record, names) for record in records])
 
-    def examples_to_predict(self, path: str) -> list[TaggingExample]:
-        """Reads a sentence per line, whose words are parted by blanks.
+    def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
+        """See ``LabelledData``; the one field is the words'."""
+        return [TaggingExample(_words(r.values[0], r.place), None, r.place) for r in records]
 
-        Of a file named ``*.conll`` or given as ``conll:FILE`` the first column is read, a
-        word per line.
+    def examples_of_source(self, name: str) -> list[TaggingExample]:
+        """See ``LabelledData``; of ``conll:GLOB`` the first column is read."""
+        kind, _, location = name.partition(":")
+        if kind == "conll":
+            return self._first_columns(location)
+        return super().examples_of_source(name)
+
+    def _first_columns(self, path: str) -> list[TaggingExample]:
+        sentences = read_words(input_lines(path))
+        return [TaggingExample(s.words, None, s.file, s.first_line) for s in sentences]
+
+    def examples_to_predict(self, path: str) -> list[TaggingExample]:
+        """Reads a sentence per line, whose words are parted by blanks; perhaps of none.
+
+        Of a file ``*.conll`` the first column is read, a word per line; of ``*.jsonl`` the
+        field of the words.
         """
-        columns = path.startswith("conll:") or path.removesuffix(".gz").endswith(".conll")
-        lines = input_lines(path.removeprefix("conll:"))
-        if columns:
-            return [TaggingExample(s.words, None, s.file, s.first_line) for s in read_words(lines)]
+        if path.removesuffix(".gz").endswith(".conll"):
+            return self._first_columns(path)
+        if are_json_lines(path):
+            fields = self.fields_to_predict(("tokens",))
+            return self.unlabelled(read_objects(input_lines(path), fields))
         return [
-            TaggingExample(tuple(words), None, f"{file} line {number}")
-            for file, number, line in lines
-            if (words := line.split())
+            TaggingExample(tuple(line.split()), None, f"{file} line {number}")
+            for file, number, line in input_lines(path)
         ]
 
     def labels(self) -> tuple[str, ...]:
@@ -311,15 +334,24 @@ def _from_columns(sentence: Sentence) -> TaggingExample:
 
 def _from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample:
     words, tags = record.values
-    for values, what in ((words, "words"), (tags, "tags")):
-        if not isinstance(values, list):
-            raise DataError(f"{record.place} has no list of {what}: name the fields #words,tags")
+    words = _words(words, record.place)
+    if not isinstance(tags, list):
+        raise DataError(f"{record.place} has no list of tags: name the fields #words,tags")
     if len(words) != len(tags):
         raise DataError(
             f"{record.place} has {len(words)} words and {len(tags)} tags: give each word one"
         )
     named = [names[tag] if names is not None else str(tag) for tag in tags]
-    return TaggingExample(tuple(map(str, words)), tuple(named), record.place)
+    return TaggingExample(words, tuple(named), record.place)
+
+
+def _words(values: Any, place: str) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise DataError(f"{place} has no list of words: name the fields #words,tags")
+    for value in values:
+        if isinstance(value, bool | list | dict) or value is None:
+            raise DataError(f"{place} has {value!r} among its words: a word is a text or a number")
+    return tuple(map(str, values))
 
 
 def _in_bio(examples: list[TaggingExample]) -> Loaded[TaggingExample]:

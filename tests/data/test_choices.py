@@ -74,7 +74,7 @@ def test_choices_in_fields_of_their_own(config, tokenizer, tmp_path):
 def test_decode(config, tokenizer):
     rows = config(ROWS).train_split(tokenizer, (), 0).rows
     first, second = rows.decode({"logits": np.log([[1, 2, 1], [5, 1, 4.0]])})
-    assert first["choice"] == 1
+    assert (first["choice"], first["text"], first["context"]) == (1, "y z", "a b")
     assert first["probabilities"] == pytest.approx([0.25, 0.5, 0.25])
     assert second["choice"] == 0
 
@@ -110,6 +110,15 @@ def test_input(config, tokenizer, tmp_path):
     assert [p["choice"] for p in split.rows.decode({"logits": np.eye(2)})] == [0, 1]
     with pytest.raises(ValueError, match="have no labels"):
         split.rows.gold()
+    (tmp_path / "own.jsonl").write_text('{"goal": "a", "one": "x", "two": "y"}\n')
+    rows = [{"label": 1, "goal": "a", "one": "x", "two": "y"}]
+    data = config(rows, "#label,goal,one+two")
+    for path in (f"{tmp_path}/own.jsonl", f"jsonl:{tmp_path}/own.jsonl"):
+        (example,) = data.input_split(path, tokenizer, ()).content
+        assert (example.choices, example.label) == (("x", "y"), None)
+    data = config(ROWS, "#label,context,question,choices")
+    split = data.input_split(data.source, tokenizer, ())
+    assert split.rows.decode({"logits": np.eye(2, 3)})[0]["question"] == "q ?"
     (tmp_path / "in.jsonl").write_text('{"context": "a"}')
     with pytest.raises(DataError, match=r"in.jsonl line 1 has no field 'choices'"):
         config(ROWS).input_split(f"{tmp_path}/in.jsonl", tokenizer, ())

@@ -68,9 +68,9 @@ def test_order_of_labels(config, column, labels):
 def test_decode(config, tokenizer):
     rows = train(config("no\ta\nyes\tb\n"), tokenizer).rows
     first, second = rows.decode({"logits": np.array([[0.0, np.log(3)], [1000, -1000]])})
-    assert first["label"] == "yes"
+    assert (first["text"], first["label"]) == ("a", "yes")
     assert first["probabilities"] == pytest.approx({"no": 0.25, "yes": 0.75})
-    assert second == {"label": "no", "probabilities": {"no": 1.0, "yes": 0.0}}
+    assert second == {"text": "b", "label": "no", "probabilities": {"no": 1.0, "yes": 0.0}}
     with pytest.raises(ValueError, match="logits is for 1 rows, but there are 2"):
         rows.decode({"logits": np.zeros((1, 2))})
 
@@ -95,7 +95,10 @@ def test_scores(config, tokenizer):
     label = rows.row(0, 0)["labels"]
     assert (label, label.shape, label.dtype) == (2.5, (), np.float32)
     assert rows.gold() == [2.5, -1]
-    assert rows.decode({"logits": np.array([[1.0], [2.0]])}) == [{"score": 1.0}, {"score": 2.0}]
+    assert rows.decode({"logits": np.array([[1.0], [2.0]])}) == [
+        {"text": "a", "score": 1.0},
+        {"text": "b", "score": 2.0},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,17 +137,45 @@ def test_bad_fields(config, tokenizer):
 
 
 def test_input(config, tokenizer, tmp_path):
-    data = config("0\ta\n1\tb\n")
-    (tmp_path / "in.txt").write_text("a b\n\nc\td e\n")
+    data = config("0\ta\tx\n1\tb\ty\n", "#1,2,3")
+    (tmp_path / "in.txt").write_text("a b\tf\nc\td e\n")
     split = data.input_split(f"{tmp_path}/in.txt", tokenizer, ("0", "1"))
     assert split.facts == "2 examples"
     assert set(split.rows.row(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
     assert split.rows.row(0, 1)["token_type_ids"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
     (batch,) = evaluation_batches(split.rows, batch_size=4)
     assert batch["attention_mask"][:, 0].tolist() == [1, 1, 0, 0]
-    assert len(split.rows.decode({"logits": np.zeros((2, 2))})) == 2
+    _, second = split.rows.decode({"logits": np.zeros((2, 2))})
+    assert (second["text"], second["text_b"]) == ("c", "d e")
     with pytest.raises(ValueError, match="have no labels"):
         split.rows.gold()
+
+
+def test_input_has_as_many_texts_as_the_run(config, tokenizer, tmp_path):
+    (tmp_path / "in").write_text("a\n\nb\n")
+    texts = [e.texts for e in config("0\ta\n").examples_to_predict(f"{tmp_path}/in")]
+    assert texts == [("a",), ("",), ("b",)]  # a prediction for each line
+    with pytest.raises(DataError, match=r"in line 1 has 1 columns where this model reads 2"):
+        config("0\ta\tx\n", "#1,2,3").examples_to_predict(f"{tmp_path}/in")
+    (tmp_path / "in").write_text("a\n1\tb\n")
+    with pytest.raises(
+        DataError, match=r"in line 2 has 2 .* reads 1: .* name .* as tsv:.*in#LABEL"
+    ):
+        config("0\ta\n").examples_to_predict(f"{tmp_path}/in")
+
+
+def test_input_of_labelled_files(config, tokenizer, tmp_path):
+    (tmp_path / "in.tsv").write_text("?\tb\n\tc\n")
+    (tmp_path / "in.jsonl").write_text('{"text": "b"}\n\n{"text": "c", "label": []}\n')
+    data = config("0\ta\n1\tb\n", target="score")
+    for path in (f"tsv:{tmp_path}/in.tsv", f"{tmp_path}/in.jsonl", f"jsonl:{tmp_path}/in.jsonl"):
+        rows = data.input_split(path, tokenizer, data.labels()).rows
+        assert [p["text"] for p in rows.decode({"logits": np.zeros((2, 1))})] == ["b", "c"]
+    named = config("text\tlabel\na\t0\n", "#label,text")
+    assert named.examples_to_predict(f"{tmp_path}/in.jsonl")[1].text == "c"
+    (tmp_path / "in.jsonl").write_text('{"text": 3}\n')
+    with pytest.raises(DataError, match=r"in.jsonl line 1 has a int where its text should be"):
+        data.input_split(f"{tmp_path}/in.jsonl", tokenizer, data.labels())
 
 
 def test_real_files(datasets):

@@ -320,9 +320,10 @@ def test_input(config, tokenizer, tmp_path):
     decoded = split.rows.decode(logits_at(split.rows, []))
     assert [one["id"] for one in decoded] == ["1", "x"]
     assert decoded[1]["answer"] == ""  # of an empty passage
-    split = data.input_split(f"{tmp_path}/a.json", tokenizer, ())
-    assert [example.id for example in split.content] == ["q"]
-    assert "start_positions" not in split.rows.row(0, 0)
+    for path in (f"{tmp_path}/a.json", f"squad:{tmp_path}/a.json"):
+        split = data.input_split(path, tokenizer, ())
+        assert [example.id for example in split.content] == ["q"]
+        assert "start_positions" not in split.rows.row(0, 0)
     (tmp_path / "in.jsonl").write_text('{"question": "what?"}\n')
     with pytest.raises(DataError, match="line 1 has no field 'context'"):
         data.input_split(f"{tmp_path}/in.jsonl", tokenizer, ())

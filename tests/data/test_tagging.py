@@ -247,14 +247,20 @@ def test_input(config, tokenizer, tmp_path):
     data = config("a B-X\n")
     (tmp_path / "in.txt").write_text("ab c\n\n d e\n")
     split = data.input_split(f"{tmp_path}/in.txt", tokenizer, data.labels())
-    assert [example.words for example in split.content] == [("ab", "c"), ("d", "e")]
+    assert [example.words for example in split.content] == [("ab", "c"), (), ("d", "e")]
     assert set(split.rows.row(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
-    decoded = split.rows.decode({"label_ids": np.ones((2, 10), int)})
+    decoded = split.rows.decode({"label_ids": np.ones((3, 10), int)})
     assert decoded[0] == {"words": ["ab", "c"], "tags": ["B-X", "B-X"]}
+    assert decoded[1] == {"words": [], "tags": []}  # a prediction for each line
     (tmp_path / "in.conll").write_text("ab X\nc X\n\nd X\n")
     (tmp_path / "in").write_text("ab\nc\n\nd\n")
     for path in (f"{tmp_path}/in.conll", f"conll:{tmp_path}/in"):
-        assert [e.words for e in data.examples_to_predict(path)] == [("ab", "c"), ("d",)]
+        split = data.input_split(path, tokenizer, data.labels())
+        assert [e.words for e in split.content] == [("ab", "c"), ("d",)]
+    (tmp_path / "in.jsonl").write_text('{"tokens": ["ab", 3], "tags": null}\n')
+    for path in (f"{tmp_path}/in.jsonl", f"jsonl:{tmp_path}/in.jsonl"):
+        split = data.input_split(path, tokenizer, data.labels())
+        assert [(e.words, e.tags) for e in split.content] == [(("ab", "3"), None)]
 
 
 def test_json_lines(tmp_path, tokenizer):
