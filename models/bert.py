@@ -81,7 +81,8 @@ class BertConfig(TransformerConfig):
     (pretraining); labels of a sequence or of each token; a span; the right one of several
     choices; next tokens (causal_lm)."""
     labels: tuple[str, ...] = ()
-    """Names of the labels of a sequence or token head, in order of their ids."""
+    """Names of the labels of a sequence or token head, in order of their ids; of a span head
+    "no answer", if it may say so."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,11 @@
 """Every command and every Python block of the README is run, at a tiny size."""
 
+import gzip
+import json
+import random
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,9 @@ SMALL = shlex.split(
     "--model.num-layers 1 --model.num-heads 2 --optimizer.warmup-steps 1 --evaluate-every 2 "
     "--checkpoint-every 2 --sample-prompt None"
 )
-SMALL_VOCABULARY = ["--data.tokenizer.vocab-size", "300", "--model.vocab-size", "300"]
+VOCABULARIES = {"quickstart": "300", "bert-quickstart": "60"}  # others have one already
+
+WORDS = "the train pulled into the station and a man was there when it came".split()
 
 
 def blocks(language):
@@ -33,6 +39,11 @@ def commands():
     return found
 
 
+def cutting():
+    """The line that cuts a novel into chapters."""
+    return next(line for block in blocks("sh") for line in block.splitlines() if "csplit" in line)
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with the files that the README speaks of."""
@@ -42,18 +53,61 @@ def place(tmp_path_factory):
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text(text * 3, encoding="utf-8")
+    write_data(folder)
     return folder
+
+
+def write_data(folder):
+    """The files of BERT's section, a few lines each."""
+    draw = random.Random(0)
+    sentences = [" ".join(draw.choices(WORDS, k=8)) for _ in range(96)]
+    documents = ["\n".join(sentences[i : i + 8]) for i in range(0, 96, 8)]
+    chapters = [f"CHAPTER {i}\n\n{document}." for i, document in enumerate(documents)]
+    questions = [
+        {"context": s, "qas": [{"id": s, "question": "who", "answers": [answer(s)]}]}
+        for s in sorted(set(sentences))
+    ]
+    articles = [{"title": q["context"], "paragraphs": [q]} for q in questions]
+    files = {
+        "brown.train.txt.gz": "\n\n".join(documents),
+        "brown.valid.txt.gz": "\n\n".join(documents[:4]),
+        "war_and_peace.txt.gz": "\n\n".join(chapters),
+        "sentences.txt": "\n".join(sentences[:3]),
+        "sst2.train.tsv.gz": "\n".join(f"{i % 2}\t{s}" for i, s in enumerate(sentences)),
+        "sst2.dev.tsv.gz": "\n".join(f"{i % 2}\t{s}" for i, s in enumerate(sentences[:9])),
+        "eng.train.gz": "\n\n".join(map(tagged, sentences)),
+        "eng.testa.gz": "\n\n".join(map(tagged, sentences[:9])),
+        "squad.json.gz": json.dumps({"version": "1.1", "data": articles}),
+        "questions.jsonl": json.dumps({"context": sentences[0], "question": "who"}),
+        "choices.jsonl": "\n".join(
+            json.dumps({"context": s, "choices": ["there", "here"], "label": i % 2})
+            for i, s in enumerate(sentences)
+        ),
+    }
+    for name, content in files.items():
+        raw = (content + "\n").encode()
+        (folder / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+
+
+def answer(sentence):
+    return {"text": sentence.split()[1], "answer_start": len(sentence.split()[0]) + 1}
+
+
+def tagged(sentence):
+    return "\n".join(f"{word} N N {'I-PER' if word == 'man' else 'O'}" for word in sentence.split())
 
 
 @pytest.mark.slow
 def test_every_command_and_python_block_runs(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
+    subprocess.run(["bash", "-c", cutting()], check=True)
     ran = commands()
-    assert len(ran) >= 9
+    assert len(ran) >= 20
     for arguments in ran:
         if arguments[0] == "train":
-            vocabulary = [] if arguments[1] == "shakespeare-char" else SMALL_VOCABULARY
-            arguments = [*arguments, *SMALL, *vocabulary]
+            arguments = [*arguments, *SMALL]
+            if size := VOCABULARIES.get(arguments[1]):
+                arguments += ["--data.tokenizer.vocab-size", size, "--model.vocab-size", size]
         assert cli.main(arguments) == 0, (arguments, capsys.readouterr().err)
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), {})

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from .errors import NonFiniteLoss, RunError
     from .filling import MaskFiller
     from .loop import Result, train
-    from .objectives import CAUSAL, CLASSIFICATION, MASKED, PRETRAINING, SPAN, TAGGING, Objective
+    from .objectives import (
+        CAUSAL,
+        CLASSIFICATION,
+        MASKED,
+        MULTI_LABEL,
+        PRETRAINING,
+        REGRESSION,
+        SPAN,
+        TAGGING,
+        Objective,
+    )
     from .optimizer import make_optimizer
     from .optimizer_config import OptimizerConfig
     from .prediction import predict
@@ -38,7 +48,9 @@ _HOME = {
         "CAUSAL",
         "CLASSIFICATION",
         "MASKED",
+        "MULTI_LABEL",
         "PRETRAINING",
+        "REGRESSION",
         "SPAN",
         "TAGGING",
         "Objective",
@@ -60,7 +72,9 @@ __all__ = [
     "CAUSAL",
     "CLASSIFICATION",
     "MASKED",
+    "MULTI_LABEL",
     "PRETRAINING",
+    "REGRESSION",
     "SPAN",
     "TAGGING",
     "MaskFiller",

@@ -24,8 +24,7 @@ def _small(dropout_rate: float) -> BertConfig:
         d_model=128,
         num_heads=4,
         dropout_rate=dropout_rate,
-        # From 0.02 so narrow a model says nothing but the commonest words for many epochs.
-        init_std=0.08,
+        init_std=0.08,  # about 1 / √D
     )
 
 
@@ -62,7 +61,8 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
     """The original pretraining in two phases, on Wikipedia alone (BooksCorpus is not published).
 
     AdamW: Devlin et al. 2019, appendix A.2, 900,000 and 100,000 steps of 256 rows. LAMB (You
-    et al. 2020) with the settings that NVIDIA published for it.
+    et al. 2020): steps, batches, rates and warm-up of NVIDIA's DeepLearningExamples, whose decay
+    is the root of this linear one.
     """
     first = length == 128
     if lamb:

@@ -66,7 +66,7 @@ class Checkpoints:
         Args:
           state: in its global form.
           data: the data iterator's state.
-          validation_loss: nats per token, if it was measured at this step.
+          validation_loss: the lower the better, if it was measured at this step.
         """
         step = int(state.step)
         if step == self.newest:

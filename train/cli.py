@@ -18,7 +18,7 @@ COMMANDS = {
     "predict": "print a fine-tuned model's predictions, as JSON lines",
     "embed": "write a vector for each line of a file",
     "list": "print the published model sizes and the recipes",
-    "tokenizer": "train a tokenizer on a text",
+    "tokenizer": "train a vocabulary on texts",
 }
 
 HELP = """usage: flaxzoo COMMAND …

@@ -16,17 +16,6 @@ from .recipes import RECIPES, describe, recipe
 Positional = tyro.conf.Positional
 
 
-USES = {
-    "causal": "generate {run} --prompt TEXT",
-    "pretraining": "fill-mask {run} 'The [MASK] is open.'",
-    "classify": "predict {run} --input FILE",
-    "tag": "predict {run} --input FILE",
-    "span": "predict {run} --input FILE",
-    "choice": "predict {run} --input FILE",
-}
-"""What a finished run of each kind of data is good for."""
-
-
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
@@ -63,12 +52,13 @@ def train_command(arguments: list[str]) -> None:
     config = TrainConfig(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(base)})
     _enable_compilation_cache()
     from .loop import train
+    from .tasks import task_of
 
     result = train(config, parsed.workdir, resume=parsed.resume)
     if result.sample is not None:
         print(result.sample)
     if result.finished:
-        use = USES[config.data.kind].format(run=parsed.workdir)
+        use = task_of(config.data).use.format(run=parsed.workdir)
         _say(f"report: {parsed.workdir / 'report.md'}; go on with: flaxzoo {use}")
 
 

@@ -54,8 +54,11 @@ class TrainConfig:
     parallel: Literal["jit", "pmap"] = "jit"
     """jit: any mesh. pmap: plain data parallelism over this machine's devices."""
     init_from: str | None = None
-    """A run folder whose parameters this run begins with: its body, vocabulary and sizes are
-    taken over, and its head where this run has the same."""
+    """A run folder whose parameters this run begins with. Its sizes and vocabulary are taken
+    over (of `model` only `dropout_rate` counts, of `data.tokenizer` nothing), its body is copied,
+    and its head as far as this run has the same."""
+    init_step: int | None = None
+    """The checkpoint of `init_from`; by default the newest."""
     steps: int = 0
     """Updates of the parameters; 0: as many as `epochs` take."""
     epochs: float = 0.0
@@ -106,10 +109,9 @@ class TrainConfig:
         for name in ("steps", "evaluate_every", "checkpoint_every", "keep_best"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 0")
-        if not 0 <= self.epochs < math.inf or bool(self.steps) == bool(self.epochs):
+        if not 0 <= self.epochs < math.inf or not (self.steps or self.epochs):
             raise ValueError(
-                f"steps {self.steps} and epochs {self.epochs}: give one of them above 0 and the "
-                "other 0"
+                f"steps {self.steps} and epochs {self.epochs}: give one of them above 0"
             )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed {self.seed} must be at least 0 and below 2³²")
@@ -118,9 +120,10 @@ class TrainConfig:
 def check_length(config: TrainConfig) -> None:
     """Raises ValueError if the rows are longer than what the model can read."""
     if config.data.length > config.model.max_length:
+        longer = "raise the second" if config.init_from is None else "begin with a longer model"
         raise ValueError(
             f"data.length {config.data.length} exceeds model.max_length "
-            f"{config.model.max_length}: lower the first or raise the second"
+            f"{config.model.max_length}: lower the first or {longer}"
         )
 
 

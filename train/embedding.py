@@ -10,6 +10,7 @@ import numpy as np
 from ..data.tokenizer import Tokenizer
 from ..models.heads import mean_pool
 from ..models.loading import load
+from .padding import padded
 from .run import Say, open_run
 
 BATCH_SIZE = 32
@@ -24,7 +25,10 @@ class TextEmbedder:
 
         @jax.jit
         def embed(params: Any, ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
-            outputs = model.apply({"params": params}, input_ids=ids, attention_mask=attention_mask)
+            given = {"input_ids": ids, "attention_mask": attention_mask}
+            if getattr(model.config, "head", None) == "choice":  # a row of one choice each
+                given = {name: x[:, None] for name, x in given.items()}
+            outputs = model.apply({"params": params}, **given)
             return mean_pool(outputs.last_hidden_state, attention_mask)
 
         self._embed = embed
@@ -48,7 +52,12 @@ class TextEmbedder:
 
         Returns:
           float32 `[num_texts, D]`, in the order of the texts.
+
+        Raises:
+          ValueError: there are no texts.
         """
+        if not texts:
+            raise ValueError("there is no text to embed: give at least one line")
         ids = [self._tokenizer.encode(text) for text in texts]
         cut = sum(len(row) > self._max_length for row in ids)
         if cut:
@@ -63,12 +72,8 @@ class TextEmbedder:
         return vectors[np.argsort(order)]
 
     def _batch(self, rows: list[list[int]]) -> np.ndarray:
-        longest = max(1, *map(len, rows), 8)
-        length = min(1 << (longest - 1).bit_length(), self._max_length)
-        ids, mask = np.zeros((2, BATCH_SIZE, length), np.int32)
-        for i, row in enumerate(rows):
-            row = _cut(row, length)
-            ids[i, : len(row)], mask[i, : len(row)] = row, 1
+        cut = [_cut(row, self._max_length) for row in rows]
+        ids, mask = padded(cut, BATCH_SIZE, self._max_length)
         return np.asarray(self._embed(self._params, ids, mask))[: len(rows)]
 
 

@@ -6,7 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from .config import TrainConfig
 from .objectives import Batch, Objective, Predictions, Terms
+
+TOKENS_AT_ONCE = 1 << 15
+"""As many fit on any device that a model fits on."""
 
 EvaluateFn = Callable[[Any, dict[str, np.ndarray]], tuple[Any, Any, Any]]
 
@@ -54,18 +58,31 @@ def evaluate(
     """
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
-    kept: dict[str, list[np.ndarray]] = {}
+    kept: list[Predictions] = []
     for batch in batches:
         batch_sums, batch_counts, predictions = evaluate_fn(model_state, batch)
         for total, part in ((sums, batch_sums), (counts, batch_counts)):
             for name, value in part.items():
                 total[name] = total.get(name, 0.0) + float(value)
-        for name, value in predictions.items():
-            kept.setdefault(name, []).append(np.asarray(value))
+        kept.append(predictions)
     means = {name: total / max(counts[name], 1.0) for name, total in sums.items()}
     loss = sum(c * means[name] for name, c in objective.coefficients.items())
-    whole = {name: np.concatenate(parts)[:num_rows] for name, parts in kept.items()}
-    return Evaluation(loss, means, counts, whole)
+    return Evaluation(loss, means, counts, whole_rows(kept, num_rows))
+
+
+def whole_rows(parts: list[Predictions], num_rows: int) -> dict[str, np.ndarray]:
+    """The predictions of all batches one after the other, without those of filler rows."""
+    names = parts[0] if parts else {}
+    return {
+        name: np.concatenate([np.asarray(part[name]) for part in parts])[:num_rows]
+        for name in names
+    }
+
+
+def rows_at_once(config: TrainConfig, num_rows: int) -> int:
+    """How many rows to evaluate together on one device, whatever the run was trained on."""
+    largest = max(1, TOKENS_AT_ONCE // config.data.length)
+    return min(config.batch_size // config.micro_batches, num_rows, largest)
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from ..data.tokenizer import Tokenizer
+from ..models.bert import WITH_MASKED_WORDS
 from ..models.loading import load
+from .padding import padded
 from .run import open_run
-
-HEADS = ("pretraining", "masked_lm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,10 @@ class MaskFiller:
           ValueError: it has another head, or the tokenizer no mask.
         """
         head = getattr(model.config, "head", None)
-        if head not in HEADS:
+        if head not in WITH_MASKED_WORDS:
             raise ValueError(
                 f"a model with the head {head} fills no masks: give a run that was pretrained "
-                f"(head {' or '.join(HEADS)})"
+                f"(head {' or '.join(WITH_MASKED_WORDS)})"
             )
         if tokenizer.special_ids.mask is None:
             raise ValueError(f"this {tokenizer.kind} tokenizer has no mask token")
@@ -74,7 +74,7 @@ class MaskFiller:
             raise ValueError(
                 f"the text has {len(ids)} tokens, the model reads {config.max_length}: shorten it"
             )
-        probabilities = np.asarray(self._scores(self._params, *_padded(ids, config.max_length)))
+        probabilities = np.asarray(self._scores(self._params, *padded([ids], 1, config.max_length)))
         return [
             [self._candidate(ids, gap, int(id), probabilities[gap, id]) for id in best]
             for gap in gaps
@@ -93,11 +93,3 @@ class MaskFiller:
         filled = [*ids[:gap], id, *ids[gap + 1 :]]
         text = self._tokenizer.decode(filled)
         return Candidate(self._tokenizer.token(id), id, float(probability), text)
-
-
-def _padded(ids: Sequence[int], longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """One row, padded to a power of two: few shapes, so few compilations."""
-    length = min(max(16, 1 << (len(ids) - 1).bit_length()), longest)
-    row, mask = np.zeros((2, 1, length), np.int32)
-    row[0, : len(ids)], mask[0, : len(ids)] = ids, 1
-    return row, mask

@@ -1,76 +1,103 @@
 """Beginning with another run's parameters: its body, and of its head what this run has too."""
 
+import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from ..models.config import create
-from ..models.loading import newest_step, restore_params
+from ..models.config import TransformerConfig, create
+from ..models.loading import restore_params
 from ..models.shapes import parameter_shapes
 from .errors import RunError
 from .optimizer import path_name
-from .run import open_run
 
-HEAD = "head"
+HEAD = "head/"
 """Below this name stands what belongs to an objective; everything else is the body."""
+OWN_LABELS = ("head/classifier/", "head/span/")
+"""What is of use only to the same head with the same labels."""
 
 
-def begin_from(folder: str | Path, fresh: Any, shardings: Any, say: Callable[[str], None]) -> Any:
-    """Parameters of a run, and fresh ones where it has none of the same path and shape.
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """Which parameters of which checkpoint a run begins with."""
+
+    folder: str
+    step: int
+    theirs: Any
+    """Shapes of all parameters there."""
+    copied: frozenset[str]
+    """Names of those that are taken."""
+
+
+def plan_beginning(
+    folder: str, step: int, source: TransformerConfig, model: TransformerConfig
+) -> Beginning:
+    """What a model takes of a run's parameters; reads none of them yet.
 
     Args:
-      folder: the run folder to begin with; its newest checkpoint is taken.
-      fresh: this run's own initial parameters.
-      shardings: a tree like `fresh`: where each is to lie.
-      say: told what was copied and what is new, a line each.
+      folder: the run folder to begin with.
+      step: one of its checkpoints.
+      source: its model.
+      model: the model that begins with it.
 
     Raises:
-      FileNotFoundError: it is not a run folder, or has no checkpoint.
-      RunError: part of the body is of another shape, or nothing is alike.
+      RunError: part of the body is of another shape.
     """
-    config, _ = open_run(folder)
-    step = newest_step(folder)
-    shapes = parameter_shapes(create(config.model))
-    wanted = _by_name(fresh)
+    theirs, ours = (parameter_shapes(create(config)) for config in (source, model))
+    wanted = _by_name(ours)
+    same_head = [getattr(c, "head", None) for c in (source, model)]
+    same_labels = [getattr(c, "labels", ()) for c in (source, model)]
+    same = same_head[0] == same_head[1] and same_labels[0] == same_labels[1]
+    copied = set()
+    for name, x in _by_name(theirs).items():
+        if name not in wanted or (name.startswith(OWN_LABELS) and not same):
+            continue
+        if wanted[name].shape == x.shape:
+            copied.add(name)
+        elif not name.startswith(HEAD):
+            raise RunError(
+                f"{folder} has {name} {x.shape} where this run has {wanted[name].shape}: both "
+                "need the same sizes and vocabulary"
+            )
+    return Beginning(folder, step, theirs, frozenset(copied))
+
+
+def begin(beginning: Beginning, fresh: Any, shardings: Any, say: Callable[[str], None]) -> Any:
+    """Parameters of a run, and fresh ones for what is not taken from it.
+
+    Args:
+      beginning: the plan.
+      fresh: this run's own initial parameters.
+      shardings: a tree like `fresh`: where each is to lie.
+      say: told what was copied, what is new and what was left, a line each.
+    """
     lies = _by_name(shardings)
     nowhere = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def target(path: Any, x: Any) -> jax.ShapeDtypeStruct:
-        sharding = lies[name] if _fits(name := path_name(path), x, wanted) else nowhere
+        name = path_name(path)
+        sharding = lies[name] if name in beginning.copied else nowhere
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    theirs = _by_name(
-        restore_params(folder, step, jax.tree_util.tree_map_with_path(target, shapes))
-    )
-    copied = {name for name, x in theirs.items() if _fits(name, x, wanted)}
-    _check_body(folder, theirs, wanted, copied)
-    say(f"from step {step} of {folder}: copied {_listed(copied, wanted)}")
-    new = wanted.keys() - copied
-    say(f"new, with random values: {_listed(new, wanted)}" if new else "nothing is new")
+    shapes = jax.tree_util.tree_map_with_path(target, beginning.theirs)
+    theirs = _by_name(restore_params(beginning.folder, beginning.step, shapes))
+    ours = _by_name(fresh)
+    copied = _listed(beginning.copied, ours)
+    say(f"from step {beginning.step} of {beginning.folder}: copied {copied}")
+    for what, names, params in (
+        ("new, with random values", ours.keys() - beginning.copied, ours),
+        ("left behind", theirs.keys() - beginning.copied, theirs),
+    ):
+        if names:
+            say(f"{what}: {_listed(names, params)}")
     return jax.tree_util.tree_map_with_path(
-        lambda path, x: theirs[name] if (name := path_name(path)) in copied else x, fresh
+        lambda path, x: theirs[name] if (name := path_name(path)) in beginning.copied else x, fresh
     )
 
 
 def _by_name(tree: Any) -> dict[str, Any]:
     return {path_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
-
-
-def _fits(name: str, x: Any, wanted: dict[str, Any]) -> bool:
-    return name in wanted and wanted[name].shape == x.shape
-
-
-def _check_body(folder: Any, theirs: Any, wanted: Any, copied: set[str]) -> None:
-    for name, x in theirs.items():
-        if not name.startswith(f"{HEAD}/") and name in wanted and name not in copied:
-            raise RunError(
-                f"{folder} has {name} {x.shape} where this run has {wanted[name].shape}: both "
-                "need the same sizes and vocabulary"
-            )
-    if not copied:
-        raise RunError(f"{folder} holds no parameter that this model has: begin with another run")
 
 
 def _listed(names: Any, params: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from .checkpoint import Checkpoints
 from .config import TrainConfig
 from .errors import NonFiniteLoss, RunError
 from .evaluation import evaluate
-from .initialise import begin_from
+from .initialise import Beginning, begin
 from .metrics import MetricsLog, read_metrics
 from .objectives import Objective
 from .parallel import Program, make_program
@@ -77,7 +77,7 @@ def train(
       quiet: no progress bar.
 
     Raises:
-      DataError, RunError, ValueError: the text, the folder or the devices do
+      DataError, RunError, ValueError: the data, the folder or the devices do
         not fit; before any training.
       NonFiniteLoss: the loss stopped being finite; the last checkpoint stands.
     """
@@ -150,12 +150,13 @@ def _finish(run: Run, validation: dict[str, Any], devices: str, progress: Progre
     }
     baseline = task_of(config.data).baseline
     if baseline is not None:
-        name, value = baseline(run.train)
-        facts[name] = value
-        progress.say(f"validation loss {validation['loss']:.4f}; {name} {value}")
-    sample = None
-    if config.sample_prompt is not None:
-        sample = final_sample(run.folder, config.sample_prompt, config.seed)
+        compared, name, value = baseline(run.train)
+        facts[name] = f"{value:.4f} nats per token"
+        progress.say(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
+    write_report(run.folder, facts, validation, None)
+    if config.sample_prompt is None:
+        return None
+    sample = final_sample(run.folder, config.sample_prompt, config.seed)
     write_report(run.folder, facts, validation, sample)
     return sample
 
@@ -181,7 +182,7 @@ def _start(
     """The first state: fresh, or that of the newest checkpoint."""
     newest = checkpoints.newest
     if newest is None:
-        return _first_state(program, run.stated.init_from, progress), 0
+        return _first_state(program, run.beginning, progress), 0
     if not resume:
         raise RunError(
             f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to go on "
@@ -193,14 +194,14 @@ def _start(
     return program.from_global(state), newest
 
 
-def _first_state(program: Program, init_from: str | None, progress: Progress) -> Any:
+def _first_state(program: Program, beginning: Beginning | None, progress: Progress) -> Any:
     """Random parameters, or those of another run."""
     state = program.init()
-    if init_from is None:
+    if beginning is None:
         return state
     whole = program.to_global(state)
     shardings = jax.tree.map(lambda x: x.sharding, program.shapes.params)
-    params = begin_from(init_from, whole.params, shardings, progress.say)
+    params = begin(beginning, whole.params, shardings, progress.say)
     return program.from_global(dataclasses.replace(whole, params=params))
 
 
@@ -262,14 +263,15 @@ def _evaluate(s: _Session) -> None:
     evaluation = evaluate(
         s.program.evaluate,
         s.state,
-        evaluation_batches(split.rows, batch_size=s.config.batch_size),
+        # As much at once as a step sees at once.
+        evaluation_batches(split.rows, batch_size=s.config.batch_size // s.config.micro_batches),
         s.objective,
         split.rows.rows_per_epoch,
     )
+    if not math.isfinite(evaluation.loss):
+        raise _not_finite(s, f"the validation loss of step {s.step} is {evaluation.loss}")
     s.validation = score(data, evaluation, split)
     s.validated_step = s.step
-    if not math.isfinite(s.validation["loss"]):
-        raise _not_finite(s, f"the validation loss of step {s.step} is {s.validation['loss']}")
     s.log.write(s.step, "validation", s.validation)
     s.progress.evaluated(s.step, s.validation, task_of(data).headline)
 

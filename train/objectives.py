@@ -197,13 +197,18 @@ TAGGING = Objective(
 """A label for each word, at its first piece (Devlin et al. 2019, section 5.3)."""
 
 
+def _span_weights(batch: Batch) -> Float[Array, " B"]:
+    """Rows that are not filler and whose answer's place is known (not negative)."""
+    return _row_weights(batch) * (batch["start_positions"] >= 0)
+
+
 def _span_counts(batch: Batch) -> Terms:
-    count = jnp.sum(_row_weights(batch))
+    count = jnp.sum(_span_weights(batch))
     return dict.fromkeys(("start", "end", "start_accuracy", "end_accuracy"), count)
 
 
 def _span_terms(outputs: Any, batch: Batch) -> Terms:
-    weights = _row_weights(batch)
+    weights = _span_weights(batch)
     seen = batch["attention_mask"] != 0
     terms = {}
     for name in ("start", "end"):

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from ..data.pipeline import evaluation_batches
 from ..models.loading import load
+from .evaluation import rows_at_once, whole_rows
 from .run import Say, label_names, open_run
 from .tasks import objective_of
 
@@ -42,8 +42,7 @@ def predict(
         return objective.predictions(model.apply({"params": params}, **objective.inputs(batch)))
 
     number = split.rows.rows_per_epoch
-    batches = evaluation_batches(split.rows, batch_size=min(config.batch_size, number))
+    batches = evaluation_batches(split.rows, batch_size=rows_at_once(config, number))
     parts = [predictions(params, batch) for batch in batches]
-    kept = {name: np.concatenate([part[name] for part in parts])[:number] for name in parts[0]}
     rows: Any = split.rows
-    return rows.decode(kept)
+    return rows.decode(whole_rows(parts, number))

@@ -18,7 +18,7 @@ def write_report(
       folder: the run folder, whose `metrics.jsonl` is drawn.
       facts: rows of the table at the top.
       validation: loss and scores of the last evaluation.
-      sample: text that the model wrote.
+      sample: what the model made of a prompt.
     """
     draw_curve(folder, folder / CURVE_FILE)
     scores = {f"validation {name}": _shown(value) for name, value in validation.items()}

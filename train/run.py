@@ -14,10 +14,12 @@ from ..data.atomic import build_folder
 from ..data.config import DataSplit
 from ..data.tokenizer import Tokenizer, load_tokenizer
 from ..data.tokenizer_training import train_tokenizer
+from ..models.bert import WITH_MASKED_WORDS
 from ..models.config import TransformerConfig, architecture_of
-from ..models.loading import CONFIG_FILE, read_config
+from ..models.loading import CONFIG_FILE, check_step, newest_step, read_config, steps
 from .config import TrainConfig, check_length, differences, from_dict, in_steps, to_dict
 from .errors import RunError
+from .initialise import Beginning, plan_beginning
 from .tasks import task_of
 
 TOKENIZER = "tokenizer"
@@ -26,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything a training loop needs of text and disk."""
+    """Everything a training loop needs of data and disk."""
 
     folder: Path
     stated: TrainConfig
@@ -34,6 +36,8 @@ class Run:
     tokenizer: Tokenizer
     train: DataSplit
     validation: DataSplit
+    beginning: Beginning | None = None
+    """What the parameters begin with, if not at random."""
 
     @property
     def config(self) -> TrainConfig:
@@ -59,17 +63,20 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
     existing = (folder / CONFIG_FILE).is_file()
     if existing:
         config, tokenizer = _as_begun(config, folder)
+        beginning = None if steps(folder) else _beginning(config)
     else:
         _check_empty(folder)
         config, tokenizer = _anew(config)
+        beginning = _beginning(config)
     check_length(config)
+    _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
     data, labels = config.data, label_names(config.model)
     say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     train = data.train_split(tokenizer, labels, config.seed)
     say(f"training data: {train.facts}")
     validation = data.validation_split(tokenizer, labels)
     say(f"validation data: {validation.facts}")
-    run = Run(folder, config, tokenizer, train, validation)
+    run = Run(folder, config, tokenizer, train, validation, beginning)
     if existing:
         _check_same_data(run)
     return run
@@ -78,6 +85,8 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
 def _as_begun(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer]:
     """The run that `folder` holds, if it is the one that `config` asks for."""
     old, tokenizer = open_run(folder)
+    if config.init_from == old.init_from and config.init_step is None:
+        config = dataclasses.replace(config, init_step=old.init_step)
     config = _fit_model(config, old.model, tokenizer, label_names(old.model))
     changed = differences(old, config)
     if changed:
@@ -96,7 +105,19 @@ def _anew(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
         tokenizer = train_tokenizer(config.data.texts(), config.data.tokenizer)
         return _fit_model(config, None, tokenizer, labels), tokenizer
     source, tokenizer = open_run(config.init_from)
+    step = config.init_step
+    step = newest_step(config.init_from) if step is None else check_step(config.init_from, step)
+    config = dataclasses.replace(config, init_step=step)
     return _fit_model(config, source.model, tokenizer, labels), tokenizer
+
+
+def _beginning(config: TrainConfig) -> Beginning | None:
+    """What a new run's parameters begin with."""
+    if config.init_from is None or config.init_step is None:
+        return None
+    check_step(config.init_from, config.init_step)
+    source = open_run(config.init_from)[0].model
+    return plan_beginning(config.init_from, config.init_step, source, config.model)
 
 
 def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
@@ -109,6 +130,24 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     return from_dict(fields["train"] | {"model": fields["model"]}), load_tokenizer(
         Path(folder) / TOKENIZER
     )
+
+
+def _check_sample_prompt(
+    model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None
+) -> None:
+    """Raises RunError if the finished model could make nothing of the prompt."""
+    if prompt is None:
+        return
+    head = getattr(model, "head", None)
+    if head in WITH_MASKED_WORDS:
+        ids = tokenizer.encode_with_mask(prompt)
+        if tokenizer.special_ids.mask not in ids or len(ids) > model.max_length:
+            raise RunError(
+                f"sample_prompt {prompt!r} must have a [MASK] and at most {model.max_length} "
+                f"tokens: it has {len(ids)}"
+            )
+    elif head not in (None, "causal_lm"):
+        raise RunError(f"a model with the head {head} writes no sample: leave sample_prompt out")
 
 
 def label_names(model: TransformerConfig) -> tuple[str, ...]:

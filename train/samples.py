@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from ..models.bert import WITH_MASKED_WORDS
 from ..models.generation import Sampling
-from .filling import HEADS, MaskFiller
+from .filling import MaskFiller
 from .run import open_run
 from .sampling import TextGenerator
 
@@ -11,7 +12,7 @@ from .sampling import TextGenerator
 def final_sample(folder: str | Path, prompt: str, seed: int) -> str:
     """A continuation of `prompt`, or what a masked language model puts into its gap."""
     config, _ = open_run(folder)
-    if getattr(config.model, "head", None) in HEADS:
+    if getattr(config.model, "head", None) in WITH_MASKED_WORDS:
         gaps = MaskFiller.of_run(folder)(prompt, top_k=5)
         lines = [", ".join(f"{c.token} {c.probability:.3f}" for c in gap) for gap in gaps]
         return "\n".join([prompt, *lines])

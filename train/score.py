@@ -7,7 +7,7 @@ import jax
 
 from ..data.pipeline import evaluation_batches
 from ..models.loading import load, read_config
-from .evaluation import evaluate, make_evaluate_fn
+from .evaluation import evaluate, make_evaluate_fn, rows_at_once
 from .run import Say, label_names, open_run
 from .tasks import objective_of, score
 
@@ -47,7 +47,7 @@ def score_run(
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, objective)),
         params,
-        evaluation_batches(split.rows, batch_size=min(config.batch_size, number)),
+        evaluation_batches(split.rows, batch_size=rows_at_once(config, number)),
         objective,
         number,
     )

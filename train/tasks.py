@@ -37,8 +37,10 @@ class Task:
     """What an evaluation reports beside the loss, given the data's configuration."""
     headline: tuple[str, ...]
     """The scores that a line of progress shows."""
-    baseline: Callable[[DataSplit], tuple[str, str]] | None = None
-    """What a model that has learned nothing would reach on the training split: name, value."""
+    use: str
+    """What a finished run is good for: a command, with {run} for its folder."""
+    baseline: Callable[[DataSplit], tuple[str, str, float]] | None = None
+    """What a model that knows only frequencies would reach: the score to compare, name, value."""
 
 
 def task_of(data: DataConfig) -> Task:
@@ -79,7 +81,7 @@ def _perplexity(nats: float) -> float:
 
 def _pretraining_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
     means, counts = evaluation.means, evaluation.counts
-    counted = {"tokens": int(counts["masked_token"])}
+    counted = {"masked_tokens": int(counts["masked_token"])}
     if data.next_sentence:
         counted["pairs"] = int(counts["next_sentence"])
     return {**means, "perplexity": _perplexity(means["masked_token"]), **counted}
@@ -120,9 +122,9 @@ def _choice_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Score
     }
 
 
-def _entropy(split: DataSplit) -> tuple[str, str]:
-    entropy = unigram_entropy(split.content.tokens)
-    return "unigram entropy of the training text", f"{entropy:.4f} nats/token"
+def _entropy(score: str) -> Callable[[DataSplit], tuple[str, str, float]]:
+    name = "unigram entropy of the training text"
+    return lambda split: (score, name, unigram_entropy(split.content.tokens))
 
 
 _CLASSIFICATION_OBJECTIVES = {
@@ -131,43 +133,51 @@ _CLASSIFICATION_OBJECTIVES = {
     "score": objectives.REGRESSION,
 }
 
+PREDICT = "predict {run} --input FILE"
+
 TASKS: dict[str, Task] = {
     "causal": Task(
         objective=lambda data: objectives.CAUSAL,
         heads=lambda data: (None, "causal_lm"),
         scores=_causal_scores,
         headline=("perplexity", "bits_per_byte"),
-        baseline=_entropy,
+        use="generate {run} --prompt TEXT",
+        baseline=_entropy("loss"),
     ),
     "pretraining": Task(
         objective=lambda data: objectives.PRETRAINING if data.next_sentence else objectives.MASKED,
         heads=lambda data: ("pretraining" if data.next_sentence else "masked_lm",),
         scores=_pretraining_scores,
         headline=("masked_token", "masked_accuracy", "next_sentence_accuracy"),
-        baseline=_entropy,
+        use="fill-mask {run} 'The [MASK] is open.'",
+        baseline=_entropy("masked_token"),
     ),
     "classify": Task(
         objective=lambda data: _CLASSIFICATION_OBJECTIVES[data.target],
         heads=lambda data: ("sequence",),
         scores=_classification_scores,
         headline=("accuracy", "f1", "f1_macro", "matthews", "pearson"),
+        use=PREDICT,
     ),
     "tag": Task(
         objective=lambda data: objectives.TAGGING,
         heads=lambda data: ("token",),
         scores=_tag_scores,
         headline=("f1", "token_accuracy"),
+        use=PREDICT,
     ),
     "span": Task(
         objective=lambda data: objectives.SPAN,
         heads=lambda data: ("span",),
         scores=_span_scores,
         headline=("exact_match", "f1"),
+        use=PREDICT,
     ),
     "choice": Task(
         objective=lambda data: objectives.CLASSIFICATION,
         heads=lambda data: ("choice",),
         scores=_choice_scores,
         headline=("accuracy",),
+        use=PREDICT,
     ),
 }

@@ -17,7 +17,7 @@ from flaxzoo.data.spans import SpanData
 from flaxzoo.data.tagging import TaggingData
 from flaxzoo.train import cli, parallel
 from flaxzoo.train.config import from_dict, in_steps, to_dict
-from flaxzoo.train.initialise import begin_from
+from flaxzoo.train.initialise import begin, plan_beginning
 from flaxzoo.train.optimizer import path_name
 from flaxzoo.train.recipes import RECIPES
 
@@ -40,7 +40,7 @@ def write_documents(file):
 def write_labelled(folder):
     """A file of each form; a text with a cat is positive, a cat is an animal."""
     draw = random.Random(1)
-    texts = [f"{sentence(draw, 4)} {('cat', 'dog')[i % 2]}" for i in range(24)]
+    texts = [f"{sentence(draw, 4)} {('cat', 'dog')[i % 2]}" for i in range(23)]
     lines = [f"{int('cat' in t.split())}\t{t}" for t in texts]
     (folder / "texts.tsv").write_text("\n".join(lines) + "\n")
     (folder / "several.tsv").write_text(
@@ -166,7 +166,7 @@ def test_pretraining_reports_both_objectives(place, pretrained, next_sentence):
         folder = place / "masked only"
         train.train(pretraining(place, next_sentence=False), folder, quiet=True)
     scores = train.score_run(folder, say=lambda line: None)
-    expected = {"loss", "masked_token", "masked_accuracy", "perplexity", "tokens"}
+    expected = {"loss", "masked_token", "masked_accuracy", "perplexity", "masked_tokens"}
     if next_sentence:
         expected |= {"next_sentence", "next_sentence_accuracy", "pairs"}
         assert scores["loss"] == pytest.approx(scores["masked_token"] + scores["next_sentence"])
@@ -223,7 +223,7 @@ def test_predict_answers_for_every_head(tuned, kind, tmp_path, capsys):
     else:
         assert first["answer"] in "the cat sat"
         assert "the cat sat"[first["start"] : first["end"]] == first["answer"]
-        assert first["n_best"][0]["text" if "text" in first["n_best"][0] else "answer"]
+        assert first["n_best"][0]["answer"] == first["answer"]
 
 
 def parameters(folder):
@@ -231,23 +231,52 @@ def parameters(folder):
     return {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)}
 
 
-def test_the_body_is_copied_and_the_head_is_new(place, pretrained):
+def begun(folder, model):
+    """Parameters of a model that begins with a run, its fresh ones, and what was said."""
     lines = []
-    config, _ = train.open_run(pretrained)
-    model = models.create(
-        dataclasses.replace(config.model, head="token", labels=("O", "B-X", "I-X"))
-    )
-    fresh = models.init_params(model, jax.random.key(5))
+    source = train.open_run(folder)[0].model
+    fresh = models.init_params(models.create(model), jax.random.key(5))
     shardings = jax.tree.map(lambda x: x.sharding, fresh)
-    begun = begin_from(pretrained, fresh, shardings, lines.append)
+    plan = plan_beginning(str(folder), models.loading.newest_step(folder), source, model)
+    params = begin(plan, fresh, shardings, lines.append)
+    flat = [
+        {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}
+        for tree in (params, fresh)
+    ]
+    return *flat, lines
+
+
+def test_the_body_is_copied_and_the_head_is_new(pretrained):
+    source = train.open_run(pretrained)[0].model
+    model = dataclasses.replace(source, head="token", labels=("O", "B-X", "I-X"))
+    params, fresh, lines = begun(pretrained, model)
     theirs = parameters(pretrained)
-    for path, x in jax.tree.leaves_with_path(begun):
-        name = path_name(path)
-        expected = fresh["head"]["classifier"][path[-1].key] if "head" in name else theirs[name]
-        np.testing.assert_array_equal(x, expected, err_msg=name)
-    copied, new = lines
+    for name, x in params.items():
+        expected = fresh if name.startswith("head/") else theirs
+        np.testing.assert_array_equal(x, expected[name], err_msg=name)
+    copied, new, left = lines
     assert "copied embedding_norm, layers, position_embedding, token_embedding" in copied
     assert new == "new, with random values: head/classifier (51 parameters)"
+    assert left.startswith("left behind: head/bias, head/next_sentence, head/transform")
+
+
+def test_the_head_of_other_labels_is_new(tuned):
+    folder = tuned("one").run.folder
+    source = train.open_run(folder)[0].model
+    params, fresh, _ = begun(folder, dataclasses.replace(source, labels=("no", "yes")))
+    for name in ("head/classifier/kernel", "head/classifier/bias"):
+        np.testing.assert_array_equal(params[name], fresh[name])
+    params, _, lines = begun(folder, source)
+    np.testing.assert_array_equal(
+        params["head/classifier/kernel"], parameters(folder)["head/classifier/kernel"]
+    )
+    assert len(lines) == 1
+
+
+def test_a_body_of_another_shape_is_refused(pretrained):
+    source = train.open_run(pretrained)[0].model
+    with pytest.raises(train.RunError, match=r"token_embedding/embedding .* where this run has"):
+        begun(pretrained, dataclasses.replace(source, vocab_size=source.vocab_size + 1))
 
 
 def test_a_second_phase_takes_the_head_too(place, pretrained, capsys):
@@ -256,7 +285,8 @@ def test_a_second_phase_takes_the_head_too(place, pretrained, capsys):
     assert result.finished
     messages = capsys.readouterr().err
     assert "head/next_sentence" in messages
-    assert "nothing is new" in messages
+    assert "new, with random" not in messages
+    assert "left behind" not in messages
 
 
 def test_what_a_run_begins_with_decides_its_sizes(place, pretrained):
@@ -297,6 +327,38 @@ def test_a_model_without_token_types_learns_too(place):
         assert train.train(config, place / name, quiet=True).finished
     (place / "pair.jsonl").write_text(INPUTS["choice"])
     assert len(train.predict(place / name, str(place / "pair.jsonl"), say=print)) == 2
+
+
+def test_what_a_run_cannot_begin_with_leaves_no_folder(place, pretrained):
+    unborn = place / "unborn"
+    shutil.copytree(pretrained, unborn, ignore=shutil.ignore_patterns("checkpoints"))
+    config = fine_tuning(place, "one", init_from=str(unborn))
+    with pytest.raises(FileNotFoundError, match="unborn has no checkpoint yet"):
+        train.train(config, place / "from nothing", quiet=True)
+    config = fine_tuning(place, "one", init_from=str(pretrained), init_step=3)
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 3: it has 4"):
+        train.train(config, place / "from nothing", quiet=True)
+    assert not (place / "from nothing").exists()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("no gap", "must have a .MASK."), ("[MASK] " + "cat " * 40, "at most 32 tokens")],
+)
+def test_a_prompt_that_would_fail_after_training(place, prompt, message):
+    with pytest.raises(train.RunError, match=message):
+        train.train(pretraining(place, sample_prompt=prompt), place / "prompt", quiet=True)
+    config = fine_tuning(place, "one", sample_prompt="the")
+    with pytest.raises(train.RunError, match="head sequence writes no sample"):
+        train.train(config, place / "prompt", quiet=True)
+    assert not (place / "prompt").exists()
+
+
+def test_a_pretraining_run_shows_what_fills_its_gap(place):
+    config = pretraining(place, sample_prompt="the [MASK] sat", steps=1)
+    sample = train.train(config, place / "sample", quiet=True).sample
+    assert sample.startswith("the [MASK] sat\n")
+    assert sample in (place / "sample" / "report.md").read_text()
 
 
 def test_a_gpt_has_no_head_for_labels(place):
@@ -380,6 +442,6 @@ def test_epochs_become_steps(place):
     counted = in_steps(config, rows_per_epoch=100)
     assert (counted.steps, counted.evaluate_every, counted.checkpoint_every) == (32, 13, 13)
     assert counted.optimizer.warmup_steps == 3
-    given = dataclasses.replace(config, steps=7, epochs=0.0, evaluate_every=2)
+    given = dataclasses.replace(config, steps=7, evaluate_every=2)
     assert in_steps(given, rows_per_epoch=100).steps == 7
     assert in_steps(given, rows_per_epoch=100).evaluate_every == 2
