@@ -160,7 +160,7 @@ class ClassificationData(LabelledData[ClassificationExample]):
         if not found:
             raise DataError(f"no example of {self.source!r} has a label: name their column")
         whole = all(_is_integer(name) for name in found)
-        return tuple(sorted(found, key=int if whole else str))
+        return tuple(sorted(found, key=lambda name: (int(name) if whole else 0, name)))
 
     def rows(
         self,
@@ -298,7 +298,8 @@ def _label(value: Any, target: Target, names: tuple[str, ...] | None, place: str
     if target == "score":
         return _score(value, place)
     if target == "several":
-        several = value if isinstance(value, list) else str(value).split(",")
+        several = value.split(",") if isinstance(value, str) else value
+        several = several if isinstance(several, list) else [several]
         return tuple(_name(one, names, place) for one in several if str(one).strip())
     name = _name(value, names, place)
     if not name:
@@ -308,9 +309,14 @@ def _label(value: Any, target: Target, names: tuple[str, ...] | None, place: str
 
 def _name(value: Any, names: tuple[str, ...] | None, place: str) -> str:
     if names is None:
+        if isinstance(value, float):
+            raise DataError(
+                f"{place} has the label {value!r}: a label is a word or a whole number; for other "
+                "numbers choose target score"
+            )
         if isinstance(value, list | dict) or value is None:
             raise DataError(f"{place} has the label {value!r}: a label is a word or a number")
-        return str(value).strip()
+        return str(value).lower() if isinstance(value, bool) else str(value).strip()
     if not 0 <= value < len(names):
         raise DataError(f"{place} has no label ({value}): choose a data set with labels")
     return names[value]

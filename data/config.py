@@ -23,8 +23,10 @@ class DataSplit:
 
     Attributes:
         rows: The examples as arrays; those of training may differ from epoch to epoch.
-        content: What the rows are made of: a corpus, or the list of examples.
-        fingerprint: A stable hash of everything that decides the rows.
+        content: What the rows are made of: a corpus, or the list of all examples, those
+            included that are not trained on (the rows have what they keep).
+        fingerprint: A stable hash of the texts or examples and the tokenizer; labelled data
+            put their settings in, too. For other data the run's config.json has these.
         facts: What is in it, for the log: ``400 documents, 929,728 tokens``.
     """
 
@@ -43,8 +45,8 @@ class DataConfig(ABC):
 
     source: str
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
-    tfds:NAME/CONFIG#field, or several of them, joined by " + "; of labelled examples tsv:GLOB,
-    conll:GLOB, squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG."""
+    tfds:NAME/CONFIG#field, or several of them, joined by " + "; of labelled examples one of
+    tsv:GLOB, conll:GLOB, squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG."""
     validation: str | None = None
     """A source to validate on; by default a part of `source`."""
     validation_fraction: float = 0.05

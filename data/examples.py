@@ -7,7 +7,8 @@ record becomes an example, and how examples become rows; everything else is here
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
@@ -256,10 +257,18 @@ class LabelledData(DataConfig, Generic[E]):
     def _read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> Loaded[E]:
-        loaded = self.read(source, published, split)
-        if not loaded.examples:
-            raise DataError(f"no {self.noun} in {source.name!r}: give a source that has some")
+        loaded = self._loaded.get((source, split))
+        if loaded is None:
+            loaded = self.read(source, published, split)
+            if not loaded.examples:
+                raise DataError(f"no {self.noun} in {source.name!r}: give a source that has some")
+            self._loaded[source, split] = loaded
         return loaded
+
+    @cached_property
+    def _loaded(self) -> dict[tuple[LabelledSource, Split], Loaded[E]]:
+        """What was read: labels, texts and splits need the same examples."""
+        return {}
 
     def _split(
         self,
@@ -270,7 +279,8 @@ class LabelledData(DataConfig, Generic[E]):
         training: bool = False,
     ) -> DataSplit:
         rows = self.rows(loaded.examples, tokenizer, labels, training=training)
-        settings = {name: value for name, value in vars(self).items() if name not in _FOUND_AGAIN}
+        names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
+        settings = {name: getattr(self, name) for name in names}
         decisive = (self.kind, settings, labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
         facts = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])

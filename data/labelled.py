@@ -15,6 +15,7 @@ into memory. Every record knows its place, for the messages about it.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -95,6 +96,11 @@ def parse_labelled(
             raise DataError(f"source {name!r} has no kind: write one of {', '.join(known)}")
         nearest = listed_choices(kind, tuple(forms), known)
         raise DataError(f"this kind of data reads no {kind!r} source ({name!r}): choose {nearest}")
+    if re.search(rf"\s\+\s+({'|'.join(forms)}):", rest):
+        raise DataError(
+            f"labelled sources are not joined ({name!r}): name several files by a glob, as "
+            f"{kind}:FOLDER/*"
+        )
     location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
     if not location or (mark and not part):
         raise DataError(f"source {name!r} is incomplete: write {FORMS[kind]}")
@@ -146,8 +152,10 @@ def input_lines(path: str) -> Iterator[Line]:
     """Reads the lines of a file, or of standard input for ``-``.
 
     Raises:
-        DataError: The file is missing, not UTF-8 or not whole.
+        DataError: The file is missing, a folder, not UTF-8 or not whole.
     """
+    if Path(path).expanduser().is_dir():
+        raise DataError(f"{path} is a folder: name a file in it, or several by a glob")
     if path != STANDARD_INPUT:
         for file in matching_files(Source(path, cast(Any, "text"), path, "")):
             yield from file_lines(file)
@@ -183,6 +191,7 @@ def parse_json(text: str, place: str) -> Any:
         value = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         reason = getattr(error, "msg", "nested too deeply")
+        place += f" line {getattr(error, 'lineno', 1)}" if "\n" in text else ""
         raise DataError(f"{place} is not valid JSON ({reason})") from None
     if "\\u" in text:  # the only way for half a pair to come in
         try:

@@ -8,9 +8,12 @@ import numpy as np
 from .config import DataSplit, DocumentsData
 from .documents import Documents, default_cache_dir, load_whole
 from .errors import DataError
+from .examples import digest
+from .framing import Frame, frame_texts
 from .mlm import Masking
 from .next_sentence import Segments
 from .sentence_corpus import SentenceCorpus, build_sentence_corpus
+from .sentence_pairs import SentencePairRows, read_pairs
 from .tokenizer import SpecialIds, Tokenizer
 
 # Of evaluation: the same examples and masks for every run.
@@ -111,6 +114,21 @@ class PretrainingData(DocumentsData):
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """As ``validation_split``, of another source."""
         return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, jitter=False)
+
+    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Two texts on each line of a file, parted by a tab: does the second continue the first?
+
+        Raises:
+            DataError: The run did not learn next sentences, or a line is not a pair.
+        """
+        if not self.next_sentence:
+            return super().input_split(path, tokenizer, labels)
+        pairs = read_pairs(path)
+        tokens, cut = frame_texts(pairs, tokenizer, Frame.of(tokenizer, self.length))
+        masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
+        rows = SentencePairRows(tokens, pairs, masking.max_predictions)
+        notes = f", {cut:,} of them cut to {self.length} tokens" if cut else ""
+        return DataSplit(rows, pairs, digest(map("\t".join, pairs)), f"{len(pairs):,} pairs{notes}")
 
     def _split(
         self, documents: Documents, tokenizer: Tokenizer, seed: int, jitter: bool

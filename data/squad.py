@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import DataError
-from .labelled import LabelledSource, Line, Record, parse_json, parse_object, pick, source_lines
+from .labelled import (
+    LabelledSource,
+    Line,
+    Record,
+    are_json_lines,
+    parse_json,
+    parse_object,
+    pick,
+    source_lines,
+)
 
 
 @dataclass(frozen=True)
@@ -83,8 +92,8 @@ def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
     """
     read = list(lines)
     first = next((line for _, _, line in read if line.strip()), "")
-    if first and not _is_question(first):
-        file = read[0][0]
+    file = read[0][0] if read else ""
+    if first and not (are_json_lines(file) or _is_question(first)):
         content = parse_json("\n".join(line for _, _, line in read), file)
         yield from _questions(content, file, labelled=False)
         return
@@ -97,8 +106,8 @@ def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
             yield SpanExample(id, question, passage, None, place=place, group=passage)
 
 
-def from_record(record: Record, title: str = "") -> SpanExample:
-    """Makes a question of a published record: passage, question and answers.
+def from_record(record: Record) -> SpanExample:
+    """Makes a question of a published record: passage, question, answers and perhaps an id.
 
     The answers are ``{"text": [...], "answer_start": [...]}``.
     """
@@ -112,7 +121,7 @@ def from_record(record: Record, title: str = "") -> SpanExample:
     pairs = zip(answers["text"], answers["answer_start"], strict=True)
     placed = tuple(place_answer(text, start, passage) for text, start in pairs)
     name = str(id[0]) if id else record.place
-    return SpanExample(name, question, passage, placed, title, record.place)
+    return SpanExample(name, question, passage, placed, place=record.place)
 
 
 def unanswered(record: Record) -> SpanExample:
@@ -152,11 +161,8 @@ def _whole(lines: Iterator[Line]) -> Iterator[tuple[str, str]]:
 
 
 def _is_question(line: str) -> bool:
-    """Whether a first line is all of a JSON object that is a question."""
-    try:
-        return "data" not in parse_object(line, "")
-    except DataError:
-        return False
+    """Whether a first line is meant to be a question; it may have a fault."""
+    return ('"question"' in line or '"context"' in line) and '"data"' not in line
 
 
 def _questions(content: Any, file: str, labelled: bool = True) -> Iterator[SpanExample]:

@@ -44,11 +44,12 @@ class InconsistentTagError(ValueError):
         return DataError(f"{place} has {self.problem}")
 
 
-def find_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
+def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Scheme:
     """Finds the scheme of all tags of a source, and checks that each fits it.
 
     Args:
         sentences: The tags of each sentence.
+        strict: Whether to refuse an ``I-`` that continues nothing in the scheme BIO.
 
     Raises:
         InconsistentTagError: Some tags are of one scheme and some of another.
@@ -68,9 +69,16 @@ def find_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
     if not not_bio:
         return "BIO"
     # A B- that IOB1 does without begins a span all the same: CoNLL-2003 has two of them.
-    if len(not_bio) <= sum(1 for _ in _misplaced(sentences, "B")):
+    if len(not_bio) > sum(1 for _ in _misplaced(sentences, "B")):
+        return "IOB1"
+    if strict:
         _refuse_first(iter(not_bio), "BIO")
-    return "IOB1"
+    return "BIO"
+
+
+def misplaced_inside(sentences: Sequence[Sequence[str]]) -> list[Place]:
+    """Finds every ``I-`` that continues nothing; as IOB1 ``to_bio`` makes a ``B-`` of it."""
+    return [place for place, _ in _misplaced(sentences, "I")]
 
 
 def to_bio(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:

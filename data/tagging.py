@@ -6,7 +6,7 @@ is predicted exactly once.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -26,9 +26,16 @@ from .labelled import (
     read_objects,
 )
 from .published_records import PublishedRecords
-from .tag_schemes import InconsistentTagError, find_scheme, span_labels, to_bio
+from .tag_schemes import (
+    InconsistentTagError,
+    find_scheme,
+    misplaced_inside,
+    span_labels,
+    to_bio,
+)
 from .tokenizer import Tokenizer
 
+_OR_OUTSIDE = "O outside of all spans"
 NOT_PREDICTED = -100
 """The label of a token at which nothing is predicted."""
 
@@ -42,12 +49,14 @@ class TaggingExample:
         tags: A tag for each; None if they are to be predicted.
         place: Where it stands, for messages.
         first_line: The line of its first word, if each word has a line.
+        document: The document that it is of, where its source marks them.
     """
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
     place: str = field(repr=False)
     first_line: int | None = field(default=None, repr=False)
+    document: str = field(default="", repr=False)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -56,8 +65,8 @@ class TaggingExample:
 
     @property
     def group(self) -> str:
-        """Equal sentences stay together."""
-        return self.texts[0]
+        """The sentences of a document stay together; where none are marked, equal ones."""
+        return self.document or self.texts[0]
 
     def place_of(self, word: int) -> str:
         """Where a word stands."""
@@ -84,14 +93,18 @@ class TaggingData(LabelledData[TaggingExample]):
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> Loaded[TaggingExample]:
-        """See ``LabelledData``; the fields are the words and their tags."""
+        """See ``LabelledData``; the fields are the words and their tags.
+
+        One is not trained on an ``I-`` that continues nothing; scored on it is read as ``B-``.
+        """
+        strict = split == "train"
         if source.kind == "conll":
-            return _in_bio([_from_columns(sentence) for sentence in read_sentences(source)])
+            return _in_bio([_from_columns(one) for one in read_sentences(source)], strict)
         if len(source.fields) != 2:
             raise DataError(f"{source.name!r} must name two fields: the words' and the tags'")
         names = published.class_names(source.fields[1]) if published is not None else None
         records = published.read(split) if published is not None else read_fields(source)
-        return _in_bio([_from_record(record, names) for record in records])
+        return _in_bio([_from_record(record, names) for record in records], strict, names)
 
     def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
         """See ``LabelledData``; the one field is the words'."""
@@ -125,9 +138,14 @@ class TaggingData(LabelledData[TaggingExample]):
         ]
 
     def labels(self) -> tuple[str, ...]:
-        """The tags of the source, ``O`` first; of every type of span ``B-`` and ``I-``."""
-        examples = self._whole().examples
-        return span_labels(tag for example in examples for tag in example.tags or ())
+        """The tags of the source, ``O`` first; of every type of span ``B-`` and ``I-``.
+
+        Those that a published data set declares, whether its training examples have them or
+        not.
+        """
+        whole = self._whole()
+        found = (tag for example in whole.examples for tag in example.tags or ())
+        return span_labels(found if whole.class_names is None else whole.class_names)
 
     def rows(
         self,
@@ -329,7 +347,12 @@ def _label_ids(examples: Sequence[TaggingExample], labels: tuple[str, ...]) -> n
 
 
 def _from_columns(sentence: Sentence) -> TaggingExample:
-    return TaggingExample(sentence.words, sentence.tags, sentence.file, sentence.first_line)
+    example = TaggingExample(
+        sentence.words, sentence.tags, sentence.file, sentence.first_line, sentence.document
+    )
+    if "" in sentence.tags:
+        raise DataError(f"{example.place_of(sentence.tags.index(''))} has a word without a tag")
+    return example
 
 
 def _from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample:
@@ -341,8 +364,16 @@ def _from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExampl
         raise DataError(
             f"{record.place} has {len(words)} words and {len(tags)} tags: give each word one"
         )
-    named = [names[tag] if names is not None else str(tag) for tag in tags]
-    return TaggingExample(words, tuple(named), record.place)
+    return TaggingExample(words, tuple(_tag(t, names, record.place) for t in tags), record.place)
+
+
+def _tag(value: Any, names: tuple[str, ...] | None, place: str) -> str:
+    if names is not None and isinstance(value, int) and 0 <= value < len(names):
+        return names[value]
+    is_name = isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip()
+    if names is None and is_name:
+        return str(value)
+    raise DataError(f"{place} has {value!r} among its tags: give each word one, {_OR_OUTSIDE}")
 
 
 def _words(values: Any, place: str) -> tuple[str, ...]:
@@ -354,15 +385,23 @@ def _words(values: Any, place: str) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
-def _in_bio(examples: list[TaggingExample]) -> Loaded[TaggingExample]:
+def _in_bio(
+    examples: list[TaggingExample], strict: bool, names: tuple[str, ...] | None = None
+) -> Loaded[TaggingExample]:
     sentences = [example.tags or () for example in examples]
     try:
-        scheme = find_scheme(sentences)
+        scheme = find_scheme(sentences, strict)
     except InconsistentTagError as error:
         raise error.at(examples[error.sentence].place_of(error.word)) from None
-    converted = tuple(
-        TaggingExample(e.words, to_bio(tags, scheme), e.place, e.first_line)
-        for e, tags in zip(examples, sentences, strict=True)
-    )
     notes = [] if scheme in ("BIO", "plain") else [f"{scheme} tags converted to BIO"]
-    return Loaded(converted, notes=tuple(notes))
+    stray = misplaced_inside(sentences) if scheme == "BIO" else []
+    if stray:
+        sentence, word = stray[0]
+        place = examples[sentence].place_of(word)
+        notes.append(f"{len(stray):,} tags I- that continue nothing read as B- ({place})")
+    converted = tuple(
+        replace(example, tags=to_bio(tags, "IOB1" if stray else scheme))
+        for example, tags in zip(examples, sentences, strict=True)
+    )
+    declared = tuple(to_bio([name], scheme)[0] for name in names) if names is not None else None
+    return Loaded(converted, declared, tuple(notes))

@@ -57,6 +57,7 @@ def test_pairs_lose_of_the_longer_text(config, tokenizer):
         (["10", "2", "-1"], ("-1", "2", "10")),
         (["b", "a", "10"], ("10", "a", "b")),
         (["1.5", "1"], ("1", "1.5")),
+        (["1", "01", "0"], ("0", "01", "1")),
     ],
 )
 def test_order_of_labels(config, column, labels):
@@ -119,6 +120,32 @@ def test_scores(config, tokenizer):
 def test_bad_labels(config, tokenizer, text, fields, message):
     with pytest.raises(DataError, match=message):
         train(config(text, **fields), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("label", "fields", "message"),
+    [
+        ("null", {"target": "several"}, "line 2 has the label None: a label is a word"),
+        ('["a", null]', {"target": "several"}, "line 2 has the label None: a label is a word"),
+        ("1.0", {}, "line 2 has the label 1.0: .* or a whole number; .* choose target score"),
+    ],
+)
+def test_bad_json_labels(tmp_path, tokenizer, label, fields, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"label": 1, "text": "a"}\n{"label": ' + label + ', "text": "b"}\n')
+    data = ClassificationData(source=f"jsonl:{path}", tokenizer=TokenizerConfig(), **fields)
+    with pytest.raises(DataError, match=message):
+        data.labels()
+
+
+def test_json_labels(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"label": 3, "text": "a"}\n{"label": true, "text": "b"}\n')
+    for target in ("one", "several"):
+        data = ClassificationData(
+            source=f"jsonl:{path}", tokenizer=TokenizerConfig(), target=target
+        )
+        assert data.labels() == ("3", "true")
 
 
 def test_unknown_label_in_validation(config, tokenizer, tmp_path):

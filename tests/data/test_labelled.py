@@ -50,6 +50,7 @@ def test_names():
         ("tsw:a", r"reads no 'tsw' source .*choose tsv:GLOB#LABEL,TEXT \(nearest\)"),
         ("text:a", "reads no 'text' source"),
         ("a.tsv", "has no kind: write one of tsv:GLOB#LABEL,TEXT, jsonl"),
+        ("tsv:a.tsv + tsv:b.tsv", r"are not joined .*: name several files by a glob, as tsv:FOLD"),
         ("tsv:", "incomplete: write tsv:GLOB#LABEL,TEXT"),
         ("tsv:a#", "incomplete"),
         ("tsv:a#1,,2", "empty field"),
@@ -134,6 +135,8 @@ def test_input(tmp_path, monkeypatch):
         list(input_lines("-"))
     with pytest.raises(DataError, match="no such file"):
         list(input_lines(f"{tmp_path}/b.txt"))
+    with pytest.raises(DataError, match="is a folder: name a file in it, or several by a glob"):
+        list(input_lines(f"{tmp_path}"))
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
@@ -371,6 +374,41 @@ def test_published_tags(published, tokenizer):
     assert len(config.train_split(tokenizer, config.labels(), 0).content) == 2
     validation = config.validation_split(tokenizer, config.labels())
     assert validation.rows.gold() == [["B-PER", "I-PER", "O"]]
+    tags = tfds.features.Sequence(tfds.features.ClassLabel(names=[*tags, "B-LOC", "I-LOC"]))
+    published("tiny_places", {**features, "ner": tags}, train=rows, dev=rows)
+    config = TaggingData(source="tfds:tiny_places", tokenizer=TokenizerConfig(), length=12)
+    assert config.labels() == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")  # no example has LOC
+    published("tiny_unknown", features, train=[{"tokens": ["a"], "ner": [-1]}])
+    config = TaggingData(source="tfds:tiny_unknown", tokenizer=TokenizerConfig(), length=12)
+    with pytest.raises(DataError, match=r"train example 1 has -1 among its tags"):
+        config.labels()
+
+
+def test_published_labels_of_several(published):
+    published("tiny_sentiment", SENTIMENT, train=sentiment(4), validation=sentiment(4))
+    assert data("tfds:tiny_sentiment", target="several").labels() == ("negative", "positive")
+
+
+def test_a_float_is_no_label(published):
+    features = {"label": np.float32, "text": Text()}
+    published("tiny_scores", features, train=[{"label": 3.5, "text": "a"}])
+    with pytest.raises(DataError, match=r"has the label 3.5: .* choose target score"):
+        data("tfds:tiny_scores").labels()
+
+
+def test_a_source_is_read_once(tmp_path, tokenizer, monkeypatch):
+    config = data(write(tmp_path / "a.tsv", ROWS))
+    read, times = ClassificationData.read, []
+    monkeypatch.setattr(
+        ClassificationData, "read", lambda *args: times.append(args[1].name) or read(*args)
+    )
+    labels = config.labels()
+    assert len(list(config.texts())) > 40
+    before = config.train_split(tokenizer, labels, 0).fingerprint
+    config.validation_split(tokenizer, labels)
+    assert len(times) == 1
+    assert config == data(config.source)
+    assert data(config.source).train_split(tokenizer, labels, 0).fingerprint == before
 
 
 def test_published_answers(published, tokenizer):

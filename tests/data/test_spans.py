@@ -291,6 +291,7 @@ def test_no_passage_is_in_both_splits(config, tokenizer):
         ('{"data": [{}]}', "a.json article 1 has no field 'paragraphs'"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', "article 1 paragraph 1 has no field 'conte"),
         ('{"data"', "a.json is not valid JSON"),
+        ('{"data": [\n1,\n]}', r"a.json line 3 is not valid JSON"),
         ('{"data": [{"paragraphs": [{"context": "", "qas": [{"question": "q"}]}]}]}', "without an"),
     ],
 )
@@ -324,6 +325,10 @@ def test_input(config, tokenizer, tmp_path):
         split = data.input_split(path, tokenizer, ())
         assert [example.id for example in split.content] == ["q"]
         assert "start_positions" not in split.rows.row(0, 0)
+    for name in ("in.jsonl", "in.txt"):
+        (tmp_path / name).write_text('{"question": "what?", "context": }\n')
+        with pytest.raises(DataError, match=rf"{name} line 1 is not valid JSON"):
+            data.input_split(f"{tmp_path}/{name}", tokenizer, ())
     (tmp_path / "in.jsonl").write_text('{"question": "what?"}\n')
     with pytest.raises(DataError, match="line 1 has no field 'context'"):
         data.input_split(f"{tmp_path}/in.jsonl", tokenizer, ())

@@ -81,6 +81,8 @@ def test_tabs_part_columns_that_hold_blanks(config, tokenizer):
     [
         ("a O\nb x O\n", "", "a.conll line 2 has 3 columns where the first has 2"),
         ("a\n", "", "a.conll line 1 has a word without a tag: 'a'"),
+        ("a\tX\nb\t\n", "", "line 2 has a word without a tag"),
+        ("a\tX\nb X\n", "", "line 2 has 1 columns where the first has 2: .* parted by tabs"),
         ("a O\n", "#4", "line 1 has 2 columns, so there is no column 4"),
         ("a O\n", "#1", "names no column: give the number of the tags' column from 2"),
         ("a B-X\nb O\n\nc B_X\n", "", "line 4 has the tag 'B_X', where others mark spans"),
@@ -93,6 +95,32 @@ def test_bad_columns(config, tokenizer, text, part, message):
     with pytest.raises(DataError, match=message) as caught:
         train(config(text, part), tokenizer)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tag_that_continues_nothing(config, tokenizer, tmp_path):
+    data = config("a B-X\nb I-X\nc O\n")
+    (tmp_path / "v").write_text("a B-X\n\nb O\nc I-X\nd I-X\n\ne B-X\n")
+    split = data.whole_source(f"conll:{tmp_path}/v", tokenizer, data.labels())
+    assert split.rows.gold() == [["B-X"], ["O", "B-X", "I-X"], ["B-X"]]
+    assert "1 tags I- that continue nothing read as B- (" in split.facts
+    assert split.facts.endswith("v line 4)")
+    with pytest.raises(DataError, match="v line 4 has the tag 'I-X'"):  # not trained on
+        TaggingData(source=f"conll:{tmp_path}/v", tokenizer=TokenizerConfig(), length=10).labels()
+
+
+def test_documents_stay_together(config, tokenizer):
+    documents = [
+        "-DOCSTART- O\n\n" + "\n\n".join(f"d{i} O\nw{j} B-X" for j in range(3)) for i in range(40)
+    ]
+    data = config("\n\n".join(documents) + "\n", validation_fraction=0.3)
+    parts = [
+        {example.words[0] for example in split.content}
+        for split in (train(data, tokenizer), data.validation_split(tokenizer, data.labels()))
+    ]
+    assert not parts[0] & parts[1]
+    assert len(parts[0] | parts[1]) == 40
+    one = config(documents[0] + "\n", validation_fraction=0.3)  # nothing to part but sentences
+    assert len(one.validation_split(tokenizer, data.labels()).content) < 3
 
 
 def test_unknown_tag_in_validation(config, tokenizer, tmp_path):
@@ -226,7 +254,11 @@ def as_tags(sentence, scheme):
 def test_schemes_are_found_and_keep_every_span(sentences, scheme):
     tags = [as_tags(sentence, scheme) for sentence in sentences]
     found = find_scheme(tags)
-    assert found == scheme or not any("-" in tag for s in tags for tag in s) or scheme == "BIOES"
+    marks = {tag[0] for sentence in tags for tag in sentence}
+    if marks & {"S", "E"} or scheme != "BIOES":
+        assert found == scheme or marks <= {"O"}
+    else:
+        assert found == "BIO"  # of no span at all
     for sentence, converted in zip(sentences, (to_bio(t, found) for t in tags), strict=True):
         assert entities(converted) == set(sentence[0])
         assert find_scheme([converted]) == "BIO"
@@ -273,6 +305,13 @@ def test_json_lines(tmp_path, tokenizer):
     path.write_text('{"tokens": ["a", "b"], "tags": ["B-X"]}\n')
     with pytest.raises(DataError, match="line 1 has 2 words and 1 tags"):
         TaggingData(source=f"jsonl:{path}", **fields).labels()
+    for change in ('["B-X", null]', '["B-X", ""]', '["B-X", true]'):
+        path.write_text('{"tokens": ["a", "b"], "tags": ' + change + "}\n")
+        with pytest.raises(DataError, match=r"line 1 has .* among its tags: give each word one"):
+            TaggingData(source=f"jsonl:{path}", **fields).labels()
+    path.write_text('{"tokens": ["a", null], "tags": ["O", "O"]}\n')
+    with pytest.raises(DataError, match="line 1 has None among its words"):
+        TaggingData(source=f"jsonl:{path}", **fields).labels()
     path.write_text('{"tokens": "a b", "tags": "O O"}\n')
     with pytest.raises(DataError, match="line 1 has no list of words"):
         TaggingData(source=f"jsonl:{path}", **fields).labels()
@@ -300,5 +339,9 @@ def test_real_files(datasets):
     assert (len(gold), sum(map(len, gold))) == (3394, 62730)
     assert decoded == gold
     assert "converted" not in split.facts
-    _, gold, decoded, _ = load("wnut17.dev.conll.gz")
-    assert len(gold) == 1009
+    _, gold, decoded, found = load("wnut17.dev.conll.gz")
+    assert (len(gold), sum(found.values())) == (1009, 836)
+    split, gold, decoded, found = load("conll2003.eng.testa.gz")
+    assert (len(gold), sum(map(len, gold))) == (3250, 51362)
+    assert found == {"PER": 1842, "LOC": 1837, "ORG": 1341, "MISC": 922}
+    assert decoded == gold
