@@ -156,7 +156,7 @@ class CausalData(DocumentsData):
         corpus = _corpus(self.texts(), tokenizer)
         rows = CausalRows(corpus, self.length, self.packing, seed)
         _ = rows.rows_per_epoch  # a text shorter than a row is refused here
-        return _split(rows, corpus, tokenizer)
+        return _split(rows, corpus)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Every validation token once."""
@@ -168,7 +168,7 @@ class CausalData(DocumentsData):
 
     def _every_token(self, documents: Documents, tokenizer: Tokenizer) -> DataSplit:
         corpus = _corpus(documents, tokenizer)
-        return _split(CausalEvaluationRows(corpus, self.length), corpus, tokenizer)
+        return _split(CausalEvaluationRows(corpus, self.length), corpus)
 
 
 def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:
@@ -181,13 +181,12 @@ def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:
     return build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
 
 
-def _split(rows: Rows, corpus: TokenCorpus, tokenizer: Tokenizer) -> DataSplit:
+def _split(rows: Rows, corpus: TokenCorpus) -> DataSplit:
     facts = (
         f"{corpus.num_documents:,} documents, {corpus.num_bytes:,} bytes, "
         f"{corpus.total_pairs:,} tokens to predict"
     )
-    unknown = tokenizer.special_ids.unk
-    count = 0 if unknown is None else int(np.count_nonzero(corpus.tokens == unknown))
-    if count:
-        facts += f"; {count:,} of {len(corpus.tokens):,} tokens are unknown to the tokenizer"
+    if corpus.num_unknown:
+        unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,} tokens"
+        facts += f"; {unknown} are unknown to the tokenizer"
     return DataSplit(rows, corpus, corpus.fingerprint, facts)

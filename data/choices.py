@@ -133,7 +133,7 @@ class ChoiceData(LabelledData[ChoiceExample]):
         return ChoiceRows(tokens, values, tuple(examples), number, tuple(notes))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChoiceRows:
     """A row of C choices for each example; see ``pipeline.Rows``.
 

@@ -173,13 +173,21 @@ class ClassificationData(LabelledData[ClassificationExample]):
         """See ``LabelledData``; training and evaluation have the same rows."""
         frame = Frame.of(tokenizer, self.length)
         tokens, cut = frame_texts([example.texts for example in examples], tokenizer, frame)
-        notes = (f"{cut:,} of them cut to {self.length} tokens",) if cut else ()
+        empty = sum(not "".join(example.texts).strip() for example in examples)
+        notes = tuple(
+            note
+            for count, note in (
+                (cut, f"{cut:,} of them cut to {self.length} tokens"),
+                (empty, f"{empty:,} of them without a text"),
+            )
+            if count
+        )
         values = label_values(examples, labels, self.target)
         texts = tuple(example.texts for example in examples)
         return ClassificationRows(tokens, values, texts, labels, self.target, notes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClassificationRows:
     """A row for each example; see ``pipeline.Rows``.
 

@@ -25,7 +25,7 @@ from .tokenizer import SpecialIds, Tokenizer
 
 # Characters handed to the tokenizer at once: enough for its threads, small in memory.
 _CHUNK_CHARACTERS = 1 << 21
-_FORMAT = 1
+_FORMAT = 2
 _FACTS = "corpus.json"
 
 Item = TypeVar("Item")
@@ -53,12 +53,14 @@ class TokenCorpus:
         num_bytes: UTF-8 bytes of all documents; for bits per byte.
         vocab_size: Of the tokenizer; every token is smaller.
         fingerprint: A stable hash of documents and tokenizer.
+        num_unknown: Tokens that stand for what the tokenizer does not know.
     """
 
     folder: Path
     num_bytes: int
     vocab_size: int
     fingerprint: str
+    num_unknown: int = 0
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -138,7 +140,7 @@ def open_corpus(folder: str | PathLike[str]) -> TokenCorpus:
     """
     folder = Path(folder)
     facts = read_facts(folder)
-    return TokenCorpus(folder, facts["num_bytes"], facts["vocab_size"], facts["fingerprint"])
+    return TokenCorpus(folder, **facts)
 
 
 def _write(
@@ -148,7 +150,7 @@ def _write(
     key: str,
     progress: Callable[[int], None] | None,
 ) -> None:
-    tokens = TokenWriter(folder, tokenizer.vocab_size)
+    tokens = TokenWriter(folder, tokenizer.vocab_size, tokenizer.special_ids.unk)
     num_bytes, seen, starts = 0, 0, array("q")
     with tokens:
         for chunk in chunks(documents, len):
@@ -164,7 +166,13 @@ def _write(
         raise DataError(f"none of {seen} documents has two tokens: give a source with text")
     np.save(folder / "document_starts.npy", np.asarray(starts, np.int64))
     write_facts(
-        folder, {"num_bytes": num_bytes, "vocab_size": tokenizer.vocab_size, "fingerprint": key}
+        folder,
+        {
+            "num_bytes": num_bytes,
+            "vocab_size": tokenizer.vocab_size,
+            "fingerprint": key,
+            "num_unknown": tokens.num_unknown,
+        },
     )
 
 
@@ -221,17 +229,20 @@ def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[
 class TokenWriter:
     """Writes ``tokens.npy``, whose length is not known at the start; a context manager."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
+    def __init__(self, folder: Path, vocab_size: int, unknown: int | None = None) -> None:
         """Makes the file.
 
         Args:
             folder: Of the corpus.
             vocab_size: Every token is smaller.
+            unknown: The token to count, which stands for what the tokenizer does not know.
         """
         self._place = folder / "tokens.npy"
         self._raw = folder / "tokens.raw"
         self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+        self._unknown = unknown
         self.position = 0
+        self.num_unknown = 0
 
     def __enter__(self) -> "TokenWriter":
         self._file = self._raw.open("wb")
@@ -240,6 +251,7 @@ class TokenWriter:
     def append(self, ids: Sequence[int]) -> int:
         """Appends tokens and returns the place of the first."""
         self._file.write(np.asarray(ids, self._dtype).tobytes())
+        self.num_unknown += 0 if self._unknown is None else list(ids).count(self._unknown)
         self.position += len(ids)
         return self.position - len(ids)
 

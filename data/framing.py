@@ -52,7 +52,7 @@ class Frame:
         return self.length - 1 - texts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FramedTokens:
     """Many framed examples in flat arrays, which are small and pickle fast.
 
@@ -142,7 +142,7 @@ def cut_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
     """Shortens two texts to fit: tokens go from the end of whichever is longer.
 
     The same as one token at a time from the longer, from the second where they are equal
-    (google-research/bert ``run_classifier.py``).
+    (google-research/bert ``run_classifier.py``, ``create_pretraining_data.py``).
 
     Args:
         one: Tokens of the first text.

@@ -5,6 +5,9 @@ openai/gpt-2 ``encoder.py``). WordPiece is BERT's (google-research/bert ``tokeni
 as the library has it, which differs from the original in this: a word has at most 100
 characters, not 200; a final capital sigma becomes σ, not ς; the ideographs U+2B820 to U+2B91F
 are not parted; and it knows the marks and punctuation of Unicode 8, not of later versions.
+
+A deliberate difference from the usual wrappers: ``[CLS]`` or ``[SEP]`` in a text is plain text,
+which no one can smuggle in as a mark; only the code that frames a row writes these ids.
 """
 
 import hashlib

@@ -29,11 +29,13 @@ class Masking:
     Attributes:
         mask: The id of ``[MASK]``.
         specials: The ids of all special tokens.
-        vocab_size: Random tokens are drawn from ``[0, vocab_size)`` without ``specials``.
+        vocab_size: Random tokens are drawn from ``[0, vocab_size)`` without ``specials`` and
+            ``missing``.
         max_predictions: The length M of a row's arrays of predictions.
         rate: The share of a row's tokens that are predicted, in (0, 1).
         continues: For whole-word masking, which ids go on with the word of the token
             before them, bool [vocab_size]; None masks single tokens.
+        missing: The ids that the vocabulary leaves out.
     """
 
     mask: int
@@ -42,6 +44,7 @@ class Masking:
     max_predictions: int
     rate: float = 0.15
     continues: np.ndarray | None = None
+    missing: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -75,6 +78,7 @@ class Masking:
             max_predictions or math.ceil(round(rate * length, 6)),
             rate,
             continuations(tokenizer) if whole_word else None,
+            tuple(id for id in range(tokenizer.vocab_size) if _piece(tokenizer, id) is None),
         )
 
     @cached_property
@@ -86,7 +90,9 @@ class Masking:
 
     @cached_property
     def _replacements(self) -> np.ndarray:
-        return np.flatnonzero(self._ordinary)
+        drawn = self._ordinary.copy()
+        drawn[list(self.missing)] = False
+        return np.flatnonzero(drawn)
 
     def mask_row(self, ids: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Masks a row; changes it in place.
@@ -168,7 +174,7 @@ def continuations(tokenizer: Tokenizer) -> np.ndarray:
     Raises:
         DataError: The vocabulary marks neither words nor their continuations.
     """
-    pieces = [_piece(tokenizer, id) for id in range(tokenizer.vocab_size)]
+    pieces = [_piece(tokenizer, id) or "" for id in range(tokenizer.vocab_size)]
     if tokenizer.kind == "wordpiece":
         return np.asarray([piece.startswith("##") for piece in pieces])
     begins = np.asarray([piece.startswith(("Ġ", "▁")) for piece in pieces])
@@ -179,11 +185,11 @@ def continuations(tokenizer: Tokenizer) -> np.ndarray:
     return ~begins
 
 
-def _piece(tokenizer: Tokenizer, id: int) -> str:
+def _piece(tokenizer: Tokenizer, id: int) -> str | None:
     try:
         return tokenizer.token(id)
     except IndexError:  # an id that the vocabulary leaves out
-        return ""
+        return None
 
 
 def _some(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import DataError
+from .framing import cut_longest_first
 from .sentence_corpus import SentenceCorpus
 
 _SHIFTS = 1  # apart from the numbers an example draws
@@ -92,7 +93,8 @@ class Segments:
         if self.target < 2:
             raise DataError(
                 f"length {self.length} leaves no room for two tokens beside "
-                f"{self.length - self.target} special ones: choose at least 8"
+                f"{self.length - self.target} special ones: choose at least "
+                f"{self.length - self.target + 2}"
             )
         if self.next_sentence:
             self._check_documents()
@@ -150,7 +152,7 @@ class Segments:
             a = _cut(a, self.target, rng)
             return Example(self._framed(a), np.zeros(len(a) + 2, np.int32), None)
         b = self._tokens(place.other, place.end)
-        size_a, size_b = truncated_sizes(len(a), len(b), self.target)
+        size_a, size_b = cut_longest_first(len(a), len(b), self.target)
         a, b = _cut(a, size_a, rng), _cut(b, size_b, rng)
         types = np.zeros(size_a + size_b + 3, np.int32)
         types[size_a + 2 :] = 1
@@ -221,23 +223,6 @@ class Segments:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-
-def truncated_sizes(size_a: int, size_b: int, total: int) -> tuple[int, int]:
-    """The sizes after tokens were taken from the longer segment (B if equal) one by one.
-
-    Args:
-        size_a: Tokens of A.
-        size_b: Tokens of B.
-        total: How many may stay.
-
-    Returns:
-        What is left of A and of B.
-    """
-    if size_a + size_b <= total:
-        return size_a, size_b
-    size_a = min(size_a, max(-(-total // 2), total - size_b))
-    return size_a, total - size_a
 
 
 def _cut(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

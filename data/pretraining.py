@@ -14,7 +14,7 @@ from .mlm import Masking
 from .next_sentence import Segments
 from .sentence_corpus import SentenceCorpus, build_sentence_corpus
 from .sentence_pairs import SentencePairRows, read_pairs
-from .tokenizer import SpecialIds, Tokenizer
+from .tokenizer import Tokenizer
 
 # Of evaluation: the same examples and masks for every run.
 _EVALUATION_SEED = 0x5EED
@@ -155,7 +155,7 @@ class PretrainingData(DocumentsData):
             whole_word=self.whole_word,
         )
         rows = PretrainingRows(segments, masking, special["pad"], seed)
-        facts = _facts(corpus, rows, tokenizer.special_ids)
+        facts = _facts(corpus, rows)
         return DataSplit(rows, corpus, corpus.fingerprint, facts)
 
 
@@ -173,7 +173,7 @@ def _checked(tokenizer: Tokenizer) -> dict[str, int]:
     return special
 
 
-def _facts(corpus: SentenceCorpus, rows: PretrainingRows, special: SpecialIds) -> str:
+def _facts(corpus: SentenceCorpus, rows: PretrainingRows) -> str:
     facts = f"{corpus.facts}, {rows.rows_per_epoch:,} examples an epoch"
-    unknown = int(np.count_nonzero(corpus.tokens == special.unk)) if special.unk is not None else 0
+    unknown = corpus.num_unknown
     return facts + (f"; {unknown:,} tokens are unknown to the tokenizer" if unknown else "")

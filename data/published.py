@@ -166,11 +166,20 @@ def _records(builder: Any, split: str, source: Source) -> Any:
             f"{source.name!r} has no text field {source.part!r}: its text fields are "
             f"{', '.join(texts) or 'none'}; name one as #field"
         )
+    return open_split(builder, split, source.name)
+
+
+def open_split(builder: Any, split: str, name: str) -> Any:
+    """Opens a split of a data set that is on this machine.
+
+    Raises:
+        DataError: It allows no random access.
+    """
     try:
         return builder.as_data_source(split)
     except NotImplementedError:
         raise DataError(
-            f"{source.name!r} in {builder.data_dir} allows no random access: prepare it with "
+            f"{name!r} in {builder.data_dir} allows no random access: prepare it with "
             'file_format="array_record", or set TFDS_DATA_DIR to another folder'
         ) from None
 

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from .documents import Split
 from .errors import DataError
 from .labelled import LabelledSource, Record, pick, with_known_fields
-from .published import download, open_builder
+from .published import download, open_builder, open_split
 
 # What a split to validate on is called; MNLI has two.
 _VALIDATION = ("validation", "dev", "validation_matched")
@@ -45,13 +45,7 @@ class PublishedRecords:
         if name is None or name not in self.builder.info.splits:
             has = ", ".join(self.builder.info.splits)
             raise DataError(f"{self.source.name!r} has no {split} split: it has {has}")
-        try:
-            rows = self.builder.as_data_source(name)
-        except NotImplementedError:
-            raise DataError(
-                f"{self.source.name!r} in {self.builder.data_dir} allows no random access: prepare "
-                'it with file_format="array_record", or set TFDS_DATA_DIR to another folder'
-            ) from None
+        rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
             place = f"{self.source.name} {name} example {number}"
             values = tuple(_plain(pick(row, field, place)) for field in self.source.fields)

@@ -20,10 +20,10 @@ from .atomic import build_folder
 from .corpus import TokenWriter, chunks, corpus_key, read_facts, write_facts
 from .documents import Documents
 from .errors import DataError
-from .sentences import lines_as_sentences, split_sentences
+from .sentences import lines_as_sentences, split_sentences, splitter
 from .tokenizer import Tokenizer
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class SentenceCorpus:
 
     Attributes:
         folder: Where the arrays lie.
-        num_bytes: UTF-8 bytes of all sentences.
         vocab_size: Of the tokenizer; every token is smaller.
         fingerprint: A stable hash of documents, tokenizer and the way of splitting.
+        num_unknown: Tokens that stand for what the tokenizer does not know.
     """
 
     folder: Path
-    num_bytes: int
     vocab_size: int
     fingerprint: str
+    num_unknown: int
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -108,7 +108,9 @@ def build_sentence_corpus(
     Raises:
         DataError: There is no token at all, or the folder cannot be written.
     """
-    key = corpus_key("sentences", _FORMAT, documents.fingerprint, tokenizer.fingerprint, language)
+    split = any(not part.lines_are_sentences for part in documents.parts)
+    way = splitter(language) if split else language
+    key = corpus_key("sentences", _FORMAT, documents.fingerprint, tokenizer.fingerprint, way)
 
     def fill(temporary: Path) -> None:
         _write(sentence_lists(documents, language), tokenizer, temporary, key)
@@ -122,10 +124,7 @@ def open_sentence_corpus(folder: str | PathLike[str]) -> SentenceCorpus:
     Raises:
         DataError: There is no corpus.
     """
-    facts = read_facts(Path(folder))
-    return SentenceCorpus(
-        Path(folder), facts["num_bytes"], facts["vocab_size"], facts["fingerprint"]
-    )
+    return SentenceCorpus(Path(folder), **read_facts(Path(folder)))
 
 
 def sentence_lists(documents: Documents, language: str = "en") -> Iterator[list[str]]:
@@ -140,15 +139,14 @@ def sentence_lists(documents: Documents, language: str = "en") -> Iterator[list[
 
 def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, folder: Path, key: str) -> None:
     sentence_starts, document_starts = array("q"), array("q")
-    num_bytes, seen = 0, 0
-    with TokenWriter(folder, tokenizer.vocab_size) as tokens:
+    seen = 0
+    with TokenWriter(folder, tokenizer.vocab_size, tokenizer.special_ids.unk) as tokens:
         for chunk in chunks(documents, lambda sentences: sum(map(len, sentences))):
             for sentences in _encode(chunk, tokenizer):
                 first = len(sentence_starts)
                 sentence_starts.extend(tokens.append(ids) for ids in sentences if ids)
                 if len(sentence_starts) > first:
                     document_starts.append(first)
-            num_bytes += sum(len(text.encode()) for sentences in chunk for text in sentences)
             seen += len(chunk)
         sentence_starts.append(tokens.position)
     if not document_starts:
@@ -157,7 +155,12 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, folder: Path, k
     np.save(folder / "sentence_starts.npy", np.asarray(sentence_starts, np.int64))
     np.save(folder / "document_starts.npy", np.asarray(document_starts, np.int64))
     write_facts(
-        folder, {"num_bytes": num_bytes, "vocab_size": tokenizer.vocab_size, "fingerprint": key}
+        folder,
+        {
+            "vocab_size": tokenizer.vocab_size,
+            "fingerprint": key,
+            "num_unknown": tokens.num_unknown,
+        },
     )
 
 

@@ -6,6 +6,7 @@ languages: fast, without a model to fetch, and it knows abbreviations and quotat
 
 import importlib
 import re
+from importlib.metadata import version
 from typing import Any
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
@@ -21,6 +22,11 @@ def lines_as_sentences(text: str) -> list[str]:
         Its lines without the white space around them; empty ones are left out.
     """
     return [line.strip() for line in text.split("\n") if line and not line.isspace()]
+
+
+def splitter(language: str) -> str:
+    """Names what decides how running text is split: the language, the rules' version."""
+    return f"{language} sentencex {version('sentencex')}"
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:

@@ -19,7 +19,7 @@ from .squad import SpanExample
 from .windows import most_context
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpanDecoding:
     """Which window is whose, and where its tokens are in the passage.
 

@@ -115,7 +115,7 @@ class SpanData(LabelledData[SpanExample]):
         return span_rows(examples, tokenizer, self, NO_ANSWER in labels, training)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpanRows:
     """The windows of questions; see ``pipeline.Rows``.
 

@@ -159,7 +159,7 @@ class TaggingData(LabelledData[TaggingExample]):
         return tagging_rows(examples, tokenizer, labels, self.length)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TaggingRows:
     """The rows of sentences; see ``pipeline.Rows``.
 

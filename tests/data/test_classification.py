@@ -51,6 +51,12 @@ def test_pairs_lose_of_the_longer_text(config, tokenizer):
     assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c d [SEP] u v w [SEP]"
 
 
+def test_empty_texts_are_counted(config, tokenizer):
+    split = train(config("0\ta\n1\t\n1\t \n"), tokenizer)
+    assert split.facts == "3 examples, 2 of them without a text"
+    assert split.rows == split.rows  # arrays are not compared
+
+
 @pytest.mark.parametrize(
     ("column", "labels"),
     [

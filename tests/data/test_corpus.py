@@ -32,6 +32,9 @@ def test_documents_become_pairs(tokenizer, tmp_path):
     assert corpus.pair_counts.tolist() == [3, 2, 1, 2]
     assert (corpus.total_pairs, corpus.num_documents, corpus.num_bytes) == (8, 4, 5)
     assert corpus.vocab_size == 7
+    assert corpus.num_unknown == (corpus.tokens == tokenizer.special_ids.unk).sum() == 0
+    unknown = build_corpus(Texts(["abx", "yz"], "other texts"), tokenizer, tmp_path)
+    assert unknown.num_unknown == 3
 
 
 def test_documents_without_a_pair_are_dropped(tmp_path, tokenizer):

@@ -7,7 +7,13 @@ import sys
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, published_records
+from flaxzoo.data import (
+    DataError,
+    TokenizerConfig,
+    load_tokenizer,
+    published_records,
+    train_iterator,
+)
 from flaxzoo.data.choices import ChoiceData
 from flaxzoo.data.classification import ClassificationData
 from flaxzoo.data.framing import Frame, FramedTokens, cut_longest_first
@@ -394,6 +400,18 @@ def test_a_float_is_no_label(published):
     published("tiny_scores", features, train=[{"label": 3.5, "text": "a"}])
     with pytest.raises(DataError, match=r"has the label 3.5: .* choose target score"):
         data("tfds:tiny_scores").labels()
+
+
+def test_workers_change_nothing(tmp_path, tokenizer):
+    config = data(write(tmp_path / "a.tsv", ROWS))
+    rows = config.train_split(tokenizer, config.labels(), 0).rows
+    runs = []
+    for workers in (0, 1):
+        iterator = train_iterator(rows, batch_size=4, seed=0, num_steps=3, num_workers=workers)
+        runs.append(list(iterator))
+        iterator.close()
+    for one, other in zip(*runs, strict=True):
+        assert all((one[name] == other[name]).all() for name in (*one, *other))
 
 
 def test_a_source_is_read_once(tmp_path, tokenizer, monkeypatch):

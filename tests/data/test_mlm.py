@@ -71,6 +71,15 @@ def test_laws(row, max_predictions, rate, whole_word, seed):
         assert (left > budget - len(positions)).all()
 
 
+def test_ids_that_the_vocabulary_leaves_out_are_not_drawn():
+    rule = Masking(MASK, SPECIALS, VOCAB, 40, 0.99, None, tuple(range(7, VOCAB)))
+    drawn = set()
+    for seed in range(50):
+        after, _, _ = mask([CLS, *[6] * 40, SEP], rule, seed)
+        drawn |= set(after[1:-1].tolist())
+    assert drawn == {5, 6, MASK}
+
+
 def within(share, expected, count, deviations=5.0):
     return abs(share - expected) < deviations * np.sqrt(expected * (1 - expected) / count)
 

@@ -7,7 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 from flaxzoo.data import DataError
-from flaxzoo.data.next_sentence import Segments, _cut, truncated_sizes
+from flaxzoo.data.framing import cut_longest_first
+from flaxzoo.data.next_sentence import Segments, _cut
 from flaxzoo.data.sentence_corpus import SentenceCorpus
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ class FakeCorpus(SentenceCorpus):
 
 
 def segments_of(sizes, length, **options):
-    corpus = FakeCorpus(None, 0, 0, "", tuple(map(tuple, sizes)))
+    corpus = FakeCorpus(None, 0, "", 0, tuple(map(tuple, sizes)))
     return Segments(corpus, length, CLS, SEP, **options)
 
 
@@ -88,7 +89,7 @@ def test_pairs(sizes, length, seed, epoch):
             starts[place.middle] - starts[place.first],
             starts[place.end] - starts[place.other],
         ]
-        assert (len(a), len(b)) == truncated_sizes(*whole, length - 3)
+        assert (len(a), len(b)) == cut_longest_first(*whole, length - 3)
         if sum(whole) <= length - 3 and not example.label:  # nothing cut: adjacent
             assert a[-1] + 1 == b[0]
 
@@ -182,7 +183,7 @@ def original_sizes(a, b, total):
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 80))
 def test_sizes_are_those_of_the_original(a, b, total):
-    assert truncated_sizes(a, b, total) == original_sizes(a, b, total)
+    assert cut_longest_first(a, b, total) == original_sizes(a, b, total)
 
 
 def test_tokens_are_cut_from_either_end():

@@ -113,6 +113,12 @@ def test_corpus_is_cached_by_contents(load, tokenizer, tmp_path, monkeypatch):
     assert sorted(sentences_of(first, tokenizer)) == [["four"], ["one", "two"], ["three"]]
     other = build_sentence_corpus(documents, tokenizer, tmp_path / "cache", "de")
     assert other.fingerprint != first.fingerprint
+    text = load("text:b", b="One. Two.")
+    before = build_sentence_corpus(text, tokenizer, tmp_path / "cache").fingerprint
+    monkeypatch.setattr("flaxzoo.data.sentences.version", lambda package: "99")
+    assert build_sentence_corpus(text, tokenizer, tmp_path / "cache").fingerprint != before
+    again = build_sentence_corpus(documents, tokenizer, tmp_path / "cache")
+    assert again.fingerprint == first.fingerprint  # which no rule has split
     with pytest.raises(DataError, match="no corpus in"):
         open_sentence_corpus(tmp_path)
 

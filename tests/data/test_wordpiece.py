@@ -29,7 +29,7 @@ def test_bert_equals_the_golden_rows(bert, datasets):
 class Original:
     """Tokenisation as in google-research/bert ``tokenization.py``, for the comparison.
 
-    Its limit of 200 characters a word is ours of 100, which no text here comes near.
+    A word has at most 100 characters here, as ours; the original's limit is 200.
     """
 
     def __init__(self, pieces, lowercase=True):
