@@ -306,27 +306,39 @@ def test_what_a_run_begins_with_decides_its_sizes(place, pretrained):
     assert not (place / "too long").exists()
 
 
-def test_a_fine_tuned_run_resumes(place, pretrained):
-    config = fine_tuning(place, "tag", init_from=str(pretrained), checkpoint_every=2)
-    whole = train.train(config, place / "whole", quiet=True)
-    assert whole.finished
+@pytest.mark.parametrize("kind", ["pretraining", "tag"])
+def test_a_run_that_was_stopped_is_the_run_never_stopped(place, pretrained, kind):
+    config = (
+        pretraining(place, checkpoint_every=2)
+        if kind == "pretraining"
+        else fine_tuning(place, kind, init_from=str(pretrained), checkpoint_every=2)
+    )
+    whole, again = place / f"{kind} whole", place / f"{kind} again"
+    assert train.train(config, whole, quiet=True).finished
     # The same run, but for what its first checkpoint does not hold.
-    train.train(config, place / "again", quiet=True)
-    for step in models.loading.steps(place / "again")[1:]:
-        shutil.rmtree(place / "again" / "checkpoints" / str(step))
-    train.train(config, place / "again", quiet=True)
-    for name, x in parameters(place / "again").items():
-        np.testing.assert_array_equal(x, parameters(place / "whole")[name], err_msg=name)
+    train.train(config, again, quiet=True)
+    for step in models.loading.steps(again)[1:]:
+        shutil.rmtree(again / "checkpoints" / str(step))
+    train.train(config, again, quiet=True)
+    for name, x in parameters(again).items():
+        np.testing.assert_array_equal(x, parameters(whole)[name], err_msg=name)
 
 
-def test_a_model_without_token_types_learns_too(place):
-    distilbert = models.BertConfig(**SIZES, num_token_types=0, pooler_activation="relu")
-    for config in (pretraining(place), fine_tuning(place, "choice")):
-        name = f"one type {config.data.kind}"
-        config = dataclasses.replace(config, model=distilbert)
-        assert train.train(config, place / name, quiet=True).finished
-    (place / "pair.jsonl").write_text(INPUTS["choice"])
-    assert len(train.predict(place / name, str(place / "pair.jsonl"), say=print)) == 2
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "measure"), [("one", "accuracy"), ("tag", "f1"), ("span", "exact_match")]
+)
+def test_a_head_learns(place, pretrained, kind, measure):
+    """What a word decides is learned to perfection."""
+    config = fine_tuning(place, kind, init_from=str(pretrained), epochs=40.0)
+    config = dataclasses.replace(
+        config,
+        evaluate_every=1000,
+        checkpoint_every=1000,
+        model=dataclasses.replace(config.model, dropout_rate=0.0),
+    )
+    result = train.train(config, place / f"{kind} learned", quiet=True)
+    assert result.validation[measure] > 0.9
 
 
 def test_what_a_run_cannot_begin_with_leaves_no_folder(place, pretrained):
@@ -374,9 +386,28 @@ def test_a_label_that_training_has_not(tuned, place, tmp_path):
         train.score_run(tuned("one").run.folder, f"tsv:{tmp_path}/new.tsv", say=print)
 
 
-def test_predict_wants_a_head(pretrained, tmp_path, capsys):
+def test_predict_says_what_continues_a_text(pretrained, tmp_path, capsys):
+    (tmp_path / "input").write_text("the cat\tsat on a mat\na dog\trun away\n")
+    assert cli.main(["predict", str(pretrained), "--input", str(tmp_path / "input")]) == 0
+    first, _ = map(json.loads, capsys.readouterr().out.splitlines())
+    model, params = models.load(pretrained)
+    special = (tokenizer := train.open_run(pretrained)[1]).special_ids
+    one, other = tokenizer.encode_batch(["the cat", "sat on a mat"])
+    ids = np.array([[special.cls, *one, special.sep, *other, special.sep]])
+    types = np.array([[0] * (len(one) + 2) + [1] * (len(other) + 1)])
+    logits = model.apply({"params": params}, input_ids=ids, token_type_ids=types)
+    expected = float(jax.nn.softmax(logits.seq_relationship_logits[0])[0])
+    assert first["probability"] == pytest.approx(expected, rel=1e-4)
+    assert first["is_next"] == (expected > 0.5)
     (tmp_path / "input").write_text("the cat\n")
     assert cli.main(["predict", str(pretrained), "--input", str(tmp_path / "input")]) == 2
+    assert "line 1 has 1 texts: write two, parted by a tab" in capsys.readouterr().err
+
+
+def test_predict_wants_a_head(place, tmp_path, capsys):
+    train.train(pretraining(place, next_sentence=False, steps=1), place / "no pairs", quiet=True)
+    (tmp_path / "input").write_text("the cat\n")
+    assert cli.main(["predict", str(place / "no pairs"), "--input", str(tmp_path / "input")]) == 2
     assert "pretraining data has no labels to predict" in capsys.readouterr().err
 
 
