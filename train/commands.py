@@ -156,9 +156,10 @@ class PredictArguments:
     run: Positional[Path]
     """The run folder."""
     input: str
-    """The file of examples; - is standard input. A text (or two, with a tab between) on each
-    line; words in the first of CoNLL's columns; SQuAD's JSON, or lines of JSON with "context" and
-    "question"; for choices lines of JSON with "context" and "choices"."""
+    """The file of examples; - is standard input. On each line a text, or two with a tab between
+    (for a pretraining run: does the second continue the first?); words in the first of CoNLL's
+    columns; SQuAD's JSON, or lines of JSON with "context" and "question"; for choices lines of
+    JSON with "context" and "choices"."""
     step: int | None = None
     """The checkpoint; by default the newest."""
 

@@ -118,6 +118,7 @@ PRETRAINING = Objective(
         **_masked_terms(outputs, batch),
         **_next_sentence_terms(outputs, batch),
     },
+    predictions=lambda outputs: {"seq_relationship_logits": outputs.seq_relationship_logits},
 )
 """Masked tokens and next sentences (Devlin et al. 2019, section 3.1, tasks 1 and 2)."""
 
