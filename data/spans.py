@@ -122,8 +122,8 @@ class SpanRows:
     Attributes:
         tokens: The framed windows, R.
         decoding: Which window is whose, and where its tokens are in the passage.
-        positions: The tokens of the row that the answer starts and ends at, int32 [R, 2];
-            None if it is to be predicted.
+        positions: The tokens of the row that the answer starts and ends at, int32 [R, 2], -1
+            where that is not known; None if it is to be predicted.
         examples: The questions.
         left_out: What was not trained on, and why, a line each.
         notes: For the log.
@@ -215,7 +215,8 @@ def span_rows(
         ids, asked = passages[examples[i].passage][0], questions[i]
         for start, end in held[i]:
             framed.append((asked, ids[start:end]))
-            positions.append(_in_window(spans[i], start, end, len(asked) + 2))
+            known = None if i in parted else spans[i]
+            positions.append(_in_window(known, start, end, len(asked) + 2))
             ranges.append((start, end))
         first_rows.append(len(framed))
     decoding = SpanDecoding(
@@ -276,7 +277,9 @@ def _answer_tokens(
 
 def _in_window(span: tuple[int, int] | None, start: int, end: int, before: int) -> tuple[int, int]:
     """Where a span of passage tokens is in a row; (0, 0), at [CLS], if it is not all there."""
-    if span is None or span[0] < start or span[1] >= end:
+    if span is None:
+        return (-1, -1)  # a loss leaves it out
+    if span[0] < start or span[1] >= end:
         return (0, 0)
     return span[0] - start + before, span[1] - start + before
 

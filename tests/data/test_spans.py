@@ -265,6 +265,15 @@ def test_an_answer_that_is_whole_in_no_window(config, tokenizer):
         train(config(article(paragraph(PASSAGE, q=[(PASSAGE[:24], 0)])), length=16), tokenizer)
 
 
+def test_a_place_that_is_not_known_is_in_no_loss(config, tokenizer):
+    data = config(article(paragraph(PASSAGE, q=[("z", 3)], r=[("c", 4)])))
+    rows = data.whole_source(data.source, tokenizer, ()).rows
+    starts = [int(rows.row(0, i)["start_positions"]) for i in range(rows.rows_per_epoch)]
+    assert starts[0] == -1
+    assert max(starts) > 0
+    assert rows.gold()[0]["answers"] == ["z"]
+
+
 def test_no_passage_is_in_both_splits(config, tokenizer):
     articles = [
         article(

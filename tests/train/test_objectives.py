@@ -137,16 +137,17 @@ def test_counts_and_filler():
 
 
 def test_a_span_is_looked_for_among_real_tokens_only():
-    mask = jnp.array([[1, 1, 1, 0], [0, 0, 0, 0]])
-    logits = jnp.array([[0.0, 1.0, 2.0, 50.0], [1.0, 2.0, 3.0, 4.0]])
+    mask = jnp.array([[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+    logits = jnp.array([[0.0, 1.0, 2.0, 50.0], [1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
     outputs = SimpleNamespace(start_logits=logits, end_logits=-logits)
     batch = {
         "attention_mask": mask,
-        "start_positions": jnp.array([2, 0]),
-        "end_positions": jnp.array([0, 0]),
+        "start_positions": jnp.array([2, 0, -1]),
+        "end_positions": jnp.array([0, 0, -1]),
     }
     terms = objectives.SPAN.terms(outputs, batch)
-    # The second row is filler.
+    # The second row is filler; nobody knows where the answer of the third is.
+    assert float(objectives.SPAN.counts(batch)["start"]) == 1
     expected = np.log(np.exp([0.0, 1.0, 2.0]).sum()) - 2
     assert float(terms["start"]) == pytest.approx(expected, rel=1e-5)
     assert float(terms["start_accuracy"]) == float(terms["end_accuracy"]) == 1

@@ -210,7 +210,7 @@ def test_predict_answers_for_every_head(tuned, kind, tmp_path, capsys):
         answer = "label" if kind == "one" else "choice"
         probabilities = first["probabilities"]
         if isinstance(probabilities, dict):
-            assert first[answer] == max(probabilities, key=probabilities.get)
+            assert first[answer] == max(probabilities, key=lambda name: probabilities[name])
             probabilities = list(probabilities.values())
         assert sum(probabilities) == pytest.approx(1)
     elif kind == "several":
