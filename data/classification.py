@@ -15,14 +15,7 @@ from .documents import Split
 from .errors import DataError
 from .examples import LabelledData, Loaded, label_id, output, sigmoid, softmax
 from .framing import Frame, FramedTokens, frame_texts
-from .labelled import (
-    LabelledSource,
-    Record,
-    are_json_lines,
-    input_lines,
-    read_fields,
-    read_objects,
-)
+from .labelled import LabelledSource, Record, are_json_lines, input_lines, read_fields, read_objects
 from .published_records import PublishedRecords
 from .tokenizer import Tokenizer
 

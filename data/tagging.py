@@ -17,22 +17,9 @@ from .documents import Split
 from .errors import DataError
 from .examples import LabelledData, Loaded, label_id, output
 from .framing import Frame, FramedTokens
-from .labelled import (
-    LabelledSource,
-    Record,
-    are_json_lines,
-    input_lines,
-    read_fields,
-    read_objects,
-)
+from .labelled import LabelledSource, Record, are_json_lines, input_lines, read_fields, read_objects
 from .published_records import PublishedRecords
-from .tag_schemes import (
-    InconsistentTagError,
-    find_scheme,
-    misplaced_inside,
-    span_labels,
-    to_bio,
-)
+from .tag_schemes import InconsistentTagError, find_scheme, misplaced_inside, span_labels, to_bio
 from .tokenizer import Tokenizer
 
 _OR_OUTSIDE = "O outside of all spans"
