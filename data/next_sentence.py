@@ -103,13 +103,14 @@ class Segments:
         corpus = self.corpus
         if corpus.num_documents < 2:
             raise DataError(
-                "next-sentence prediction needs two documents and the text is a single one: say "
-                "what a document is (text:GLOB#block or #sentences), or switch next_sentence off"
+                "next sentences need two documents, and what is trained or validated on has one: "
+                "say what a document is (text:GLOB#block or #sentences), hold out more or name "
+                "more to validate on, or leave next sentences out (--data.no-next-sentence)"
             )
         if corpus.num_single == corpus.num_documents:
             raise DataError(
                 f"each of {corpus.num_documents:,} documents is a single sentence, so nothing "
-                "continues: give longer documents (#file, #block), or switch next_sentence off"
+                "continues: give longer documents (#file, #block), or --data.no-next-sentence"
             )
 
     @property

@@ -68,6 +68,8 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
         _check_empty(folder)
         config, tokenizer = _anew(config)
         beginning = _beginning(config)
+    if beginning is not None:
+        say(f"sizes and vocabulary: those of {beginning.folder}, whatever model options say")
     check_length(config)
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
     data, labels = config.data, label_names(config.model)

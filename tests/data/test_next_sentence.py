@@ -196,7 +196,7 @@ def test_tokens_are_cut_from_either_end():
 
 
 def test_texts_that_make_no_pairs():
-    with pytest.raises(DataError, match="needs two documents and the text is a single one"):
+    with pytest.raises(DataError, match="next sentences need two documents"):
         segments_of([[5, 5, 5]], 32)
     with pytest.raises(DataError, match="each of 3 documents is a single sentence"):
         segments_of([[5], [5], [7]], 32)

@@ -142,7 +142,7 @@ def test_tokenizer_without_the_special_tokens(data):
 def test_text_without_pairs(data, tokenizer, tmp_path):
     (tmp_path / "b.txt").write_text(TEXT.split("\n\n")[0])
     config = data(source=f"text:{tmp_path}/b.txt", validation=f"text:{tmp_path}/a.txt#line")
-    with pytest.raises(DataError, match="needs two documents"):
+    with pytest.raises(DataError, match="next sentences need two documents"):
         config.train_split(tokenizer, (), 0)
     with pytest.raises(DataError, match="is a single sentence"):
         config.validation_split(tokenizer, ())

@@ -435,6 +435,12 @@ def test_fill_mask(pretrained, capsys):
     assert "has no [MASK]: write it where a word is missing" in capsys.readouterr().err
 
 
+def test_generate_wants_a_causal_language_model(pretrained, capsys):
+    assert cli.main(["generate", str(pretrained), "--prompt", "the"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, "head pretraining continues no text: give a run" in err) == ("", True)
+
+
 def test_fill_mask_wants_a_masked_language_model(tuned, capsys):
     assert cli.main(["fill-mask", str(tuned("one").run.folder), "a [MASK]"]) == 2
     assert "a model with the head sequence fills no masks" in capsys.readouterr().err
