@@ -70,7 +70,7 @@ def evaluate(
     return Evaluation(loss, means, counts, whole_rows(kept, num_rows))
 
 
-def whole_rows(parts: list[Predictions], num_rows: int) -> dict[str, np.ndarray]:
+def whole_rows(parts: list[dict[str, Any]], num_rows: int) -> dict[str, np.ndarray]:
     """The predictions of all batches one after the other, without those of filler rows."""
     names = parts[0] if parts else {}
     return {

@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flaxzoo.data import CausalData
+from flaxzoo.data import CausalData, DataSplit, TokenizerConfig
 from flaxzoo.train import CAUSAL, MeshConfig, Objective, init_state, make_train_step
 from flaxzoo.train import parallel as parallel_module
 from flaxzoo.train import sharding as sharding_module
@@ -252,8 +253,10 @@ def test_evaluation_by_hand():
 
 def test_scores_of_a_text_by_hand():
     evaluation = Evaluation(1.5, {"next_token": 1.5}, {"next_token": 8.0}, {})
-    split = SimpleNamespace(content=SimpleNamespace(num_bytes=16))
-    assert score(CausalData, evaluation, split) == pytest.approx(  # type: ignore[arg-type]
+    data = CausalData(source="builtin:python-docs", length=4, tokenizer=TokenizerConfig())
+    rows: Any = None  # not asked
+    split = DataSplit(rows, SimpleNamespace(num_bytes=16), "", "")
+    assert score(data, evaluation, split) == pytest.approx(
         {
             "loss": 1.5,
             "perplexity": np.exp(1.5),
