@@ -147,7 +147,9 @@ def _forward(hidden, kernel, bias, labels, weights):
         exact = weight[..., None] * (softmax - is_label)
         gradient = exact.astype(h.dtype)
         hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, kernel)
-        kernel_gradient = jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
+        # Over one axis of positions: XLA's CPU has no bfloat16 product over two.
+        positions = (x.reshape(-1, x.shape[-1]) for x in (h, gradient))
+        kernel_gradient = jnp.einsum("XD,XV->DV", *positions, preferred_element_type=jnp.float32)
         bias_gradient = None if bias is None else jnp.sum(exact, axis=(0, 1))
         return (CrossEntropy(loss, correct), kernel_gradient, bias_gradient), hidden_gradient
 

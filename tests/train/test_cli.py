@@ -154,7 +154,8 @@ def test_evaluate_scores_an_unseen_file(run, tmp_path, flaxzoo):
 
 def test_evaluate_in_a_process_of_its_own(run, flaxzoo):
     done = python("-m", "flaxzoo.train.cli", "evaluate", run)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == "data: 8 documents, 640 bytes, 648 tokens to predict\n"
     _, out, _ = flaxzoo("evaluate", run)
     theirs, ours = (json.loads(text.splitlines()[-1]) for text in (done.stdout, out))
     assert theirs == pytest.approx(ours, rel=1e-6)
@@ -219,7 +220,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
     ("arguments", "message"),
     [
         ("trian", "flaxzoo: no command named 'trian': choose from train, evaluate, generate"),
-        ("train quickstar", "flaxzoo: no recipe named 'quickstar': did you mean quickstart?"),
+        ("train quickstar", "flaxzoo: no recipe named 'quickstar': did you mean quickstart"),
         ("train quickstart --optimizer.peak-lerning-rate 1", "--optimizer.peak-learning-rate"),
         ("train quickstart --stepz 3", "--steps"),
         ("train quickstart --steps many", "--steps"),
