@@ -250,7 +250,9 @@ def test_cached_decoding_of_left_padded_prompts_is_the_full_pass(bert, layers, k
         logits.append(np.asarray(out.logits))
     decoded = np.concatenate(logits, axis=1)
     for row, n in enumerate(lengths):
-        alone = bert("causal_lm", **GENERATORS[kind]).logits(input_ids=IDS[row : row + 1, : n + 5])
+        alone = bert("causal_lm", layers=layers, **GENERATORS[kind]).logits(
+            input_ids=IDS[row : row + 1, : n + 5]
+        )
         close(decoded[row, 7 - n :], alone[0])
 
 
