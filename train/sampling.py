@@ -42,17 +42,6 @@ class TextGenerator:
     """A model and its tokenizer; compiled on first use, once per shape bucket."""
 
     def __init__(self, model: Any, params: Any, tokenizer: Tokenizer) -> None:
-        """Takes a causal language model.
-
-        Raises:
-          ValueError: the model has another head.
-        """
-        head = getattr(model.config, "head", "causal_lm")
-        if head != "causal_lm":
-            raise ValueError(
-                f"a model with the head {head} continues no text: give a run of a causal language "
-                "model (for others, see the commands fill-mask and predict)"
-            )
         self._generator = Generator(model, params)
         self._tokenizer = tokenizer
 
@@ -62,8 +51,15 @@ class TextGenerator:
 
         Raises:
           FileNotFoundError: it is not a run folder, or has no such checkpoint.
+          ValueError: its model is no causal language model.
         """
-        _, tokenizer = open_run(folder)
+        config, tokenizer = open_run(folder)
+        head = getattr(config.model, "head", "causal_lm")
+        if head != "causal_lm":
+            raise ValueError(
+                f"a model with the head {head} continues no text: give a run of a causal language "
+                "model (for others, see the commands fill-mask and predict)"
+            )
         return cls(*load(folder, step=step), tokenizer)
 
     def __call__(
