@@ -6,6 +6,8 @@ each chunk's logits, their softmax and their gradient are used up before the
 next chunk begins.  The few logits of the other heads are taken as they are.
 """
 
+import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -19,18 +21,27 @@ CHUNK_LENGTH = 128
 
 
 class CrossEntropy(NamedTuple):
-    """Two sums over items."""
+    """Sums over items."""
 
     loss: Float[Array, ""]
-    """Σ weight · -log softmax(logits)[label], in nats."""
+    """Σ weight · -log softmax(logits)[label], in nats; with label smoothing its KL form."""
     correct: Float[Array, ""]
     """Σ weight of the items whose label has the highest logit. No gradient."""
+    nll: Float[Array, ""]
+    """The loss without label smoothing. No gradient."""
 
 
 def cross_entropy(
-    projection: Projection, labels: Int[Array, "B T"], weights: Float[Array, "B T"]
+    projection: Projection,
+    labels: Int[Array, "B T"],
+    weights: Float[Array, "B T"],
+    label_smoothing: float = 0.0,
 ) -> CrossEntropy:
     """Sums over positions of weight · -log softmax(h Wᵀ + b)[label], and of what was right.
+
+    With label smoothing ε (Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4)
+    the loss is KL(q ‖ softmax), where q has 1 - ε at the label and ε / (V - 1) at every
+    other word: 0 is its least value, which the cross-entropy of q does not have.
 
     The gradient is computed together with the loss, while a chunk's logits are
     at hand, so that each of the three matrix products is done once.
@@ -41,6 +52,7 @@ def cross_entropy(
       labels: the right token at each position.
       weights: 0 where there is nothing to predict; the label is not looked at
         there. Not differentiated.
+      label_smoothing: ε, at least 0 and below 1.
     """
     length = labels.shape[1]
     chunk = min(CHUNK_LENGTH, length)
@@ -48,7 +60,9 @@ def cross_entropy(
     hidden = jnp.pad(projection.hidden, ((0, 0), (0, padding), (0, 0)))
     labels, weights = (jnp.pad(x, ((0, 0), (0, padding))) for x in (labels, weights))
     hidden, labels, weights = (_cut(x, chunk) for x in (hidden, labels, weights))
-    return _cross_entropy(hidden, projection.kernel, projection.bias, labels, weights)
+    return _cross_entropy(
+        label_smoothing, hidden, projection.kernel, projection.bias, labels, weights
+    )
 
 
 def softmax_cross_entropy(
@@ -63,8 +77,8 @@ def softmax_cross_entropy(
       weights: 0 where there is nothing to predict; the label, for example
         -100, is not looked at there.
     """
-    loss, correct, _ = _sums(logits.astype(jnp.float32), labels, weights)
-    return CrossEntropy(loss, jax.lax.stop_gradient(correct))
+    sums, _ = _sums(logits.astype(jnp.float32), labels, weights, 0.0)
+    return CrossEntropy(sums.loss, *map(jax.lax.stop_gradient, (sums.correct, sums.nll)))
 
 
 def sigmoid_cross_entropy(
@@ -95,8 +109,10 @@ def _cut(x: Array, chunk: int) -> Array:
     return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
 
-def _sums(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """The loss, what was right, and each item's logarithm of the softmax's denominator."""
+def _sums(
+    logits: Array, labels: Array, weights: Array, smoothing: float
+) -> tuple[CrossEntropy, Array]:
+    """The sums, and each item's logarithm of the softmax's denominator."""
     highest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     exponentials = jnp.exp(logits - highest[..., None])
     log_normaliser = highest + jnp.log(jnp.sum(exponentials, axis=-1))
@@ -104,7 +120,19 @@ def _sums(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array, A
     labels = jnp.where(weights != 0, jnp.where(labels < 0, logits.shape[-1], labels), 0)
     label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     correct = jnp.sum(weights * (label_logit >= highest))
-    return jnp.sum(weights * (log_normaliser - label_logit)), correct, log_normaliser
+    each = log_normaliser - label_logit
+    nll = jnp.sum(weights * each)
+    if not smoothing:
+        return CrossEntropy(nll, correct, nll), log_normaliser
+    others = logits.shape[-1] - 1
+    mean_of_others = (jnp.sum(logits, axis=-1) - label_logit) / others
+    negative_entropy = _x_log_x(1 - smoothing) + others * _x_log_x(smoothing / others)
+    smoothed = each + smoothing * (label_logit - mean_of_others) + negative_entropy
+    return CrossEntropy(jnp.sum(weights * smoothed), correct, nll), log_normaliser
+
+
+def _x_log_x(x: float) -> float:
+    return x * math.log(x)
 
 
 def _over_chunks(function: Any, chunks: Any) -> Any:
@@ -127,31 +155,33 @@ def _over_chunks(function: Any, chunks: Any) -> Any:
     return jax.lax.scan(body, zeros, chunks)
 
 
-@jax.custom_vjp
-def _cross_entropy(hidden, kernel, bias, labels, weights):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _cross_entropy(smoothing, hidden, kernel, bias, labels, weights):
     def chunk(inputs):
         h, label, weight = inputs
-        loss, correct, _ = _sums(Projection(h, kernel, bias).logits(), label, weight)
-        return CrossEntropy(loss, correct), ()
+        return _sums(Projection(h, kernel, bias).logits(), label, weight, smoothing)[0], ()
 
     return _over_chunks(chunk, (hidden, labels, weights))[0]
 
 
-def _forward(hidden, kernel, bias, labels, weights):
+def _forward(smoothing, hidden, kernel, bias, labels, weights):
     def chunk(inputs):
         h, label, weight = inputs
         logits = Projection(h, kernel, bias).logits()
-        loss, correct, log_normaliser = _sums(logits, label, weight)
+        total, log_normaliser = _sums(logits, label, weight, smoothing)
         softmax = jnp.exp(logits - log_normaliser[..., None])
         is_label = label[..., None] == jnp.arange(kernel.shape[0])
-        exact = weight[..., None] * (softmax - is_label)
+        target = is_label
+        if smoothing:
+            target = jnp.where(is_label, 1 - smoothing, smoothing / (kernel.shape[0] - 1))
+        exact = weight[..., None] * (softmax - target)
         gradient = exact.astype(h.dtype)
         hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, kernel)
         # Over one axis of positions: XLA's CPU has no bfloat16 product over two.
         positions = (x.reshape(-1, x.shape[-1]) for x in (h, gradient))
         kernel_gradient = jnp.einsum("XD,XV->DV", *positions, preferred_element_type=jnp.float32)
         bias_gradient = None if bias is None else jnp.sum(exact, axis=(0, 1))
-        return (CrossEntropy(loss, correct), kernel_gradient, bias_gradient), hidden_gradient
+        return (total, kernel_gradient, bias_gradient), hidden_gradient
 
     sums, hidden_gradient = _over_chunks(chunk, (hidden, labels, weights))
     total, kernel_gradient, bias_gradient = sums
@@ -160,7 +190,8 @@ def _forward(hidden, kernel, bias, labels, weights):
     return total, (hidden_gradient, kernel_gradient, bias_gradient)
 
 
-def _backward(residuals, cotangent):
+def _backward(smoothing, residuals, cotangent):
+    del smoothing  # it is in the residuals
     scaled = jax.tree.map(lambda g: (cotangent.loss * g).astype(g.dtype), residuals)
     return *scaled, None, None
 

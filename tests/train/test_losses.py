@@ -143,6 +143,52 @@ def test_a_label_outside_the_vocabulary_gives_nan(bad):
     assert np.isfinite(ours(hidden, kernel, labels.at[1, 2].set(bad), weights))  # has no weight
 
 
+def test_label_smoothing_by_hand():
+    # Five words, ε 0.1: 0.9 at the label, 0.025 at each other.
+    q = np.array([0.025, 0.025, 0.9, 0.025, 0.025])
+    logits = np.log([0.1, 0.2, 0.4, 0.25, 0.05])
+    hidden, labels, weights = jnp.ones((1, 1, 1)), jnp.array([[2]]), jnp.ones((1, 1))
+
+    def smoothed(logits):
+        kernel = jnp.asarray(logits, jnp.float32)[:, None]
+        return cross_entropy(Projection(hidden, kernel), labels, weights, label_smoothing=0.1)
+
+    assert smoothed(logits).loss == pytest.approx((q * (np.log(q) - logits)).sum(), rel=1e-6)
+    assert smoothed(logits).nll == pytest.approx(-math.log(0.4), rel=1e-6)
+    assert smoothed(np.log(q)).loss == pytest.approx(0, abs=1e-6)
+    gradient = jax.grad(lambda x: smoothed(x).loss)(jnp.asarray(logits, jnp.float32))
+    np.testing.assert_allclose(gradient, np.exp(logits) - q, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_label_smoothing_is_the_divergence_from_the_smoothed_labels(length):
+    hidden, kernel, labels, weights = problem(T=length)
+
+    def ours(hidden, kernel):
+        return cross_entropy(Projection(hidden, kernel), labels, weights, 0.2).loss
+
+    def plain(hidden, kernel):
+        log_p = jax.nn.log_softmax(Projection(hidden, kernel).logits())
+        q = jnp.where(jax.nn.one_hot(labels, 50) == 1, 0.8, 0.2 / 49)
+        return jnp.sum(weights * optax.kl_divergence(log_p, q))
+
+    loss, gradients = jax.jit(jax.value_and_grad(ours, (0, 1)))(hidden, kernel)
+    expected, wanted = jax.jit(jax.value_and_grad(plain, (0, 1)))(hidden, kernel)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert ours(hidden, kernel) == pytest.approx(float(loss), rel=1e-6)  # not differentiated
+    for a, b in zip(gradients, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_beside_the_smoothed_loss_stands_the_plain_one():
+    hidden, kernel, labels, weights = problem(T=20)
+    projection = Projection(hidden, kernel)
+    smoothed = cross_entropy(projection, labels, weights, 0.1)
+    np.testing.assert_allclose(smoothed.nll, ours(hidden, kernel, labels, weights), rtol=1e-6)
+    through = jax.grad(lambda h: cross_entropy(Projection(h, kernel), labels, weights, 0.1).nll)
+    assert (through(hidden) == 0).all()
+
+
 SHAPES = [(7, 3), (4, 6, 5)]
 
 
