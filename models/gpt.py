@@ -13,7 +13,7 @@ of GPT-Neo, is taken.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -38,6 +38,8 @@ from .linear import Embedding, look_up
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTConfig(TransformerConfig):
     """A decoder-only transformer with tied input and output embeddings."""
+
+    head: ClassVar[str] = "causal_lm"
 
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""

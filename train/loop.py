@@ -89,7 +89,7 @@ def train(
     progress = Progress(quiet)
     run = prepare_run(config, Path(workdir), progress.say)
     config = run.config
-    objective = objective_of(config.data, config.model)
+    objective = objective_of(config)
     program = make_program(config, objective)
     create_folder(run)
     progress.say(

@@ -35,7 +35,7 @@ def predict(
     split = config.data.input_split(path, tokenizer, labels)
     say(f"input: {split.facts}")
     model, params = load(folder, step=step)
-    objective = objective_of(config.data, config.model)
+    objective = objective_of(config)
 
     @jax.jit
     def predictions(params: Any, batch: Any) -> Any:

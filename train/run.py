@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, get_args
 
 from ..data.atomic import build_folder
 from ..data.config import DataSplit
@@ -134,13 +135,11 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     )
 
 
-def _check_sample_prompt(
-    model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None
-) -> None:
+def _check_sample_prompt(model: Any, tokenizer: Tokenizer, prompt: str | None) -> None:
     """Raises RunError if the finished model could make nothing of the prompt."""
     if prompt is None:
         return
-    head = getattr(model, "head", None)
+    head = model.head
     if head in WITH_MASKED_WORDS:
         ids = tokenizer.encode_with_mask(prompt)
         if tokenizer.special_ids.mask not in ids or len(ids) > model.max_length:
@@ -148,7 +147,7 @@ def _check_sample_prompt(
                 f"sample_prompt {prompt!r} must have a [MASK] and at most {model.max_length} "
                 f"tokens: it has {len(ids)}"
             )
-    elif head not in (None, "causal_lm"):
+    elif head not in ("causal_lm", "seq2seq_lm"):
         raise RunError(f"a model with the head {head} writes no sample: leave sample_prompt out")
 
 
@@ -179,15 +178,22 @@ def _fit_model(
         model = dataclasses.replace(begin, dropout_rate=model.dropout_rate)
     size = max(model.vocab_size, tokenizer.vocab_size)
     heads = task_of(config.data).heads(config.data)
-    head = getattr(model, "head", None)
-    if head is None and None not in heads:
+    possible = _heads_of(model)
+    able = [head for head in heads if head in possible]
+    if not able:
         raise RunError(
-            f"{architecture_of(model)} has no head for {config.data.kind} data: begin with a "
-            "model that has, for example by the recipe bert-quickstart"
+            f"{architecture_of(model)} has no head for {config.data.kind} data (it has "
+            f"{', '.join(possible)}): choose a recipe of such data (flaxzoo list)"
         )
-    fields = {} if head is None else {"head": next(filter(None, heads)), "labels": labels}
+    fields = {"head": able[0], "labels": labels} if len(possible) > 1 else {}
     model = dataclasses.replace(model, vocab_size=size, **fields)
     return dataclasses.replace(config, model=model)
+
+
+def _heads_of(model: Any) -> tuple[str, ...]:
+    """The heads that a model of this family can have; of several, its config names one."""
+    chosen = next((f.type for f in dataclasses.fields(model) if f.name == "head"), None)
+    return (model.head,) if chosen is None else get_args(chosen)
 
 
 def _check_empty(folder: Path) -> None:

@@ -54,7 +54,7 @@ class TextGenerator:
           ValueError: its model is no causal language model.
         """
         config, tokenizer = open_run(folder)
-        head = getattr(config.model, "head", "causal_lm")
+        head = getattr(config.model, "head", None)
         if head != "causal_lm":
             raise ValueError(
                 f"a model with the head {head} continues no text: give a run of a causal language "

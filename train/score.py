@@ -42,7 +42,7 @@ def score_run(
     else:
         split = data.whole_source(source, tokenizer, labels)
     say(f"data: {split.facts}")
-    objective = objective_of(data, config.model)
+    objective = objective_of(config)
     number = split.rows.rows_per_epoch
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, objective)),

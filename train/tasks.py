@@ -11,8 +11,8 @@ from typing import Any
 from jaxtyping import Array
 
 from ..data.config import DataConfig, DataSplit
-from ..models.config import TransformerConfig
 from . import objectives
+from .config import TrainConfig
 from .evaluation import Evaluation, unigram_entropy
 from .objectives import Objective
 from .scores import (
@@ -30,9 +30,9 @@ class Task:
     """What training needs to know of one kind of data."""
 
     objective: Callable[[Any], Objective]
-    """What is learned, given the data's configuration."""
-    heads: Callable[[Any], tuple[str | None, ...]]
-    """The heads (`config.head`) that can learn it; None: a model that has no choice of heads."""
+    """What is learned, given the run's configuration."""
+    heads: Callable[[Any], tuple[str, ...]]
+    """The heads (`config.head`) that can learn it, given the data's configuration."""
     scores: Callable[[Evaluation, DataSplit, Any], Scores]
     """What an evaluation reports beside the loss, given the data's configuration."""
     headline: tuple[str, ...]
@@ -48,10 +48,10 @@ def task_of(data: DataConfig) -> Task:
     return TASKS[data.kind]
 
 
-def objective_of(data: DataConfig, model: TransformerConfig) -> Objective:
-    """What a model learns from data of this kind."""
-    objective = task_of(data).objective(data)
-    if getattr(model, "num_token_types", 2) > 1:
+def objective_of(config: TrainConfig) -> Objective:
+    """What a run's model learns from its kind of data."""
+    objective = task_of(config.data).objective(config)
+    if getattr(config.model, "num_token_types", 2) > 1:
         return objective
     # RoBERTa and DistilBERT tell the parts of a row apart by their separators alone.
     return dataclasses.replace(objective, inputs=lambda batch: _one_type(objective.inputs(batch)))
@@ -137,15 +137,17 @@ PREDICT = "predict {run} --input FILE"
 
 TASKS: dict[str, Task] = {
     "causal": Task(
-        objective=lambda data: objectives.CAUSAL,
-        heads=lambda data: (None, "causal_lm"),
+        objective=lambda config: objectives.CAUSAL,
+        heads=lambda data: ("causal_lm",),
         scores=_causal_scores,
         headline=("perplexity", "bits_per_byte"),
         use="generate {run} --prompt TEXT",
         baseline=_entropy("loss"),
     ),
     "pretraining": Task(
-        objective=lambda data: objectives.PRETRAINING if data.next_sentence else objectives.MASKED,
+        objective=lambda config: (
+            objectives.PRETRAINING if config.data.next_sentence else objectives.MASKED
+        ),
         heads=lambda data: ("pretraining" if data.next_sentence else "masked_lm",),
         scores=_pretraining_scores,
         headline=("masked_token", "masked_accuracy", "next_sentence_accuracy"),
@@ -153,28 +155,28 @@ TASKS: dict[str, Task] = {
         baseline=_entropy("masked_token"),
     ),
     "classify": Task(
-        objective=lambda data: _CLASSIFICATION_OBJECTIVES[data.target],
+        objective=lambda config: _CLASSIFICATION_OBJECTIVES[config.data.target],
         heads=lambda data: ("sequence",),
         scores=_classification_scores,
         headline=("accuracy", "f1", "f1_macro", "matthews", "pearson"),
         use=PREDICT,
     ),
     "tag": Task(
-        objective=lambda data: objectives.TAGGING,
+        objective=lambda config: objectives.TAGGING,
         heads=lambda data: ("token",),
         scores=_tag_scores,
         headline=("f1", "token_accuracy"),
         use=PREDICT,
     ),
     "span": Task(
-        objective=lambda data: objectives.SPAN,
+        objective=lambda config: objectives.SPAN,
         heads=lambda data: ("span",),
         scores=_span_scores,
         headline=("exact_match", "f1"),
         use=PREDICT,
     ),
     "choice": Task(
-        objective=lambda data: objectives.CLASSIFICATION,
+        objective=lambda config: objectives.CLASSIFICATION,
         heads=lambda data: ("choice",),
         scores=_choice_scores,
         headline=("accuracy",),
