@@ -59,6 +59,8 @@ class TrainConfig:
     and its head as far as this run has the same."""
     init_step: int | None = None
     """The checkpoint of `init_from`; by default the newest."""
+    label_smoothing: float = 0.0
+    """Of translation: the part of each label's probability that the other tokens share."""
     steps: int = 0
     """Updates of the parameters; 0: as many as `epochs` take."""
     epochs: float = 0.0
@@ -112,6 +114,13 @@ class TrainConfig:
         if not 0 <= self.epochs < math.inf or not (self.steps or self.epochs):
             raise ValueError(
                 f"steps {self.steps} and epochs {self.epochs}: give one of them above 0"
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing {self.label_smoothing} must be in [0, 1)")
+        if self.label_smoothing and self.data.kind != "translation":
+            raise ValueError(
+                f"label_smoothing {self.label_smoothing} is for translation: leave it out for "
+                f"{self.data.kind} data"
             )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed {self.seed} must be at least 0 and below 2³²")

@@ -66,6 +66,37 @@ CAUSAL = Objective(
 """Predict each next token of a document (Radford et al. 2018, equation 1)."""
 
 
+def _target_weights(batch: Batch) -> Float[Array, "B T"]:
+    return (batch["decoder_segment_ids"] != 0).astype(jnp.float32)
+
+
+def _target_counts(batch: Batch) -> Terms:
+    return dict.fromkeys(("target_token", "nll", "accuracy"), jnp.sum(_target_weights(batch)))
+
+
+def translation(label_smoothing: float) -> Objective:
+    """Predict each next token of a translation (Vaswani et al. 2017, section 5.4).
+
+    Its term is smoothed; beside it stand the plain loss, `nll`, and the accuracy.
+    """
+
+    def terms(outputs: Any, batch: Batch) -> Terms:
+        result = cross_entropy(
+            outputs.projection, batch["labels"], _target_weights(batch), label_smoothing
+        )
+        return {"target_token": result.loss, "nll": result.nll, "accuracy": result.correct}
+
+    return Objective(
+        coefficients={"target_token": 1.0},
+        inputs=_select(
+            *("input_ids", "segment_ids", "position_ids"),
+            *("decoder_input_ids", "decoder_segment_ids", "decoder_position_ids"),
+        ),
+        counts=_target_counts,
+        terms=terms,
+    )
+
+
 _encoder_inputs = _select("input_ids", "attention_mask", "token_type_ids")
 
 

@@ -1,9 +1,9 @@
 """AdamW and LAMB with decay on matrices only, layer-wise rates and frozen parts.
 
 Composed of optax's parts.  What a parameter gets follows from its path alone.
-The layers of a model are stored in one stack, `layers/…` of shape `[L, …]`;
-here layer i is also known by its own name, `layers/i/…`, and is treated as if
-it were stored by itself.
+The layers of a model are stored in a stack, `layers/…` of shape `[L, …]` (of an
+encoder and decoder in two, `encoder/layers/…`); here layer i is also known by its
+own name, `layers/i/…`, and is treated as if it were stored by itself.
 """
 
 import difflib
@@ -41,7 +41,7 @@ def is_decayed(name: str) -> bool:
 
 def is_stacked(name: str) -> bool:
     """Whether a parameter's leading axis is that of the layers."""
-    return name.startswith(f"{STACK}/")
+    return f"/{STACK}/" in f"/{name}"
 
 
 def map_named(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
@@ -199,8 +199,8 @@ def own_names(name: str, param: Any) -> list[str]:
     """What a parameter would be called if each layer were stored by itself."""
     if not is_stacked(name):
         return [name]
-    rest = name.removeprefix(f"{STACK}/")
-    return [f"{STACK}/{layer}/{rest}" for layer in range(param.shape[0])]
+    above, below = re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)
+    return [f"{above}{STACK}/{layer}/{below}" for layer in range(param.shape[0])]
 
 
 def _steps_below_head(name: str, layers: int) -> list[int]:

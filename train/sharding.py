@@ -24,21 +24,25 @@ MESH_AXIS_NAMES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 """Rows of a batch are cut along both."""
 
+_STACK = r"((encoder|decoder)/)?layers"
+_ATTENTION = rf"{_STACK}/(cross_)?attention"
+
 PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"token_embedding/embedding", ("vocabulary", "model")),
-    (r"(position|token_type)_embedding/embedding", (None, "model")),
-    (r"layers/attention/(query|key|value)/kernel", ("layers", "model", "heads", None)),
-    (r"layers/attention/(query|key|value)/bias", ("layers", "heads", None)),
-    (r"layers/attention/output/kernel", ("layers", "heads", None, "model")),
-    (r"layers/feed_forward/up/kernel", ("layers", "model", "feed_forward")),
-    (r"layers/feed_forward/up/bias", ("layers", "feed_forward")),
-    (r"layers/feed_forward/down/kernel", ("layers", "feed_forward", "model")),
-    (r"layers/(attention/output|feed_forward/down)/bias", ("layers", None)),
-    (r"layers/(attention|feed_forward)_norm/(scale|bias)", ("layers", None)),
-    (r"(embedding_norm|final_norm|head/transform_norm)/(scale|bias)", (None,)),
+    (r"(token|source|output)_embedding/embedding", ("vocabulary", "model")),
+    (r"((encoder|decoder)/)?(position|token_type)_embedding/embedding", (None, "model")),
+    (rf"{_ATTENTION}/(query|key|value)/kernel", ("layers", "model", "heads", None)),
+    (rf"{_ATTENTION}/(query|key|value)/bias", ("layers", "heads", None)),
+    (rf"{_ATTENTION}/output/kernel", ("layers", "heads", None, "model")),
+    (rf"{_STACK}/feed_forward/up/kernel", ("layers", "model", "feed_forward")),
+    (rf"{_STACK}/feed_forward/up/bias", ("layers", "feed_forward")),
+    (rf"{_STACK}/feed_forward/down/kernel", ("layers", "feed_forward", "model")),
+    (rf"{_STACK}/((cross_)?attention/output|feed_forward/down)/bias", ("layers", None)),
+    (rf"{_STACK}/((cross_)?attention|feed_forward)_norm/(scale|bias)", ("layers", None)),
+    (r"((encoder|decoder)/)?(embedding|final)_norm/(scale|bias)", (None,)),
+    (r"head/transform_norm/(scale|bias)", (None,)),
     (r"(pooler|head/(transform|next_sentence|classifier|span))/kernel", ("model", None)),
     (r"(pooler|head/(transform|next_sentence|classifier|span))/bias", (None,)),
-    (r"head/bias", ("vocabulary",)),
+    (r"(head/|output_)bias", ("vocabulary",)),
 )
 
 MESH_AXES: dict[str | None, str | None] = {
