@@ -24,6 +24,8 @@ from .initialise import Beginning, plan_beginning
 from .tasks import task_of
 
 TOKENIZER = "tokenizer"
+AVERAGED_STEPS = "averaged_steps"
+"""In the config.json of a folder that holds the mean of a run's checkpoints: of which."""
 Say = Callable[[str], None]
 
 
@@ -87,6 +89,11 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
 
 def _as_begun(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer]:
     """The run that `folder` holds, if it is the one that `config` asks for."""
+    if AVERAGED_STEPS in read_config(folder):
+        raise RunError(
+            f"{folder} holds averaged checkpoints, which have no optimizer to go on with: give "
+            f"another --workdir, and begin it with --init-from {folder}"
+        )
     old, tokenizer = open_run(folder)
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)

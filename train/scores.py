@@ -1,7 +1,8 @@
 """Scores of predictions, as the benchmarks that they belong to define them.
 
 Pure functions of labels, numbers and texts.  Every score is a plain float and a
-fraction: 0 to 1, correlations -1 to 1, also where a paper prints percent.
+fraction: 0 to 1, correlations -1 to 1, also where a paper prints percent (but BLEU
+and chrF are 0 to 100, as their one reference implementation prints them).
 A score that is not defined (a correlation of constant predictions, the F1 of
 what neither side has) is 0, without a warning.
 """
@@ -219,3 +220,33 @@ def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     for tag in {tag for sentence in (*gold, *predicted) for tag in sentence}:
         if not re.fullmatch(r"O|[BI]-.+", tag):
             raise ValueError(f"tag {tag!r} is not BIO: it must be O, B-TYPE or I-TYPE")
+
+
+def translation_scores(references: Sequence[str], translations: Sequence[str]) -> dict[str, Any]:
+    """BLEU and chrF of the sacreBLEU package (Post 2018), cased, on plain text.
+
+    Args:
+      references: one for each sentence, as it came with the data.
+      translations: alike.
+
+    Returns:
+      `bleu` and `chrf`, 0 to 100, each with its signature, which says how it was computed;
+      `exact_match`, the fraction of translations that equal their reference.
+
+    Raises:
+      ValueError: there is nothing to score, or not one translation for each reference.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    if not references or len(references) != len(translations):
+        raise ValueError(
+            f"{len(translations)} translations for {len(references)} references: give one for "
+            "each, and at least one"
+        )
+    scores: dict[str, Any] = {}
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+        scores[name] = metric.corpus_score(list(translations), [list(references)]).score
+        scores[f"{name}_signature"] = str(metric.get_signature())
+    equal = sum(a == b for a, b in zip(references, translations, strict=True))
+    return {**scores, "exact_match": equal / len(references)}

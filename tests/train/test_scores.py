@@ -13,6 +13,7 @@ from flaxzoo.train.scores import (
     entity_scores,
     normalize_answer,
     regression_scores,
+    translation_scores,
 )
 
 
@@ -303,3 +304,29 @@ def test_nothing_slow_is_imported_before_it_is_needed():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_bleu_and_chrf_by_hand():
+    references = ["the cat sat on the mat today", "a dog"]
+    translations = ["the cat sat on a mat today", "a dog"]
+    scores = translation_scores(references, translations)
+    # Of the words 8 of 9 are right, of their pairs 5 of 7, then 2 of 5 and 1 of 4.
+    matched = 8 / 9 * 5 / 7 * 2 / 5 * 1 / 4
+    assert scores["bleu"] == pytest.approx(100 * matched ** (1 / 4), rel=1e-6)
+    assert 0 < scores["chrf"] < 100
+    assert scores["exact_match"] == 0.5
+    assert "tok:13a" in scores["bleu_signature"]
+    assert "nc:6" in scores["chrf_signature"]
+
+
+def test_a_perfect_translation_has_all_points():
+    scores = translation_scores(["one two three four"], ["one two three four"])
+    assert scores["bleu"] == pytest.approx(100)
+    assert scores["chrf"] == pytest.approx(100)
+    assert scores["exact_match"] == 1
+
+
+@pytest.mark.parametrize("translations", [[], ["a"]])
+def test_translations_without_a_partner(translations):
+    with pytest.raises(ValueError, match=f"{len(translations)} translations for 0 references"):
+        translation_scores([], translations)
