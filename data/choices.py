@@ -13,9 +13,9 @@ import numpy as np
 
 from .documents import Split
 from .errors import DataError
-from .examples import LabelledData, Loaded, output, softmax
 from .framing import Frame, FramedTokens, frame_texts
-from .labelled import LabelledSource, Record, input_lines, read_fields, read_objects
+from .labelled_data import LabelledData, Loaded, output, softmax
+from .labelled_sources import LabelledSource, Record, input_lines, read_fields, read_objects
 from .published_records import PublishedRecords
 from .tokenizer import Tokenizer
 

@@ -13,9 +13,16 @@ import numpy as np
 
 from .documents import Split
 from .errors import DataError
-from .examples import LabelledData, Loaded, label_id, output, sigmoid, softmax
 from .framing import Frame, FramedTokens, frame_texts
-from .labelled import LabelledSource, Record, are_json_lines, input_lines, read_fields, read_objects
+from .labelled_data import LabelledData, Loaded, label_id, output, sigmoid, softmax
+from .labelled_sources import (
+    LabelledSource,
+    Record,
+    are_json_lines,
+    input_lines,
+    read_fields,
+    read_objects,
+)
 from .published_records import PublishedRecords
 from .tokenizer import Tokenizer
 

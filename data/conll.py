@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .errors import DataError
-from .labelled import LabelledSource, Line, source_lines
+from .labelled_sources import LabelledSource, Line, source_lines
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 from .config import DataSplit, DocumentsData
 from .documents import Documents, default_cache_dir, load_whole
 from .errors import DataError
-from .examples import digest
 from .framing import Frame, frame_texts
+from .labelled_data import digest
 from .mlm import Masking
 from .next_sentence import Segments
 from .sentence_corpus import SentenceCorpus, build_sentence_corpus

@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 
 from .documents import Split
 from .errors import DataError
-from .labelled import LabelledSource, Record, pick, with_known_fields
+from .labelled_sources import LabelledSource, Record, pick, with_known_fields
 from .published import download, open_builder, open_split
 
 # What a split to validate on is called; MNLI has two.

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from .errors import DataError
-from .examples import output, softmax
 from .framing import FramedTokens
-from .labelled import input_lines
+from .labelled_data import output, softmax
+from .labelled_sources import input_lines
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .examples import output, softmax
 from .framing import FramedTokens
+from .labelled_data import output, softmax
 from .squad import SpanExample
 from .windows import most_context
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from .documents import Split
 from .errors import DataError
-from .examples import LabelledData, Loaded
 from .framing import Frame, FramedTokens
-from .labelled import LabelledSource, Record, input_lines, parse_labelled
+from .labelled_data import LabelledData, Loaded
+from .labelled_sources import LabelledSource, Record, input_lines, parse_labelled
 from .published_records import PublishedRecords
 from .span_decoding import SpanDecoding
 from .squad import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import DataError
-from .labelled import (
+from .labelled_sources import (
     LabelledSource,
     Line,
     Record,

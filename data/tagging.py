@@ -15,9 +15,16 @@ import numpy as np
 from .conll import Sentence, read_sentences, read_words
 from .documents import Split
 from .errors import DataError
-from .examples import LabelledData, Loaded, label_id, output
 from .framing import Frame, FramedTokens
-from .labelled import LabelledSource, Record, are_json_lines, input_lines, read_fields, read_objects
+from .labelled_data import LabelledData, Loaded, label_id, output
+from .labelled_sources import (
+    LabelledSource,
+    Record,
+    are_json_lines,
+    input_lines,
+    read_fields,
+    read_objects,
+)
 from .published_records import PublishedRecords
 from .tag_schemes import InconsistentTagError, find_scheme, misplaced_inside, span_labels, to_bio
 from .tokenizer import Tokenizer

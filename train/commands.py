@@ -226,7 +226,7 @@ def embed_command(arguments: list[str]) -> None:
     if parsed.output.suffix != ".npy":
         raise ValueError(f"output {parsed.output} must end in .npy, the format it is written in")
     _enable_compilation_cache()
-    from ..data.labelled import input_lines
+    from ..data.labelled_sources import input_lines
     from .embedding import TextEmbedder
 
     texts = [line for _, _, line in input_lines(parsed.input)]

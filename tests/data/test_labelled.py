@@ -17,7 +17,12 @@ from flaxzoo.data import (
 from flaxzoo.data.choices import ChoiceData
 from flaxzoo.data.classification import ClassificationData
 from flaxzoo.data.framing import Frame, FramedTokens, cut_longest_first
-from flaxzoo.data.labelled import input_lines, parse_labelled, read_fields, with_known_fields
+from flaxzoo.data.labelled_sources import (
+    input_lines,
+    parse_labelled,
+    read_fields,
+    with_known_fields,
+)
 from flaxzoo.data.spans import SpanData
 from flaxzoo.data.tagging import TaggingData
 from hypothesis import given

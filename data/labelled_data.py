@@ -17,7 +17,7 @@ import numpy as np
 from .config import DataConfig, DataSplit
 from .documents import Division, Split, text_digest
 from .errors import DataError
-from .labelled import LabelledSource, Record, parse_labelled, read_fields, with_known_fields
+from .labelled_sources import LabelledSource, Record, parse_labelled, read_fields, with_known_fields
 from .published_records import PublishedRecords, open_published
 from .tokenizer import Tokenizer
 
