@@ -14,7 +14,6 @@ fields that make up one list are joined by ``+``. Labelled data are small: they 
 into memory. Every record knows its place, for the messages about it.
 """
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from .errors import DataError
+from .json_text import parse_object, pick
 from .sources import Source, decode_utf8, listed_choices, matching_files, raw_lines
 
 Line = tuple[str, int, str]
@@ -179,56 +179,6 @@ def file_lines(path: Path) -> Iterator[Line]:
 
 def _without_end(line: str) -> str:
     return line.removesuffix("\n").removesuffix("\r")
-
-
-def parse_json(text: str, place: str) -> Any:
-    """Parses JSON that a file holds.
-
-    Raises:
-        DataError: It is not JSON, or holds half of a surrogate pair.
-    """
-    try:
-        value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deeply")
-        place += f" line {getattr(error, 'lineno', 1)}" if "\n" in text else ""
-        raise DataError(f"{place} is not valid JSON ({reason})") from None
-    if "\\u" in text:  # the only way for half a pair to come in
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise DataError(f"{place} holds a lone surrogate: remove it") from None
-    return value
-
-
-def parse_object(text: str, place: str) -> dict[str, Any]:
-    """Parses a line of JSON lines.
-
-    Raises:
-        DataError: It is not a JSON object.
-    """
-    row = parse_json(text, place)
-    if not isinstance(row, dict):
-        raise DataError(f"{place} is a JSON {type(row).__name__}: write one object a line")
-    return row
-
-
-def pick(row: Mapping[str, Any], field: str, place: str) -> Any:
-    """Takes a field, or a list of several: ``choice1+choice2``.
-
-    Raises:
-        DataError: The row lacks it.
-    """
-    if field in row:
-        return row[field]
-    names = field.split("+")
-    for name in names:
-        if name not in row:
-            seen = ", ".join(row) or "none"
-            raise DataError(
-                f"{place} has no field {name!r}: its fields are {seen}; name them after a #"
-            )
-    return [row[name] for name in names]
 
 
 def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:

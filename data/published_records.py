@@ -10,7 +10,8 @@ import tensorflow_datasets as tfds
 
 from .documents import Split
 from .errors import DataError
-from .labelled_sources import LabelledSource, Record, pick, with_known_fields
+from .json_text import pick
+from .labelled_sources import LabelledSource, Record, with_known_fields
 from .published import download, open_builder, open_split
 
 # What a split to validate on is called; MNLI has two.

@@ -20,7 +20,6 @@ This file reads the local kinds; ``documents`` adds the published ones.
 import difflib
 import glob
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import IO, Literal, cast
 
 from .errors import DataError
+from .json_text import parse_object, pick
 
 SourceKind = Literal["builtin", "text", "jsonl", "tfds"]
 
@@ -272,33 +272,16 @@ def _read_json_lines(path: Path, field: str) -> Iterator[str]:
     for number, (offset, raw) in enumerate(raw_lines(path), start=1):
         line = decode_utf8(raw, path, offset)
         if line and not line.isspace():
-            yield _json_field(line, field, f"{path} line {number}")
+            yield _text_field(line, field, f"{path} line {number}")
 
 
-def _json_field(line: str, field: str, place: str) -> str:
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deeply")
-        raise DataError(f"{place} is not valid JSON ({reason}): write one object a line") from None
-    if not isinstance(row, dict):
-        raise DataError(f"{place} is a JSON {type(row).__name__}: write one object a line")
-    if field not in row:
-        seen = ", ".join(sorted(row)) or "none"
-        raise DataError(
-            f"{place} has no field {field!r}: its fields are {seen}; name one as #field"
-        )
-    value = row[field]
+def _text_field(line: str, field: str, place: str) -> str:
+    row = parse_object(line, place)
+    value = pick(row, field, place)
     if not isinstance(value, str):
         seen = ", ".join(sorted(key for key in row if isinstance(row[key], str))) or "none"
         raise DataError(
             f"{place} field {field!r} is a {type(value).__name__}, not a string: "
             f"its string fields are {seen}"
         )
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
-        raise DataError(
-            f"{place} field {field!r} holds a lone surrogate at character {error.start}: remove it"
-        ) from None
     return value

@@ -10,16 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import DataError
-from .labelled_sources import (
-    LabelledSource,
-    Line,
-    Record,
-    are_json_lines,
-    parse_json,
-    parse_object,
-    pick,
-    source_lines,
-)
+from .json_text import parse_json, parse_object, pick
+from .labelled_sources import LabelledSource, Line, Record, are_json_lines, source_lines
 
 
 @dataclass(frozen=True)
@@ -102,7 +94,7 @@ def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
             place = f"{file} line {number}"
             row = parse_object(line, place)
             question, passage = (_text(row, name, place) for name in ("question", "context"))
-            id = str(row.get("id", number))
+            id = str(pick(row, "id", place) if "id" in row else number)
             yield SpanExample(id, question, passage, None, place=place, group=passage)
 
 

@@ -123,7 +123,10 @@ def test_json_lines(tmp_path):
         ('{"label": ', "a.jsonl line 2 is not valid JSON"),
         ("[1]", "line 2 is a JSON list: write one object a line"),
         ('{"label": 1}', "line 2 has no field 'text': its fields are label"),
-        (r'{"label": 1, "text": "a\ud800"}', "line 2 holds a lone surrogate"),
+        (
+            r'{"label": 1, "text": "a\ud800"}',
+            "line 2 field 'text' holds a lone surrogate at character 1",
+        ),
         ("\xff", None),
     ],
 )
