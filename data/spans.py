@@ -4,8 +4,9 @@ Devlin et al. 2018, section 4.2 and 4.3: ``[CLS] question [SEP] passage [SEP]``;
 an end are predicted, and no answer at ``[CLS]``. Long passages are read through windows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -166,6 +167,28 @@ class SpanRows:
         return self.decoding.decode(predictions, self.tokens, self.examples, n_best)
 
 
+@dataclass(frozen=True)
+class _Question:
+    """A question and the windows to lay over its passage.
+
+    Attributes:
+        example: The question as it was read.
+        ids: Its tokens.
+        passage: The tokens of its passage.
+        windows: Half-open ranges of these.
+        span: The first and last of these that the answer has; (-1, -1) for no answer, None if
+            its place is not known or whole in no window.
+        problem: Why one is not trained on it, if so.
+    """
+
+    example: SpanExample
+    ids: Sequence[int]
+    passage: Sequence[int]
+    windows: Sequence[tuple[int, int]]
+    span: tuple[int, int] | None
+    problem: str
+
+
 def span_rows(
     examples: Sequence[SpanExample],
     tokenizer: Tokenizer,
@@ -192,58 +215,73 @@ def span_rows(
         text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
         for text in dict.fromkeys(example.passage for example in examples)
     }
-    spans = [_answer_tokens(e, passages[e.passage][1], training) for e in examples]
     longest = min(config.max_question_length, frame.room(2) // 2)
-    questions = tokenizer.encode_batch([example.question for example in examples])
-    cut = sum(len(question) > longest for question in questions)
-    questions = [question[:longest] for question in questions]
-    held = [
-        windows(len(passages[e.passage][0]), frame.room(2) - len(asked), config.stride)
-        for e, asked in zip(examples, questions, strict=True)
+    asked = tokenizer.encode_batch([example.question for example in examples])
+    questions = [
+        _question(example, ids[:longest], passages[example.passage], frame, config.stride, training)
+        for example, ids in zip(examples, asked, strict=True)
     ]
-    unsure = [i for i, span in enumerate(spans) if span is None] if training else []
-    parted = [i for i, span in enumerate(spans) if _is_parted(span, held[i])]
-    left_out = {*unsure, *parted} if training else set()
-    kept = [i for i in range(len(examples)) if i not in left_out]
+    kept = [question for question in questions if not (training and question.problem)]
     if not kept:
         raise DataError(
             "no question has an answer whose place in its passage is sure and that fits in a "
             "window: give others, or a greater length"
         )
-    framed, positions, ranges, first_rows = [], [], [], [0]
-    for i in kept:
-        ids, asked = passages[examples[i].passage][0], questions[i]
-        for start, end in held[i]:
-            framed.append((asked, ids[start:end]))
-            known = None if i in parted else spans[i]
-            positions.append(_in_window(known, start, end, len(asked) + 2))
-            ranges.append((start, end))
-        first_rows.append(len(framed))
-    decoding = SpanDecoding(
-        np.array(ranges, np.int32),
-        np.array(first_rows, np.int64),
-        {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()},
-        config.max_answer_length,
-        unanswerable,
-    )
-    notes = [f"{len(framed):,} windows of {config.length} tokens"]
-    if cut:
+    offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
+    notes = [
+        f"{sum(len(question.windows) for question in kept):,} windows of {frame.length} tokens"
+    ]
+    if cut := sum(len(ids) > longest for ids in asked):
         notes.append(f"{cut:,} questions cut to {longest} tokens")
-    consequence = ": not trained on" if training else ""
-    for problem, found in ((_UNSURE, unsure), (_PARTED, parted)):
-        if found:
-            named = _named([examples[i] for i in found])
-            notes.append(f"{len(found):,} questions have {problem}{consequence} ({named})")
-    chosen = tuple(examples[i] for i in kept)
-    labelled = any(example.answers is not None for example in chosen)
     return SpanRows(
-        FramedTokens.of(frame, framed),
-        decoding,
-        np.array(positions, np.int32) if labelled else None,
-        chosen,
-        tuple(_left_out(examples, unsure, parted)) if training else (),
-        tuple(notes),
+        _framed(kept, frame),
+        _decoding(kept, offsets, config.max_answer_length, unanswerable),
+        _positions(kept),
+        tuple(question.example for question in kept),
+        tuple(_left_out(questions)) if training else (),
+        (*notes, *_problems(questions, ": not trained on" if training else "")),
     )
+
+
+def _question(
+    example: SpanExample,
+    ids: Sequence[int],
+    passage: tuple[list[int], list[tuple[int, int]]],
+    frame: Frame,
+    stride: int,
+    training: bool,
+) -> _Question:
+    tokens, offsets = passage
+    held = windows(len(tokens), frame.room(2) - len(ids), stride)
+    span = _answer_tokens(example, offsets, training)
+    problem = _UNSURE if training and span is None else ""
+    if span is not None and _is_parted(span, held):
+        span, problem = None, _PARTED
+    return _Question(example, ids, tokens, held, span, problem)
+
+
+def _framed(questions: Sequence[_Question], frame: Frame) -> FramedTokens:
+    pairs = [(q.ids, q.passage[start:end]) for q in questions for start, end in q.windows]
+    return FramedTokens.of(frame, pairs)
+
+
+def _decoding(
+    questions: Sequence[_Question],
+    offsets: dict[str, np.ndarray],
+    max_answer_length: int,
+    unanswerable: bool,
+) -> SpanDecoding:
+    ranges = np.array([window for q in questions for window in q.windows], np.int32)
+    first_rows = np.array([0, *accumulate(len(q.windows) for q in questions)], np.int64)
+    return SpanDecoding(ranges, first_rows, offsets, max_answer_length, unanswerable)
+
+
+def _positions(questions: Sequence[_Question]) -> np.ndarray | None:
+    """Where in each row the answer is, int32 [R, 2]; None if the questions are to be predicted."""
+    if all(q.example.answers is None for q in questions):
+        return None
+    found = [_in_window(q.span, *window, len(q.ids) + 2) for q in questions for window in q.windows]
+    return np.array(found, np.int32)
 
 
 def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
@@ -300,21 +338,25 @@ def _misplaced(example: SpanExample) -> list[str]:
     return [answer.text for answer in example.answers or () if answer.start is None]
 
 
-def _is_parted(span: tuple[int, int] | None, held: Sequence[tuple[int, int]]) -> bool:
+def _is_parted(span: tuple[int, int], held: Sequence[tuple[int, int]]) -> bool:
     """Whether an answer there is is whole in none of the windows."""
-    if span is None or span[0] < 0:
-        return False
-    return not any(start <= span[0] and span[1] < end for start, end in held)
+    return span[0] >= 0 and not any(start <= span[0] and span[1] < end for start, end in held)
 
 
-def _left_out(
-    examples: Sequence[SpanExample], unsure: Iterable[int], parted: Iterable[int]
-) -> Iterable[str]:
-    for example in examples:
-        for text in _misplaced(example):
-            yield f"{example.place}: the answer {text!r} is not where it should be"
-    for problem, found in ((_UNSURE, unsure), (_PARTED, parted)):
-        yield from (f"{examples[i].place}: {problem}" for i in found)
+def _problems(questions: Sequence[_Question], consequence: str) -> Iterator[str]:
+    for problem in (_UNSURE, _PARTED):
+        found = [question.example for question in questions if question.problem == problem]
+        if found:
+            yield f"{len(found):,} questions have {problem}{consequence} ({_named(found)})"
+
+
+def _left_out(questions: Sequence[_Question]) -> Iterator[str]:
+    for question in questions:
+        for text in _misplaced(question.example):
+            yield f"{question.example.place}: the answer {text!r} is not where it should be"
+    for problem in (_UNSURE, _PARTED):
+        found = (question for question in questions if question.problem == problem)
+        yield from (f"{question.example.place}: {problem}" for question in found)
 
 
 def _named(examples: Sequence[SpanExample]) -> str:
