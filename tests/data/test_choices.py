@@ -2,28 +2,18 @@ import json
 
 import numpy as np
 import pytest
-from flaxzoo.data import DataError, TokenizerConfig, evaluation_batches, load_tokenizer
+from flaxzoo.data import DataError, TokenizerConfig, evaluation_batches
 from flaxzoo.data.choices import ChoiceData
 
 
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory):
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz?"]
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    path.write_text("\n".join(pieces) + "\n")
-    return load_tokenizer(path)
-
-
 @pytest.fixture
-def config(tmp_path):
+def config(data_of_file):
     """`config(rows, part)`: data of a file of these JSON objects."""
 
     def make(rows, part="", **fields):
-        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-        fields = {"length": 8, "validation_fraction": 0.0, **fields}
-        return ChoiceData(
-            source=f"jsonl:{tmp_path}/a.jsonl{part}", tokenizer=TokenizerConfig(), **fields
-        )
+        text = "\n".join(map(json.dumps, rows)) + "\n"
+        fields = {"length": 8, **fields}
+        return data_of_file(ChoiceData, f"jsonl:a.jsonl{part}", text, **fields)
 
     return make
 

@@ -4,33 +4,18 @@ from flaxzoo.data import DataError, TokenizerConfig, evaluation_batches, load_to
 from flaxzoo.data.classification import ClassificationData
 
 
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory):
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789"]
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    path.write_text("\n".join(pieces) + "\n")
-    return load_tokenizer(path)
-
-
 @pytest.fixture
-def config(tmp_path):
+def config(data_of_file):
     """`config(text, part, **fields)`: data of a file of these lines."""
 
     def make(text, part="", **fields):
-        (tmp_path / "a.tsv").write_text(text)
-        fields = {"length": 10, "validation_fraction": 0.0, **fields}
-        return ClassificationData(
-            source=f"tsv:{tmp_path}/a.tsv{part}", tokenizer=TokenizerConfig(), **fields
-        )
+        fields = {"length": 10, **fields}
+        return data_of_file(ClassificationData, f"tsv:a.tsv{part}", text, **fields)
 
     return make
 
 
-def train(config, tokenizer):
-    return config.train_split(tokenizer, config.labels(), 0)
-
-
-def test_rows(config, tokenizer):
+def test_rows(config, train, tokenizer):
     split = train(config("yes\ta b\nno\tc d e f g h i j k\n"), tokenizer)
     row = split.rows.row(0, 0)
     assert row["input_ids"].tolist() == [2, 5, 6, 3, 0, 0, 0, 0, 0, 0]
@@ -42,7 +27,7 @@ def test_rows(config, tokenizer):
     assert split.facts == "2 examples, 1 of them cut to 10 tokens"
 
 
-def test_pairs_lose_of_the_longer_text(config, tokenizer):
+def test_pairs_lose_of_the_longer_text(config, train, tokenizer):
     split = train(config("0\ta b c d e f\tx y\n1\ta b c d e f\tu v w x y z\n", "#1,2,3"), tokenizer)
     row = split.rows.row(0, 0)
     assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c d e [SEP] x y [SEP]"
@@ -51,7 +36,7 @@ def test_pairs_lose_of_the_longer_text(config, tokenizer):
     assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c d [SEP] u v w [SEP]"
 
 
-def test_empty_texts_are_counted(config, tokenizer):
+def test_empty_texts_are_counted(config, train, tokenizer):
     split = train(config("0\ta\n1\t\n1\t \n"), tokenizer)
     assert split.facts == "3 examples, 2 of them without a text"
     assert split.rows == split.rows  # arrays are not compared
@@ -72,7 +57,7 @@ def test_order_of_labels(config, column, labels):
     assert config(text, validation_fraction=0.4).labels() == labels  # of those held out, too
 
 
-def test_decode(config, tokenizer):
+def test_decode(config, train, tokenizer):
     rows = train(config("no\ta\nyes\tb\n"), tokenizer).rows
     first, second = rows.decode({"logits": np.array([[0.0, np.log(3)], [1000, -1000]])})
     assert (first["text"], first["label"]) == ("a", "yes")
@@ -82,7 +67,7 @@ def test_decode(config, tokenizer):
         rows.decode({"logits": np.zeros((1, 2))})
 
 
-def test_several_labels(config, tokenizer):
+def test_several_labels(config, train, tokenizer):
     data = config("red,big\ta\n\tb\nbig\tc\n", target="several")
     assert data.labels() == ("big", "red")
     rows = train(data, tokenizer).rows
@@ -95,7 +80,7 @@ def test_several_labels(config, tokenizer):
     assert decoded[0]["probabilities"]["red"] == pytest.approx(0.75)
 
 
-def test_scores(config, tokenizer):
+def test_scores(config, train, tokenizer):
     data = config("2.5\ta\n-1\tb\n", target="score")
     assert data.labels() == ("score",)
     rows = train(data, tokenizer).rows
@@ -123,7 +108,7 @@ def test_scores(config, tokenizer):
         ("\ta\n", {"target": "several"}, "no example of .* has a label"),
     ],
 )
-def test_bad_labels(config, tokenizer, text, fields, message):
+def test_bad_labels(config, train, tokenizer, text, fields, message):
     with pytest.raises(DataError, match=message):
         train(config(text, **fields), tokenizer)
 
@@ -163,7 +148,7 @@ def test_unknown_label_in_validation(config, tokenizer, tmp_path):
         data.whole_source(f"tsv:{tmp_path}/v.tsv", tokenizer, data.labels())
 
 
-def test_bad_fields(config, tokenizer):
+def test_bad_fields(config, train, tokenizer):
     for part in ("#1", "#1,2,1,2"):
         with pytest.raises(DataError, match="name the label, the text and perhaps a second text"):
             train(config("0\ta\n", part), tokenizer)

@@ -10,7 +10,6 @@ import tensorflow_datasets as tfds
 from flaxzoo.data import (
     DataError,
     TokenizerConfig,
-    load_tokenizer,
     published_records,
     train_iterator,
 )
@@ -37,15 +36,6 @@ def read(name):
 
 def values(name):
     return [record.values for record in read(name)]
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory):
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    path.write_text("\n".join(pieces) + "\n")
-    return load_tokenizer(path)
 
 
 def test_names():

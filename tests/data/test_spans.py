@@ -11,15 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory):
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789.?"
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    path.write_text("\n".join(pieces) + "\n")
-    return load_tokenizer(path)
-
-
 def article(*paragraphs, title="t"):
     return {"title": title, "paragraphs": list(paragraphs)}
 
@@ -41,25 +32,21 @@ def paragraph(context, **questions):
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(data_of_file):
     """`config(articles, **fields)`: data of a SQuAD file of these."""
 
     def make(*articles, **fields):
-        (tmp_path / "a.json").write_text(json.dumps({"data": articles}, indent=1))
-        fields = {"length": 24, "stride": 4, "validation_fraction": 0.0, **fields}
-        return SpanData(source=f"squad:{tmp_path}/a.json", tokenizer=TokenizerConfig(), **fields)
+        text = json.dumps({"data": articles}, indent=1)
+        fields = {"length": 24, "stride": 4, **fields}
+        return data_of_file(SpanData, "squad:a.json", text, **fields)
 
     return make
-
-
-def train(config, tokenizer):
-    return config.train_split(tokenizer, config.labels(), 0)
 
 
 PASSAGE = "a b c d e f g h i j k l m n o"
 
 
-def test_windows_of_a_passage(config, tokenizer):
+def test_windows_of_a_passage(config, train, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("k l", 20), ("a", 0)])), max_question_length=2)
     split = train(data, tokenizer)
     assert split.facts == "1 questions, 1 windows of 24 tokens, 1 questions cut to 2 tokens"
@@ -72,7 +59,7 @@ def test_windows_of_a_passage(config, tokenizer):
     assert row["start_positions"].shape == ()
 
 
-def test_an_answer_is_where_its_window_has_it(config, tokenizer):
+def test_an_answer_is_where_its_window_has_it(config, train, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("k l", 20)])), length=16, max_question_length=4)
     rows = train(data, tokenizer).rows
     windows = [rows.row(0, i) for i in range(rows.rows_per_epoch)]
@@ -123,7 +110,7 @@ def logits_at(rows, positions, height=10.0):
     return {"start_logits": start, "end_logits": end}
 
 
-def test_decode(config, tokenizer):
+def test_decode(config, train, tokenizer):
     passage = "The  Red (cat) sat."
     split = train(config(article(paragraph(passage, q=[("Red (cat", 5)])), length=48), tokenizer)
     row = split.rows.row(0, 0)
@@ -141,7 +128,7 @@ def test_decode(config, tokenizer):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_decode_is_the_original_search(config, tokenizer, seed):
+def test_decode_is_the_original_search(config, train, tokenizer, seed):
     """Of all spans of all windows, as run_squad.py would with unlimited n_best_size."""
     random = np.random.default_rng(seed)
     words = [str(i) for i in range(int(random.integers(1, 30)))]
@@ -172,7 +159,7 @@ def test_decode_is_the_original_search(config, tokenizer, seed):
         assert [score for _, score in found] == pytest.approx([score for _, score in best])
 
 
-def test_answers_are_not_longer_than_allowed(config, tokenizer):
+def test_answers_are_not_longer_than_allowed(config, train, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("a", 0)])), length=32, max_answer_length=3)
     rows = train(data, tokenizer).rows
     first = int(rows.row(0, 0)["start_positions"])
@@ -186,7 +173,7 @@ def test_answers_are_not_longer_than_allowed(config, tokenizer):
     assert decoded["start"] is not None
 
 
-def test_no_answer(config, tokenizer):
+def test_no_answer(config, train, tokenizer):
     passages = [paragraph(PASSAGE, q=[("k", 20)], r=[])]
     data = config(article(*passages), length=16)
     assert data.labels() == (NO_ANSWER,)
@@ -205,7 +192,7 @@ def test_no_answer(config, tokenizer):
     assert all(one["answer"] for one in rows.decode(logits_at(rows, everywhere)))
 
 
-def test_version_2_marks_what_is_impossible(config, tokenizer, tmp_path):
+def test_version_2_marks_what_is_impossible(config, train, tokenizer, tmp_path):
     data = config(article(paragraph(PASSAGE, q=[("k", 20)], r=[("a", 0)])))
     content = json.loads((tmp_path / "a.json").read_text())
     content["data"][0]["paragraphs"][0]["qas"][1]["is_impossible"] = True
@@ -213,7 +200,7 @@ def test_version_2_marks_what_is_impossible(config, tokenizer, tmp_path):
     assert train(data, tokenizer).rows.gold()[1] == {"id": "r", "answers": []}
 
 
-def test_answers_without_a_sure_place(config, tokenizer):
+def test_answers_without_a_sure_place(config, train, tokenizer):
     passage = "red cat red"
     asked = paragraph(
         passage,
@@ -247,7 +234,7 @@ def test_answers_without_a_sure_place(config, tokenizer):
         train(config(article(paragraph(passage, unsure=[("red", 0, False)]))), tokenizer)
 
 
-def test_an_answer_that_is_whole_in_no_window(config, tokenizer):
+def test_an_answer_that_is_whole_in_no_window(config, train, tokenizer):
     passage = article(paragraph(PASSAGE, long=[(PASSAGE[2:24], 2)], short=[("k l", 20)]))
     data = config(passage, length=16, stride=128, max_question_length=4)
     split = train(data, tokenizer)
@@ -274,7 +261,7 @@ def test_a_place_that_is_not_known_is_in_no_loss(config, tokenizer):
     assert rows.gold()[0]["answers"] == ["z"]
 
 
-def test_no_passage_is_in_both_splits(config, tokenizer):
+def test_no_passage_is_in_both_splits(config, train, tokenizer):
     articles = [
         article(
             paragraph(f"shared {i // 2}", **{f"s{i}": [("shared", 0)]}),
@@ -304,14 +291,14 @@ def test_no_passage_is_in_both_splits(config, tokenizer):
         ('{"data": [{"paragraphs": [{"context": "", "qas": [{"question": "q"}]}]}]}', "without an"),
     ],
 )
-def test_bad_files(config, tokenizer, tmp_path, content, message):
+def test_bad_files(config, train, tokenizer, tmp_path, content, message):
     data = config()
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(DataError, match=message):
         train(data, tokenizer)
 
 
-def test_bad_questions(config, tokenizer):
+def test_bad_questions(config, train, tokenizer):
     twice = article(paragraph("a", q=[("a", 0)]), paragraph("b", q=[("b", 0)]))
     with pytest.raises(DataError, match=r"question q has the id 'q', which .* has too"):
         train(config(twice), tokenizer)
@@ -362,7 +349,7 @@ def test_token_span(gaps, data):
     assert found == ((overlapping[0], overlapping[-1]) if overlapping else None)
 
 
-def test_real_files(datasets):
+def test_real_files(datasets, train):
     tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
 
     def data(name):

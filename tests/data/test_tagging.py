@@ -9,31 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory):
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789-.'"
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    path.write_text("\n".join(pieces) + "\n")
-    return load_tokenizer(path)
-
-
 @pytest.fixture
-def config(tmp_path):
+def config(data_of_file):
     """`config(text, part, **fields)`: data of a file of these lines."""
 
     def make(text, part="", **fields):
-        (tmp_path / "a.conll").write_text(text)
-        fields = {"length": 10, "validation_fraction": 0.0, **fields}
-        return TaggingData(
-            source=f"conll:{tmp_path}/a.conll{part}", tokenizer=TokenizerConfig(), **fields
-        )
+        fields = {"length": 10, **fields}
+        return data_of_file(TaggingData, f"conll:a.conll{part}", text, **fields)
 
     return make
-
-
-def train(config, tokenizer):
-    return config.train_split(tokenizer, config.labels(), 0)
 
 
 COLUMNS = """-DOCSTART- -X- O
@@ -48,7 +32,7 @@ Al NNP B-PER
 """
 
 
-def test_columns(config, tokenizer):
+def test_columns(config, train, tokenizer):
     data = config(COLUMNS, length=32)
     split = train(data, tokenizer)
     assert split.rows.gold() == [["B-ORG", "O", "B-MISC"], ["O", "B-PER", "B-PER"]]
@@ -65,13 +49,13 @@ def test_columns(config, tokenizer):
     assert not row["token_type_ids"].any()
 
 
-def test_another_column(config, tokenizer):
+def test_another_column(config, train, tokenizer):
     data = config(COLUMNS, "#2", length=32)
     assert data.labels() == ("JJ", "NNP", "VBZ")  # plain tags are left as they are
     assert train(data, tokenizer).rows.gold()[0] == ["NNP", "VBZ", "JJ"]
 
 
-def test_tabs_part_columns_that_hold_blanks(config, tokenizer):
+def test_tabs_part_columns_that_hold_blanks(config, train, tokenizer):
     split = train(config("new york\tB-LOC\nis\tO\n\t\nx\tO\n"), tokenizer)
     assert [example.words for example in split.content] == [("new york", "is"), ("x",)]
 
@@ -91,7 +75,7 @@ def test_tabs_part_columns_that_hold_blanks(config, tokenizer):
         ("a S-X\n\nb B-X\nc O\n", "", "line 3 has the tag 'B-X'.* the scheme BIOES"),
     ],
 )
-def test_bad_columns(config, tokenizer, text, part, message):
+def test_bad_columns(config, train, tokenizer, text, part, message):
     with pytest.raises(DataError, match=message) as caught:
         train(config(text, part), tokenizer)
     assert "\n" not in str(caught.value)
@@ -108,7 +92,7 @@ def test_a_tag_that_continues_nothing(config, tokenizer, tmp_path):
         TaggingData(source=f"conll:{tmp_path}/v", tokenizer=TokenizerConfig(), length=10).labels()
 
 
-def test_documents_stay_together(config, tokenizer):
+def test_documents_stay_together(config, train, tokenizer):
     documents = [
         "-DOCSTART- O\n\n" + "\n\n".join(f"d{i} O\nw{j} B-X" for j in range(3)) for i in range(40)
     ]
@@ -130,7 +114,7 @@ def test_unknown_tag_in_validation(config, tokenizer, tmp_path):
         data.whole_source(f"conll:{tmp_path}/v", tokenizer, data.labels())
 
 
-def test_a_long_sentence_goes_on_in_the_next_row(config, tokenizer):
+def test_a_long_sentence_goes_on_in_the_next_row(config, train, tokenizer):
     split = train(config("ab O\ncdef B-X\nghi O\njklmnopqrst B-X\nu O\n"), tokenizer)
     decoded = [tokenizer.decode(split.rows.row(0, i)["input_ids"]) for i in range(4)]
     assert decoded == ["ab cdef", "ghi", "jklmnopq", "u"]
@@ -141,7 +125,7 @@ def labels_of(rows):
     return np.stack([rows.row(0, i)["labels"] for i in range(rows.rows_per_epoch)])
 
 
-def test_words_of_which_nothing_is_left(config, tokenizer):
+def test_words_of_which_nothing_is_left(config, train, tokenizer):
     rows = train(config("a B-X\n\u200d\tB-X\n".replace("a ", "a\t")), tokenizer).rows
     assert "1 words of which the tokenizer leaves nothing" in rows.notes
     predictions = {"label_ids": np.full((1, 10), 2), "probabilities": np.full((1, 10), 0.5)}
@@ -295,7 +279,7 @@ def test_input(config, tokenizer, tmp_path):
         assert [(e.words, e.tags) for e in split.content] == [(("ab", "3"), None)]
 
 
-def test_json_lines(tmp_path, tokenizer):
+def test_json_lines(tmp_path, train, tokenizer):
     path = tmp_path / "a.jsonl"
     path.write_text('{"tokens": ["a", "b"], "tags": ["B-X", "O"]}\n')
     fields = {"tokenizer": TokenizerConfig(), "length": 10, "validation_fraction": 0.0}
