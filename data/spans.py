@@ -228,13 +228,12 @@ def span_rows(
             "window: give others, or a greater length"
         )
     offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
-    notes = [
-        f"{sum(len(question.windows) for question in kept):,} windows of {frame.length} tokens"
-    ]
+    tokens = _framed(kept, frame)
+    notes = [f"{len(tokens):,} windows of {config.length} tokens"]
     if cut := sum(len(ids) > longest for ids in asked):
         notes.append(f"{cut:,} questions cut to {longest} tokens")
     return SpanRows(
-        _framed(kept, frame),
+        tokens,
         _decoding(kept, offsets, config.max_answer_length, unanswerable),
         _positions(kept),
         tuple(question.example for question in kept),
