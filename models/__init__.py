@@ -28,12 +28,15 @@ from .heads import mean_pool
 from .layers import sinusoidal_positions
 from .loading import load
 from .shapes import init_params
+from .transformer import EncoderDecoder, EncoderDecoderConfig
 
 __all__ = [
     "BERT",
     "GPT",
     "BertConfig",
     "Cache",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
     "Execution",
     "GPTConfig",
     "Generator",

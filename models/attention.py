@@ -45,6 +45,9 @@ class Cache:
     """A `LayerCache` with a leading L, or a tuple of L (separate layers)."""
     index: Int[Array, ""]
     """The next slot to write, the same for every row: pad shorter prompts on the left."""
+    cross: Any = None
+    """Of a decoder that looks at an encoder: the keys and values of what the encoder said, in
+    the form of `layers`. They are projected in the first call, and then only read."""
 
     @property
     def length(self) -> int:
@@ -57,12 +60,13 @@ def init_cache(
     config: TransformerConfig, execution: Execution, batch_size: int, length: int
 ) -> Cache:
     """An empty cache of `length` slots for each of `batch_size` rows."""
-    rows, heads, size = batch_size, config.num_heads, config.head_dim
+    config = config.decoder
+    rows = (batch_size, config.num_heads)
 
     def layer(*lead: int) -> LayerCache:
         return LayerCache(
-            key=jnp.zeros((*lead, rows, heads, size, length), execution.dtype),
-            value=jnp.zeros((*lead, rows, heads, length, size), execution.dtype),
+            key=jnp.zeros((*lead, *rows, config.key_dim, length), execution.dtype),
+            value=jnp.zeros((*lead, *rows, length, config.head_dim), execution.dtype),
         )
 
     separate = execution.layers == "separate"
@@ -73,7 +77,7 @@ def init_cache(
 
 
 def advance_cache(
-    cache: Cache, layers: Any, x: Float[Array, "B T D"]
+    cache: Cache, layers: Any, x: Float[Array, "B T D"], cross: Any = None
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """What a model answers beside a cache whose layers have been written.
 
@@ -81,7 +85,7 @@ def advance_cache(
     answer.
     """
     end = cache.index + x.shape[1]
-    return jnp.where(end <= cache.length, x, jnp.nan), Cache(layers, end)
+    return jnp.where(end <= cache.length, x, jnp.nan), Cache(layers, end, cross)
 
 
 def check_inputs(
@@ -106,9 +110,9 @@ def check_inputs(
     if cache is not None and segment_ids is not None:
         raise ValueError("a cache cannot continue packed rows: leave segment_ids out")
     num_keys = length if cache is None else cache.length
-    if attention_mask is not None and attention_mask.shape[1] != num_keys:
+    if attention_mask is not None and attention_mask.shape[-1] != num_keys:
         raise ValueError(
-            f"attention_mask has {attention_mask.shape[1]} columns for {num_keys} "
+            f"attention_mask has {attention_mask.shape[-1]} columns for {num_keys} "
             f"{'tokens' if cache is None else 'slots of the cache'}: give one for each"
         )
 
@@ -129,14 +133,20 @@ def causal_mask(
 
 
 def visible_mask(
-    attention_mask: Int[AnyArray, "B S"] | None, segment_ids: Int[AnyArray, "B T"] | None
+    attention_mask: Int[AnyArray, "B S"] | None,
+    segment_ids: Int[AnyArray, "B S"] | None,
+    query_segment_ids: Int[AnyArray, "B T"] | None = None,
 ) -> Bool[Array, "#B 1 #T #S"]:
-    """Real tokens are seen; in packed rows only by their own document, padding (0) by nobody."""
+    """Real tokens are seen; in packed rows only by their own document, padding (0) by nobody.
+
+    The queries are the keys' own tokens, or those of `query_segment_ids`.
+    """
     mask = jnp.ones((1, 1, 1, 1), bool)
     if attention_mask is not None:
         mask = jnp.asarray(attention_mask != 0)[:, None, None, :]
     if segment_ids is not None:
-        same = segment_ids[:, :, None] == segment_ids[:, None, :]
+        queries = segment_ids if query_segment_ids is None else query_segment_ids
+        same = queries[:, :, None] == segment_ids[:, None, :]
         mask &= (same & (segment_ids != 0)[:, None, :])[:, None]
     return mask
 
@@ -175,17 +185,18 @@ def default_positions(
 
 
 class MultiHeadAttention(nn.Module):
-    """Self-attention with N heads of size H = D / N.
+    """Attention with N heads: of a sequence to itself, or to an encoder's output.
 
     Attributes:
-      config: sizes; `use_bias` adds biases to the four projections.
+      config: sizes (values have H = D / N, queries and keys `key_dim`);
+        `attention_bias` adds biases to the four projections.
       execution: precision.
       output_init_std: standard deviation of the initial output projection.
     """
 
     config: Any
     execution: Execution
-    output_init_std: float
+    output_init_std: float | None
 
     @nn.compact
     def __call__(
@@ -196,40 +207,57 @@ class MultiHeadAttention(nn.Module):
         index: Int[Array, ""] | int = 0,
         rng: RowKeys | None = None,
         output_attentions: bool = False,
+        encoded: Float[Array, "B S D"] | LayerCache | None = None,
     ) -> tuple[Float[Array, "B T D"], LayerCache | None, Array | None]:
-        """Attends from `x` to itself, or to what the cache holds and then itself.
+        """Attends from `x` to what the cache holds and then itself, or only to `encoded`.
+
+        Args:
+          x: the residual stream.
+          mask: what each query may see.
+          cache: keys and values of earlier calls.
+          index: the next slot of the cache to write.
+          rng: keys of dropout.
+          output_attentions: whether to answer the weights as well.
+          encoded: what an encoder answered, or the keys and values of it.
 
         Returns:
-          The output, the cache with slots `index … index + T` written, and the
-          weights `[B, N, T, S]` if asked for.
+          The output; the cache with slots `index … index + T` written, or the
+          keys and values of `encoded`; the weights `[B, N, T, S]` if asked for.
         """
         c = self.config
-
-        def project(name: str) -> Linear:
-            return Linear(
-                (c.num_heads, c.head_dim),
-                c.init_std,
-                use_bias=c.use_bias,
-                execution=self.execution,
-                name=name,
-            )
-
-        query = project("query")(x)
-        key = jnp.einsum("BTNH->BNHT", project("key")(x))
-        value = jnp.einsum("BTNH->BNTH", project("value")(x))
-        if cache is not None:
-            key = jax.lax.dynamic_update_slice_in_dim(cache.key, key, index, axis=3)
-            value = jax.lax.dynamic_update_slice_in_dim(cache.value, value, index, axis=2)
-            cache = LayerCache(key, value)
-        weights = attention_weights(query, key, mask)
-        dropped = dropout(weights, c.dropout_rate, rng, "attention_weights").astype(value.dtype)
-        context = jnp.einsum("BNTS,BNSH->BTNH", dropped, value)
+        query = self._project("query", c.key_dim, x)
+        if isinstance(encoded, LayerCache):
+            held = cache = encoded
+        else:
+            source = x if encoded is None else encoded
+            key = jnp.einsum("BSNH->BNHS", self._project("key", c.key_dim, source))
+            value = jnp.einsum("BSNH->BNSH", self._project("value", c.head_dim, source))
+            if cache is not None:
+                key = jax.lax.dynamic_update_slice_in_dim(cache.key, key, index, axis=3)
+                value = jax.lax.dynamic_update_slice_in_dim(cache.value, value, index, axis=2)
+            held = LayerCache(key, value)
+            cache = held if cache is not None or encoded is not None else None
+        weights = attention_weights(query, held.key, mask)
+        dropped = dropout(weights, c.attention_dropout_rate, rng, "attention_weights")
+        context = jnp.einsum("BNTS,BNSH->BTNH", dropped.astype(held.value.dtype), held.value)
         output = Linear(
             (c.d_model,),
             self.output_init_std,
             num_input_axes=2,
-            use_bias=c.use_bias,
+            use_bias=c.attention_bias,
             execution=self.execution,
             name="output",
         )(context)
         return output, cache, weights if output_attentions else None
+
+    def _project(
+        self, name: str, size: int, x: Float[Array, "B S D"]
+    ) -> Float[Array, "B S N {size}"]:
+        c = self.config
+        return Linear(
+            (c.num_heads, size),
+            c.init_std,
+            use_bias=c.attention_bias,
+            execution=self.execution,
+            name=name,
+        )(x)

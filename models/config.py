@@ -46,15 +46,16 @@ class TransformerConfig:
     """Number of attention heads, N, each of size D / N."""
     d_ff: int | None = None
     """Width of the feed-forward layer, F; 4 D if not given."""
-    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """Non-linearity of the feed-forward layer; "gelu" is the exact one (erf)."""
     norm_eps: float = 1e-5
     """Added to the variance in layer normalisation."""
     dropout_rate: float = 0.0
     """Probability that an element is dropped, wherever the paper drops."""
-    init_std: float = 0.02
+    init_std: float | None = 0.02
     """Standard deviation of initial kernels. The papers' 0.02 is close to 1 / √D at their
-    widths; a narrow model wants its own 1 / √D. Embeddings begin at 0.02."""
+    widths; a narrow model wants its own 1 / √D. None: uniform, as wide as each kernel's own
+    sizes ask for (Glorot and Bengio 2010, equation 16). Embeddings begin at 0.02."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"):
@@ -63,7 +64,7 @@ class TransformerConfig:
                 raise ValueError(f"{name} {value} is not positive: choose at least 1")
         if not 0 <= self.dropout_rate < 1:
             raise ValueError(f"dropout_rate {self.dropout_rate} is not in [0, 1)")
-        if not self.init_std > 0:
+        if self.init_std is not None and not self.init_std > 0:
             raise ValueError(f"init_std {self.init_std} must be above 0, for example 0.02")
         if not self.norm_eps > 0:
             raise ValueError(f"norm_eps {self.norm_eps} must be above 0, for example 1e-5")
@@ -83,6 +84,33 @@ class TransformerConfig:
     def feed_forward_dim(self) -> int:
         """Width of the feed-forward layer, F."""
         return self.d_ff if self.d_ff is not None else 4 * self.d_model
+
+    # Where architectures may differ from what is usual.
+
+    @property
+    def decoder(self) -> "TransformerConfig":
+        """Sizes of the layers that decode."""
+        return self
+
+    @property
+    def key_dim(self) -> int:
+        """Size of a query and of a key in one head; a value has `head_dim`."""
+        return self.head_dim
+
+    @property
+    def attention_bias(self) -> bool:
+        """Whether the projections of attention have biases."""
+        return bool(getattr(self, "use_bias", True))
+
+    @property
+    def attention_dropout_rate(self) -> float:
+        """Probability that an attention weight is dropped."""
+        return self.dropout_rate
+
+    @property
+    def activation_dropout_rate(self) -> float:
+        """Probability that an element inside the feed-forward layer is dropped."""
+        return 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,12 +28,19 @@ def separate_layers(model: Any, params: dict[str, Any]) -> tuple[Any, dict[str, 
     execution = dataclasses.replace(model.execution, layers="separate", remat="none")
     separate = create(model.config, execution)
     shapes = parameter_shapes(separate)
-    layers = {
-        f"layers_{i}": jax.tree.map(lambda x, i=i: x[i], params["layers"])
-        for i in range(model.config.num_layers)
-    }
-    rest = {name: tree for name, tree in params.items() if name != "layers"}
-    return separate, jax.tree_util.tree_map_with_path(_lay_out, {**rest, **layers}, shapes)
+    return separate, jax.tree_util.tree_map_with_path(_lay_out, _unstack(params), shapes)
+
+
+def _unstack(params: dict[str, Any]) -> dict[str, Any]:
+    """Every stack `layers`, an encoder's or a model's own, as `layers_0`, `layers_1` and so on."""
+    result = {}
+    for name, tree in params.items():
+        if name == "layers":
+            for i in range(jax.tree.leaves(tree)[0].shape[0]):
+                result[f"layers_{i}"] = jax.tree.map(lambda x, i=i: x[i], tree)
+        else:
+            result[name] = _unstack(tree) if isinstance(tree, dict) else tree
+    return result
 
 
 def _lay_out(path: tuple[Any, ...], x: jax.Array, target: jax.ShapeDtypeStruct) -> jax.Array:

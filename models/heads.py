@@ -61,6 +61,30 @@ class CausalLMOutput:
 
 
 @struct.dataclass
+class Seq2SeqLMOutput:
+    """What an encoder-decoder answers.
+
+    Attention weights are `[L, B, N, T, S]` (a tuple of L with separate layers), if asked for.
+    """
+
+    last_hidden_state: Float[Array, "B T D"]
+    """Of the decoder."""
+    projection: Projection
+    encoder_last_hidden_state: Float[Array, "B S D"] | None
+    """None where the cache holds all that is to be known of it."""
+    cache: Cache | None = None
+    encoder_attentions: Any = None
+    decoder_attentions: Any = None
+    cross_attentions: Any = None
+    """Of the decoder's tokens (T) on the encoder's (S)."""
+
+    @property
+    def logits(self) -> Float[Array, "B T V"]:
+        """Scores of the next token, float32; computed when asked for."""
+        return self.projection.logits()
+
+
+@struct.dataclass
 class EncoderOutput:
     """What a body answers, without a head."""
 

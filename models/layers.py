@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -32,6 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": exact_gelu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
 }
 
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
@@ -43,15 +44,29 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
 }
 
 
-def sinusoidal_positions(length: int, d_model: int, base: float = 10_000.0) -> np.ndarray:
+CROSS = 1
+"""Tells the keys of a layer's second attention from those of its first."""
+
+
+def sinusoidal_positions(
+    length: int,
+    d_model: int,
+    base: float = 10_000.0,
+    layout: Literal["interleaved", "halves"] = "interleaved",
+) -> np.ndarray:
     """Sine and cosine of every position, as a table float32[length, d_model].
 
     Vaswani et al. 2017, section 3.5: dimension 2i holds sin(p / base^(2i/D)),
-    2i + 1 its cosine.  The paper's base is 10,000; 100,000 is also in use.
+    2i + 1 its cosine.  The paper's base is 10,000; 100,000 is also in use.  In
+    "halves" (Marian) all the sines stand before all the cosines.
     """
     frequency = base ** (-np.arange(0, d_model, 2) / d_model)
     angle = np.arange(length)[:, None] * frequency[None, :]
-    table = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(length, -1)
+    waves = np.sin(angle), np.cos(angle)
+    if layout == "halves":
+        table = np.concatenate(waves, axis=-1)
+    else:
+        table = np.stack(waves, axis=-1).reshape(length, -1)
     return table[:, :d_model].astype(np.float32)
 
 
@@ -79,15 +94,17 @@ class FeedForward(nn.Module):
 
     config: Any
     execution: Execution
-    output_init_std: float
+    output_init_std: float | None
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], rng: RowKeys | None = None
+    ) -> Float[Array, "B T D"]:
         """Applied to every position alike."""
         c = self.config
         linear = functools.partial(Linear, use_bias=c.use_bias, execution=self.execution)
         x = linear((c.feed_forward_dim,), c.init_std, name="up")(x)
-        x = ACTIVATIONS[c.activation](x)
+        x = dropout(ACTIVATIONS[c.activation](x), c.activation_dropout_rate, rng, "activation")
         return linear((c.d_model,), self.output_init_std, name="down")(x)
 
 
@@ -97,6 +114,8 @@ class LayerInputs:
 
     index: int | Array
     cache: LayerCache | None
+    cross: LayerCache | None = None
+    """Keys and values of the encoder's output, where they are known already."""
 
 
 @struct.dataclass
@@ -109,6 +128,23 @@ class SharedInputs:
     cache_index: Int[Array, ""] | int
     rng: RowKeys | None
     output_attentions: bool = struct.field(pytree_node=False)
+    encoded: Float[Array, "B S D"] | None = None
+    """What the encoder answered, for the layers of a decoder."""
+    cross_mask: Bool[Array, "#B 1 #T #S"] | None = None
+    """What these see of it."""
+
+
+@struct.dataclass
+class LayerOutputs:
+    """What a layer answers beside the residual stream; of a stack, with a leading L or as tuples."""
+
+    cache: Any
+    """A `LayerCache`, or None."""
+    attentions: Any
+    """Weights `[B, N, T, S]`, if asked for."""
+    cross: Any = None
+    """Keys and values of the encoder's output, where this call made them for a cache."""
+    cross_attentions: Any = None
 
 
 class TransformerLayer(nn.Module):
@@ -126,35 +162,95 @@ class TransformerLayer(nn.Module):
     @nn.compact
     def __call__(
         self, x: Float[Array, "B T D"], own: LayerInputs, shared: SharedInputs
-    ) -> tuple[Float[Array, "B T D"], tuple[LayerCache | None, Array | None]]:
-        """The residual stream, and (cache, attention weights)."""
-        c, e = self.config, self.execution
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """The residual stream, and what else is to be kept."""
         rng = fold_in(shared.rng, own.index)
+        x, outputs = self._attend(x, own, shared, rng)
+        return self._feed_forward(x, rng), outputs
+
+    def _attend(
+        self, x: Array, own: LayerInputs, shared: SharedInputs, rng: RowKeys | None
+    ) -> tuple[Array, LayerOutputs]:
         mask = shared.mask
         if shared.banded_mask is not None:
             mask = jnp.where(own.index % 2 == 1, shared.banded_mask, mask)
-        residual_scale = 1 / math.sqrt(2 * c.num_layers) if c.scale_residual_init else 1.0
-        output_std = c.init_std * residual_scale
-        attention = MultiHeadAttention(c, e, output_std, name="attention")
-        feed_forward = FeedForward(c, e, output_std, name="feed_forward")
-        pre = c.norm_position == "pre"
-
-        norm = LayerNorm(c.norm_eps, e, name="attention_norm")
-        y, cache, weights = attention(
-            norm(x) if pre else x,
-            mask,
-            own.cache,
-            shared.cache_index,
-            rng,
-            shared.output_attentions,
+        attention = MultiHeadAttention(
+            self.config, self.execution, self._output_std(), name="attention"
         )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
-        x = x if pre else norm(x)
 
-        norm = LayerNorm(c.norm_eps, e, name="feed_forward_norm")
-        y = feed_forward(norm(x) if pre else x)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
-        return x if pre else norm(x), (cache, weights)
+        def sublayer(x: Array) -> tuple[Array, LayerOutputs]:
+            y, cache, weights = attention(
+                x, mask, own.cache, shared.cache_index, rng, shared.output_attentions
+            )
+            return y, LayerOutputs(cache, weights)
+
+        return self._residual("attention", sublayer, x, rng)
+
+    def _feed_forward(self, x: Array, rng: RowKeys | None) -> Array:
+        feed_forward = FeedForward(
+            self.config, self.execution, self._output_std(), name="feed_forward"
+        )
+        return self._residual("feed_forward", lambda x: (feed_forward(x, rng), None), x, rng)[0]
+
+    def _output_std(self) -> float | None:
+        """Of the initial projections back to the residual stream."""
+        c = self.config
+        if c.init_std is None or not c.scale_residual_init:
+            return c.init_std
+        return c.init_std / math.sqrt(2 * c.num_layers)
+
+    def _residual(
+        self,
+        name: str,
+        sublayer: Callable[[Array], tuple[Array, Any]],
+        x: Array,
+        rng: RowKeys | None,
+    ) -> tuple[Array, Any]:
+        """The sum of x and its sublayer, normalised before or after; what else that answers."""
+        c = self.config
+        norm = LayerNorm(c.norm_eps, self.execution, name=f"{name}_norm")
+        pre = c.norm_position == "pre"
+        y, rest = sublayer(norm(x) if pre else x)
+        x = x + dropout(y, c.dropout_rate, rng, name)
+        return x if pre else norm(x), rest
+
+
+class DecoderLayer(TransformerLayer):
+    """A layer that also looks at an encoder, between the two (section 3.2.3)."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], own: LayerInputs, shared: SharedInputs
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """The residual stream, and what else is to be kept."""
+        rng = fold_in(shared.rng, own.index)
+        x, outputs = self._attend(x, own, shared, rng)
+        x, (cross, weights) = self._look_up(x, own, shared, rng)
+        # Read only, once made.
+        made = cross if own.cache is not None and own.cross is None else None
+        outputs = outputs.replace(cross=made, cross_attentions=weights)
+        return self._feed_forward(x, rng), outputs
+
+    def _look_up(
+        self, x: Array, own: LayerInputs, shared: SharedInputs, rng: RowKeys | None
+    ) -> tuple[Array, tuple[LayerCache | None, Array | None]]:
+        attention = MultiHeadAttention(
+            self.config, self.execution, self._output_std(), name="cross_attention"
+        )
+        encoded = shared.encoded if own.cross is None else own.cross
+        own_rng = None if rng is None else fold_in(rng, CROSS)
+
+        def sublayer(x: Array) -> tuple[Array, Any]:
+            y, *rest = attention(
+                x,
+                shared.cross_mask,
+                rng=own_rng,
+                output_attentions=shared.output_attentions,
+                encoded=encoded,
+            )
+            return y, tuple(rest)
+
+        return self._residual("cross_attention", sublayer, x, rng)
 
 
 def run_transformer_layers(
@@ -166,15 +262,39 @@ def run_transformer_layers(
       The residual stream; the caches and the attention weights of the layers,
       with a leading L, or as tuples of L with separate layers.
     """
-    caches = None if cache is None else cache.layers
+    x, outputs = run_cached_layers(TransformerLayer, config, execution, x, cache, shared)
+    return x, (outputs.cache, outputs.attentions)
+
+
+def run_cached_layers(
+    layer: type[TransformerLayer],
+    config: Any,
+    execution: Execution,
+    x: Array,
+    cache: Cache | None,
+    shared: SharedInputs,
+) -> tuple[Array, LayerOutputs]:
+    """Runs the L layers of a stack, each with its part of the cache.
+
+    Returns:
+      The residual stream; a `LayerOutputs` whose parts have a leading L, or are
+      tuples of L with separate layers.
+    """
+    caches, cross = (None, None) if cache is None else (cache.layers, cache.cross)
     if execution.layers != "separate":
-        per_layer = LayerInputs(jnp.arange(config.num_layers), caches)
-        return run_layers(TransformerLayer, config, execution, x, per_layer, shared)
-    caches = caches or (None,) * config.num_layers
-    per_layer = [LayerInputs(i, cache) for i, cache in enumerate(caches)]
-    x, outs = run_layers(TransformerLayer, config, execution, x, per_layer, shared)
-    layers, attentions = zip(*outs, strict=True)
-    return x, (layers, None if attentions[0] is None else attentions)
+        per_layer = LayerInputs(jnp.arange(config.num_layers), caches, cross)
+        return run_layers(layer, config, execution, x, per_layer, shared)
+    nothing = (None,) * config.num_layers
+    parts = zip(range(config.num_layers), caches or nothing, cross or nothing, strict=True)
+    x, outs = run_layers(
+        layer, config, execution, x, [LayerInputs(*part) for part in parts], shared
+    )
+
+    def together(name: str) -> tuple[Any, ...] | None:
+        values = tuple(getattr(out, name) for out in outs)
+        return None if values[0] is None else values
+
+    return x, LayerOutputs(*map(together, ("cache", "attentions", "cross", "cross_attentions")))
 
 
 def run_layers(

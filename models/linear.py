@@ -1,8 +1,10 @@
 """Affine maps and embeddings: the only parameters of a transformer besides its norms."""
 
 import math
+from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -19,14 +21,15 @@ class Linear(nn.Module):
 
     Attributes:
       features: shape of the output axes, e.g. `(N, H)` for attention heads.
-      init_std: standard deviation of the initial W; b starts at zero.
+      init_std: standard deviation of the initial W, or None for the one that its
+        sizes ask for (`initial_kernel`); b starts at zero.
       num_input_axes: how many axes of the input are contracted.
       use_bias: whether to add b.
       execution: precision.
     """
 
     features: tuple[int, ...]
-    init_std: float
+    init_std: float | None
     num_input_axes: int = 1
     use_bias: bool = True
     execution: Execution = Execution()
@@ -34,8 +37,9 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Maps `[..., *inputs]` to `[..., *features]`."""
-        e, kernel_init = self.execution, nn.initializers.normal(self.init_std)
+        e = self.execution
         batch, inputs = x.shape[: -self.num_input_axes], x.shape[-self.num_input_axes :]
+        kernel_init = initial_kernel(self.init_std, math.prod(inputs), math.prod(self.features))
         if e.layers == "separate":
             shape = math.prod(self.features), math.prod(inputs)
             kernel = self.param("kernel", kernel_init, shape, e.param_dtype).astype(e.dtype)
@@ -49,6 +53,22 @@ class Linear(nn.Module):
             bias = self.param("bias", nn.initializers.zeros, self.features, e.param_dtype)
             y = y + bias.astype(e.dtype)
         return y
+
+
+def initial_kernel(std: float | None, inputs: int, outputs: int) -> Any:
+    """Normal with `std`, or uniform in ±√(6 / (inputs + outputs)) (Glorot and Bengio 2010).
+
+    The second keeps variances the same forwards and backwards, for W as a matrix: heads are
+    outputs like any other.
+    """
+    if std is not None:
+        return nn.initializers.normal(std)
+    limit = math.sqrt(6 / (inputs + outputs))
+
+    def uniform(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        return jax.random.uniform(rng, shape, dtype, -limit, limit)
+
+    return uniform
 
 
 class Embedding(nn.Module):

@@ -1,0 +1,381 @@
+"""The Transformer: an encoder and a decoder, as translation was published with it.
+
+Vaswani et al. 2017, "Attention is all you need": section 3 for the model, table
+3 for its variations. Where the paper is silent, the authors' code
+(tensor2tensor, `transformer_base_v1`) is followed:
+
+- attention's projections have no biases, the feed-forward layer has;
+- dropout of the sums of embeddings and positions and of each sublayer's output,
+  neither of attention weights nor inside the feed-forward layer;
+- 1e-6 in layer normalisation;
+- kernels begin uniform (Glorot and Bengio 2010), embeddings normal with 1 / √D,
+  so that they have unit variance once scaled by √D and the tied output begins
+  with logits of unit variance.
+
+Options beyond the paper are those of Marian's models (Junczys-Dowmunt et al.
+2018, "Marian: fast neural machine translation in C++").
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from .attention import (
+    AnyArray,
+    Cache,
+    advance_cache,
+    causal_mask,
+    check_inputs,
+    default_positions,
+    visible_mask,
+)
+from .config import Architecture, Execution, Preset, TransformerConfig, register
+from .dropout import RowKeys, dropout, fold_in
+from .heads import Projection, Seq2SeqLMOutput
+from .layers import (
+    DecoderLayer,
+    LayerNorm,
+    LayerOutputs,
+    SharedInputs,
+    TransformerLayer,
+    run_cached_layers,
+    sinusoidal_positions,
+)
+from .linear import Embedding, look_up
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig(TransformerConfig):
+    """An encoder and a decoder; `num_layers`, `num_heads` and `d_ff` are the encoder's.
+
+    Raises:
+      ValueError: a size is out of range, or options contradict each other.
+    """
+
+    head: ClassVar[str] = "seq2seq_lm"
+    use_bias: ClassVar[bool] = True
+    scale_residual_init: ClassVar[bool] = False
+
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "relu"
+    """Non-linearity of the feed-forward layers."""
+    norm_eps: float = 1e-6
+    """Added to the variance in layer normalisation."""
+    dropout_rate: float = 0.1
+    """Of the sums of embeddings and positions, and of each sublayer's output."""
+    init_std: float | None = None
+    """Standard deviation of initial kernels; None: uniform, as wide as each kernel's own sizes
+    ask for (Glorot and Bengio 2010, equation 16). Embeddings begin at 1 / √D."""
+    attention_dropout_rate: float = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Of attention weights."""
+    activation_dropout_rate: float = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Inside the feed-forward layers, after their non-linearity."""
+    attention_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Whether the projections of attention have biases (Marian)."""
+    d_k: int | None = None
+    """Size of queries and keys in a head, if not D / N (table 3, rows B)."""
+    num_decoder_layers: int | None = None
+    """Number of layers of the decoder, if not that of the encoder."""
+    decoder_num_heads: int | None = None
+    """Number of attention heads of the decoder, if not that of the encoder."""
+    decoder_d_ff: int | None = None
+    """Width of the decoder's feed-forward layers, if not that of the encoder's."""
+    norm_position: Literal["pre", "post"] = "post"
+    """post: after each residual sum, as published. pre: before each sublayer, and a final one
+    after either stack."""
+    positions: Literal["learned", "sinusoidal"] = "sinusoidal"
+    """Where position vectors come from; learned ones are table 3's row E."""
+    position_base: float = 10_000.0
+    """Base of the sinusoidal wavelengths."""
+    position_layout: Literal["interleaved", "halves"] = "interleaved"
+    """Sines and cosines in turns, as published, or all sines first (Marian)."""
+    scale_embedding: bool = True
+    """Whether embeddings are multiplied by √D before positions are added."""
+    share_embeddings: bool = True
+    """Whether source and target share one table; else the source has its own."""
+    source_vocab_size: int | None = None
+    """Number of tokens of the source, if it has a table of its own and not `vocab_size`."""
+    tie_output: bool = True
+    """Whether scores are taken with the target's table; else with a table of their own."""
+    output_bias: bool = False
+    """Whether each token's score has a bias (Marian's final_logits_bias)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (
+            *("d_k", "num_decoder_layers", "decoder_num_heads", "decoder_d_ff"),
+            "source_vocab_size",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} {value} is not positive: choose at least 1")
+        for name in ("attention_dropout_rate", "activation_dropout_rate"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
+        if not self.position_base > 0:
+            raise ValueError(f"position_base {self.position_base} must be above 0")
+        if self.source_vocab_size is not None and self.share_embeddings:
+            raise ValueError(
+                f"source_vocab_size {self.source_vocab_size} needs a table of its own: "
+                "set share_embeddings to false"
+            )
+        if self.decoder_num_heads is not None and self.d_model % self.decoder_num_heads:
+            raise ValueError(
+                f"d_model {self.d_model} is not divisible by decoder_num_heads "
+                f"{self.decoder_num_heads}"
+            )
+
+    @property
+    def decoder(self) -> "EncoderDecoderConfig":
+        """Sizes of the layers that decode, as if the decoder were all there is."""
+        return dataclasses.replace(
+            self,
+            num_layers=self.num_decoder_layers or self.num_layers,
+            num_heads=self.decoder_num_heads or self.num_heads,
+            d_ff=self.decoder_d_ff or self.d_ff,
+            num_decoder_layers=None,
+            decoder_num_heads=None,
+            decoder_d_ff=None,
+        )
+
+    @property
+    def key_dim(self) -> int:
+        """Size of a query and of a key in one head; a value has `head_dim`."""
+        return self.head_dim if self.d_k is None else self.d_k
+
+
+class Stack(nn.Module):
+    """Positions, L layers, and a final norm where there is one: either half of the model.
+
+    Attributes:
+      config: of this half.
+      execution: how it is run.
+      layer: its layers' class.
+    """
+
+    config: EncoderDecoderConfig
+    execution: Execution
+    layer: type[TransformerLayer]
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        position_ids: Int[AnyArray, "#B T"],
+        cache: Cache | None,
+        shared: SharedInputs,
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """From embeddings to the last layer's output (section 3.1)."""
+        c, e = self.config, self.execution
+        x = x + self._positions(position_ids)
+        x = dropout(x, c.dropout_rate, shared.rng, "embedding")
+        x, outputs = run_cached_layers(self.layer, c, e, x, cache, shared)
+        if c.norm_position == "pre":
+            x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
+        return x, outputs
+
+    def _positions(self, position_ids: Int[AnyArray, "#B T"]) -> Float[Array, "#B T D"]:
+        """Section 3.5."""
+        c, e = self.config, self.execution
+        if c.positions == "learned":
+            std = c.d_model**-0.5
+            table = Embedding(c.max_length, c.d_model, std, e, name="position_embedding")
+            return table(position_ids)
+        table = sinusoidal_positions(c.max_length, c.d_model, c.position_base, c.position_layout)
+        return look_up(jnp.asarray(table, e.dtype), position_ids)
+
+
+class EncoderDecoder(nn.Module):
+    """A Transformer that scores the next token of a target, given a source.
+
+    Attributes:
+      config: what it is.
+      execution: how it is run.
+    """
+
+    config: EncoderDecoderConfig
+    execution: Execution = Execution()
+
+    def setup(self) -> None:
+        """Declares the tables and the two stacks."""
+        c, e = self.config, self.execution
+
+        def table(size: int) -> Embedding:
+            return Embedding(size, c.d_model, c.d_model**-0.5, e)
+
+        self.token_embedding = table(c.vocab_size)
+        if not c.share_embeddings:
+            self.source_embedding = table(c.source_vocab_size or c.vocab_size)
+        if not c.tie_output:
+            self.output_embedding = table(c.vocab_size)
+        if c.output_bias:
+            zeros = nn.initializers.zeros
+            self.output_bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
+        self.encoder = Stack(c, e, TransformerLayer)
+        self.decoder = Stack(c.decoder, e, DecoderLayer)
+
+    def __call__(
+        self,
+        input_ids: Int[AnyArray, "B S"] | None = None,
+        attention_mask: Int[AnyArray, "B S"] | None = None,
+        *,
+        decoder_input_ids: Int[AnyArray, "B T"],
+        decoder_attention_mask: Int[AnyArray, "B slots"] | Int[AnyArray, "B T slots"] | None = None,
+        segment_ids: Int[AnyArray, "B S"] | None = None,
+        decoder_segment_ids: Int[AnyArray, "B T"] | None = None,
+        position_ids: Int[AnyArray, "#B S"] | None = None,
+        decoder_position_ids: Int[AnyArray, "#B T"] | None = None,
+        encoder_outputs: Float[AnyArray, "B S D"] | None = None,
+        cache: Cache | None = None,
+        rng: RowKeys | None = None,
+        output_attentions: bool = False,
+    ) -> Seq2SeqLMOutput:
+        """Scores every next token of the targets.
+
+        Args:
+          input_ids: tokens of the sources; not looked at where
+            `encoder_outputs` are given, or a cache that has seen them.
+          attention_mask: 1 where a token of the source may be seen.
+          decoder_input_ids: tokens of the targets, each behind the one that it
+            is to predict: a start token first.
+          decoder_attention_mask: 1 where a token of the target may be seen by
+            those behind it; with a cache, of each of its slots. Or, `[B, T,
+            slots]`, all that each token may see, itself included.
+          segment_ids: number of the sentence that each token of a packed row
+            belongs to, 0 for padding.
+          decoder_segment_ids: the same of the targets, which see only the
+            source of their own number.
+          position_ids: position of each token; by default counted over the
+            real tokens of the row, from 0 in every sentence of a packed row.
+          decoder_position_ids: the same of the targets.
+          encoder_outputs: what the encoder answered before.
+          cache: what earlier calls left; `decoder_input_ids` continue it.
+            Beyond its last slot all scores are NaN.
+          rng: one key per row (`models.row_keys`) switches dropout on.
+          output_attentions: whether to answer the attention weights as well.
+
+        Raises:
+          ValueError: a sequence is longer than `max_length`, a mask does not
+            cover what it is of, only one side is packed, or there is no source.
+        """
+        if (segment_ids is None) != (decoder_segment_ids is None):
+            raise ValueError("either side is packed or none: give both segment_ids or neither")
+        encoded, attentions = None, None
+        if encoder_outputs is not None:
+            encoded = jnp.asarray(encoder_outputs)
+        elif cache is None or cache.cross is None:
+            encoded, attentions = self._encode(
+                input_ids, attention_mask, segment_ids, position_ids, rng, output_attentions
+            )
+        start = jnp.zeros((), jnp.int32) if cache is None else cache.index
+        shared = SharedInputs(
+            self._causal_mask(
+                decoder_input_ids, start, decoder_attention_mask, decoder_segment_ids, cache
+            ),
+            *(None, start, fold_in(rng, 1), output_attentions),
+            encoded,
+            visible_mask(attention_mask, segment_ids, decoder_segment_ids),
+        )
+        if decoder_position_ids is None:
+            decoder_position_ids = default_positions(
+                start, decoder_input_ids.shape[1], decoder_attention_mask, decoder_segment_ids
+            )
+        x = self._scaled(self.token_embedding(decoder_input_ids))
+        x, outputs = self.decoder(x, decoder_position_ids, cache, shared)
+        if cache is not None:
+            cross = outputs.cross if cache.cross is None else cache.cross
+            x, cache = advance_cache(cache, outputs.cache, x, cross)
+        return Seq2SeqLMOutput(
+            x,
+            self._projection(x),
+            encoded,
+            cache,
+            *(attentions, outputs.attentions, outputs.cross_attentions),
+        )
+
+    def _encode(
+        self,
+        input_ids: Int[AnyArray, "B S"] | None,
+        attention_mask: Int[AnyArray, "B S"] | None,
+        segment_ids: Int[AnyArray, "B S"] | None,
+        position_ids: Int[AnyArray, "#B S"] | None,
+        rng: RowKeys | None,
+        output_attentions: bool,
+    ) -> tuple[Float[Array, "B S D"], Any]:
+        """What the encoder makes of the sources, and its attention weights."""
+        if input_ids is None:
+            raise ValueError("there is no source: give input_ids, encoder_outputs or a used cache")
+        check_inputs(self.config, input_ids, attention_mask, segment_ids, None)
+        if position_ids is None:
+            zero = jnp.zeros((), jnp.int32)
+            position_ids = default_positions(zero, input_ids.shape[1], attention_mask, segment_ids)
+        mask = visible_mask(attention_mask, segment_ids)
+        shared = SharedInputs(mask, None, 0, fold_in(rng, 0), output_attentions)
+        table = self.token_embedding if self.config.share_embeddings else self.source_embedding
+        x, outputs = self.encoder(self._scaled(table(input_ids)), position_ids, None, shared)
+        return x, outputs.attentions
+
+    def _causal_mask(
+        self,
+        input_ids: Int[AnyArray, "B T"],
+        start: Int[Array, ""],
+        attention_mask: Int[AnyArray, "B #T slots"] | Int[AnyArray, "B slots"] | None,
+        segment_ids: Int[AnyArray, "B T"] | None,
+        cache: Cache | None,
+    ) -> Bool[Array, "#B 1 #T slots"]:
+        """What each token of the target sees of the target."""
+        check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
+        if attention_mask is not None and attention_mask.ndim == 3:
+            return jnp.asarray(attention_mask != 0)[:, None]
+        length = input_ids.shape[1]
+        num_keys = length if cache is None else cache.length
+        mask = causal_mask(start + jnp.arange(length), jnp.arange(num_keys))
+        return mask & visible_mask(attention_mask, segment_ids)
+
+    def _scaled(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Section 3.4."""
+        return x * self.config.d_model**0.5 if self.config.scale_embedding else x
+
+    def _projection(self, x: Float[Array, "B T D"]) -> Projection:
+        """The decoder's output beside the vocabulary matrix."""
+        c = self.config
+        table = self.token_embedding if c.tie_output else self.output_embedding
+        bias = self.output_bias if c.output_bias else None
+        return Projection(x, table.embedding.astype(self.execution.dtype), bias)
+
+
+def _smallest_inputs(_: EncoderDecoderConfig) -> dict[str, np.ndarray]:
+    """One token on either side."""
+    return {name: np.zeros((1, 1), np.int32) for name in ("input_ids", "decoder_input_ids")}
+
+
+def _preset(published: str, note: str, **fields: Any) -> Preset:
+    """A row of table 3, with section 5.1's vocabulary."""
+    base: dict[str, Any] = {
+        "vocab_size": 37_000,
+        "max_length": 1024,
+        "num_layers": 6,
+        "d_model": 512,
+        "num_heads": 8,
+        "d_ff": 2048,
+    }
+    return Preset(
+        EncoderDecoderConfig(**{**base, **fields}), "Vaswani et al. 2017", published, note
+    )
+
+
+PRESETS: dict[str, Preset] = {
+    "transformer-base": _preset("65M", "its sizes make 63M with 37,000 tokens, 65M with 41,100"),
+    "transformer-big": _preset(
+        "213M",
+        "its sizes make 214M with 37,000 tokens",
+        **{"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout_rate": 0.3},
+    ),
+}
+
+register(
+    "transformer", Architecture(EncoderDecoderConfig, EncoderDecoder, PRESETS, _smallest_inputs)
+)
