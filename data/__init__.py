@@ -1,10 +1,10 @@
 """From text to batches of numpy arrays.
 
 The way through: a ``DataConfig`` (``CausalData``, ``PretrainingData``, ``ClassificationData``,
-``TaggingData``, ``SpanData``, ``ChoiceData``) reads its source, ``train_tokenizer`` or
-``load_tokenizer`` gives the vocabulary, the config's splits are ``Rows``, and
-``train_iterator`` makes batches of them. Everything is imported when first asked for, so
-``import flaxzoo.data`` costs nothing.
+``TaggingData``, ``SpanData``, ``ChoiceData``, ``TranslationData``) reads its source,
+``train_tokenizer`` or ``load_tokenizer`` gives the vocabulary, the config's splits are
+``Rows``, and ``train_iterator`` makes batches of them. Everything is imported when first
+asked for, so ``import flaxzoo.data`` costs nothing.
 """
 
 from importlib import import_module
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .errors import DataError
     from .mlm import Masking
     from .next_sentence import Segments
+    from .number_words import NumberWords, spell
+    from .pair_corpus import PairCorpus, build_pair_corpus
+    from .pair_sources import Pair, read_lines
+    from .parallel_text import ParallelText, open_parallel
     from .pipeline import BatchIterator, Rows, TrainBatches, evaluation_batches, train_iterator
     from .pretraining import PretrainingData, PretrainingRows
     from .sentence_corpus import SentenceCorpus, build_sentence_corpus
@@ -30,6 +34,13 @@ if TYPE_CHECKING:
     from .tagging import TaggingData, TaggingRows
     from .tokenizer import SpecialIds, Tokenizer, load_tokenizer
     from .tokenizer_training import TokenizerConfig, train_tokenizer
+    from .translation import (
+        NumberRows,
+        TranslationData,
+        TranslationRows,
+        encode_source,
+        start_and_end,
+    )
 
 _HOME = {
     "byte_pairs": ("byte_pair_table", "merge_byte_pairs"),
@@ -42,6 +53,10 @@ _HOME = {
     "errors": ("DataError",),
     "mlm": ("Masking",),
     "next_sentence": ("Segments",),
+    "number_words": ("NumberWords", "spell"),
+    "pair_corpus": ("PairCorpus", "build_pair_corpus"),
+    "pair_sources": ("Pair", "read_lines"),
+    "parallel_text": ("ParallelText", "open_parallel"),
     "pipeline": ("BatchIterator", "Rows", "TrainBatches", "evaluation_batches", "train_iterator"),
     "pretraining": ("PretrainingData", "PretrainingRows"),
     "sentence_corpus": ("SentenceCorpus", "build_sentence_corpus"),
@@ -51,6 +66,13 @@ _HOME = {
     "tagging": ("TaggingData", "TaggingRows"),
     "tokenizer": ("SpecialIds", "Tokenizer", "load_tokenizer"),
     "tokenizer_training": ("TokenizerConfig", "train_tokenizer"),
+    "translation": (
+        "NumberRows",
+        "TranslationData",
+        "TranslationRows",
+        "encode_source",
+        "start_and_end",
+    ),
 }
 _FILE_OF = {name: file for file, names in _HOME.items() for name in names}
 
@@ -68,7 +90,12 @@ __all__ = [
     "DataSplit",
     "Documents",
     "Masking",
+    "NumberRows",
+    "NumberWords",
     "Packing",
+    "Pair",
+    "PairCorpus",
+    "ParallelText",
     "PretrainingData",
     "PretrainingRows",
     "Rows",
@@ -84,20 +111,28 @@ __all__ = [
     "Tokenizer",
     "TokenizerConfig",
     "TrainBatches",
+    "TranslationData",
+    "TranslationRows",
     "build_corpus",
+    "build_pair_corpus",
     "build_sentence_corpus",
     "byte_pair_table",
     "default_cache_dir",
+    "encode_source",
     "evaluation_batches",
     "load_documents",
     "load_tokenizer",
     "load_whole",
     "merge_byte_pairs",
     "open_corpus",
+    "open_parallel",
     "parse_source",
     "parse_sources",
     "read_documents",
+    "read_lines",
+    "spell",
     "split_sentences",
+    "start_and_end",
     "train_iterator",
     "train_tokenizer",
 ]

@@ -5,6 +5,9 @@ spans whose lengths sum to at most ``T``.
 
 *Concat-then-split* lays all documents end to end and cuts every ``T`` pairs: no padding,
 documents cut anywhere. *First-fit* keeps documents whole where it can and pads.
+
+Of translations a pair is another thing: a source and a target, neither of which is ever
+cut. A row has room for ``T`` tokens of each side; *best-fit* plans which pairs share one.
 """
 
 from collections.abc import Iterator
@@ -16,7 +19,7 @@ from .errors import DataError
 
 Span = tuple[int, int]
 
-# Rows that first-fit keeps open at once: bounds the planning time at documents x rows.
+# Rows that are kept open at once: bounds the planning time at documents x rows.
 _OPEN_ROWS = 64
 
 
@@ -117,6 +120,47 @@ def first_fit(pair_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndar
     spans = np.asarray([span for row in closed for span in row], np.int64).reshape(-1, 2)
     row_starts = np.cumsum([0, *map(len, closed)], dtype=np.int64)
     return spans, row_starts
+
+
+def best_fit(
+    source_sizes: np.ndarray, target_sizes: np.ndarray, length: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Plans rows of whole sentence pairs, with the same room on either side.
+
+    The pairs come in an order drawn from the seed. Each goes to the fullest of a bounded
+    number of open rows that has room for both its sides; if none has, a new row opens and,
+    where too many are open, the one with the least room on a side closes. A pair with a
+    side longer than a row is in no row. The plan is a pure function of its arguments.
+
+    Args:
+        source_sizes: Tokens of each source, int64 [num_pairs].
+        target_sizes: Tokens of each target, int64 [num_pairs].
+        length: Tokens in a row on each side.
+        seed: Of the order; any integer.
+
+    Returns:
+        ``pairs`` int64 [num_fitting], grouped by row, and ``row_starts`` int64
+        [num_rows + 1]: row ``r`` has ``pairs[row_starts[r] : row_starts[r + 1]]``.
+    """
+    order = np.flatnonzero(np.maximum(source_sizes, target_sizes) <= length)
+    np.random.default_rng(seed % 2**64).shuffle(order)
+    sizes = np.stack([source_sizes, target_sizes], axis=1)[order]
+    rows: list[list[int]] = [[] for _ in range(_OPEN_ROWS)]
+    closed: list[list[int]] = []
+    room = np.full((_OPEN_ROWS, 2), length)
+    unused = 2 * length  # a row that holds nothing yet is taken last
+    for pair, size in zip(order.tolist(), sizes, strict=True):
+        left = np.where((room >= size).all(1), room.sum(1), unused + 1)
+        index = int(left.argmin())
+        if left[index] > unused:
+            index = int(room.min(1).argmin())
+            closed.append(rows[index])
+            rows[index], room[index] = [], length
+        rows[index].append(pair)
+        room[index] -= size
+    closed += filter(None, rows)
+    pairs = np.asarray([pair for row in closed for pair in row], np.int64)
+    return pairs, np.cumsum([0, *map(len, closed)], dtype=np.int64)
 
 
 def check_fills_a_row(total: int, length: int) -> None:

@@ -1,0 +1,164 @@
+"""Tokenised sentence pairs on disk: flat arrays, opened without being read.
+
+A pair is stored as its source's tokens and an end, then its target's tokens and an end. A
+pair with an empty side (nothing but white space) teaches nothing and is left out; how many
+there were, and which was the first, is kept.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .atomic import build_folder
+from .corpus import TokenWriter, chunks, corpus_key, read_facts, write_facts
+from .errors import DataError
+from .pair_sources import Pair
+from .parallel_text import ParallelText
+from .tokenizer import Tokenizer
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PairCorpus:
+    """The tokens of the pairs of one split.
+
+    Attributes:
+        folder: Where the arrays lie.
+        num_read: Pairs of the text, those with an empty side included.
+        num_empty: Of these the pairs with an empty side, which are not in the arrays.
+        first_empty: The number of the first of them in the text, from 0; None without any.
+        vocab_size: Of the tokenizer; every token is smaller.
+        fingerprint: A stable hash of the text and the tokenizer.
+        num_unknown: Tokens that stand for what the tokenizer does not know.
+    """
+
+    folder: Path
+    num_read: int
+    num_empty: int
+    first_empty: int | None
+    vocab_size: int
+    fingerprint: str
+    num_unknown: int
+
+    def __len__(self) -> int:
+        return self.num_read - self.num_empty
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """All sides one after the other, uint16 or uint32 [num_tokens], memory-mapped."""
+        return np.load(self.folder / "tokens.npy", mmap_mode="r")
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each side starts in ``tokens``, and the end, int64 [2 * num_pairs + 1]."""
+        return np.load(self.folder / "starts.npy", mmap_mode="r")
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The number of each pair in the text, from 0, int64 [num_pairs]."""
+        return np.load(self.folder / "numbers.npy", mmap_mode="r")
+
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of each source and of each target, ends included, int64 [num_pairs] each."""
+        sizes = np.diff(self.starts)
+        return sizes[::2], sizes[1::2]
+
+    def pair(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of a pair's source and target, ends included."""
+        first, middle, last = self.starts[2 * index : 2 * index + 3].tolist()
+        return self.tokens[first:middle], self.tokens[middle:last]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the cached arrays: a worker process maps the files itself.
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def build_pair_corpus(
+    text: ParallelText,
+    tokenizer: Tokenizer,
+    folder: str | PathLike[str],
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> PairCorpus:
+    """Tokenises pairs, or opens the result of an earlier call.
+
+    Args:
+        text: The pairs; read once, in chunks.
+        tokenizer: Its fingerprint and that of the text are the cache's key.
+        folder: The cache; the corpus gets a folder of its own inside.
+        progress: Called with the number of pairs done so far, after each chunk.
+
+    Raises:
+        DataError: The text has a fault, no pair has two sides, the tokenizer has no token
+            that ends a text, or the folder cannot be written.
+    """
+    end = tokenizer.special_ids.eos
+    if end is None:
+        raise DataError(f"this {tokenizer.kind} tokenizer has no token that ends a text")
+    key = corpus_key("pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint)
+
+    def fill(temporary: Path) -> None:
+        _write(text, tokenizer, end, temporary, key, progress)
+
+    place = build_folder(Path(folder) / key, fill)
+    return PairCorpus(place, **read_facts(place))
+
+
+def pair_at(text: ParallelText, number: int) -> Pair:
+    """Reads the pair of a number, from 0, to say where it stands."""
+    return next(islice(text, number, None))
+
+
+def _write(
+    text: ParallelText,
+    tokenizer: Tokenizer,
+    end: int,
+    folder: Path,
+    key: str,
+    progress: Callable[[int], None] | None,
+) -> None:
+    tokens = TokenWriter(folder, tokenizer.vocab_size, tokenizer.special_ids.unk)
+    starts, numbers = array("q"), array("q")
+    num_read, first_empty = 0, None
+    with tokens:
+        for chunk in chunks(text, lambda pair: len(pair.source) + len(pair.target)):
+            for number, source, target in _encoded(chunk, tokenizer):
+                if source and target:
+                    starts.extend(tokens.append([*side, end]) for side in (source, target))
+                    numbers.append(num_read + number)
+                elif first_empty is None:
+                    first_empty = num_read + number
+            num_read += len(chunk)
+            if progress is not None:
+                progress(num_read)
+    if not numbers:
+        raise DataError(
+            f"none of {num_read:,} pairs of {text.name!r} has a text on both sides: name others"
+        )
+    np.save(folder / "starts.npy", np.asarray([*starts, tokens.position], np.int64))
+    np.save(folder / "numbers.npy", np.asarray(numbers, np.int64))
+    facts = {
+        "num_read": num_read,
+        "num_empty": num_read - len(numbers),
+        "first_empty": first_empty,
+        "vocab_size": tokenizer.vocab_size,
+        "fingerprint": key,
+        "num_unknown": tokens.num_unknown,
+    }
+    write_facts(folder, facts)
+
+
+def _encoded(pairs: list[Pair], tokenizer: Tokenizer) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Yields each pair's place in the list and its two sides, no tokens for white space."""
+    sides = [side if side.strip() else "" for pair in pairs for side in (pair.source, pair.target)]
+    encoded = tokenizer.encode_batch(sides)
+    yield from zip(range(len(pairs)), encoded[::2], encoded[1::2], strict=True)
