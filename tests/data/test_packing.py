@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from flaxzoo.data import (
     DataError,
     TokenCorpus,
 )
-from flaxzoo.data.packing import first_fit, spans_of_range
+from flaxzoo.data.packing import best_fit, first_fit, spans_of_range
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,3 +133,35 @@ def test_spans_by_hand():
 def test_short_corpus_says_so():
     with pytest.raises(DataError, match=r"corpus has 37 pairs .*shorter than one row of 128: "):
         CausalRows(corpus_of([30, 7]), 128)
+
+
+two_sides = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)
+
+
+@settings(deadline=None)
+@given(sizes=two_sides, length=st.integers(1, 40), seed=st.integers(-5, 5))
+def test_best_fit_takes_every_pair_that_fits_once_and_fills_no_side_over(sizes, length, seed):
+    source, target = np.transpose(sizes)
+    pairs, row_starts = best_fit(source, target, length, seed)
+    fitting = np.flatnonzero(np.maximum(source, target) <= length)
+    assert sorted(pairs.tolist()) == fitting.tolist()
+    assert (row_starts[0], row_starts[-1]) == (0, len(pairs))
+    for first, last in pairwise(row_starts):
+        row = pairs[first:last]
+        assert len(row) > 0
+        assert source[row].sum() <= length
+        assert target[row].sum() <= length
+    again = best_fit(source, target, length, seed)
+    assert all(map(np.array_equal, again, (pairs, row_starts)))
+
+
+def test_best_fit_packs_well_and_depends_on_the_seed():
+    generator = np.random.default_rng(0)
+    source = generator.integers(5, 30, 5000)
+    target = np.maximum(1, source + generator.integers(-4, 5, 5000))
+    plans = [best_fit(source, target, 128, seed) for seed in (0, 1)]
+    for _, row_starts in plans:
+        assert (source.sum() + target.sum()) / (256 * (len(row_starts) - 1)) > 0.93
+    assert not np.array_equal(plans[0][0], plans[1][0])
+    nothing, starts = best_fit(source, target, 1, 0)
+    assert (len(nothing), starts.tolist()) == (0, [0])
