@@ -16,6 +16,8 @@ COMMANDS = {
     "generate": "let a trained model continue a text",
     "fill-mask": "let a trained model fill the gaps of a text",
     "predict": "print a fine-tuned model's predictions, as JSON lines",
+    "translate": "translate a file line by line",
+    "average": "average the last checkpoints of a run",
     "embed": "write a vector for each line of a file",
     "list": "print the published model sizes and the recipes",
     "tokenizer": "train a vocabulary on texts",

@@ -72,6 +72,8 @@ class EvaluateArguments:
     """A source such as the run was trained on; by default what it validates on."""
     step: int | None = None
     """The checkpoint; by default the newest."""
+    num_beams: int | None = None
+    """Of a model that translates: the width of its search, by default 4; 1 is greedy."""
 
 
 def evaluate_command(arguments: list[str]) -> None:
@@ -80,7 +82,10 @@ def evaluate_command(arguments: list[str]) -> None:
     _enable_compilation_cache()
     from .score import score_run
 
-    print(json.dumps(score_run(parsed.run, parsed.data, step=parsed.step, say=_say)))
+    scores = score_run(
+        parsed.run, parsed.data, step=parsed.step, num_beams=parsed.num_beams, say=_say
+    )
+    print(json.dumps(scores))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +209,73 @@ def fill_mask_command(arguments: list[str]) -> None:
     for gap in gaps:
         for candidate in gap:
             print(f"{candidate.probability:.4f}  {candidate.token:<16}  {candidate.text}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslateArguments:
+    """Translates a file line by line; an empty line stays one."""
+
+    run: Positional[Path]
+    """The run folder of a model that translates."""
+    input: str
+    """A file with a sentence on each line; - is standard input."""
+    output: Path | None = None
+    """The file to write, in the order of the input; by default standard output."""
+    num_beams: int = 4
+    """How many beginnings of a translation are kept at a time; 1 is greedy."""
+    length_penalty: float = 0.6
+    """α: above 0 favours longer translations."""
+    num_best: int = 1
+    """Translations of each line, the best first. Above 1 each stands on a line of its own, behind
+    its line's number and its score, parted by tabs."""
+    step: int | None = None
+    """The checkpoint; by default the newest."""
+
+
+def translate_command(arguments: list[str]) -> None:
+    """The command `flaxzoo translate RUN --input FILE --output FILE`."""
+    parsed = tyro.cli(TranslateArguments, args=arguments, prog="flaxzoo translate")
+    _enable_compilation_cache()
+    from ..data.atomic import write_file
+    from ..data.labelled_sources import input_lines
+    from ..models.beam import BeamSearch
+    from .progress import Progress
+    from .translating import TextTranslator, to_lines
+
+    search = BeamSearch(
+        num_beams=parsed.num_beams, alpha=parsed.length_penalty, num_return=parsed.num_best
+    )
+    translator = TextTranslator.of_run(parsed.run, step=parsed.step)
+    texts = [line for _, _, line in input_lines(parsed.input)]
+    with Progress().counter("sentences", len(texts)) as advance:
+        translated = translator(texts, search=search, on_batch=advance)
+    text = "".join(f"{line}\n" for line in to_lines(translated, parsed.num_best))
+    if parsed.output is None:
+        _write(text)
+    else:
+        write_file(parsed.output, text.encode())
+
+
+@dataclasses.dataclass(frozen=True)
+class AverageArguments:
+    """Averages the last checkpoints of a run into a run folder of its own."""
+
+    run: Positional[Path]
+    """The run folder; train with --keep-last N to have N checkpoints."""
+    last: int = 5
+    """How many checkpoints, the newest."""
+    output: Path | None = None
+    """The folder that is made; by default RUN-averaged."""
+
+
+def average_command(arguments: list[str]) -> None:
+    """The command `flaxzoo average RUN --last N`."""
+    parsed = tyro.cli(AverageArguments, args=arguments, prog="flaxzoo average")
+    from .averaging import average_checkpoints
+
+    output = parsed.output or parsed.run.with_name(f"{parsed.run.name}-averaged")
+    taken = average_checkpoints(parsed.run, output, last=parsed.last)
+    _say(f"{output}: the mean of the checkpoints {', '.join(map(str, taken))}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ..data.pretraining import PretrainingData
 from ..data.spans import SpanData
 from ..data.tagging import TaggingData
 from ..data.tokenizer_training import TokenizerConfig
+from ..data.translation import TranslationData
 from ..models.config import Execution, TransformerConfig, config_from_dict, config_to_dict
 from .optimizer_config import OptimizerConfig
 
@@ -25,6 +26,7 @@ DATA_KINDS: dict[str, type[DataConfig]] = {
         TaggingData,
         SpanData,
         ChoiceData,
+        TranslationData,
     )
 }
 """Every kind of data, by the name it has in config.json."""

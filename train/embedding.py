@@ -20,6 +20,10 @@ class TextEmbedder:
     """A model and its tokenizer; compiled once for each length bucket."""
 
     def __init__(self, model: Any, params: Any, tokenizer: Tokenizer) -> None:
+        if getattr(model.config, "head", None) == "seq2seq_lm":
+            raise ValueError(
+                "an encoder-decoder has no vector for a text: give the run of a BERT or GPT"
+            )
         self._params, self._tokenizer = params, tokenizer
         self._max_length = model.config.max_length
 

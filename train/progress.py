@@ -1,6 +1,6 @@
 """What a person sees while a model trains: one bar, and one line per event."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -51,6 +51,36 @@ class Progress:
                 "train", total=steps, completed=first_step, loss="–", speed="–"
             )
             yield
+
+    @contextmanager
+    def counter(self, what: str, total: int) -> Iterator[Callable[[int, int], None]]:
+        """Shows how many of `total` things are done, and tokens per second.
+
+        Yields:
+          A function that is told how many more are done, and how many tokens they had.
+        """
+        columns = (
+            TextColumn(what),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[speed]} tokens/s"),
+            TimeElapsedColumn(),
+            TextColumn("elapsed,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+        )
+        tokens = 0
+        with RichProgress(*columns, console=self._console) as bar:
+            task = bar.add_task(what, total=total, speed="–")
+
+            def advance(number: int, new_tokens: int) -> None:
+                nonlocal tokens
+                tokens += new_tokens
+                elapsed = bar.tasks[0].elapsed or 0.0
+                speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
+                bar.update(task, advance=number, speed=speed)
+
+            yield advance
 
     def advance(self, step: int, loss: float) -> None:
         """Shows that `step` is done."""

@@ -9,11 +9,13 @@ from ..models.config import nearest
 from .bert_recipes import BERT_RECIPES
 from .config import TrainConfig
 from .gpt_recipes import quickstart, shakespeare_char
+from .translation_recipes import TRANSLATION_RECIPES
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "quickstart": quickstart,
     "shakespeare-char": shakespeare_char,
     **BERT_RECIPES,
+    **TRANSLATION_RECIPES,
 }
 
 

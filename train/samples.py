@@ -1,6 +1,7 @@
 """What a finished run shows of itself."""
 
 from pathlib import Path
+from typing import Any
 
 from ..models.bert import WITH_MASKED_WORDS
 from ..models.generation import Sampling
@@ -10,12 +11,17 @@ from .sampling import TextGenerator
 
 
 def final_sample(folder: str | Path, prompt: str, seed: int) -> str:
-    """A continuation of `prompt`, or what a masked language model puts into its gap."""
-    config, _ = open_run(folder)
-    if getattr(config.model, "head", None) in WITH_MASKED_WORDS:
+    """A continuation of `prompt`, its translation, or what is put into its gap."""
+    config: Any = open_run(folder)[0]
+    if config.model.head in WITH_MASKED_WORDS:
         gaps = MaskFiller.of_run(folder)(prompt, top_k=5)
         lines = [", ".join(f"{c.token} {c.probability:.3f}" for c in gap) for gap in gaps]
         return "\n".join([prompt, *lines])
+    if config.model.head == "seq2seq_lm":
+        from .translating import TextTranslator
+
+        [[translation]] = TextTranslator.of_run(folder)([prompt])
+        return f"{prompt}\n{translation.text}"
     samples = TextGenerator.of_run(folder)(
         [prompt],
         max_new_tokens=100,

@@ -7,13 +7,21 @@ import jax
 
 from ..data.pipeline import evaluation_batches
 from ..models.loading import load, read_config
+from .errors import RunError
 from .evaluation import evaluate, make_evaluate_fn, rows_at_once
 from .run import Say, label_names, open_run
-from .tasks import objective_of, score
+from .tasks import objective_of, score, task_of
+
+DEFAULT_BEAMS = 4
 
 
 def score_run(
-    folder: str | Path, source: str | None = None, *, step: int | None = None, say: Say = print
+    folder: str | Path,
+    source: str | None = None,
+    *,
+    step: int | None = None,
+    num_beams: int | None = None,
+    say: Say = print,
 ) -> dict[str, Any]:
     """Evaluates a model on every row of a source, cut as in its training.
 
@@ -21,17 +29,22 @@ def score_run(
       folder: a run folder.
       source: a source such as the run was trained on; by default what it validates on.
       step: which checkpoint; by default the newest.
+      num_beams: of the search for translations, by default 4; no other kind of data has one.
       say: told what is in the data, in a line.
 
     Returns:
       `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
-      F1, exact match …
+      F1, exact match, BLEU …
 
     Raises:
+      RunError: `num_beams` is given for a model that translates nothing.
       FileNotFoundError: it is not a run folder, or has no such checkpoint.
       DataError: the data cannot be had or read.
     """
     config, tokenizer = open_run(folder)
+    decoded = task_of(config.data).decoded
+    if num_beams is not None and decoded is None:
+        raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
     data, labels = config.data, label_names(config.model)
     model, params = load(folder, step=step)
     if source is None:
@@ -51,4 +64,9 @@ def score_run(
         objective,
         number,
     )
-    return score(data, evaluation, split)
+    scores = score(data, evaluation, split)
+    if decoded is not None:
+        scores |= decoded(
+            str(folder), split, step, DEFAULT_BEAMS if num_beams is None else num_beams
+        )
+    return scores

@@ -20,6 +20,7 @@ from .scores import (
     classification_scores,
     entity_scores,
     regression_scores,
+    translation_scores,
 )
 
 Scores = dict[str, Any]
@@ -39,6 +40,9 @@ class Task:
     """The scores that a line of progress shows."""
     use: str
     """What a finished run is good for: a command, with {run} for its folder."""
+    decoded: Callable[[str, DataSplit, int | None, int], Scores] | None = None
+    """Scores of what a finished model writes, which takes longer: given the run folder, the
+    split, the checkpoint and the number of beams."""
     baseline: Callable[[DataSplit], tuple[str, str, float]] | None = None
     """What a model that knows only frequencies would reach: the score to compare, name, value."""
 
@@ -122,6 +126,27 @@ def _choice_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Score
     }
 
 
+def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
+    means = evaluation.means
+    return {
+        "nll": means["nll"],
+        "perplexity": _perplexity(means["nll"]),
+        "accuracy": means["accuracy"],
+        "tokens": int(evaluation.counts["nll"]),
+    }
+
+
+def _translation_texts(folder: str, split: DataSplit, step: int | None, num_beams: int) -> Scores:
+    from ..models.beam import BeamSearch
+    from .translating import TextTranslator  # which opens runs, and so comes after this file
+
+    translator = TextTranslator.of_run(folder, step=step)
+    translated = translator(split.content.sources, search=BeamSearch(num_beams=num_beams))
+    texts = [translations[0].text for translations in translated]
+    scores = translation_scores(split.content.targets, texts)
+    return {**scores, "num_beams": num_beams, "sentences": len(texts)}
+
+
 def _entropy(score: str) -> Callable[[DataSplit], tuple[str, str, float]]:
     name = "unigram entropy of the training text"
     return lambda split: (score, name, unigram_entropy(split.content.tokens))
@@ -181,5 +206,13 @@ TASKS: dict[str, Task] = {
         scores=_choice_scores,
         headline=("accuracy",),
         use=PREDICT,
+    ),
+    "translation": Task(
+        objective=lambda config: objectives.translation(config.label_smoothing),
+        heads=lambda data: ("seq2seq_lm",),
+        scores=_translation_losses,
+        headline=("nll", "perplexity", "accuracy"),
+        use="translate {run} --input FILE",
+        decoded=_translation_texts,
     ),
 }

@@ -1,4 +1,4 @@
-"""The encoders' objectives: by hand, with filler rows, and however the batch is spread."""
+"""The objectives of BERT and of translation: by hand, with filler rows, and however the batch is spread."""
 
 import functools
 from types import SimpleNamespace
@@ -48,6 +48,21 @@ def span_batch(rng):
     return {**rows(rng, B), "start_positions": start, "end_positions": end}
 
 
+def translation_batch(rng):
+    batch = {}
+    for prefix, size in (("", T), ("decoder_", T)):
+        ends = rng.integers(3, size + 1, (B, 1))
+        place, second = np.arange(size), rng.integers(1, 3, (B, 1))
+        real, later = place < ends, place >= second
+        batch |= {
+            f"{prefix}input_ids": rng.integers(0, V, (B, size)) * real,
+            f"{prefix}segment_ids": (1 + later) * real,
+            f"{prefix}position_ids": np.where(later, place - second, place) * real,
+        }
+    batch["labels"] = rng.integers(0, V, (B, T)) * (batch["decoder_segment_ids"] != 0)
+    return {name: x.astype(np.int32) for name, x in batch.items()}
+
+
 def choice_batch(rng):
     return {**rows(rng, B, 3), "labels": rng.integers(0, 3, B).astype(np.int32)}
 
@@ -57,6 +72,7 @@ OBJECTIVES = {
     "token": (objectives.TAGGING, tag_batch),
     "span": (objectives.SPAN, span_batch),
     "choice": (objectives.CLASSIFICATION, choice_batch),
+    "translation": (objectives.translation(0.1), translation_batch),
 }
 WAYS = {
     "every axis": {"mesh": train.MeshConfig(data=2, fsdp=2, tensor=2)},
@@ -65,10 +81,16 @@ WAYS = {
 }
 
 
-def settings(head, **fields):
+def model_of(head):
+    if head == "translation":
+        return models.EncoderDecoderConfig(**SIZES, dropout_rate=0.1)
     labels = ("O", "B-X", "I-X") if head == "token" else ()
+    return models.BertConfig(**SIZES, head=head, labels=labels, dropout_rate=0.1)
+
+
+def settings(head, **fields):
     return train.TrainConfig(
-        model=models.BertConfig(**SIZES, head=head, labels=labels, dropout_rate=0.1),
+        model=model_of(head),
         data=data.CausalData(  # not asked: batches are made here
             source="builtin:python-docs", length=T, tokenizer=data.TokenizerConfig()
         ),
@@ -104,12 +126,13 @@ def trained(head, way):
     ("head", "way"),
     [
         *(("pretraining", way) for way in WAYS),
+        *(("translation", way) for way in WAYS),
         ("token", "pmap"),
         ("span", "every axis"),
         ("choice", "micro-batches"),
     ],
 )
-def test_every_way_trains_the_same_encoder(head, way):
+def test_every_way_trains_the_same_model(head, way):
     metrics, params, evaluation = trained(head, way)
     expected_metrics, expected_params, expected = trained(head, "one device")
     for ours, theirs in zip(metrics, expected_metrics, strict=True):

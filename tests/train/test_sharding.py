@@ -16,8 +16,20 @@ def mesh(**sizes):
     return sharding.make_mesh(train.MeshConfig(**sizes))
 
 
+UNTIED = {
+    "share_embeddings": False,
+    "tie_output": False,
+    "output_bias": True,
+    "attention_bias": True,
+    "positions": "learned",
+    "norm_position": "pre",
+}
+
+
 def with_heads(config):
-    """The configuration with every head that its architecture knows."""
+    """The configuration with every head that its architecture knows, and every option."""
+    if isinstance(config, models.EncoderDecoderConfig):
+        return [config, dataclasses.replace(config, **UNTIED)]
     field = {f.name: f for f in dataclasses.fields(config)}.get("head")
     if field is None:
         return [config]
@@ -57,6 +69,14 @@ def test_no_row_is_superfluous():
         ("final_norm/scale", (32,), (None,)),
         ("pooler/kernel", (32, 32), ("fsdp", None)),
         ("head/bias", (48,), ("tensor",)),
+        ("encoder/layers/attention/key/kernel", (2, 32, 4, 8), (None, "fsdp", "tensor", None)),
+        (
+            "decoder/layers/cross_attention/output/kernel",
+            (2, 4, 8, 32),
+            (None, "tensor", None, "fsdp"),
+        ),
+        ("decoder/layers/cross_attention_norm/scale", (2, 32), (None, None)),
+        ("output_bias", (48,), ("tensor",)),
         ("head/classifier/kernel", (32, 3), ("fsdp", None)),
     ],
 )

@@ -1,0 +1,131 @@
+"""Text in, translated text out: beam search with a tokenizer around it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..data.tokenizer import Tokenizer
+from ..data.translation import encode_source, start_and_end
+from ..models.beam import BeamSearch, Hypothesis, Searcher
+from ..models.loading import load
+from .run import open_run
+
+BATCH_SIZE = 32
+"""Sentences that are searched together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """One way to say a text in the other language."""
+
+    text: str
+    score: float
+    """What the search ranks by: the log-probability over a penalty for length."""
+    log_probability: float
+    """Of all its tokens, the closing one included, in nats."""
+    num_tokens: int
+    """How many these are."""
+
+
+class TextTranslator:
+    """An encoder-decoder and its tokenizer; compiled once for each shape bucket."""
+
+    def __init__(self, model: Any, params: Any, tokenizer: Tokenizer) -> None:
+        """Takes a model that translates.
+
+        Raises:
+          ValueError: it has another head.
+        """
+        head = getattr(model.config, "head", None)
+        if head != "seq2seq_lm":
+            raise ValueError(
+                f"a model with the head {head} translates nothing: give the run of an "
+                "encoder-decoder, for example of the recipe numbers-en-fr"
+            )
+        self._searcher = Searcher(model, params)
+        self._tokenizer = tokenizer
+        self._max_length = model.config.max_length
+        self._start, self._end = start_and_end(tokenizer)
+
+    @classmethod
+    def of_run(cls, folder: str | Path, *, step: int | None = None) -> "TextTranslator":
+        """The model of a run folder.
+
+        Raises:
+          FileNotFoundError: it is not a run folder, or has no such checkpoint.
+          ValueError: its model does not translate.
+        """
+        _, tokenizer = open_run(folder)
+        return cls(*load(folder, step=step), tokenizer)
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        *,
+        search: BeamSearch = BeamSearch(),
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> list[list[Translation]]:
+        """Translates each text; texts of nothing but white space stay empty.
+
+        Args:
+          texts: sentences, each translated by itself.
+          search: how wide, and how many translations of each.
+          on_batch: told after each batch how many texts and tokens it had.
+
+        Returns:
+          For each text, in order, its `search.num_return` best translations, the best first.
+
+        Raises:
+          ValueError: a text is longer than the model reads.
+        """
+        ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
+        self._check_lengths(ids)
+        translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
+        # Texts of like length stand in one batch, so that little is padding.
+        order = sorted((i for i, row in enumerate(ids) if row), key=lambda i: -len(ids[i]))
+        for first in range(0, len(order), BATCH_SIZE):
+            batch = order[first : first + BATCH_SIZE]
+            found = self._searcher.search(
+                [ids[i] for i in batch], start_id=self._start, eos_id=self._end, search=search
+            )
+            for i, hypotheses in zip(batch, found, strict=True):
+                translated[i] = [self._translation(h) for h in hypotheses]
+            if on_batch is not None:
+                on_batch(len(batch), sum(translated[i][0].num_tokens for i in batch))
+        return translated
+
+    def _check_lengths(self, ids: list[list[int]]) -> None:
+        for number, row in enumerate(ids, start=1):
+            if len(row) > self._max_length:
+                raise ValueError(
+                    f"text {number} has {len(row)} tokens, more than the {self._max_length} that "
+                    "the model reads: split it into sentences"
+                )
+
+    def _translation(self, hypothesis: Hypothesis) -> Translation:
+        text = self._tokenizer.decode(hypothesis.tokens)
+        return Translation(
+            text, hypothesis.score, hypothesis.log_probability, len(hypothesis.tokens)
+        )
+
+
+def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list[str]:
+    """The best translation of each text; or, of several, each behind its text's number and score.
+
+    A translation that holds a line feed has a space there: line n stays the n-th text's.
+    """
+    if num_best == 1:
+        return [_on_one_line(translations[0].text) for translations in translated]
+    return [
+        f"{number}\t{translation.score:.4f}\t{_on_one_line(translation.text)}"
+        for number, translations in enumerate(translated, start=1)
+        for translation in translations
+    ]
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\n", " ")
+
+
+_NOTHING = Translation("", 0.0, 0.0, 0)
