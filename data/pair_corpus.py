@@ -54,17 +54,17 @@ class PairCorpus:
     @cached_property
     def tokens(self) -> np.ndarray:
         """All sides one after the other, uint16 or uint32 [num_tokens], memory-mapped."""
-        return np.load(self.folder / "tokens.npy", mmap_mode="r")
+        return _mapped(self.folder / "tokens.npy")
 
     @cached_property
     def starts(self) -> np.ndarray:
         """Where each side starts in ``tokens``, and the end, int64 [2 * num_pairs + 1]."""
-        return np.load(self.folder / "starts.npy", mmap_mode="r")
+        return _mapped(self.folder / "starts.npy")
 
     @cached_property
     def numbers(self) -> np.ndarray:
         """The number of each pair in the text, from 0, int64 [num_pairs]."""
-        return np.load(self.folder / "numbers.npy", mmap_mode="r")
+        return _mapped(self.folder / "numbers.npy")
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -116,6 +116,11 @@ def build_pair_corpus(
 def pair_at(text: ParallelText, number: int) -> Pair:
     """Reads the pair of a number, from 0, to say where it stands."""
     return next(islice(text, number, None))
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """Maps an array; as a plain one, since each slice of a ``memmap`` costs microseconds."""
+    return np.asarray(np.load(path, mmap_mode="r"))
 
 
 def _write(

@@ -84,17 +84,20 @@ def row_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict[st
         end, is 0 in all.
     """
     row = {name: np.zeros(length, np.int32) for name in ARRAYS}
-    source_end = target_end = 0
+    places = np.arange(length)
+    first = first_of_target = 0
     for segment, (source, target) in enumerate(pairs, start=1):
-        place = slice(source_end, source_end := source_end + len(source))
-        row["input_ids"][place] = source
-        row["segment_ids"][place] = segment
-        row["position_ids"][place] = np.arange(len(source))
-        place = slice(target_end, target_end := target_end + len(target))
-        row["decoder_input_ids"][place] = [start, *target[:-1]]
-        row["decoder_segment_ids"][place] = segment
-        row["decoder_position_ids"][place] = np.arange(len(target))
-        row["labels"][place] = target
+        end = first + len(source)
+        row["input_ids"][first:end] = source
+        row["segment_ids"][first:end] = segment
+        row["position_ids"][first:end] = places[: len(source)]
+        first, end = end, first_of_target + len(target)
+        row["decoder_input_ids"][first_of_target] = start
+        row["decoder_input_ids"][first_of_target + 1 : end] = target[:-1]
+        row["decoder_segment_ids"][first_of_target:end] = segment
+        row["decoder_position_ids"][first_of_target:end] = places[: len(target)]
+        row["labels"][first_of_target:end] = target
+        first_of_target = end
     return row
 
 
