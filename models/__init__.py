@@ -9,6 +9,7 @@ Example::
 """
 
 from .attention import Cache, init_cache
+from .beam import BeamSearch, Hypothesis, Translator
 from .bert import BERT, BertConfig
 from .config import (
     Execution,
@@ -33,6 +34,7 @@ from .transformer import EncoderDecoder, EncoderDecoderConfig
 __all__ = [
     "BERT",
     "GPT",
+    "BeamSearch",
     "BertConfig",
     "Cache",
     "EncoderDecoder",
@@ -40,9 +42,11 @@ __all__ = [
     "Execution",
     "GPTConfig",
     "Generator",
+    "Hypothesis",
     "Preset",
     "Sampling",
     "TransformerConfig",
+    "Translator",
     "config_from_dict",
     "config_to_dict",
     "create",

@@ -1,5 +1,6 @@
 """What transformers are built of: positions, norms, feed-forward, the stack of layers."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -136,7 +137,7 @@ class SharedInputs:
 
 @struct.dataclass
 class LayerOutputs:
-    """What a layer answers beside the residual stream; of a stack, with a leading L or as tuples."""
+    """What a layer answers beside the residual stream; a stack, with a leading L or in tuples."""
 
     cache: Any
     """A `LayerCache`, or None."""
@@ -228,7 +229,7 @@ class DecoderLayer(TransformerLayer):
         x, (cross, weights) = self._look_up(x, own, shared, rng)
         # Read only, once made.
         made = cross if own.cache is not None and own.cross is None else None
-        outputs = outputs.replace(cross=made, cross_attentions=weights)
+        outputs = dataclasses.replace(outputs, cross=made, cross_attentions=weights)
         return self._feed_forward(x, rng), outputs
 
     def _look_up(
@@ -237,13 +238,14 @@ class DecoderLayer(TransformerLayer):
         attention = MultiHeadAttention(
             self.config, self.execution, self._output_std(), name="cross_attention"
         )
-        encoded = shared.encoded if own.cross is None else own.cross
+        mask, encoded = shared.cross_mask, shared.encoded if own.cross is None else own.cross
+        assert mask is not None
         own_rng = None if rng is None else fold_in(rng, CROSS)
 
         def sublayer(x: Array) -> tuple[Array, Any]:
             y, *rest = attention(
                 x,
-                shared.cross_mask,
+                mask,
                 rng=own_rng,
                 output_attentions=shared.output_attentions,
                 encoded=encoded,
