@@ -19,7 +19,12 @@ SMALL = shlex.split(
     "--model.num-layers 1 --model.num-heads 2 --optimizer.warmup-steps 1 --evaluate-every 2 "
     "--checkpoint-every 2 --sample-prompt None"
 )
-VOCABULARIES = {"quickstart": "300", "bert-quickstart": "60"}  # others have one already
+VOCABULARIES = {  # others have one already
+    "quickstart": "300",
+    "bert-quickstart": "60",
+    "multi30k-en-de": "300",
+}
+MORE = {"multi30k-en-de": shlex.split("--steps 5 --checkpoint-every 1")}  # to be averaged
 
 WORDS = "the train pulled into the station and a man was there when it came".split()
 
@@ -79,6 +84,12 @@ def write_data(folder):
         "eng.testa.gz": "\n\n".join(map(tagged, sentences[:9])),
         "squad.json.gz": json.dumps({"version": "1.1", "data": articles}),
         "questions.jsonl": json.dumps({"context": sentences[0], "question": "who"}),
+        "english.txt": "\n".join(sentences[:3]),
+        **{
+            f"{split}.{side}.gz": "\n".join(sentences)
+            for split in ("train", "val")
+            for side in ("en", "de")
+        },
         "choices.jsonl": "\n".join(
             json.dumps({"context": s, "choices": ["there", "here"], "label": i % 2})
             for i, s in enumerate(sentences)
@@ -105,7 +116,7 @@ def test_every_command_and_python_block_runs(place, monkeypatch, capsys):
     assert len(ran) >= 20
     for arguments in ran:
         if arguments[0] == "train":
-            arguments = [*arguments, *SMALL]
+            arguments = [*arguments, *SMALL, *MORE.get(arguments[1], [])]
             if size := VOCABULARIES.get(arguments[1]):
                 arguments += ["--data.tokenizer.vocab-size", size, "--model.vocab-size", size]
         assert cli.main(arguments) == 0, (arguments, capsys.readouterr().err)

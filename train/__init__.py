@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .averaging import average_checkpoints
     from .config import MeshConfig, TrainConfig
     from .embedding import TextEmbedder
     from .errors import NonFiniteLoss, RunError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         SPAN,
         TAGGING,
         Objective,
+        translation,
     )
     from .optimizer import make_optimizer
     from .optimizer_config import OptimizerConfig
@@ -36,9 +38,11 @@ if TYPE_CHECKING:
     from .score import score_run
     from .state import TrainState, count_parameters, init_state
     from .step import make_train_step
+    from .translating import TextTranslator, Translation
 
 # Everything is imported when first asked for: `flaxzoo --help` needs none of it.
 _HOME = {
+    "averaging": ("average_checkpoints",),
     "config": ("MeshConfig", "TrainConfig"),
     "embedding": ("TextEmbedder",),
     "errors": ("NonFiniteLoss", "RunError"),
@@ -54,6 +58,7 @@ _HOME = {
         "SPAN",
         "TAGGING",
         "Objective",
+        "translation",
     ),
     "optimizer": ("make_optimizer",),
     "optimizer_config": ("OptimizerConfig",),
@@ -65,6 +70,7 @@ _HOME = {
     "score": ("score_run",),
     "state": ("TrainState", "count_parameters", "init_state"),
     "step": ("make_train_step",),
+    "translating": ("TextTranslator", "Translation"),
 }
 _FILE_OF = {name: file for file, names in _HOME.items() for name in names}
 
@@ -87,8 +93,11 @@ __all__ = [
     "Sample",
     "TextEmbedder",
     "TextGenerator",
+    "TextTranslator",
     "TrainConfig",
     "TrainState",
+    "Translation",
+    "average_checkpoints",
     "count_parameters",
     "init_state",
     "make_optimizer",
@@ -99,6 +108,7 @@ __all__ = [
     "recipe",
     "score_run",
     "train",
+    "translation",
 ]
 
 

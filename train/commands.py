@@ -237,16 +237,18 @@ def translate_command(arguments: list[str]) -> None:
     parsed = tyro.cli(TranslateArguments, args=arguments, prog="flaxzoo translate")
     _enable_compilation_cache()
     from ..data.atomic import write_file
-    from ..data.labelled_sources import input_lines
+    from ..data.parallel_text import read_lines
     from ..models.beam import BeamSearch
     from .progress import Progress
     from .translating import TextTranslator, to_lines
 
     search = BeamSearch(
-        num_beams=parsed.num_beams, alpha=parsed.length_penalty, num_return=parsed.num_best
+        num_beams=parsed.num_beams,
+        length_penalty=parsed.length_penalty,
+        num_return=parsed.num_best,
     )
     translator = TextTranslator.of_run(parsed.run, step=parsed.step)
-    texts = [line for _, _, line in input_lines(parsed.input)]
+    texts = read_lines(parsed.input)
     with Progress().counter("sentences", len(texts)) as advance:
         translated = translator(texts, search=search, on_batch=advance)
     text = "".join(f"{line}\n" for line in to_lines(translated, parsed.num_best))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..data.tokenizer import Tokenizer
 from ..data.translation import encode_source, start_and_end
-from ..models.beam import BeamSearch, Hypothesis, Searcher
+from ..models.beam import BeamSearch, Hypothesis, Translator
 from ..models.loading import load
 from .run import open_run
 
@@ -43,7 +43,7 @@ class TextTranslator:
                 f"a model with the head {head} translates nothing: give the run of an "
                 "encoder-decoder, for example of the recipe numbers-en-fr"
             )
-        self._searcher = Searcher(model, params)
+        self._translator = Translator(model, params)
         self._tokenizer = tokenizer
         self._max_length = model.config.max_length
         self._start, self._end = start_and_end(tokenizer)
@@ -86,9 +86,8 @@ class TextTranslator:
         order = sorted((i for i, row in enumerate(ids) if row), key=lambda i: -len(ids[i]))
         for first in range(0, len(order), BATCH_SIZE):
             batch = order[first : first + BATCH_SIZE]
-            found = self._searcher.search(
-                [ids[i] for i in batch], start_id=self._start, eos_id=self._end, search=search
-            )
+            sources = [ids[i] for i in batch]
+            found = self._translator.search(sources, self._start, self._end, search)
             for i, hypotheses in zip(batch, found, strict=True):
                 translated[i] = [self._translation(h) for h in hypotheses]
             if on_batch is not None:
@@ -105,9 +104,8 @@ class TextTranslator:
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:
         text = self._tokenizer.decode(hypothesis.tokens)
-        return Translation(
-            text, hypothesis.score, hypothesis.log_probability, len(hypothesis.tokens)
-        )
+        number = len(hypothesis.tokens) + hypothesis.ended
+        return Translation(text, hypothesis.score, hypothesis.log_probability, number)
 
 
 def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list[str]:

@@ -48,7 +48,7 @@ def numbers_en_fr() -> TrainConfig:
         data=TranslationData(
             source="builtin:numbers-en-fr",
             length=64,
-            tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=128),
+            tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=400),
         ),
         optimizer=_adam(3e-3, 200),
         execution=Execution(remat="dots"),

@@ -1,4 +1,4 @@
-"""The objectives of BERT and of translation: by hand, with filler rows, and however the batch is spread."""
+"""The objectives of BERT and of translation: by hand, with filler, however the batch is spread."""
 
 import functools
 from types import SimpleNamespace
