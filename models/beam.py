@@ -380,7 +380,8 @@ def top_tokens(
     """`lax.top_k`, in one pass over a large vocabulary: the best C are in the best C blocks."""
     vocabulary = logits.shape[-1]
     if vocabulary < 2 * BLOCK * number:
-        return jax.lax.top_k(logits, number)
+        scores, tokens = jax.lax.top_k(logits, number)
+        return scores, tokens
     padded = jnp.pad(logits, ((0, 0), (0, 0), (0, -vocabulary % BLOCK)), constant_values=-jnp.inf)
     blocks = padded.reshape(*logits.shape[:2], -1, BLOCK)
     _, best = jax.lax.top_k(jnp.max(blocks, axis=-1), number)

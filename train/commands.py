@@ -237,7 +237,7 @@ def translate_command(arguments: list[str]) -> None:
     parsed = tyro.cli(TranslateArguments, args=arguments, prog="flaxzoo translate")
     _enable_compilation_cache()
     from ..data.atomic import write_file
-    from ..data.parallel_text import read_lines
+    from ..data.pair_sources import read_lines
     from ..models.beam import BeamSearch
     from .progress import Progress
     from .translating import TextTranslator, to_lines
