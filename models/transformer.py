@@ -164,7 +164,7 @@ class Stack(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        position_ids: Int[AnyArray, "#B T"],
+        position_ids: Int[AnyArray, "#B #T"],
         cache: Cache | None,
         shared: SharedInputs,
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
@@ -177,7 +177,7 @@ class Stack(nn.Module):
             x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
         return x, outputs
 
-    def _positions(self, position_ids: Int[AnyArray, "#B T"]) -> Float[Array, "#B T D"]:
+    def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Float[Array, "#B #T D"]:
         """Section 3.5."""
         c, e = self.config, self.execution
         if c.positions == "learned":
@@ -223,11 +223,13 @@ class EncoderDecoder(nn.Module):
         attention_mask: Int[AnyArray, "B S"] | None = None,
         *,
         decoder_input_ids: Int[AnyArray, "B T"],
-        decoder_attention_mask: Int[AnyArray, "B slots"] | Int[AnyArray, "B T slots"] | None = None,
+        decoder_attention_mask: Int[AnyArray, "B slots"]
+        | Bool[AnyArray, "B T slots"]
+        | None = None,
         segment_ids: Int[AnyArray, "B S"] | None = None,
         decoder_segment_ids: Int[AnyArray, "B T"] | None = None,
         position_ids: Int[AnyArray, "#B S"] | None = None,
-        decoder_position_ids: Int[AnyArray, "#B T"] | None = None,
+        decoder_position_ids: Int[AnyArray, "#B #T"] | None = None,
         encoder_outputs: Float[AnyArray, "B S D"] | None = None,
         cache: Cache | None = None,
         rng: RowKeys | None = None,
@@ -322,14 +324,14 @@ class EncoderDecoder(nn.Module):
         self,
         input_ids: Int[AnyArray, "B T"],
         start: Int[Array, ""],
-        attention_mask: Int[AnyArray, "B #T slots"] | Int[AnyArray, "B slots"] | None,
+        attention_mask: Bool[AnyArray, "B #T slots"] | Int[AnyArray, "B slots"] | None,
         segment_ids: Int[AnyArray, "B T"] | None,
         cache: Cache | None,
     ) -> Bool[Array, "#B 1 #T slots"]:
         """What each token of the target sees of the target."""
         check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
         if attention_mask is not None and attention_mask.ndim == 3:
-            return jnp.asarray(attention_mask != 0)[:, None]
+            return jnp.asarray(attention_mask)[:, None]
         length = input_ids.shape[1]
         num_keys = length if cache is None else cache.length
         mask = causal_mask(start + jnp.arange(length), jnp.arange(num_keys))
