@@ -69,18 +69,23 @@ class Progress:
             TimeRemainingColumn(),
             TextColumn("left"),
         )
+        bar = RichProgress(*columns, console=self._console)
+        task = bar.add_task(what, total=total, speed="–")
         tokens = 0
-        with RichProgress(*columns, console=self._console) as bar:
-            task = bar.add_task(what, total=total, speed="–")
 
-            def advance(number: int, new_tokens: int) -> None:
-                nonlocal tokens
-                tokens += new_tokens
-                elapsed = bar.tasks[0].elapsed or 0.0
-                speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
-                bar.update(task, advance=number, speed=speed)
+        def advance(number: int, new_tokens: int) -> None:
+            nonlocal tokens
+            bar.start()  # not before: a refused input is one line
+            tokens += new_tokens
+            elapsed = bar.tasks[0].elapsed or 0.0
+            speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
+            bar.update(task, advance=number, speed=speed)
 
+        try:
             yield advance
+        finally:
+            if tokens:
+                bar.stop()
 
     def advance(self, step: int, loss: float) -> None:
         """Shows that `step` is done."""
