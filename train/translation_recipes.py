@@ -29,6 +29,12 @@ def _adam(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
     )
 
 
+def _to_zero(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
+    """The same with a linear decay, which serves a short run better."""
+    optimizer = _adam(peak_learning_rate, warmup_steps)
+    return dataclasses.replace(optimizer, schedule="linear", final_fraction=0.0)
+
+
 def numbers_en_fr() -> TrainConfig:
     """A tiny Transformer that spells English numbers in French; no download, a few minutes.
 
@@ -50,13 +56,13 @@ def numbers_en_fr() -> TrainConfig:
             length=64,
             tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=400),
         ),
-        optimizer=_adam(3e-3, 200),
+        optimizer=_to_zero(3e-3, 200),
         execution=Execution(remat="dots"),
         label_smoothing=0.1,
-        steps=1500,
+        steps=1000,
         batch_size=32,
-        evaluate_every=500,
-        checkpoint_every=500,
+        evaluate_every=250,
+        checkpoint_every=250,
         sample_prompt="ninety-seven",
     )
 
@@ -64,8 +70,7 @@ def numbers_en_fr() -> TrainConfig:
 def multi30k_en_de() -> TrainConfig:
     """The tiny Transformer of Multi30k: descriptions of pictures, English to German.
 
-    Sizes, rate, dropout and batch of Wu et al. 2021, "Good for misconceived reasons"
-    (section 4.2), who train on until nothing improves.
+    The sizes of Wu et al. 2021, "Good for misconceived reasons", section 4.2; a shorter run.
     Run: flaxzoo train multi30k-en-de --data.source pairs:train.en.gz,train.de.gz \
         --data.validation pairs:val.en.gz,val.de.gz
     Other way round: swap the names.
@@ -85,7 +90,7 @@ def multi30k_en_de() -> TrainConfig:
             length=64,
             tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=8000),
         ),
-        optimizer=dataclasses.replace(_adam(3e-3, 400), schedule="linear", final_fraction=0.0),
+        optimizer=_to_zero(3e-3, 400),
         execution=Execution(),
         label_smoothing=0.1,
         steps=2400,
