@@ -33,7 +33,7 @@ from .attention import (
     default_positions,
     visible_mask,
 )
-from .config import Architecture, Execution, Preset, TransformerConfig, register
+from .config import Architecture, Execution, Preset, TransformerConfig, divisors, register
 from .dropout import RowKeys, dropout, fold_in
 from .heads import Projection, Seq2SeqLMOutput
 from .layers import (
@@ -123,9 +123,10 @@ class EncoderDecoderConfig(TransformerConfig):
                 "set share_embeddings to false"
             )
         if self.decoder_num_heads is not None and self.d_model % self.decoder_num_heads:
+            choices = ", ".join(map(str, divisors(self.d_model)))
             raise ValueError(
                 f"d_model {self.d_model} is not divisible by decoder_num_heads "
-                f"{self.decoder_num_heads}"
+                f"{self.decoder_num_heads}: choose from {choices}"
             )
 
     @property

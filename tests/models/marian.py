@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flaxzoo import models
+from flaxzoo.models.shapes import parameter_shapes
 
 V, P, D = 43, 32, 24
 PAD, EOS = V - 1, 0
@@ -22,7 +25,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-def make_pair(seed: int = 0, noise: float = 0.2, **fields: Any):
+def make_pair(seed: int = 0, noise: float = 0.2, eos_bias: float = 0.0, **fields: Any):
     """A torch model with no parameter at its initial value, and our configuration of it."""
     import torch
     import transformers
@@ -42,6 +45,7 @@ def make_pair(seed: int = 0, noise: float = 0.2, **fields: Any):
             if "embed_positions" not in name:
                 parameter.add_(noise * torch.randn_like(parameter))
         theirs.final_logits_bias.add_(torch.randn_like(theirs.final_logits_bias))
+        theirs.final_logits_bias[0, EOS] += eos_bias
     return theirs.eval(), our_config(config)
 
 
@@ -85,12 +89,18 @@ PARTS = {
 }
 
 
-def converted(tensors: dict[str, Any], config: models.EncoderDecoderConfig) -> Any:
-    """Torch's parameters, or their gradients, as our tree."""
-    from flaxzoo.models.shapes import parameter_shapes
+def parameters(theirs: Any, config: models.EncoderDecoderConfig) -> Any:
+    """The parameters of a torch model as our tree."""
+    return jax.tree.map(jnp.asarray, converted(theirs.state_dict(), config))
 
+
+def converted(
+    tensors: dict[str, Any], config: models.EncoderDecoderConfig, without: tuple[str, ...] = ()
+) -> Any:
+    """Torch's parameters, or their gradients, as our tree."""
     stacks: dict[str, dict[int, np.ndarray]] = {}
     tree: dict[str, np.ndarray] = {}
+    shared = config.share_embeddings
     for name, x in tensors.items():
         x = np.asarray(x)
         words = name.removeprefix("model.").split(".")
@@ -103,17 +113,17 @@ def converted(tensors: dict[str, Any], config: models.EncoderDecoderConfig) -> A
             tree["output_bias"] = x[0]
         elif name == "lm_head.weight" and not config.tie_output:
             tree["output_embedding/embedding"] = x
-        elif words[:2] == ["decoder", "embed_tokens"]:
+        elif words[:2] == ["decoder", "embed_tokens"] or (shared and words[0] == "shared"):
             tree["token_embedding/embedding"] = x
         elif words[:2] == ["encoder", "embed_tokens"] and not config.share_embeddings:
             tree["source_embedding/embedding"] = x
     tree |= {path: np.stack([own[i] for i in range(len(own))]) for path, own in stacks.items()}
     shapes = parameter_shapes(models.create(config))
+    for name in without:
+        del shapes[name]
 
     def place(path: Any, shape: Any) -> np.ndarray:
         return tree.pop("/".join(entry.key for entry in path)).reshape(shape.shape)
-
-    import jax
 
     params = jax.tree_util.tree_map_with_path(place, shapes)
     assert not tree, f"not used: {sorted(tree)}"
