@@ -36,6 +36,17 @@ def write_file(path: Path, content: bytes) -> None:
         raise
 
 
+def check_place(path: Path) -> None:
+    """Checks that a file can be written, before the work that makes it; makes parent folders.
+
+    Raises:
+        DataError: The place is a folder, or cannot be written.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: give the name of a file")
+    _make_parent(path)
+
+
 def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     """Makes a folder by filling a sibling and renaming it; keeps one already there.
 

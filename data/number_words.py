@@ -19,7 +19,7 @@ from .sources import listed_choices
 LIMIT = 1_000_000
 """All numbers are smaller."""
 HELD_OUT = range(680_000, 700_000)
-"""The numbers that are never drawn for training: no other begins like these."""
+"""The numbers that are never drawn for training."""
 VALIDATION_SIZE = 1000
 """How many numbers of ``HELD_OUT`` are validated on."""
 VOCABULARY_SIZE = 5000

@@ -12,8 +12,9 @@ r"""Where pairs of sentences come from, under the name scheme of ``sources``.
 =============================  ======================================================
 
 To translate the other way round, swap the names. Files ending in ``.gz`` are unpacked
-while reading. Lines end at ``\n`` only, a ``\r`` before it is dropped. No line is ever
-left out while reading, so nothing shifts the two sides against each other.
+while reading. Lines end at ``\n`` only, a ``\r`` before it is dropped. No line of
+``pairs:`` is ever left out while reading, so nothing shifts the two sides against each
+other; where both stand on one line, wholly empty lines are passed over.
 """
 
 import itertools

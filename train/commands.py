@@ -236,12 +236,19 @@ def translate_command(arguments: list[str]) -> None:
     """The command `flaxzoo translate RUN --input FILE --output FILE`."""
     parsed = tyro.cli(TranslateArguments, args=arguments, prog="flaxzoo translate")
     _enable_compilation_cache()
-    from ..data.atomic import write_file
+    from ..data.atomic import check_place, write_file
     from ..data.pair_sources import read_lines
     from ..models.beam import BeamSearch
     from .progress import Progress
     from .translating import TextTranslator, to_lines
 
+    if not 1 <= parsed.num_best <= parsed.num_beams:
+        raise ValueError(
+            f"num-best {parsed.num_best} must be at least 1 and at most num-beams "
+            f"{parsed.num_beams}"
+        )
+    if parsed.output is not None:
+        check_place(parsed.output)
     search = BeamSearch(
         num_beams=parsed.num_beams,
         length_penalty=parsed.length_penalty,
@@ -250,7 +257,9 @@ def translate_command(arguments: list[str]) -> None:
     translator = TextTranslator.of_run(parsed.run, step=parsed.step)
     texts = read_lines(parsed.input)
     with Progress().counter("sentences", len(texts)) as advance:
-        translated = translator(texts, search=search, on_batch=advance)
+        name = "standard input" if parsed.input == "-" else parsed.input
+        places = [f"{name} line {number}" for number in range(1, len(texts) + 1)]
+        translated = translator(texts, search=search, places=places, on_batch=advance)
     text = "".join(f"{line}\n" for line in to_lines(translated, parsed.num_best))
     if parsed.output is None:
         _write(text)
@@ -275,7 +284,8 @@ def average_command(arguments: list[str]) -> None:
     parsed = tyro.cli(AverageArguments, args=arguments, prog="flaxzoo average")
     from .averaging import average_checkpoints
 
-    output = parsed.output or parsed.run.with_name(f"{parsed.run.name}-averaged")
+    run = parsed.run.resolve()  # a run may be named "."
+    output = parsed.output or run.with_name(f"{run.name}-averaged")
     taken = average_checkpoints(parsed.run, output, last=parsed.last)
     _say(f"{output}: the mean of the checkpoints {', '.join(map(str, taken))}")
 

@@ -84,7 +84,7 @@ class Progress:
         try:
             yield advance
         finally:
-            if tokens:
+            if bar.live.is_started:
                 bar.stop()
 
     def advance(self, step: int, loss: float) -> None:

@@ -15,6 +15,7 @@ from ..data.atomic import build_folder
 from ..data.config import DataSplit
 from ..data.tokenizer import Tokenizer, load_tokenizer
 from ..data.tokenizer_training import train_tokenizer
+from ..data.translation import encode_source
 from ..models.bert import WITH_MASKED_WORDS
 from ..models.config import TransformerConfig, architecture_of
 from ..models.loading import CONFIG_FILE, check_step, newest_step, read_config, steps
@@ -154,7 +155,14 @@ def _check_sample_prompt(model: Any, tokenizer: Tokenizer, prompt: str | None) -
                 f"sample_prompt {prompt!r} must have a [MASK] and at most {model.max_length} "
                 f"tokens: it has {len(ids)}"
             )
-    elif head not in ("causal_lm", "seq2seq_lm"):
+    elif head == "seq2seq_lm":
+        number = len(encode_source(tokenizer, prompt))
+        if number > model.max_length:
+            raise RunError(
+                f"sample_prompt has {number} tokens, more than model.max_length "
+                f"{model.max_length}: shorten it"
+            )
+    elif head != "causal_lm":
         raise RunError(f"a model with the head {head} writes no sample: leave sample_prompt out")
 
 

@@ -55,6 +55,9 @@ def score_run(
     else:
         split = data.whole_source(source, tokenizer, labels)
     say(f"data: {split.facts}")
+    beams = DEFAULT_BEAMS if num_beams is None else num_beams
+    # Before the losses, so that what cannot be decoded is found at once.
+    written = decoded(model, params, tokenizer, split, beams) if decoded is not None else {}
     objective = objective_of(config)
     number = split.rows.rows_per_epoch
     evaluation = evaluate(
@@ -64,9 +67,4 @@ def score_run(
         objective,
         number,
     )
-    scores = score(data, evaluation, split)
-    if decoded is not None:
-        scores |= decoded(
-            str(folder), split, step, DEFAULT_BEAMS if num_beams is None else num_beams
-        )
-    return scores
+    return {**score(data, evaluation, split), **written}

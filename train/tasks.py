@@ -11,6 +11,8 @@ from typing import Any
 from jaxtyping import Array
 
 from ..data.config import DataConfig, DataSplit
+from ..data.tokenizer import Tokenizer
+from ..models.beam import BeamSearch
 from . import objectives
 from .config import TrainConfig
 from .evaluation import Evaluation, unigram_entropy
@@ -40,9 +42,9 @@ class Task:
     """The scores that a line of progress shows."""
     use: str
     """What a finished run is good for: a command, with {run} for its folder."""
-    decoded: Callable[[str, DataSplit, int | None, int], Scores] | None = None
-    """Scores of what a finished model writes, which takes longer: given the run folder, the
-    split, the checkpoint and the number of beams."""
+    decoded: Callable[[Any, Any, Tokenizer, DataSplit, int], Scores] | None = None
+    """Scores of what a finished model writes, which takes longer: given the model, its
+    parameters and tokenizer, the split, and the number of beams."""
     baseline: Callable[[DataSplit], tuple[str, str, float]] | None = None
     """What a model that knows only frequencies would reach: the score to compare, name, value."""
 
@@ -136,12 +138,17 @@ def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Any) -> 
     }
 
 
-def _translation_texts(folder: str, split: DataSplit, step: int | None, num_beams: int) -> Scores:
-    from ..models.beam import BeamSearch
+def _translation_texts(
+    model: Any, params: Any, tokenizer: Tokenizer, split: DataSplit, num_beams: int
+) -> Scores:
     from .translating import TextTranslator  # which opens runs, and so comes after this file
 
-    translator = TextTranslator.of_run(folder, step=step)
-    translated = translator(split.content.sources, search=BeamSearch(num_beams=num_beams))
+    translator = TextTranslator(model, params, tokenizer)
+    translated = translator(
+        split.content.sources,
+        search=BeamSearch(num_beams=num_beams),
+        places=[pair.place for pair in split.content],
+    )
     texts = [translations[0].text for translations in translated]
     scores = translation_scores(split.content.targets, texts)
     return {**scores, "num_beams": num_beams, "sentences": len(texts)}

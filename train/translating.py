@@ -47,6 +47,7 @@ class TextTranslator:
         self._tokenizer = tokenizer
         self._max_length = model.config.max_length
         self._start, self._end = start_and_end(tokenizer)
+        self._never = _never_chosen(tokenizer, model.config.vocab_size)
 
     @classmethod
     def of_run(cls, folder: str | Path, *, step: int | None = None) -> "TextTranslator":
@@ -64,6 +65,7 @@ class TextTranslator:
         texts: Sequence[str],
         *,
         search: BeamSearch = BeamSearch(),
+        places: Sequence[str] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> list[list[Translation]]:
         """Translates each text; texts of nothing but white space stay empty.
@@ -71,6 +73,7 @@ class TextTranslator:
         Args:
           texts: sentences, each translated by itself.
           search: how wide, and how many translations of each.
+          places: where each text stands, for messages.
           on_batch: told after each batch how many texts and tokens it had.
 
         Returns:
@@ -80,10 +83,15 @@ class TextTranslator:
           ValueError: a text is longer than the model reads.
         """
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
-        self._check_lengths(ids)
+        self._check_lengths(ids, places)
+        search = dataclasses.replace(
+            search, suppressed_tokens=(*search.suppressed_tokens, *self._never)
+        )
         translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
         # Texts of like length stand in one batch, so that little is padding.
         order = sorted((i for i, row in enumerate(ids) if row), key=lambda i: -len(ids[i]))
+        if on_batch is not None:
+            on_batch(len(texts) - len(order), 0)
         for first in range(0, len(order), BATCH_SIZE):
             batch = order[first : first + BATCH_SIZE]
             sources = [ids[i] for i in batch]
@@ -94,11 +102,12 @@ class TextTranslator:
                 on_batch(len(batch), sum(translated[i][0].num_tokens for i in batch))
         return translated
 
-    def _check_lengths(self, ids: list[list[int]]) -> None:
-        for number, row in enumerate(ids, start=1):
+    def _check_lengths(self, ids: list[list[int]], places: Sequence[str] | None) -> None:
+        for i, row in enumerate(ids):
             if len(row) > self._max_length:
+                place = f"text {i + 1}" if places is None else places[i]
                 raise ValueError(
-                    f"text {number} has {len(row)} tokens, more than the {self._max_length} that "
+                    f"{place} has {len(row)} tokens, more than the {self._max_length} that "
                     "the model reads: split it into sentences"
                 )
 
@@ -106,6 +115,12 @@ class TextTranslator:
         text = self._tokenizer.decode(hypothesis.tokens)
         number = len(hypothesis.tokens) + hypothesis.ended
         return Translation(text, hypothesis.score, hypothesis.log_probability, number)
+
+
+def _never_chosen(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """Tokens that are no text: special ones but the end, and rows without a token."""
+    special = set(dataclasses.astuple(tokenizer.special_ids)) - {None, tokenizer.special_ids.eos}
+    return (*sorted(special), *range(tokenizer.vocab_size, vocab_size))
 
 
 def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list[str]:

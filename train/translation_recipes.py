@@ -103,11 +103,9 @@ def multi30k_en_de() -> TrainConfig:
 
 
 def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None) -> TrainConfig:
-    """As published: batches of 25,000 tokens of either side.
-
-    Here 104 packed rows of 256, of which a twentieth is padding.
-    """
-    model = preset(f"transformer-{size}")
+    """As published: batches of 25,000 tokens of either side, here 104 packed rows of 256."""
+    vocab_size = 37_000 if target == "de" else 32_000
+    model = dataclasses.replace(preset(f"transformer-{size}"), vocab_size=vocab_size)
     if dropout_rate is not None:
         model = dataclasses.replace(model, dropout_rate=dropout_rate)
     corpus = "de-en" if target == "de" else "fr-en"
@@ -116,9 +114,7 @@ def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None
         data=TranslationData(
             source=f"tfds:wmt14_translate/{corpus}#en,{target}",
             length=256,
-            tokenizer=TokenizerConfig(
-                kind="sentencepiece-bpe", vocab_size=37_000 if target == "de" else 32_000
-            ),
+            tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=vocab_size),
         ),
         optimizer=_published_schedule(model.d_model),
         execution=Execution(dtype="bfloat16", remat="dots"),

@@ -123,7 +123,7 @@ def test_averaged_checkpoints_translate(run, capsys):
     said = output(capsys, "average", folder / "run", "--last", "2").err
     assert "run-averaged: the mean of the checkpoints 150, 300" in said
     scores = json.loads(output(capsys, "evaluate", folder / "run-averaged").out)
-    assert scores["sentences"] == 30
+    assert scores["exact_match"] > 0.8
 
 
 def fails(capsys, message, *arguments):
@@ -136,8 +136,12 @@ def fails(capsys, message, *arguments):
 def test_what_is_refused(run, tmp_path, capsys):
     folder, _ = run
     (tmp_path / "long.txt").write_text("one " * 60)
-    fails(capsys, "more than the 48 that the model reads",
+    fails(capsys, f"{tmp_path}/long.txt line 1 has",
           "translate", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
+    fails(capsys, "is a folder", "translate", folder / "run", "--input", folder / "valid.en",
+          "--output", tmp_path)  # fmt: skip
+    fails(capsys, "num-best 5 must be", "translate", folder / "run", "--input", folder / "valid.en",
+          "--num-best", "5")  # fmt: skip
     fails(capsys, "no such file", "translate", folder / "run", "--input", tmp_path / "none")
     fails(capsys, "continues no text", "generate", folder / "run")
     fails(capsys, "no vector", "embed", folder / "run", "--input", tmp_path / "long.txt",
