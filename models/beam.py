@@ -27,6 +27,9 @@ from .decoding_layout import separate_layers
 SOURCE_BUCKET = 16
 TARGET_BUCKET = 32
 
+MAX_PENALTY = 10
+"""Powers of a length beyond it leave float32."""
+
 # Width of the blocks whose maxima tell where the best tokens of a large vocabulary are.
 BLOCK = 128
 
@@ -64,6 +67,11 @@ class BeamSearch:
     def __post_init__(self) -> None:
         if self.num_beams < 1:
             raise ValueError(f"num_beams {self.num_beams} must be at least 1 (1: greedy)")
+        if not abs(self.length_penalty) <= MAX_PENALTY:  # nor is NaN
+            raise ValueError(
+                f"length_penalty {self.length_penalty} must be between -{MAX_PENALTY} and "
+                f"{MAX_PENALTY}, for example 0.6"
+            )
         if not 1 <= self.num_return <= self.num_beams:
             raise ValueError(
                 f"num_return {self.num_return} must be between 1 and num_beams {self.num_beams}"
@@ -198,6 +206,11 @@ class Translator:
             num_tokens=_round_up(int(limits.max()), TARGET_BUCKET),
         )
         found = jax.tree.map(np.asarray, finished)
+        if not (found.scores[: len(source_ids), 0] > -np.inf).all():  # nor is NaN
+            raise ValueError(
+                "the search found nothing: the model's scores are not numbers; look at its "
+                "parameters"
+            )
         return [list(_hypotheses(found, row, eos_id, settings)) for row in range(len(source_ids))]
 
     def _check(
@@ -312,7 +325,8 @@ class Translator:
         def search(params, ids, mask, limits, start_id, rules, num_beams, num_tokens):
             state = begin(params, ids, mask, limits, start_id, rules, num_beams, num_tokens)
             state = jax.lax.while_loop(
-                lambda state: jnp.any(~state.done),
+                # The second ends it whatever the scores are: NaN is never done.
+                lambda state: jnp.any(~state.done) & (state.count < jnp.max(limits)),
                 lambda state: step(params, mask, limits, rules, state),
                 state,
             )
