@@ -330,9 +330,9 @@ class EncoderDecoder(nn.Module):
         cache: Cache | None,
     ) -> Bool[Array, "#B 1 #T slots"]:
         """What each token of the target sees of the target."""
-        check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
         if attention_mask is not None and attention_mask.ndim == 3:
-            return jnp.asarray(attention_mask)[:, None]
+            return jnp.asarray(attention_mask)[:, None]  # the tokens need not be one sequence
+        check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
         length = input_ids.shape[1]
         num_keys = length if cache is None else cache.length
         mask = causal_mask(start + jnp.arange(length), jnp.arange(num_keys))
