@@ -41,12 +41,33 @@ ENCODERS = {
 }
 
 
+# (V, L, D, N, F) of section 5.1 and table 3 of Vaswani et al. 2017.
+TRANSLATORS = {
+    "transformer-base": (37000, 6, 512, 8, 2048),
+    "transformer-big": (37000, 6, 1024, 16, 4096),
+}
+
+# Table 3, rows with a number of their own: what differs from base, and the printed millions.
+TABLE_3 = {
+    "base": ({}, 65),
+    "B, 16": ({"d_k": 16}, 58),
+    "B, 32": ({"d_k": 32}, 60),
+    "C, N 2": ({"num_layers": 2}, 36),
+    "C, N 4": ({"num_layers": 4}, 50),
+    "C, N 8": ({"num_layers": 8}, 80),
+    "C, D 256": ({"d_model": 256}, 28),  # 8 heads of 32
+    "C, D 1024": ({"d_model": 1024}, 168),  # 8 heads of 128
+    "C, F 1024": ({"d_ff": 1024}, 53),
+    "C, F 4096": ({"d_ff": 4096}, 90),
+}
+
+
 def count(config):
     return sum(x.size for x in jax.tree.leaves(parameter_shapes(models.create(config))))
 
 
 def test_every_preset_is_checked_here():
-    assert models.presets().keys() == SIZES.keys() | ENCODERS.keys()
+    assert models.presets().keys() == SIZES.keys() | ENCODERS.keys() | TRANSLATORS.keys()
 
 
 def layer_size(D):
@@ -97,6 +118,68 @@ def test_parameter_count_of_encoders(name):
         assert f"{(body + pooler) / 1e6:.0f}M without" in preset.note
     if name == "distilbert-base":
         assert f"{body / 1e6:.0f}M without" in preset.note
+
+
+def translator_size(V, layers, D, F, keys, values):
+    """Shared table; attention without biases; 2 norms in a layer of the encoder, 3 of the decoder.
+
+    `keys` and `values` are their sizes in all heads together.
+    """
+    attention = 2 * D * keys + 2 * D * values
+    feed_forward = 2 * D * F + F + D
+    return V * D + layers * (3 * attention + 2 * feed_forward + 5 * 2 * D)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_parameter_count_of_translators(name):
+    preset, (V, L, D, N, F) = models.presets()[name], TRANSLATORS[name]
+    c = preset.config
+    assert (c.vocab_size, c.num_layers, c.d_model, c.num_heads, c.d_ff) == (V, L, D, N, F)
+    assert (c.decoder.num_layers, c.decoder.num_heads, c.decoder.d_ff) == (L, N, F)
+    total = translator_size(V, L, D, F, D, D)
+    assert count(c) == total
+    check_printed(preset, total, True)
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_all_of_table_3_counts_the_same_vocabulary(name):
+    """With section 5.1's 37,000 tokens no row is what is printed; with 41,100 each of them is."""
+    fields, printed = TABLE_3[name]
+    c = dataclasses.replace(models.preset("transformer-base"), vocab_size=41_100, **fields)
+    values = c.num_heads * c.head_dim
+    sizes = (c.num_layers, c.d_model, c.d_ff, c.num_heads * c.key_dim, values)
+    assert count(c) == translator_size(41_100, *sizes)
+    assert round(count(c) / 1e6) == printed
+    published = dataclasses.replace(c, vocab_size=37_000)
+    assert count(published) == translator_size(37_000, *sizes)
+    assert 0 < printed - count(published) / 1e6 < 5
+
+
+@pytest.mark.parametrize("heads", [1, 4, 16, 32])
+def test_heads_cost_nothing(heads):
+    """Table 3, rows A: more of them, and each is smaller."""
+    base = models.preset("transformer-base")
+    other = dataclasses.replace(base, num_heads=heads)
+    assert (other.head_dim, other.key_dim) == (512 // heads, 512 // heads)
+    assert count(other) == count(base)
+
+
+def test_learned_positions_are_two_tables():
+    """Table 3, row E."""
+    base = models.preset("transformer-base")
+    learned = dataclasses.replace(base, positions="learned")
+    assert count(learned) - count(base) == 2 * 1024 * 512
+
+
+def test_where_translators_are_what_the_paper_says():
+    base, big = (models.preset(f"transformer-{size}") for size in ("base", "big"))
+    assert (base.dropout_rate, big.dropout_rate) == (0.1, 0.3)
+    for c in (base, big):
+        assert (c.activation, c.norm_position, c.positions) == ("relu", "post", "sinusoidal")
+        assert (c.position_base, c.position_layout) == (10_000, "interleaved")
+        assert (c.share_embeddings, c.tie_output, c.scale_embedding) == (True, True, True)
+        assert (c.attention_dropout_rate, c.activation_dropout_rate) == (0, 0)
+        assert (c.attention_bias, c.output_bias) == (False, False)
 
 
 def test_where_the_encoders_differ():
