@@ -379,6 +379,33 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 
+# Table 3's other rows: what differs from base, and the printed parameters, where there are some.
+# Rows D differ in dropout and label smoothing only, which are a run's settings.
+_TABLE_3: dict[str, tuple[dict[str, Any], str]] = {
+    "1-head": ({"num_heads": 1}, "65M"),
+    "4-heads": ({"num_heads": 4}, "65M"),
+    "16-heads": ({"num_heads": 16}, "65M"),
+    "32-heads": ({"num_heads": 32}, "65M"),
+    "keys-16": ({"d_k": 16}, "58M"),
+    "keys-32": ({"d_k": 32}, "60M"),
+    "2-layers": ({"num_layers": 2}, "36M"),
+    "4-layers": ({"num_layers": 4}, "50M"),
+    "8-layers": ({"num_layers": 8}, "80M"),
+    "256-wide": ({"d_model": 256}, "28M"),
+    "1024-wide": ({"d_model": 1024}, "168M"),
+    "inner-1024": ({"d_ff": 1024}, "53M"),
+    "inner-4096": ({"d_ff": 4096}, "90M"),
+    "learned-positions": ({"positions": "learned"}, "65M"),
+}
+PRESETS |= {
+    f"transformer-{name}": _preset(
+        published,
+        "table 3; as printed with 41,100 tokens instead of section 5.1's 37,000",
+        **fields,
+    )
+    for name, (fields, published) in _TABLE_3.items()
+}
+
 register(
     "transformer", Architecture(EncoderDecoderConfig, EncoderDecoder, PRESETS, _smallest_inputs)
 )

@@ -47,18 +47,22 @@ TRANSLATORS = {
     "transformer-big": (37000, 6, 1024, 16, 4096),
 }
 
-# Table 3, rows with a number of their own: what differs from base, and the printed millions.
+# Table 3: what differs from base, and the printed millions (rows A print none, nor does E).
 TABLE_3 = {
     "base": ({}, 65),
-    "B, 16": ({"d_k": 16}, 58),
-    "B, 32": ({"d_k": 32}, 60),
-    "C, N 2": ({"num_layers": 2}, 36),
-    "C, N 4": ({"num_layers": 4}, 50),
-    "C, N 8": ({"num_layers": 8}, 80),
-    "C, D 256": ({"d_model": 256}, 28),  # 8 heads of 32
-    "C, D 1024": ({"d_model": 1024}, 168),  # 8 heads of 128
-    "C, F 1024": ({"d_ff": 1024}, 53),
-    "C, F 4096": ({"d_ff": 4096}, 90),
+    "1-head": ({"num_heads": 1}, 65),
+    "4-heads": ({"num_heads": 4}, 65),
+    "16-heads": ({"num_heads": 16}, 65),
+    "32-heads": ({"num_heads": 32}, 65),
+    "keys-16": ({"d_k": 16}, 58),
+    "keys-32": ({"d_k": 32}, 60),
+    "2-layers": ({"num_layers": 2}, 36),
+    "4-layers": ({"num_layers": 4}, 50),
+    "8-layers": ({"num_layers": 8}, 80),
+    "256-wide": ({"d_model": 256}, 28),  # 8 heads of 32
+    "1024-wide": ({"d_model": 1024}, 168),  # 8 heads of 128
+    "inner-1024": ({"d_ff": 1024}, 53),
+    "inner-4096": ({"d_ff": 4096}, 90),
 }
 
 
@@ -67,7 +71,10 @@ def count(config):
 
 
 def test_every_preset_is_checked_here():
-    assert models.presets().keys() == SIZES.keys() | ENCODERS.keys() | TRANSLATORS.keys()
+    variations = {f"transformer-{name}" for name in (*TABLE_3, "learned-positions")}
+    assert (
+        models.presets().keys() == SIZES.keys() | ENCODERS.keys() | TRANSLATORS.keys() | variations
+    )
 
 
 def layer_size(D):
@@ -145,7 +152,10 @@ def test_parameter_count_of_translators(name):
 def test_all_of_table_3_counts_the_same_vocabulary(name):
     """With section 5.1's 37,000 tokens no row is what is printed; with 41,100 each of them is."""
     fields, printed = TABLE_3[name]
-    c = dataclasses.replace(models.preset("transformer-base"), vocab_size=41_100, **fields)
+    preset = models.presets()[f"transformer-{name}"]
+    assert preset.config == dataclasses.replace(models.preset("transformer-base"), **fields)
+    assert preset.published == f"{printed}M"
+    c = dataclasses.replace(preset.config, vocab_size=41_100)
     values = c.num_heads * c.head_dim
     sizes = (c.num_layers, c.d_model, c.d_ff, c.num_heads * c.key_dim, values)
     assert count(c) == translator_size(41_100, *sizes)
@@ -167,7 +177,7 @@ def test_heads_cost_nothing(heads):
 def test_learned_positions_are_two_tables():
     """Table 3, row E."""
     base = models.preset("transformer-base")
-    learned = dataclasses.replace(base, positions="learned")
+    learned = models.preset("transformer-learned-positions")
     assert count(learned) - count(base) == 2 * 1024 * 512
 
 
