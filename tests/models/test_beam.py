@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models.beam import Rules, best_candidates, top_tokens
+from flaxzoo.models.beam_step import Rules, best_candidates, top_tokens
 
 START, EOS = 1, 2
 SIZES = {"max_length": 64, "num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32}
