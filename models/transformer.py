@@ -273,6 +273,7 @@ class EncoderDecoder(nn.Module):
             encoded, attentions = self._encode(
                 input_ids, attention_mask, segment_ids, position_ids, rng, output_attentions
             )
+        _check_covers("attention_mask", attention_mask, encoded, cache)
         start = jnp.zeros((), jnp.int32) if cache is None else cache.index
         shared = SharedInputs(
             self._causal_mask(
@@ -283,6 +284,11 @@ class EncoderDecoder(nn.Module):
             visible_mask(attention_mask, segment_ids, decoder_segment_ids),
         )
         if decoder_position_ids is None:
+            if decoder_attention_mask is not None and decoder_attention_mask.ndim == 3:
+                raise ValueError(
+                    "a decoder_attention_mask for each token leaves open where it stands: give "
+                    "decoder_position_ids"
+                )
             decoder_position_ids = default_positions(
                 start, decoder_input_ids.shape[1], decoder_attention_mask, decoder_segment_ids
             )
@@ -348,6 +354,22 @@ class EncoderDecoder(nn.Module):
         table = self.token_embedding if c.tie_output else self.output_embedding
         bias = self.output_bias if c.output_bias else None
         return Projection(x, table.embedding.astype(self.execution.dtype), bias)
+
+
+def _check_covers(
+    name: str, mask: Int[AnyArray, "B columns"] | None, encoded: Array | None, cache: Cache | None
+) -> None:
+    """Raises ValueError unless a mask of the source has a column for each of its tokens."""
+    if mask is None:
+        return
+    if encoded is not None:
+        length = encoded.shape[1]
+    else:
+        assert cache is not None
+        cross = cache.cross[0] if isinstance(cache.cross, tuple) else cache.cross
+        length = cross.key.shape[-1]
+    if mask.shape[1] != length:
+        raise ValueError(f"{name} has {mask.shape[1]} columns for {length} encoded tokens")
 
 
 def _smallest_inputs(_: EncoderDecoderConfig) -> dict[str, np.ndarray]:
