@@ -221,7 +221,7 @@ class EncoderDecoder(nn.Module):
     def __call__(
         self,
         input_ids: Int[AnyArray, "B S"] | None = None,
-        attention_mask: Int[AnyArray, "B S"] | None = None,
+        attention_mask: Int[AnyArray, "B columns"] | None = None,
         *,
         decoder_input_ids: Int[AnyArray, "B T"],
         decoder_attention_mask: Int[AnyArray, "B slots"]
@@ -308,7 +308,7 @@ class EncoderDecoder(nn.Module):
     def _encode(
         self,
         input_ids: Int[AnyArray, "B S"] | None,
-        attention_mask: Int[AnyArray, "B S"] | None,
+        attention_mask: Int[AnyArray, "B columns"] | None,
         segment_ids: Int[AnyArray, "B S"] | None,
         position_ids: Int[AnyArray, "#B S"] | None,
         rng: RowKeys | None,

@@ -1,0 +1,336 @@
+"""Laws of the Transformer: causality, padding, packing, caching, and its options."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import models
+from flaxzoo.models.shapes import parameter_shapes
+
+SIZES = {"vocab_size": 29, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 4}
+OTHERS = {
+    "published": {},
+    "pre-norm": {"norm_position": "pre"},
+    "learned": {"positions": "learned"},
+    "asymmetric": {
+        "num_decoder_layers": 3,
+        "decoder_num_heads": 2,
+        "decoder_d_ff": 20,
+        "d_k": 3,
+        "attention_bias": True,
+    },
+    "three tables": {
+        "share_embeddings": False,
+        "source_vocab_size": 31,
+        "tie_output": False,
+        "output_bias": True,
+        "activation": "silu",
+    },
+}
+
+
+def config_of(**fields):
+    return models.EncoderDecoderConfig(**{**SIZES, "dropout_rate": 0.0, **fields})
+
+
+def make(execution=models.Execution(), **fields):
+    """A model with no parameter at its initial value, and `apply(**inputs)`."""
+    config = config_of(**fields)
+    stacked = models.create(config)
+
+    @jax.jit
+    def init(rng):
+        first, *rest = jax.random.split(rng, 100)
+        leaves, tree = jax.tree.flatten(models.init_params(stacked, first))
+        noisy = [
+            x + 0.3 * jax.random.normal(key, x.shape) for x, key in zip(leaves, rest, strict=False)
+        ]
+        return jax.tree.unflatten(tree, noisy)
+
+    model, params = models.create(config, execution), init(jax.random.key(0))
+    if execution.layers == "separate":
+        _, params = models.separate_layers(stacked, params)
+    apply = jax.jit(model.apply, static_argnames="output_attentions")
+    return model, params, lambda **inputs: apply({"params": params}, **inputs)
+
+
+def draw(rows, length, seed=0):
+    return np.random.RandomState(seed).randint(1, 29, (rows, length)).astype(np.int32)
+
+
+def pair(rows=2, source=7, target=6):
+    return {"input_ids": draw(rows, source), "decoder_input_ids": draw(rows, target, 1)}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_targets_see_no_later_token_and_all_of_the_source(name):
+    _, _, apply = make(**OTHERS[name])
+    given = pair()
+    before = np.asarray(apply(**given).logits)
+    given["decoder_input_ids"][:, 4] += 1
+    after = np.asarray(
+        apply(**{**given, "decoder_input_ids": given["decoder_input_ids"] % 29}).logits
+    )
+    np.testing.assert_array_equal(after[:, :4], before[:, :4])
+    assert (np.abs(after[:, 4:] - before[:, 4:]).max(axis=(0, 2)) > 1e-3).all()
+    given = pair()
+    given["input_ids"][:, -1] = 0
+    assert (np.abs(apply(**given).logits - before).max(axis=(0, 2)) > 1e-3).all()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_padding_on_either_side_changes_nothing(name):
+    _, _, apply = make(**OTHERS[name])
+    given = pair()
+    alone = np.asarray(apply(**given).logits)
+    padded = apply(
+        input_ids=np.pad(given["input_ids"], ((0, 0), (0, 3)), constant_values=5),
+        attention_mask=np.pad(np.ones((2, 7), np.int32), ((0, 0), (0, 3))),
+        decoder_input_ids=np.pad(given["decoder_input_ids"], ((0, 0), (0, 2)), constant_values=5),
+        decoder_attention_mask=np.pad(np.ones((2, 6), np.int32), ((0, 0), (0, 2))),
+    ).logits
+    np.testing.assert_allclose(padded[:, :6], alone, atol=1e-5)
+    left = apply(
+        input_ids=np.pad(given["input_ids"], ((0, 0), (3, 0)), constant_values=5),
+        attention_mask=np.pad(np.ones((2, 7), np.int32), ((0, 0), (3, 0))),
+        decoder_input_ids=given["decoder_input_ids"],
+    ).logits
+    np.testing.assert_allclose(left, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["published", "learned", "asymmetric"])
+def test_packed_equals_unpacked(name):
+    _, _, apply = make(**OTHERS[name])
+    sources, targets = [draw(1, n, n) for n in (4, 3, 6)], [draw(1, n, n + 9) for n in (5, 2, 4)]
+
+    def packed(parts, length):
+        ids, segments, positions = np.zeros((3, 1, length), np.int32)
+        start = 0
+        for number, part in enumerate(parts, 1):
+            end = start + part.shape[1]
+            ids[0, start:end] = part
+            segments[0, start:end] = number
+            positions[0, start:end] = np.arange(end - start)
+            start = end
+        return ids, segments, positions
+
+    ids, segments, positions = packed(sources, 15)
+    target_ids, target_segments, target_positions = packed(targets, 14)
+    given = {
+        "input_ids": ids,
+        "segment_ids": segments,
+        "decoder_input_ids": target_ids,
+        "decoder_segment_ids": target_segments,
+    }
+    positions = {"position_ids": positions, "decoder_position_ids": target_positions}
+    together = np.asarray(apply(**given, **positions).logits)
+    np.testing.assert_allclose(apply(**given).logits[:, :11], together[:, :11], atol=1e-6)
+    alone = [
+        np.asarray(apply(input_ids=source, decoder_input_ids=target).logits)
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    np.testing.assert_allclose(together[:, :11], np.concatenate(alone, axis=1), atol=1e-5)
+    assert np.isfinite(together).all()
+
+
+@pytest.mark.parametrize("layers", ["scan", "unroll", "separate"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_cached_equals_full(name, layers):
+    model, _, apply = make(models.Execution(layers=layers), **OTHERS[name])
+    given = {**pair(), "attention_mask": (np.arange(7) < [[7], [5]]).astype(np.int32)}
+    full = apply(**given)
+    cache = models.init_cache(model.config, model.execution, 2, 8)
+    first = apply(**{**given, "decoder_input_ids": given["decoder_input_ids"][:, :2]}, cache=cache)
+    logits, cache = [first.logits], first.cache
+    for t in range(2, 6):
+        # The source is in the cache now: its tokens are not looked at, its mask is.
+        output = apply(
+            attention_mask=given["attention_mask"],
+            decoder_input_ids=given["decoder_input_ids"][:, t : t + 1],
+            cache=cache,
+        )
+        assert output.encoder_last_hidden_state is None
+        logits.append(output.logits)
+        cache = output.cache
+    np.testing.assert_allclose(np.concatenate(logits, axis=1), full.logits, atol=1e-5)
+    assert int(cache.index) == 6
+    beyond = apply(decoder_input_ids=draw(2, 3), cache=cache).logits
+    assert np.isnan(beyond).all()
+
+
+def test_what_the_encoder_said_may_be_given():
+    _, _, apply = make()
+    given = pair()
+    full = apply(**given)
+    again = apply(
+        encoder_outputs=full.encoder_last_hidden_state,
+        decoder_input_ids=given["decoder_input_ids"],
+    )
+    np.testing.assert_allclose(again.logits, full.logits, atol=1e-6)
+
+
+def test_each_token_may_be_told_what_it_sees():
+    _, _, apply = make()
+    given = pair()
+    causal = np.tril(np.ones((6, 6), bool))[None].repeat(2, 0)
+    told = apply(**given, decoder_attention_mask=causal, decoder_position_ids=np.arange(6)[None])
+    np.testing.assert_allclose(told.logits, apply(**given).logits, atol=1e-6)
+
+
+def test_attention_weights():
+    model, _, apply = make(**OTHERS["asymmetric"])
+    given = {**pair(), "attention_mask": (np.arange(7) < [[7], [5]]).astype(np.int32)}
+    output = apply(**given, output_attentions=True)
+    assert output.encoder_attentions.shape == (2, 2, 4, 7, 7)
+    assert output.decoder_attentions.shape == (3, 2, 2, 6, 6)
+    assert output.cross_attentions.shape == (3, 2, 2, 6, 7)
+    np.testing.assert_allclose(output.cross_attentions.sum(-1), 1, atol=1e-5)
+    assert (output.cross_attentions[:, 1, :, :, 5:] == 0).all()
+    assert apply(**given).cross_attentions is None
+    assert model.config.decoder.head_dim == 8
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_dropout_belongs_to_a_row_and_survives_remat(remat):
+    fields = {"attention_dropout_rate": 0.2, "activation_dropout_rate": 0.2}
+    model, params, _ = make(models.Execution(remat=remat), dropout_rate=0.3, **fields)
+    keys = models.row_keys(jax.random.key(1), 2)
+    given = pair()
+
+    def loss(params, given, keys):
+        return jnp.sum(model.apply({"params": params}, **given, rng=keys).logits ** 2)
+
+    run = jax.jit(jax.value_and_grad(loss))
+    both, gradient = run(params, given, keys)
+    rows = [
+        run(params, {k: x[i : i + 1] for k, x in given.items()}, keys[i : i + 1]) for i in (0, 1)
+    ]
+    np.testing.assert_allclose(both, sum(float(x) for x, _ in rows), rtol=1e-5)
+    summed = jax.tree.map(jnp.add, rows[0][1], rows[1][1])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-2), gradient, summed
+    )
+    other, _ = run(params, given, models.row_keys(jax.random.key(2), 2))
+    assert abs(float(other) - float(both)) > 1e-2
+
+
+def test_positions_in_two_layouts():
+    # Three positions of width 4: wavelengths 2π and 2π · 100.
+    expected = [
+        [0, 1, 0, 1],
+        [math.sin(1), math.cos(1), math.sin(0.01), math.cos(0.01)],
+        [math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)],
+    ]
+    table = models.sinusoidal_positions(3, 4)
+    np.testing.assert_allclose(table, expected, atol=1e-7)
+    halves = models.sinusoidal_positions(3, 4, layout="halves")
+    np.testing.assert_array_equal(halves, table[:, [0, 2, 1, 3]])
+    odd = models.sinusoidal_positions(3, 5, layout="halves")
+    np.testing.assert_array_equal(odd, models.sinusoidal_positions(3, 5)[:, [0, 2, 4, 1, 3]])
+
+
+def test_the_base_and_the_scale_of_embeddings_matter():
+    given = pair()
+    logits = [
+        np.asarray(make(**fields)[2](**given).logits)
+        for fields in ({}, {"position_base": 100.0}, {"scale_embedding": False})
+    ]
+    assert np.abs(logits[0] - logits[1]).max() > 1e-3
+    assert np.abs(logits[0] - logits[2]).max() > 1e-3
+
+
+def test_initial_values():
+    config = config_of(vocab_size=500, d_model=64, d_ff=256, output_bias=True)
+    params = jax.jit(lambda: models.init_params(models.create(config), jax.random.key(0)))()
+    assert np.std(params["token_embedding"]["embedding"]) == pytest.approx(1 / 8, rel=0.02)
+    layer = params["decoder"]["layers"]
+    square, up = math.sqrt(6 / 128), math.sqrt(6 / 320)
+    for kernel, limit in (
+        (layer["cross_attention"]["query"]["kernel"], square),
+        (layer["attention"]["output"]["kernel"], square),
+        (layer["feed_forward"]["up"]["kernel"], up),
+        (layer["feed_forward"]["down"]["kernel"], up),
+    ):
+        assert limit * 0.99 < np.abs(kernel).max() <= limit
+        assert np.std(kernel) == pytest.approx(limit / math.sqrt(3), rel=0.03)
+    assert not np.any(params["output_bias"])
+    # Logits begin with about unit variance: √D · 1/√D · a normalised vector.
+    logits = models.create(config).apply({"params": params}, **pair()).logits
+    assert 0.5 < np.std(logits) < 2
+    normal = dataclasses.replace(config, init_std=0.05)
+    params = jax.jit(lambda: models.init_params(models.create(normal), jax.random.key(0)))()
+    kernel = params["encoder"]["layers"]["attention"]["query"]["kernel"]
+    assert np.std(kernel) == pytest.approx(0.05, rel=0.03)
+
+
+def paths(config):
+    leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(models.create(config)))
+    return {"/".join(entry.key for entry in path) for path, _ in leaves}
+
+
+def test_where_parameters_lie():
+    assert {name.split("/")[0] for name in paths(config_of())} == {
+        *("token_embedding", "encoder", "decoder")
+    }
+    assert paths(config_of(**OTHERS["three tables"])) - paths(config_of()) == {
+        *("source_embedding/embedding", "output_embedding/embedding", "output_bias")
+    }
+    assert paths(config_of(positions="learned", norm_position="pre")) - paths(config_of()) == {
+        f"{side}/{name}"
+        for side in ("encoder", "decoder")
+        for name in ("position_embedding/embedding", "final_norm/scale", "final_norm/bias")
+    }
+
+
+def test_configuration_round_trip():
+    config = config_of(**OTHERS["three tables"])
+    fields = models.config_to_dict(config)
+    assert fields["architecture"] == "transformer"
+    assert models.config_from_dict(fields) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"decoder_num_heads": 3}, "d_model 16 is not divisible by decoder_num_heads 3: choose"),
+        ({"d_k": 0}, "d_k 0 is not positive: choose at least 1"),
+        ({"num_decoder_layers": 0}, "num_decoder_layers 0 is not positive"),
+        ({"attention_dropout_rate": 1.0}, r"attention_dropout_rate 1.0 is not in \[0, 1\)"),
+        ({"position_base": 0.0}, "position_base 0.0 must be above 0"),
+        ({"source_vocab_size": 9}, "source_vocab_size 9 needs a table of its own: set share_emb"),
+    ],
+)
+def test_refused_configurations(fields, message):
+    with pytest.raises(ValueError, match=message):
+        config_of(**fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_ids": None}, "there is no source: give input_ids"),
+        ({"input_ids": draw(2, 17)}, "input of 17 tokens exceeds max_length 16"),
+        ({"decoder_input_ids": draw(2, 17)}, "input of 17 tokens exceeds max_length 16"),
+        ({"segment_ids": np.ones((2, 7), np.int32)}, "either side is packed or none"),
+        ({"attention_mask": np.ones((2, 6), np.int32)}, "attention_mask has 6 columns for 7"),
+        (
+            {
+                "input_ids": None,
+                "encoder_outputs": np.ones((2, 3, 16), np.float32),
+                "attention_mask": np.ones((2, 5), np.int32),
+            },
+            "attention_mask has 5 columns for 3 encoded tokens",
+        ),
+        (
+            {"decoder_attention_mask": np.ones((2, 6, 6), bool)},
+            "a decoder_attention_mask for each token leaves open where it stands",
+        ),
+    ],
+)
+def test_refused_inputs(changes, message):
+    model = models.create(config_of())
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda: model.init(jax.random.key(0), **{**pair(), **changes}))
