@@ -36,7 +36,7 @@ def _to_zero(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
 
 
 def numbers_en_fr() -> TrainConfig:
-    """A tiny Transformer that spells English numbers in French; no download, three minutes on a CPU.
+    """A tiny Transformer that spells English numbers in French; no download, three minutes.
 
     Run: flaxzoo train numbers-en-fr
     Expect all of the thousand held-out numbers to be spelled right (flaxzoo evaluate).
