@@ -413,11 +413,11 @@ _TABLE_3: dict[str, tuple[dict[str, Any], str]] = {
     "2-layers": ({"num_layers": 2}, "36M"),
     "4-layers": ({"num_layers": 4}, "50M"),
     "8-layers": ({"num_layers": 8}, "80M"),
-    "256-wide": ({"d_model": 256}, "28M"),
-    "1024-wide": ({"d_model": 1024}, "168M"),
-    "inner-1024": ({"d_ff": 1024}, "53M"),
-    "inner-4096": ({"d_ff": 4096}, "90M"),
-    "learned-positions": ({"positions": "learned"}, "65M"),
+    "d-256": ({"d_model": 256}, "28M"),
+    "d-1024": ({"d_model": 1024}, "168M"),
+    "ff-1024": ({"d_ff": 1024}, "53M"),
+    "ff-4096": ({"d_ff": 4096}, "90M"),
+    "learned": ({"positions": "learned"}, "65M"),
 }
 PRESETS |= {
     f"transformer-{name}": _preset(

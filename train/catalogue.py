@@ -16,7 +16,7 @@ def preset_parameters(config: TransformerConfig) -> int:
 
 def print_catalogue() -> None:
     """Prints the published sizes with paper, parameters and context, and the recipes."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=160)  # a narrow terminal wraps, and nothing is cut
     columns = ("preset", "paper", "parameters", "published as", "context")
     table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)
     for name, preset in presets().items():

@@ -59,10 +59,10 @@ TABLE_3 = {
     "2-layers": ({"num_layers": 2}, 36),
     "4-layers": ({"num_layers": 4}, 50),
     "8-layers": ({"num_layers": 8}, 80),
-    "256-wide": ({"d_model": 256}, 28),  # 8 heads of 32
-    "1024-wide": ({"d_model": 1024}, 168),  # 8 heads of 128
-    "inner-1024": ({"d_ff": 1024}, 53),
-    "inner-4096": ({"d_ff": 4096}, 90),
+    "d-256": ({"d_model": 256}, 28),  # 8 heads of 32
+    "d-1024": ({"d_model": 1024}, 168),  # 8 heads of 128
+    "ff-1024": ({"d_ff": 1024}, 53),
+    "ff-4096": ({"d_ff": 4096}, 90),
 }
 
 
@@ -71,7 +71,7 @@ def count(config):
 
 
 def test_every_preset_is_checked_here():
-    variations = {f"transformer-{name}" for name in (*TABLE_3, "learned-positions")}
+    variations = {f"transformer-{name}" for name in (*TABLE_3, "learned")}
     assert (
         models.presets().keys() == SIZES.keys() | ENCODERS.keys() | TRANSLATORS.keys() | variations
     )
@@ -177,7 +177,7 @@ def test_heads_cost_nothing(heads):
 def test_learned_positions_are_two_tables():
     """Table 3, row E."""
     base = models.preset("transformer-base")
-    learned = models.preset("transformer-learned-positions")
+    learned = models.preset("transformer-learned")
     assert count(learned) - count(base) == 2 * 1024 * 512
 
 
