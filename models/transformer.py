@@ -46,6 +46,7 @@ from .layers import (
     sinusoidal_positions,
 )
 from .linear import Embedding, look_up
+from .transformer_presets import BASE, TABLE_3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,6 +147,17 @@ class EncoderDecoderConfig(TransformerConfig):
     def key_dim(self) -> int:
         """Size of a query and of a key in one head; a value has `head_dim`."""
         return self.head_dim if self.d_k is None else self.d_k
+
+
+PRESETS: dict[str, Preset] = {
+    f"transformer-{name}": Preset(
+        EncoderDecoderConfig(**{**BASE, **row.fields}),
+        "Vaswani et al. 2017",
+        row.published,
+        row.note,
+    )
+    for name, row in TABLE_3.items()
+}
 
 
 class Stack(nn.Module):
@@ -273,7 +285,7 @@ class EncoderDecoder(nn.Module):
             encoded, attentions = self._encode(
                 input_ids, attention_mask, segment_ids, position_ids, rng, output_attentions
             )
-        _check_covers("attention_mask", attention_mask, encoded, cache)
+        _check_covers(attention_mask, encoded, cache)
         start = jnp.zeros((), jnp.int32) if cache is None else cache.index
         shared = SharedInputs(
             self._causal_mask(
@@ -357,7 +369,7 @@ class EncoderDecoder(nn.Module):
 
 
 def _check_covers(
-    name: str, mask: Int[AnyArray, "B columns"] | None, encoded: Array | None, cache: Cache | None
+    mask: Int[AnyArray, "B columns"] | None, encoded: Array | None, cache: Cache | None
 ) -> None:
     """Raises ValueError unless a mask of the source has a column for each of its tokens."""
     if mask is None:
@@ -369,64 +381,16 @@ def _check_covers(
         cross = cache.cross[0] if isinstance(cache.cross, tuple) else cache.cross
         length = cross.key.shape[-1]
     if mask.shape[1] != length:
-        raise ValueError(f"{name} has {mask.shape[1]} columns for {length} encoded tokens")
+        raise ValueError(
+            f"attention_mask has {mask.shape[1]} columns for {length} encoded tokens: give one "
+            "for each"
+        )
 
 
 def _smallest_inputs(_: EncoderDecoderConfig) -> dict[str, np.ndarray]:
     """One token on either side."""
     return {name: np.zeros((1, 1), np.int32) for name in ("input_ids", "decoder_input_ids")}
 
-
-def _preset(published: str, note: str, **fields: Any) -> Preset:
-    """A row of table 3, with section 5.1's vocabulary."""
-    base: dict[str, Any] = {
-        "vocab_size": 37_000,
-        "max_length": 1024,
-        "num_layers": 6,
-        "d_model": 512,
-        "num_heads": 8,
-        "d_ff": 2048,
-    }
-    return Preset(
-        EncoderDecoderConfig(**{**base, **fields}), "Vaswani et al. 2017", published, note
-    )
-
-
-PRESETS: dict[str, Preset] = {
-    "transformer-base": _preset("65M", "its sizes make 63M with 37,000 tokens, 65M with 41,100"),
-    "transformer-big": _preset(
-        "213M",
-        "its sizes make 214M with 37,000 tokens",
-        **{"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout_rate": 0.3},
-    ),
-}
-
-# Table 3's other rows: what differs from base, and the printed parameters, where there are some.
-# Rows D differ in dropout and label smoothing only, which are a run's settings.
-_TABLE_3: dict[str, tuple[dict[str, Any], str]] = {
-    "1-head": ({"num_heads": 1}, "65M"),
-    "4-heads": ({"num_heads": 4}, "65M"),
-    "16-heads": ({"num_heads": 16}, "65M"),
-    "32-heads": ({"num_heads": 32}, "65M"),
-    "keys-16": ({"d_k": 16}, "58M"),
-    "keys-32": ({"d_k": 32}, "60M"),
-    "2-layers": ({"num_layers": 2}, "36M"),
-    "4-layers": ({"num_layers": 4}, "50M"),
-    "8-layers": ({"num_layers": 8}, "80M"),
-    "d-256": ({"d_model": 256}, "28M"),
-    "d-1024": ({"d_model": 1024}, "168M"),
-    "ff-1024": ({"d_ff": 1024}, "53M"),
-    "ff-4096": ({"d_ff": 4096}, "90M"),
-    "learned": ({"positions": "learned"}, "65M"),
-}
-PRESETS |= {
-    f"transformer-{name}": _preset(
-        published,
-        "table 3; as printed with 41,100 tokens instead of section 5.1's 37,000",
-        **fields,
-    )
-    for name, (fields, published) in _TABLE_3.items()
-}
 
 register(
     "transformer", Architecture(EncoderDecoderConfig, EncoderDecoder, PRESETS, _smallest_inputs)
