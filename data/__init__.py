@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .next_sentence import Segments
     from .number_words import NumberWords, spell
     from .pair_corpus import PairCorpus, build_pair_corpus
-    from .pair_sources import Pair, read_lines
+    from .pair_sources import Pair
     from .parallel_text import ParallelText, open_parallel
     from .pipeline import BatchIterator, Rows, TrainBatches, evaluation_batches, train_iterator
     from .pretraining import PretrainingData, PretrainingRows
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .sources import Source, parse_source, parse_sources, read_documents
     from .spans import SpanData, SpanRows
     from .tagging import TaggingData, TaggingRows
+    from .text_lines import read_lines
     from .tokenizer import SpecialIds, Tokenizer, load_tokenizer
     from .tokenizer_training import TokenizerConfig, train_tokenizer
     from .translation import (
@@ -55,7 +56,7 @@ _HOME = {
     "next_sentence": ("Segments",),
     "number_words": ("NumberWords", "spell"),
     "pair_corpus": ("PairCorpus", "build_pair_corpus"),
-    "pair_sources": ("Pair", "read_lines"),
+    "pair_sources": ("Pair",),
     "parallel_text": ("ParallelText", "open_parallel"),
     "pipeline": ("BatchIterator", "Rows", "TrainBatches", "evaluation_batches", "train_iterator"),
     "pretraining": ("PretrainingData", "PretrainingRows"),
@@ -64,6 +65,7 @@ _HOME = {
     "sources": ("Source", "parse_source", "parse_sources", "read_documents"),
     "spans": ("SpanData", "SpanRows"),
     "tagging": ("TaggingData", "TaggingRows"),
+    "text_lines": ("read_lines",),
     "tokenizer": ("SpecialIds", "Tokenizer", "load_tokenizer"),
     "tokenizer_training": ("TokenizerConfig", "train_tokenizer"),
     "translation": (

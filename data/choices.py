@@ -15,8 +15,9 @@ from .documents import Split
 from .errors import DataError
 from .framing import Frame, FramedTokens, frame_texts
 from .labelled_data import LabelledData, Loaded, output, softmax
-from .labelled_sources import LabelledSource, Record, input_lines, read_fields, read_objects
+from .labelled_sources import LabelledSource, Record, read_fields, read_objects
 from .published_records import PublishedRecords
+from .text_lines import input_lines
 from .tokenizer import Tokenizer
 
 

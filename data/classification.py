@@ -19,11 +19,11 @@ from .labelled_sources import (
     LabelledSource,
     Record,
     are_json_lines,
-    input_lines,
     read_fields,
     read_objects,
 )
 from .published_records import PublishedRecords
+from .text_lines import input_lines
 from .tokenizer import Tokenizer
 
 Target = Literal["one", "several", "score"]

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .errors import DataError
-from .labelled_sources import LabelledSource, Line, source_lines
+from .labelled_sources import LabelledSource, source_lines
+from .text_lines import Line
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from .atomic import write_file
 from .errors import DataError
+from .text_lines import file_lines
 from .tokenizer import END_OF_TEXT, SpecialIds, Tokenizer, check_unicode, printable, read_json
 
 # What a special token is called where no file says so.
@@ -232,14 +233,6 @@ def _read_config(path: Path) -> dict[str, object]:
     return content if isinstance(content, dict) else {}
 
 
-def _read_lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 at byte offset {error.start}") from None
-    return text.removesuffix("\n").split("\n")  # not splitlines: U+2028 can be a piece
-
-
 def _read_byte_vocabulary(path: Path) -> dict[str, int]:
     ids = read_json(path)
     if not isinstance(ids, dict) or not all(isinstance(i, int) for i in ids.values()):
@@ -255,10 +248,10 @@ def _read_byte_vocabulary(path: Path) -> dict[str, int]:
 
 def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
-    for number, line in enumerate(_read_lines(path), start=1):
+    for _, number, line in file_lines(path):
         if not line or (number == 1 and line.startswith("#version")):
             continue
-        pieces = line.removesuffix("\r").split(" ")
+        pieces = line.split(" ")
         if len(pieces) != 2:
             raise DataError(f"{path} line {number} is not two pieces parted by a space: {line!r}")
         if not {*pieces, "".join(pieces)} <= ids.keys():
@@ -271,7 +264,7 @@ def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
-    pieces = [line.removesuffix("\r") for line in _read_lines(path)]
+    pieces = [line for _, _, line in file_lines(path)]
     ids = {piece: i for i, piece in enumerate(pieces)}
     missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in ids]
     if missing:

@@ -22,12 +22,12 @@ def parse_json(text: str, place: str) -> Any:
 
 
 def parse_object(line: str, place: str) -> dict[str, Any]:
-    """Parses a line of JSON lines, with its end or without.
+    """Parses a line of JSON lines.
 
     Raises:
         DataError: It is not a JSON object.
     """
-    row = parse_json(line.removesuffix("\n"), place)
+    row = parse_json(line, place)
     if not isinstance(row, dict):
         raise DataError(f"{place} is a JSON {type(row).__name__}: write one object a line")
     return row

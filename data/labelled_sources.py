@@ -15,7 +15,6 @@ into memory. Every record knows its place, for the messages about it.
 """
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +22,8 @@ from typing import Any, cast
 
 from .errors import DataError
 from .json_text import parse_object, pick
-from .sources import Source, decode_utf8, listed_choices, matching_files, raw_lines
-
-Line = tuple[str, int, str]
-"""A file's name, the number of a line from 1, and the line without its end."""
+from .sources import Source, listed_choices
+from .text_lines import Line, file_lines, matching_files
 
 FORMS = {
     "tsv": "tsv:GLOB#LABEL,TEXT",
@@ -35,7 +32,6 @@ FORMS = {
     "squad": "squad:GLOB",
     "tfds": "tfds:NAME/CONFIG#fields",
 }
-STANDARD_INPUT = "-"
 
 
 @dataclass(frozen=True)
@@ -122,11 +118,14 @@ def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> Label
     return replace(source, fields=tuple(fields.split(","))) if fields else source
 
 
-def read_fields(source: LabelledSource) -> Iterator[Record]:
+def read_fields(
+    source: LabelledSource, roles: str = "the label's and those of the texts"
+) -> Iterator[Record]:
     """Reads the local sources whose records are made of named fields.
 
     Args:
         source: Of the kind ``tsv`` or ``jsonl``.
+        roles: What the columns are, for messages.
 
     Yields:
         The records; files in sorted order.
@@ -135,50 +134,22 @@ def read_fields(source: LabelledSource) -> Iterator[Record]:
         DataError: A file is missing, not UTF-8 or not whole; a line has too many or too few
             columns, is not JSON, or lacks a field (with file and line).
     """
-    for path in matching_files(source.plain):
+    for lines in source_lines(source):
         if source.kind == "tsv":
-            yield from _read_columns(file_lines(path), source.fields, source.named)
+            yield from _read_columns(lines, source, roles)
         else:
-            yield from read_objects(file_lines(path), source.fields)
+            yield from read_objects(lines, source.fields)
 
 
 def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:
     """Reads the lines of each file of a local source."""
-    for path in matching_files(source.plain):
+    for path in matching_files(source.location, source.name):
         yield file_lines(path)
-
-
-def input_lines(path: str) -> Iterator[Line]:
-    """Reads the lines of a file, or of standard input for ``-``.
-
-    Raises:
-        DataError: The file is missing, a folder, not UTF-8 or not whole.
-    """
-    if Path(path).expanduser().is_dir():
-        raise DataError(f"{path} is a folder: name a file in it, or several by a glob")
-    if path != STANDARD_INPUT:
-        for file in matching_files(Source(path, cast(Any, "text"), path, "")):
-            yield from file_lines(file)
-        return
-    offset, name = 0, Path("standard input")
-    for number, raw in enumerate(sys.stdin.buffer, start=1):
-        yield str(name), number, _without_end(decode_utf8(raw, name, offset))
-        offset += len(raw)
 
 
 def are_json_lines(path: str) -> bool:
     """Whether a file's name says that it holds JSON lines."""
     return path.removesuffix(".gz").endswith(".jsonl")
-
-
-def file_lines(path: Path) -> Iterator[Line]:
-    """Reads the lines of a file, which may be packed by gzip."""
-    for number, (offset, raw) in enumerate(raw_lines(path), start=1):
-        yield str(path), number, _without_end(decode_utf8(raw, path, offset))
-
-
-def _without_end(line: str) -> str:
-    return line.removesuffix("\n").removesuffix("\r")
 
 
 def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:
@@ -194,7 +165,8 @@ def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Rec
             yield Record(place, tuple(pick(row, field, place) for field in fields))
 
 
-def _read_columns(lines: Iterator[Line], fields: tuple[str, ...], named: bool) -> Iterator[Record]:
+def _read_columns(lines: Iterator[Line], source: LabelledSource, roles: str) -> Iterator[Record]:
+    fields = source.fields
     with_header = not all(part.isdecimal() for field in fields for part in field.split("+"))
     columns: list[int | list[int]] = []
     width = 0
@@ -203,8 +175,8 @@ def _read_columns(lines: Iterator[Line], fields: tuple[str, ...], named: bool) -
         place = f"{file} line {number}"
         if not width:
             width = len(cells)
-            if not named:
-                _check_customary(width, fields, place)
+            if not source.named:
+                _check_customary(width, fields, roles, place)
             columns = [_columns(field, cells, place) for field in fields]
             if with_header:
                 continue
@@ -221,12 +193,12 @@ def _read_columns(lines: Iterator[Line], fields: tuple[str, ...], named: bool) -
         )
 
 
-def _check_customary(width: int, fields: tuple[str, ...], place: str) -> None:
+def _check_customary(width: int, fields: tuple[str, ...], roles: str, place: str) -> None:
     """Columns that nobody named are taken only where there can be no others."""
     if width != max(int(part) for field in fields for part in field.split("+")):
         raise DataError(
-            f"{place} has {width} columns: name the label's and those of the texts after a #, in "
-            "this order, as #2,4 or by the names in the first line"
+            f"{place} has {width} columns: name {roles} after a #, in this order, as #2,4 or by "
+            "the names in the first line"
         )
 
 

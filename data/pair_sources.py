@@ -1,13 +1,8 @@
-"""Pairs of sentences as they stand in files and published data sets, in order and one to one.
-
-Lines end at a line feed only; a carriage return before it is dropped. No line is ever left
-out here, so nothing shifts the two sides against each other.
-"""
+"""Pairs of sentences as they stand in files and published data sets, in order and one to one."""
 
 import itertools
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +11,9 @@ from typing import Any, NamedTuple
 from .documents import Split
 from .errors import DataError
 from .labelled_data import digest
-from .labelled_sources import STANDARD_INPUT, LabelledSource, Record, read_fields, source_lines
+from .labelled_sources import LabelledSource, Record, read_fields
 from .published_records import PublishedRecords
-from .sources import raw_lines
+from .text_lines import file_lines
 
 
 class Pair(NamedTuple):
@@ -65,13 +60,13 @@ class FilePairs(Part):
     target: Path
 
     def __iter__(self) -> Iterator[Pair]:
-        sources, targets = text_lines(self.source), text_lines(self.target)
+        sources, targets = file_lines(self.source), file_lines(self.target)
         number = 0
         for number, (source, target) in enumerate(itertools.zip_longest(sources, targets), 1):
             if source is None or target is None:
                 more = 1 + sum(1 for _ in (targets if source is None else sources))
                 raise self._of_different_lengths(number - 1, more, source is None)
-            yield Pair(source, target, f"line {number} of {self.source} and {self.target}")
+            yield Pair(source[2], target[2], f"line {number} of {self.source} and {self.target}")
 
     def _of_different_lengths(self, both: int, more: int, source_is_shorter: bool) -> DataError:
         shorter, longer = self.source, self.target
@@ -94,19 +89,8 @@ class FieldPairs(Part):
     fields: LabelledSource
 
     def __iter__(self) -> Iterator[Pair]:
-        if self.fields.kind == "tsv" and not self.fields.named:
-            self._check_customary()
-        for record in read_fields(self.fields):
+        for record in read_fields(self.fields, "the source's and the target's"):
             yield _pair(record, self.fields)
-
-    def _check_customary(self) -> None:
-        """Columns that nobody named are taken only where there can be no others."""
-        for file, number, line in itertools.islice(next(source_lines(self.fields)), 1):
-            if (columns := line.count("\t") + 1) != 2:
-                raise DataError(
-                    f"{file} line {number} has {columns} columns: name the source's and the "
-                    "target's after a #, as #1,2 or by the names in the first line"
-                )
 
 
 @dataclass(frozen=True)
@@ -150,56 +134,3 @@ def _pair(record: Record, source: LabelledSource) -> Pair:
             )
     source_text, target_text = record.values
     return Pair(source_text, target_text, record.place)
-
-
-def text_lines(path: Path) -> Iterator[str]:
-    """Reads the lines of a file, which may be packed by gzip, without their ends.
-
-    Raises:
-        DataError: It cannot be read, or is not UTF-8 (with the line).
-    """
-    return _decoded((raw for _, raw in raw_lines(path)), str(path))
-
-
-def read_lines(path: str) -> list[str]:
-    """Reads lines to translate; an empty line is an empty text, so none is lost.
-
-    Args:
-        path: A file, or ``-`` for standard input.
-
-    Raises:
-        DataError: The file is missing, a folder, not whole or not UTF-8 (with the line).
-    """
-    if path == STANDARD_INPUT:
-        return list(_decoded(sys.stdin.buffer, "standard input"))
-    return list(text_lines(existing_file(Path(path).expanduser())))
-
-
-def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    for number, raw in enumerate(lines, start=1):
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{name} line {number} is not UTF-8: byte 0x{raw[error.start]:02x} at its byte "
-                f"{error.start + 1}; convert the file to UTF-8, or mend the line"
-            ) from None
-        line = line.removeprefix("\ufeff") if number == 1 else line
-        yield line.removesuffix("\n").removesuffix("\r")
-
-
-def existing_file(path: Path, of: str = "") -> Path:
-    """Checks that a file is there.
-
-    Args:
-        path: Of the file.
-        of: What names it, for the message.
-
-    Raises:
-        DataError: It is not, or is a folder.
-    """
-    if path.is_dir():
-        raise DataError(f"{path} is a folder{of}: name a file in it")
-    if not path.exists():
-        raise DataError(f"no such file: {path}{of}, in folder {Path.cwd()}: check the path")
-    return path

@@ -12,7 +12,7 @@ r"""Where pairs of sentences come from, under the name scheme of ``sources``.
 =============================  ======================================================
 
 To translate the other way round, swap the names. Files ending in ``.gz`` are unpacked
-while reading. Lines end at ``\n`` only, a ``\r`` before it is dropped. No line of
+while reading; a line ends as ``text_lines`` says. No line of
 ``pairs:`` is ever left out while reading, so nothing shifts the two sides against each
 other; where both stand on one line, wholly empty lines are passed over.
 """
@@ -29,7 +29,7 @@ from .documents import Division, Split, text_digest
 from .errors import DataError
 from .labelled_data import digest
 from .labelled_sources import LabelledSource, parse_labelled
-from .pair_sources import FieldPairs, FilePairs, Pair, Part, PublishedPairs, existing_file
+from .pair_sources import FieldPairs, FilePairs, Pair, Part, PublishedPairs
 from .published_records import PublishedRecords, open_published
 from .sources import listed_choices
 
@@ -204,10 +204,18 @@ def _open_files(name: str, rest: str) -> FilePairs:
         raise DataError(
             f"source {name!r} names {len(list(filter(None, files)))} files: write {FORMS['pairs']}"
         )
-    source, target = (
-        existing_file(Path(file).expanduser(), f" (source {name!r})") for file in files
-    )
+    source, target = (_existing(Path(file).expanduser(), name) for file in files)
     return FilePairs(name, source, target)
+
+
+def _existing(path: Path, name: str) -> Path:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder (source {name!r}): name a file in it")
+    if not path.exists():
+        raise DataError(
+            f"no such file: {path} (source {name!r}), in folder {Path.cwd()}: check the path"
+        )
+    return path
 
 
 def _open_published(source: LabelledSource) -> PublishedRecords:

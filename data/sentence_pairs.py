@@ -8,7 +8,7 @@ import numpy as np
 from .errors import DataError
 from .framing import FramedTokens
 from .labelled_data import output, softmax
-from .labelled_sources import input_lines
+from .text_lines import input_lines
 
 
 @dataclass(frozen=True, eq=False)

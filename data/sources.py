@@ -12,23 +12,20 @@ r"""Where text comes from, under one name scheme.
                            spaces and before a kind joins: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
-Files ending in ``.gz`` are unpacked while reading; ``**`` in a glob means any depth.
-Lines end at ``\n`` only: other Unicode line separators are ordinary characters.
-This file reads the local kinds; ``documents`` adds the published ones.
+How files are found and parted into lines says ``text_lines``. This file reads the local
+kinds; ``documents`` adds the published ones.
 """
 
 import difflib
-import glob
-import gzip
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import Literal, cast
 
 from .errors import DataError
 from .json_text import parse_object, pick
+from .text_lines import file_lines, matching_files
 
 SourceKind = Literal["builtin", "text", "jsonl", "tfds"]
 
@@ -130,8 +127,8 @@ def read_documents(source: Source) -> Iterator[str]:
         The text of each document; files in sorted order, lines in file order.
 
     Raises:
-        DataError: A file is missing, empty, not UTF-8 (with file and byte offset) or
-            not whole; a JSON line is not valid or lacks the field (with file and line).
+        DataError: A file is missing, empty, not whole or not UTF-8; a JSON line is not
+            valid or lacks the field (with file and line).
         ValueError: The source is a published TFDS data set, which ``documents`` reads.
     """
     if source.kind == "builtin":
@@ -139,7 +136,7 @@ def read_documents(source: Source) -> Iterator[str]:
         return
     if source.kind == "tfds":
         raise ValueError(f"{source.name!r} is not local text: use load_documents")
-    paths = matching_files(source)
+    paths = matching_files(source.location, source.name)
     found = False
     for path in paths:
         reader = _read_text(path, source.part) if source.kind == "text" else None
@@ -177,81 +174,12 @@ def listed_choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | N
     return f"{shown[valid.index(near[0])]} (nearest) from {listed}" if near else f"from {listed}"
 
 
-def matching_files(source: Source) -> list[Path]:
-    """Finds the files that a local source names, sorted.
-
-    Raises:
-        DataError: There is none, or the name is that of a folder.
-    """
-    pattern = str(Path(source.location).expanduser())
-    if Path(pattern).is_dir():
-        raise DataError(
-            f"source {source.name!r} is a folder: name its files, "
-            f"for example {source.kind}:{source.location.rstrip('/')}/**/*.txt"
-        )
-    if Path(pattern).is_file():  # a plain name may hold [ ] * ? itself
-        return [Path(pattern)]
-    paths = sorted(Path(path) for path in glob.glob(pattern, recursive=True))
-    paths = [path for path in paths if path.is_file()]
-    if not paths:
-        problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
-        raise DataError(
-            f"{problem} {source.location!r} (source {source.name!r}, "
-            f"in folder {Path.cwd()}): check the path" + _join_hint(source.location)
-        )
-    return paths
-
-
-def _join_hint(location: str) -> str:
-    hint = "; to join sources write the kind of each: text:GLOB + text:GLOB"
-    return hint if re.search(r"\s\+\s", location) else ""
-
-
-def _open(path: Path) -> IO[bytes]:
-    try:
-        if path.suffix == ".gz":
-            return cast(IO[bytes], gzip.open(path, "rb"))
-        return path.open("rb")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    r"""Yields (byte offset, line with its ``\n``)."""
-    offset = 0
-    with _open(path) as file:
-        try:
-            for line in file:
-                yield offset, line
-                offset += len(line)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{path} is not a whole gzip file ({error}): fetch it again") from None
-
-
-def decode_utf8(raw: bytes, path: Path, offset: int) -> str:
-    """Decodes a piece of a file that begins at a byte offset; drops a byte order mark.
-
-    Raises:
-        DataError: It is not UTF-8; the message has the place of the wrong byte.
-    """
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        place = offset + error.start
-        unpacked = " of the unpacked text" if path.suffix == ".gz" else ""
-        raise DataError(
-            f"{path} is not UTF-8: byte 0x{raw[error.start]:02x} at byte offset {place}{unpacked}"
-            "; convert the file to UTF-8"
-        ) from None
-    return text.removeprefix("\ufeff") if offset == 0 else text
-
-
 def _read_text(path: Path, unit: str) -> Iterator[str]:
-    lines = (decode_utf8(raw, path, offset) for offset, raw in raw_lines(path))
+    lines = (line for _, _, line in file_lines(path, keep_ends=unit != "line"))
     if unit == "file":
         yield "".join(lines)
     elif unit == "line":
-        yield from (line.removesuffix("\n").removesuffix("\r") for line in lines)
+        yield from lines
     else:
         yield from _blocks(lines)
 
@@ -269,10 +197,9 @@ def _blocks(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _read_json_lines(path: Path, field: str) -> Iterator[str]:
-    for number, (offset, raw) in enumerate(raw_lines(path), start=1):
-        line = decode_utf8(raw, path, offset)
+    for file, number, line in file_lines(path):
         if line and not line.isspace():
-            yield _text_field(line, field, f"{path} line {number}")
+            yield _text_field(line, field, f"{file} line {number}")
 
 
 def _text_field(line: str, field: str, place: str) -> str:

@@ -15,7 +15,7 @@ from .documents import Split
 from .errors import DataError
 from .framing import Frame, FramedTokens
 from .labelled_data import LabelledData, Loaded
-from .labelled_sources import LabelledSource, Record, input_lines, parse_labelled
+from .labelled_sources import LabelledSource, Record, parse_labelled
 from .published_records import PublishedRecords
 from .span_decoding import SpanDecoding
 from .squad import (
@@ -26,6 +26,7 @@ from .squad import (
     read_questions,
     unanswered,
 )
+from .text_lines import input_lines
 from .tokenizer import Tokenizer
 from .windows import windows
 

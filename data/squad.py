@@ -11,7 +11,8 @@ from typing import Any
 
 from .errors import DataError
 from .json_text import parse_json, parse_object, pick
-from .labelled_sources import LabelledSource, Line, Record, are_json_lines, source_lines
+from .labelled_sources import LabelledSource, Record, are_json_lines, source_lines
+from .text_lines import Line
 
 
 @dataclass(frozen=True)

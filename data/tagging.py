@@ -21,12 +21,12 @@ from .labelled_sources import (
     LabelledSource,
     Record,
     are_json_lines,
-    input_lines,
     read_fields,
     read_objects,
 )
 from .published_records import PublishedRecords
 from .tag_schemes import InconsistentTagError, find_scheme, misplaced_inside, span_labels, to_bio
+from .text_lines import input_lines
 from .tokenizer import Tokenizer
 
 _OR_OUTSIDE = "O outside of all spans"

@@ -237,7 +237,7 @@ def translate_command(arguments: list[str]) -> None:
     parsed = tyro.cli(TranslateArguments, args=arguments, prog="flaxzoo translate")
     _enable_compilation_cache()
     from ..data.atomic import check_place, write_file
-    from ..data.pair_sources import read_lines
+    from ..data.text_lines import input_lines
     from ..models.beam import BeamSearch
     from .progress import Progress
     from .translating import TextTranslator, to_lines
@@ -255,10 +255,10 @@ def translate_command(arguments: list[str]) -> None:
         num_return=parsed.num_best,
     )
     translator = TextTranslator.of_run(parsed.run, step=parsed.step)
-    texts = read_lines(parsed.input)
+    lines = list(input_lines(parsed.input))
+    texts = [text for _, _, text in lines]
+    places = [f"{file} line {number}" for file, number, _ in lines]
     with Progress().counter("sentences", len(texts)) as advance:
-        name = "standard input" if parsed.input == "-" else parsed.input
-        places = [f"{name} line {number}" for number in range(1, len(texts) + 1)]
         translated = translator(texts, search=search, places=places, on_batch=advance)
     text = "".join(f"{line}\n" for line in to_lines(translated, parsed.num_best))
     if parsed.output is None:
@@ -310,10 +310,10 @@ def embed_command(arguments: list[str]) -> None:
     if parsed.output.suffix != ".npy":
         raise ValueError(f"output {parsed.output} must end in .npy, the format it is written in")
     _enable_compilation_cache()
-    from ..data.labelled_sources import input_lines
+    from ..data.text_lines import read_lines
     from .embedding import TextEmbedder
 
-    texts = [line for _, _, line in input_lines(parsed.input)]
+    texts = read_lines(parsed.input)
     vectors = TextEmbedder.of_run(parsed.run, step=parsed.step)(texts, _say)
     _write_array(parsed.output, vectors)
     _say(f"{parsed.output}: {vectors.shape[0]:,} vectors of {vectors.shape[1]}")

@@ -213,7 +213,7 @@ def test_lines_to_translate(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xe9")))
     with pytest.raises(DataError, match="standard input line 2 is not UTF-8: byte 0xe9"):
         read_lines("-")
-    with pytest.raises(DataError, match="no such file: gone, in folder"):
+    with pytest.raises(DataError, match="no such file: 'gone'"):
         read_lines("gone")
-    with pytest.raises(DataError, match="is a folder: name a file in it"):
+    with pytest.raises(DataError, match="is a folder: name its files"):
         read_lines(str(tmp_path))

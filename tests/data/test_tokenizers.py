@@ -147,7 +147,7 @@ def test_saved_bpe_loads_in_transformers(tmp_path, prose):
     [
         ("vocab.txt", b"a\nb\n", r"no line \[UNK\]"),
         ("vocab.txt", b"[UNK]\n[CLS]\n[SEP]\na\na\n", "piece 'a' twice"),
-        ("vocab.txt", b"[UNK]\n\xff\n", "not UTF-8 at byte offset 6"),
+        ("vocab.txt", b"[UNK]\n\xff\n", "vocab.txt line 2 is not UTF-8: byte 0xff"),
         ("tokenizer.json", b"{", "not valid JSON"),
         ("tokenizer.json", b'{"model": {}}', "not a tokenizer of the tokenizers library"),
         ("x.json", b"[1]", "JSON but not a tokenizer"),
