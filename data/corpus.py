@@ -98,11 +98,7 @@ class TokenCorpus:
 
 
 def build_corpus(
-    documents: Texts,
-    tokenizer: Tokenizer,
-    folder: str | PathLike[str],
-    *,
-    progress: Callable[[int], None] | None = None,
+    documents: Texts, tokenizer: Tokenizer, folder: str | PathLike[str]
 ) -> TokenCorpus:
     """Tokenises documents, or opens the result of an earlier call.
 
@@ -110,7 +106,6 @@ def build_corpus(
         documents: The texts of one split; read once, in chunks.
         tokenizer: Its fingerprint and that of the documents are the cache's key.
         folder: The cache; the corpus gets a folder of its own inside.
-        progress: Called with the number of documents done so far, after each chunk.
 
     Returns:
         The corpus.
@@ -121,7 +116,7 @@ def build_corpus(
     key = corpus_key(_FORMAT, documents.fingerprint, tokenizer.fingerprint)
 
     def fill(temporary: Path) -> None:
-        _write(documents, tokenizer, temporary, key, progress)
+        _write(documents, tokenizer, temporary, key)
 
     return open_corpus(build_folder(Path(folder) / key, fill))
 
@@ -143,13 +138,7 @@ def open_corpus(folder: str | PathLike[str]) -> TokenCorpus:
     return TokenCorpus(folder, **facts)
 
 
-def _write(
-    documents: Iterable[str],
-    tokenizer: Tokenizer,
-    folder: Path,
-    key: str,
-    progress: Callable[[int], None] | None,
-) -> None:
+def _write(documents: Iterable[str], tokenizer: Tokenizer, folder: Path, key: str) -> None:
     tokens = TokenWriter(folder, tokenizer.vocab_size, tokenizer.special_ids.unk)
     num_bytes, seen, starts = 0, 0, array("q")
     with tokens:
@@ -160,8 +149,6 @@ def _write(
                     starts.append(tokens.append(ids))
             num_bytes += sum(len(text.encode()) for text in chunk)
             seen += len(chunk)
-            if progress is not None:
-                progress(seen)
     if not starts:
         raise DataError(f"none of {seen} documents has two tokens: give a source with text")
     np.save(folder / "document_starts.npy", np.asarray(starts, np.int64))

@@ -6,7 +6,7 @@ there were, and which was the first, is kept.
 """
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -83,11 +83,7 @@ class PairCorpus:
 
 
 def build_pair_corpus(
-    text: ParallelText,
-    tokenizer: Tokenizer,
-    folder: str | PathLike[str],
-    *,
-    progress: Callable[[int], None] | None = None,
+    text: ParallelText, tokenizer: Tokenizer, folder: str | PathLike[str]
 ) -> PairCorpus:
     """Tokenises pairs, or opens the result of an earlier call.
 
@@ -95,7 +91,6 @@ def build_pair_corpus(
         text: The pairs; read once, in chunks.
         tokenizer: Its fingerprint and that of the text are the cache's key.
         folder: The cache; the corpus gets a folder of its own inside.
-        progress: Called with the number of pairs done so far, after each chunk.
 
     Raises:
         DataError: The text has a fault, no pair has two sides, the tokenizer has no token
@@ -107,7 +102,7 @@ def build_pair_corpus(
     key = corpus_key("pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint)
 
     def fill(temporary: Path) -> None:
-        _write(text, tokenizer, end, temporary, key, progress)
+        _write(text, tokenizer, end, temporary, key)
 
     place = build_folder(Path(folder) / key, fill)
     return PairCorpus(place, **read_facts(place))
@@ -123,14 +118,7 @@ def _mapped(path: Path) -> np.ndarray:
     return np.asarray(np.load(path, mmap_mode="r"))
 
 
-def _write(
-    text: ParallelText,
-    tokenizer: Tokenizer,
-    end: int,
-    folder: Path,
-    key: str,
-    progress: Callable[[int], None] | None,
-) -> None:
+def _write(text: ParallelText, tokenizer: Tokenizer, end: int, folder: Path, key: str) -> None:
     tokens = TokenWriter(folder, tokenizer.vocab_size, tokenizer.special_ids.unk)
     starts, numbers = array("q"), array("q")
     num_read, first_empty = 0, None
@@ -143,8 +131,6 @@ def _write(
                 elif first_empty is None:
                     first_empty = num_read + number
             num_read += len(chunk)
-            if progress is not None:
-                progress(num_read)
     if not numbers:
         raise DataError(
             f"none of {num_read:,} pairs of {text.name!r} has a text on both sides: name others"
