@@ -144,20 +144,23 @@ def best_fit(
     """
     order = np.flatnonzero(np.maximum(source_sizes, target_sizes) <= length)
     np.random.default_rng(seed % 2**64).shuffle(order)
-    sizes = np.stack([source_sizes, target_sizes], axis=1)[order]
     rows: list[list[int]] = [[] for _ in range(_OPEN_ROWS)]
     closed: list[list[int]] = []
-    room = np.full((_OPEN_ROWS, 2), length)
+    room = np.full((2, _OPEN_ROWS), length)
+    of_sources, of_targets = room
     unused = 2 * length  # a row that holds nothing yet is taken last
-    for pair, size in zip(order.tolist(), sizes, strict=True):
-        left = np.where((room >= size).all(1), room.sum(1), unused + 1)
-        index = int(left.argmin())
-        if left[index] > unused:
-            index = int(room.min(1).argmin())
+    in_all = np.full(_OPEN_ROWS, unused)
+    sizes = zip(source_sizes[order].tolist(), target_sizes[order].tolist(), strict=True)
+    for pair, (source, target) in zip(order.tolist(), sizes, strict=True):
+        fits = (of_sources >= source) & (of_targets >= target)
+        index = int(np.where(fits, in_all, unused + 1).argmin())
+        if not fits[index]:
+            index = int(np.minimum(of_sources, of_targets).argmin())
             closed.append(rows[index])
-            rows[index], room[index] = [], length
+            rows[index], room[:, index], in_all[index] = [], length, unused
         rows[index].append(pair)
-        room[index] -= size
+        room[:, index] -= source, target
+        in_all[index] -= source + target
     closed += filter(None, rows)
     pairs = np.asarray([pair for row in closed for pair in row], np.int64)
     return pairs, np.cumsum([0, *map(len, closed)], dtype=np.int64)
