@@ -6,9 +6,16 @@ from typing import Any
 
 from .errors import DataError
 
+_OBJECTS = "write one JSON object a line"
 
-def parse_json(text: str, place: str) -> Any:
+
+def parse_json(text: str, place: str, remedy: str = "correct it") -> Any:
     """Parses JSON that a file holds.
+
+    Args:
+        text: The JSON.
+        place: Where it stands, for messages.
+        remedy: What to do about it if it is none, for messages.
 
     Raises:
         DataError: It is not JSON.
@@ -18,7 +25,7 @@ def parse_json(text: str, place: str) -> Any:
     except (json.JSONDecodeError, RecursionError) as error:
         reason = getattr(error, "msg", "nested too deeply")
         place += f" line {getattr(error, 'lineno', 1)}" if "\n" in text else ""
-        raise DataError(f"{place} is not valid JSON ({reason}): correct it") from None
+        raise DataError(f"{place} is not valid JSON ({reason}): {remedy}") from None
 
 
 def parse_object(line: str, place: str) -> dict[str, Any]:
@@ -27,9 +34,9 @@ def parse_object(line: str, place: str) -> dict[str, Any]:
     Raises:
         DataError: It is not a JSON object.
     """
-    row = parse_json(line, place)
+    row = parse_json(line, place, _OBJECTS)
     if not isinstance(row, dict):
-        raise DataError(f"{place} is a JSON {type(row).__name__}: write one object a line")
+        raise DataError(f"{place} is a JSON {type(row).__name__}: {_OBJECTS}")
     return row
 
 

@@ -97,8 +97,8 @@ def test_json_lines(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"label": ', "a.jsonl line 2 is not valid JSON"),
-        ("[1]", "line 2 is a JSON list: write one object a line"),
+        ('{"label": ', r"a.jsonl line 2 is not valid JSON \(.*\): write one JSON object a line"),
+        ("[1]", "line 2 is a JSON list: write one JSON object a line"),
         ('{"label": 1}', "line 2 has no field 'text': its fields are label"),
         (
             r'{"label": 1, "text": "a\ud800"}',
@@ -112,6 +112,15 @@ def test_bad_json_lines(tmp_path, line, message):
     (tmp_path / "a.jsonl").write_bytes(b'{"label": 0, "text": "fine"}\n' + raw + b"\n")
     with pytest.raises(DataError, match=message):
         read(f"jsonl:{tmp_path}/a.jsonl")
+
+
+@pytest.mark.parametrize("part", ["label,text", "label,a+b"])
+def test_plain_text_is_no_json_lines(tmp_path, part):
+    (tmp_path / "a.txt").write_text("\nplain text\n")
+    with pytest.raises(DataError) as caught:
+        read(f"jsonl:{tmp_path}/a.txt#{part}")
+    wrong = "is not valid JSON (Expecting value): write one JSON object a line"
+    assert str(caught.value) == f"{tmp_path}/a.txt line 2 {wrong}"
 
 
 def test_input(tmp_path, monkeypatch):

@@ -136,8 +136,9 @@ def test_missing_files(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": ', "a.jsonl line 2 is not valid JSON"),
-        ("[1]", "a.jsonl line 2 is a JSON list"),
+        ('{"text": ', r"a.jsonl line 2 is not valid JSON \(.*\): write one JSON object a line"),
+        ("plain text", r"a.jsonl line 2 is not valid JSON \(.*\): write one JSON object a line"),
+        ("[1]", "a.jsonl line 2 is a JSON list: write one JSON object a line"),
         ('{"body": "x", "id": 3}', "line 2 has no field 'text': its fields are body, id"),
         ('{"text": 3, "body": "x"}', "line 2 field 'text' is a int.* string fields are body"),
         (r'{"text": "a\ud800"}', "lone surrogate at character 1"),
