@@ -6,13 +6,13 @@ is predicted exactly once.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
 
-from .conll import Sentence, read_sentences, read_words
+from .conll import read_sentences, read_words
 from .documents import Split
 from .errors import DataError
 from .framing import Frame, FramedTokens
@@ -25,48 +25,13 @@ from .labelled_sources import (
     read_objects,
 )
 from .published_records import PublishedRecords
-from .tag_schemes import InconsistentTagError, find_scheme, misplaced_inside, span_labels, to_bio
+from .tag_schemes import span_labels
+from .tagged_sentences import TaggingExample, from_columns, from_record, in_bio, words_of
 from .text_lines import input_lines
 from .tokenizer import Tokenizer
 
-_OR_OUTSIDE = "O outside of all spans"
 NOT_PREDICTED = -100
 """The label of a token at which nothing is predicted."""
-
-
-@dataclass(frozen=True)
-class TaggingExample:
-    """A sentence.
-
-    Attributes:
-        words: Its words.
-        tags: A tag for each; None if they are to be predicted.
-        place: Where it stands, for messages.
-        first_line: The line of its first word, if each word has a line.
-        document: The document that it is of, where its source marks them.
-    """
-
-    words: tuple[str, ...]
-    tags: tuple[str, ...] | None
-    place: str = field(repr=False)
-    first_line: int | None = field(default=None, repr=False)
-    document: str = field(default="", repr=False)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The sentence."""
-        return (" ".join(self.words),)
-
-    @property
-    def group(self) -> str:
-        """The sentences of a document stay together; where none are marked, equal ones."""
-        return self.document or self.texts[0]
-
-    def place_of(self, word: int) -> str:
-        """Where a word stands."""
-        if self.first_line is None:
-            return f"{self.place} word {word + 1}"
-        return f"{self.place} line {self.first_line + word}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +58,16 @@ class TaggingData(LabelledData[TaggingExample]):
         """
         strict = split == "train"
         if source.kind == "conll":
-            return _in_bio([_from_columns(one) for one in read_sentences(source)], strict)
+            return in_bio([from_columns(one) for one in read_sentences(source)], strict)
         if len(source.fields) != 2:
             raise DataError(f"{source.name!r} must name two fields: the words' and the tags'")
         names = published.class_names(source.fields[1]) if published is not None else None
         records = published.read(split) if published is not None else read_fields(source)
-        return _in_bio([_from_record(record, names) for record in records], strict, names)
+        return in_bio([from_record(record, names) for record in records], strict, names)
 
     def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
         """See ``LabelledData``; the one field is the words'."""
-        return [TaggingExample(_words(r.values[0], r.place), None, r.place) for r in records]
+        return [TaggingExample(words_of(r.values[0], r.place), None, r.place) for r in records]
 
     def examples_of_source(self, name: str) -> list[TaggingExample]:
         """See ``LabelledData``; of ``conll:GLOB`` the first column is read."""
@@ -338,64 +303,3 @@ def _label_ids(examples: Sequence[TaggingExample], labels: tuple[str, ...]) -> n
         ],
         np.int32,
     )
-
-
-def _from_columns(sentence: Sentence) -> TaggingExample:
-    example = TaggingExample(
-        sentence.words, sentence.tags, sentence.file, sentence.first_line, sentence.document
-    )
-    if "" in sentence.tags:
-        raise DataError(f"{example.place_of(sentence.tags.index(''))} has a word without a tag")
-    return example
-
-
-def _from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample:
-    words, tags = record.values
-    words = _words(words, record.place)
-    if not isinstance(tags, list):
-        raise DataError(f"{record.place} has no list of tags: name the fields #words,tags")
-    if len(words) != len(tags):
-        raise DataError(
-            f"{record.place} has {len(words)} words and {len(tags)} tags: give each word one"
-        )
-    return TaggingExample(words, tuple(_tag(t, names, record.place) for t in tags), record.place)
-
-
-def _tag(value: Any, names: tuple[str, ...] | None, place: str) -> str:
-    if names is not None and isinstance(value, int) and 0 <= value < len(names):
-        return names[value]
-    is_name = isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip()
-    if names is None and is_name:
-        return str(value)
-    raise DataError(f"{place} has {value!r} among its tags: give each word one, {_OR_OUTSIDE}")
-
-
-def _words(values: Any, place: str) -> tuple[str, ...]:
-    if not isinstance(values, list):
-        raise DataError(f"{place} has no list of words: name the fields #words,tags")
-    for value in values:
-        if isinstance(value, bool | list | dict) or value is None:
-            raise DataError(f"{place} has {value!r} among its words: a word is a text or a number")
-    return tuple(map(str, values))
-
-
-def _in_bio(
-    examples: list[TaggingExample], strict: bool, names: tuple[str, ...] | None = None
-) -> Loaded[TaggingExample]:
-    sentences = [example.tags or () for example in examples]
-    try:
-        scheme = find_scheme(sentences, strict)
-    except InconsistentTagError as error:
-        raise error.at(examples[error.sentence].place_of(error.word)) from None
-    notes = [] if scheme in ("BIO", "plain") else [f"{scheme} tags converted to BIO"]
-    stray = misplaced_inside(sentences) if scheme == "BIO" else []
-    if stray:
-        sentence, word = stray[0]
-        place = examples[sentence].place_of(word)
-        notes.append(f"{len(stray):,} tags I- that continue nothing read as B- ({place})")
-    converted = tuple(
-        replace(example, tags=to_bio(tags, "IOB1" if stray else scheme))
-        for example, tags in zip(examples, sentences, strict=True)
-    )
-    declared = tuple(to_bio([name], scheme)[0] for name in names) if names is not None else None
-    return Loaded(converted, declared, tuple(notes))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer
 from flaxzoo.data.tag_schemes import find_scheme, span_labels, to_bio
-from flaxzoo.data.tagging import TaggingData, TaggingExample, tagging_rows, word_pieces
+from flaxzoo.data.tagged_sentences import TaggingExample
+from flaxzoo.data.tagging import TaggingData, tagging_rows, word_pieces
 from hypothesis import given
 from hypothesis import strategies as st
 
