@@ -1,16 +1,20 @@
 """The Transformer: an encoder and a decoder, as translation was published with it.
 
-Vaswani et al. 2017, "Attention is all you need": section 3 for the model, table
-3 for its variations. Where the paper is silent, the authors' code
-(tensor2tensor, `transformer_base_v1`) is followed:
+Vaswani et al. 2017, "Attention is all you need": section 3 for the model, whose
+equations give biases to the feed-forward layers and none to the projections of
+attention; section 5.4 for dropout; table 3 for the variations. Where the paper is
+silent, the authors' code as released in 2017 is followed (tensor2tensor's
+`transformer_base`, later called `transformer_base_v1`):
 
-- attention's projections have no biases, the feed-forward layer has;
-- dropout of the sums of embeddings and positions and of each sublayer's output,
-  neither of attention weights nor inside the feed-forward layer;
+- no dropout of attention weights, nor inside the feed-forward layers;
 - 1e-6 in layer normalisation;
 - kernels begin uniform (Glorot and Bengio 2010), embeddings normal with 1 / √D,
   so that they have unit variance once scaled by √D and the tied output begins
   with logits of unit variance.
+
+Where that code departs from the paper, the paper is followed: the code has biases
+in attention's projections too, all sines before the cosines, and a vector for the
+kind of target added to every token of the source.
 
 Options beyond the paper are those of Marian's models (Junczys-Dowmunt et al.
 2018, "Marian: fast neural machine translation in C++").
