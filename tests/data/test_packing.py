@@ -155,13 +155,25 @@ def test_best_fit_takes_every_pair_that_fits_once_and_fills_no_side_over(sizes, 
     assert all(map(np.array_equal, again, (pairs, row_starts)))
 
 
-def test_best_fit_packs_well_and_depends_on_the_seed():
+@pytest.fixture(scope="module")
+def two_lengths():
     generator = np.random.default_rng(0)
     source = generator.integers(5, 30, 5000)
-    target = np.maximum(1, source + generator.integers(-4, 5, 5000))
-    plans = [best_fit(source, target, 128, seed) for seed in (0, 1)]
-    for _, row_starts in plans:
-        assert (source.sum() + target.sum()) / (256 * (len(row_starts) - 1)) > 0.93
-    assert not np.array_equal(plans[0][0], plans[1][0])
-    nothing, starts = best_fit(source, target, 1, 0)
+    return source, np.maximum(1, source + generator.integers(-4, 5, 5000))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("length", [64, 128])
+def test_best_fit_packs_well(two_lengths, length, seed):
+    _, row_starts = best_fit(*two_lengths, length, seed)
+    assert np.sum(two_lengths) / (2 * length * (len(row_starts) - 1)) > 0.93
+
+
+def test_best_fit_depends_on_the_seed(two_lengths):
+    one, other = (best_fit(*two_lengths, 128, seed)[0] for seed in (0, 1))
+    assert not np.array_equal(one, other)
+
+
+def test_best_fit_of_nothing_that_fits(two_lengths):
+    nothing, starts = best_fit(*two_lengths, 1, 0)
     assert (len(nothing), starts.tolist()) == (0, [0])

@@ -182,13 +182,13 @@ def test_evaluation_sees_every_pair_once(corpus, count):
     assert labels == [t for i, t in enumerate(corpus.tokens.tolist()) if i not in starts]
 
 
-def test_sources_pickle_small(corpus):
-    for packing in ("concat", "first-fit"):
-        rows = CausalRows(corpus, 32, packing)
-        before = rows.row(0, 0)
-        batches = pickle.loads(pickle.dumps(TrainBatches(rows, **RUN)))
-        check_equal([batches.rows.row(0, 0)], [before])
-        assert len(pickle.dumps(rows)) < 1000
+@pytest.mark.parametrize("packing", ["concat", "first-fit"])
+def test_sources_pickle_small(corpus, packing):
+    rows = CausalRows(corpus, 32, packing)
+    before = rows.row(0, 0)
+    batches = pickle.loads(pickle.dumps(TrainBatches(rows, **RUN)))
+    check_equal([batches.rows.row(0, 0)], [before])
+    assert len(pickle.dumps(rows)) < 1000
     assert open_corpus(corpus.folder) == corpus
 
 

@@ -2,7 +2,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer
+from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.tag_schemes import find_scheme, span_labels, to_bio
 from flaxzoo.data.tagged_sentences import TaggingExample
 from flaxzoo.data.tagging import TaggingData, tagging_rows, word_pieces
@@ -185,17 +185,17 @@ def test_words_are_cut_as_the_library_cuts_them(datasets):
         assert [ids for ids, _ in word_pieces(example.words, tokenizer)] == by_word
 
 
-def test_any_tokenizer(prose):
-    from flaxzoo.data import train_tokenizer
-
-    for kind, size in (("byte-bpe", 300), ("sentencepiece-unigram", 400), ("characters", None)):
-        tokenizer = train_tokenizer(prose, TokenizerConfig(kind=kind, vocab_size=size))
-        words = ["The", "statement", "x", "is", "new"]
-        pieces = word_pieces(words, tokenizer)
-        for word, (ids, mark) in zip(words, pieces, strict=True):
-            assert tokenizer.decode(ids).strip() == word
-            assert tokenizer.decode(ids[mark:]).strip() == word
-            assert 0 <= mark < len(ids)
+@pytest.mark.parametrize(
+    ("kind", "size"), [("byte-bpe", 300), ("sentencepiece-unigram", 400), ("characters", None)]
+)
+def test_any_tokenizer(prose, kind, size):
+    tokenizer = train_tokenizer(prose, TokenizerConfig(kind=kind, vocab_size=size))
+    words = ["The", "statement", "x", "is", "new"]
+    pieces = word_pieces(words, tokenizer)
+    for word, (ids, mark) in zip(words, pieces, strict=True):
+        assert tokenizer.decode(ids).strip() == word
+        assert tokenizer.decode(ids[mark:]).strip() == word
+        assert 0 <= mark < len(ids)
 
 
 def entities(tags):
@@ -280,26 +280,28 @@ def test_input(config, tokenizer, tmp_path):
         assert [(e.words, e.tags) for e in split.content] == [(("ab", "3"), None)]
 
 
-def test_json_lines(tmp_path, train, tokenizer):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"tokens": ["a", "b"], "tags": ["B-X", "O"]}\n')
-    fields = {"tokenizer": TokenizerConfig(), "length": 10, "validation_fraction": 0.0}
-    assert train(TaggingData(source=f"jsonl:{path}", **fields), tokenizer).rows.gold() == [
-        ["B-X", "O"]
-    ]
-    path.write_text('{"tokens": ["a", "b"], "tags": ["B-X"]}\n')
-    with pytest.raises(DataError, match="line 1 has 2 words and 1 tags"):
-        TaggingData(source=f"jsonl:{path}", **fields).labels()
-    for change in ('["B-X", null]', '["B-X", ""]', '["B-X", true]'):
-        path.write_text('{"tokens": ["a", "b"], "tags": ' + change + "}\n")
-        with pytest.raises(DataError, match=r"line 1 has .* among its tags: give each word one"):
-            TaggingData(source=f"jsonl:{path}", **fields).labels()
-    path.write_text('{"tokens": ["a", null], "tags": ["O", "O"]}\n')
-    with pytest.raises(DataError, match="line 1 has None among its words"):
-        TaggingData(source=f"jsonl:{path}", **fields).labels()
-    path.write_text('{"tokens": "a b", "tags": "O O"}\n')
-    with pytest.raises(DataError, match="line 1 has no list of words"):
-        TaggingData(source=f"jsonl:{path}", **fields).labels()
+def test_json_lines(data_of_file, train, tokenizer):
+    row = '{"tokens": ["a", "b"], "tags": ["B-X", "O"]}\n'
+    data = data_of_file(TaggingData, "jsonl:a.jsonl", row, length=10)
+    assert train(data, tokenizer).rows.gold() == [["B-X", "O"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "tags", "message"),
+    [
+        ('["a", "b"]', '["B-X"]', "line 1 has 2 words and 1 tags"),
+        ('["a", "b"]', '["B-X", null]', "has None among its tags: give each word one"),
+        ('["a", "b"]', '["B-X", ""]', "has '' among its tags: give each word one"),
+        ('["a", "b"]', '["B-X", true]', "has True among its tags: give each word one"),
+        ('["a", null]', '["O", "O"]', "line 1 has None among its words"),
+        ('"a b"', '"O O"', "line 1 has no list of words"),
+        ('["a"]', '"O"', "line 1 has no list of tags"),
+    ],
+)
+def test_bad_json_lines(data_of_file, words, tags, message):
+    row = f'{{"tokens": {words}, "tags": {tags}}}\n'
+    with pytest.raises(DataError, match=message):
+        data_of_file(TaggingData, "jsonl:a.jsonl", row, length=10).labels()
 
 
 def test_real_files(datasets):
