@@ -291,35 +291,24 @@ class EncoderDecoder(nn.Module):
             )
         _check_covers(attention_mask, encoded, cache)
         start = jnp.zeros((), jnp.int32) if cache is None else cache.index
-        shared = SharedInputs(
-            self._causal_mask(
-                decoder_input_ids, start, decoder_attention_mask, decoder_segment_ids, cache
-            ),
-            *(None, start, fold_in(rng, 1), output_attentions),
-            encoded,
-            visible_mask(attention_mask, segment_ids, decoder_segment_ids),
+        mask, positions = self._place(
+            decoder_input_ids,
+            decoder_attention_mask,
+            decoder_segment_ids,
+            decoder_position_ids,
+            *(start, cache),
         )
-        if decoder_position_ids is None:
-            if decoder_attention_mask is not None and decoder_attention_mask.ndim == 3:
-                raise ValueError(
-                    "a decoder_attention_mask for each token leaves open where it stands: give "
-                    "decoder_position_ids"
-                )
-            decoder_position_ids = default_positions(
-                start, decoder_input_ids.shape[1], decoder_attention_mask, decoder_segment_ids
-            )
+        cross_mask = visible_mask(attention_mask, segment_ids, decoder_segment_ids)
+        shared = SharedInputs(
+            mask, None, start, fold_in(rng, 1), output_attentions, encoded, cross_mask
+        )
         x = self._scaled(self.token_embedding(decoder_input_ids))
-        x, outputs = self.decoder(x, decoder_position_ids, cache, shared)
+        x, outputs = self.decoder(x, positions, cache, shared)
         if cache is not None:
             cross = outputs.cross if cache.cross is None else cache.cross
             x, cache = advance_cache(cache, outputs.cache, x, cross)
-        return Seq2SeqLMOutput(
-            x,
-            self._projection(x),
-            encoded,
-            cache,
-            *(attentions, outputs.attentions, outputs.cross_attentions),
-        )
+        weights = attentions, outputs.attentions, outputs.cross_attentions
+        return Seq2SeqLMOutput(x, self._projection(x), encoded, cache, *weights)
 
     def _encode(
         self,
@@ -343,22 +332,31 @@ class EncoderDecoder(nn.Module):
         x, outputs = self.encoder(self._scaled(table(input_ids)), position_ids, None, shared)
         return x, outputs.attentions
 
-    def _causal_mask(
+    def _place(
         self,
         input_ids: Int[AnyArray, "B T"],
-        start: Int[Array, ""],
         attention_mask: Bool[AnyArray, "B #T slots"] | Int[AnyArray, "B slots"] | None,
         segment_ids: Int[AnyArray, "B T"] | None,
+        position_ids: Int[AnyArray, "#B #T"] | None,
+        start: Int[Array, ""],
         cache: Cache | None,
-    ) -> Bool[Array, "#B 1 #T slots"]:
-        """What each token of the target sees of the target."""
+    ) -> tuple[Bool[Array, "#B 1 #T slots"], Int[AnyArray, "#B #T"]]:
+        """What each token of the target sees of the target, and where it stands."""
         if attention_mask is not None and attention_mask.ndim == 3:
-            return jnp.asarray(attention_mask)[:, None]  # the tokens need not be one sequence
+            if position_ids is None:  # the tokens need not be one sequence
+                raise ValueError(
+                    "a decoder_attention_mask for each token leaves open where it stands: give "
+                    "decoder_position_ids"
+                )
+            return jnp.asarray(attention_mask)[:, None], position_ids
         check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
         length = input_ids.shape[1]
         num_keys = length if cache is None else cache.length
         mask = causal_mask(start + jnp.arange(length), jnp.arange(num_keys))
-        return mask & visible_mask(attention_mask, segment_ids)
+        mask &= visible_mask(attention_mask, segment_ids)
+        if position_ids is None:
+            position_ids = default_positions(start, length, attention_mask, segment_ids)
+        return mask, position_ids
 
     def _scaled(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Section 3.4."""
