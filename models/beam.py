@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .attention import init_cache
-from .beam_step import Finished, Rules, best_candidates, choose, empty_state
+from .beam_step import BeamState, Finished, Rules, best_candidates, choose, empty_state
 from .decoding_layout import separate_layers
 
 SOURCE_BUCKET = 16
@@ -102,7 +102,7 @@ class Translator:
     def __init__(self, model: Any, params: Any) -> None:
         self.config = model.config
         self._model, self._params = separate_layers(model, params)
-        self._search = jax.jit(self._make_search(), static_argnames=("num_beams", "num_tokens"))
+        self._search = jax.jit(self._run, static_argnames=("num_beams", "num_tokens"))
 
     def search(
         self,
@@ -216,62 +216,80 @@ class Translator:
             force_eos=settings.force_eos,
         )
 
-    def _make_search(self):
-        model, config = self._model, self.config
+    def _run(
+        self,
+        params: dict[str, Any],
+        ids: jax.Array,
+        mask: jax.Array,
+        limits: jax.Array,
+        start_id: jax.Array,
+        rules: Rules,
+        num_beams: int,
+        num_tokens: int,
+    ) -> Finished:
+        """The whole search."""
+        state = self._begin(params, ids, mask, limits, start_id, rules, num_beams, num_tokens)
+        state = jax.lax.while_loop(
+            # The second ends it whatever the scores are: NaN is never done.
+            lambda state: jnp.any(~state.done) & (state.count < jnp.max(limits)),
+            lambda state: self._step(params, mask, limits, rules, state),
+            state,
+        )
+        return state.finished
 
-        def begin(params, ids, mask, limits, start_id, rules, num_beams, num_tokens):
-            rows = ids.shape[0]
-            # The start token has a slot, then the K tokens of each step but the last.
-            slots = 1 + num_beams * (num_tokens - 1)
-            output = model.apply(
-                {"params": params},
-                ids,
-                mask,
-                decoder_input_ids=jnp.full((rows, 1), start_id),
-                cache=init_cache(config, model.execution, rows, slots),
-            )
-            state = empty_state(output.cache, limits, num_beams, num_tokens, slots)
-            first = jnp.zeros((rows, 1), jnp.float32)
-            candidates = best_candidates(output.logits, first, limits == 1, rules, 2 * num_beams)
-            return choose(state, candidates, limits, rules)
+    def _begin(
+        self,
+        params: dict[str, Any],
+        ids: jax.Array,
+        mask: jax.Array,
+        limits: jax.Array,
+        start_id: jax.Array,
+        rules: Rules,
+        num_beams: int,
+        num_tokens: int,
+    ) -> BeamState:
+        """Reads the sources; the first token of every beam."""
+        rows = ids.shape[0]
+        # The start token has a slot, then the K tokens of each step but the last.
+        slots = 1 + num_beams * (num_tokens - 1)
+        output = self._model.apply(
+            {"params": params},
+            ids,
+            mask,
+            decoder_input_ids=jnp.full((rows, 1), start_id),
+            cache=init_cache(self.config, self._model.execution, rows, slots),
+        )
+        state = empty_state(output.cache, limits, num_beams, num_tokens, slots)
+        first = jnp.zeros((rows, 1), jnp.float32)
+        candidates = best_candidates(output.logits, first, limits == 1, rules, 2 * num_beams)
+        return choose(state, candidates, limits, rules)
 
-        def step(params, mask, limits, rules, state):
-            num_beams = state.tokens.shape[1]
-            newest = jax.lax.dynamic_index_in_dim(
-                state.tokens, state.count - 1, axis=2, keepdims=False
-            )
-            own = state.cache.index + jnp.arange(num_beams)
-            sees = state.sees | (jnp.arange(state.sees.shape[-1]) == own[:, None])
-            output = model.apply(
-                {"params": params},
-                None,
-                mask,
-                decoder_input_ids=newest,
-                decoder_attention_mask=sees,
-                decoder_position_ids=jnp.full((1, 1), state.count),
-                cache=state.cache,
-            )
-            candidates = best_candidates(
-                output.logits,
-                state.log_probs,
-                limits == state.count + 1,
-                rules,
-                2 * num_beams,
-            )
-            state = dataclasses.replace(state, cache=output.cache, sees=sees)
-            return choose(state, candidates, limits, rules)
-
-        def search(params, ids, mask, limits, start_id, rules, num_beams, num_tokens):
-            state = begin(params, ids, mask, limits, start_id, rules, num_beams, num_tokens)
-            state = jax.lax.while_loop(
-                # The second ends it whatever the scores are: NaN is never done.
-                lambda state: jnp.any(~state.done) & (state.count < jnp.max(limits)),
-                lambda state: step(params, mask, limits, rules, state),
-                state,
-            )
-            return state.finished
-
-        return search
+    def _step(
+        self,
+        params: dict[str, Any],
+        mask: jax.Array,
+        limits: jax.Array,
+        rules: Rules,
+        state: BeamState,
+    ) -> BeamState:
+        """Another token of every beam."""
+        num_beams = state.tokens.shape[1]
+        newest = jax.lax.dynamic_index_in_dim(state.tokens, state.count - 1, axis=2, keepdims=False)
+        own = state.cache.index + jnp.arange(num_beams)
+        sees = state.sees | (jnp.arange(state.sees.shape[-1]) == own[:, None])
+        output = self._model.apply(
+            {"params": params},
+            None,
+            mask,
+            decoder_input_ids=newest,
+            decoder_attention_mask=sees,
+            decoder_position_ids=jnp.full((1, 1), state.count),
+            cache=state.cache,
+        )
+        last = limits == state.count + 1
+        candidates = best_candidates(output.logits, state.log_probs, last, rules, 2 * num_beams)
+        state = dataclasses.replace(state, cache=output.cache, sees=sees)
+        return choose(state, candidates, limits, rules)
 
 
 def _hypotheses(found: Finished, row: int, eos_id: int, settings: BeamSearch):

@@ -20,7 +20,7 @@ from .attention import AnyArray, Cache
 from .config import Execution
 from .dropout import RowKeys, dropout
 from .layers import ACTIVATIONS, LayerNorm
-from .linear import Linear
+from .linear import Linear, multiply_rows
 
 
 @struct.dataclass
@@ -38,9 +38,7 @@ class Projection:
 
     def logits(self) -> Float[Array, "B T V"]:
         """Hidden states · Wᵀ + b, float32."""
-        logits = jnp.einsum(
-            "BTD,VD->BTV", self.hidden, self.kernel, preferred_element_type=jnp.float32
-        )
+        logits = multiply_rows(self.hidden, self.kernel, jnp.float32)
         return logits if self.bias is None else logits + self.bias.astype(jnp.float32)
 
 

@@ -11,6 +11,9 @@ from jaxtyping import Array, Float, Int
 
 from .config import Execution
 
+FEW_ROWS = range(2, 9)
+"""Numbers of rows that the order of a product on CPU matters for (`multiply_rows`)."""
+
 
 class Linear(nn.Module):
     """x W + b over the last `num_input_axes` axes of x.
@@ -43,7 +46,7 @@ class Linear(nn.Module):
         if e.layers == "separate":
             shape = math.prod(self.features), math.prod(inputs)
             kernel = self.param("kernel", kernel_init, shape, e.param_dtype).astype(e.dtype)
-            y = jnp.einsum("...i,oi->...o", x.astype(e.dtype).reshape(*batch, -1), kernel)
+            y = multiply_rows(x.astype(e.dtype).reshape(*batch, -1), kernel)
             y = y.reshape(*batch, *self.features)
         else:
             shape = *inputs, *self.features
@@ -53,6 +56,29 @@ class Linear(nn.Module):
             bias = self.param("bias", nn.initializers.zeros, self.features, e.param_dtype)
             y = y + bias.astype(e.dtype)
         return y
+
+
+def multiply_rows(
+    x: Float[Array, "*rest I"], matrix: Float[Array, "O I"], dtype: Any = None
+) -> Float[Array, "*rest O"]:
+    """Rows of x · matrixᵀ, accumulated and answered in `dtype` (None: that of x).
+
+    XLA's CPU products pack their right operand anew each time. Beside a few rows of x that is
+    most of the work, so there the matrix goes to the left.
+    """
+
+    def rows_first(x: Array, matrix: Array) -> Array:
+        return jnp.einsum("...i,oi->...o", x, matrix, preferred_element_type=dtype)
+
+    def matrix_first(x: Array, matrix: Array) -> Array:
+        rows = x.reshape(-1, x.shape[-1])
+        y = jnp.einsum("oi,mi->om", matrix, rows, preferred_element_type=dtype)
+        # Without the barrier XLA sees that (W xᵀ)ᵀ is x Wᵀ, and computes that.
+        return jax.lax.optimization_barrier(y).T.reshape(*x.shape[:-1], -1)
+
+    if math.prod(x.shape[:-1]) not in FEW_ROWS:
+        return rows_first(x, matrix)
+    return jax.lax.platform_dependent(x, matrix, cpu=matrix_first, default=rows_first)
 
 
 def initial_kernel(std: float | None, inputs: int, outputs: int) -> Any:

@@ -234,3 +234,22 @@ def test_refused_settings(fields, message):
 def test_refused_sources(large, sources, special, message):
     with pytest.raises(ValueError, match=message):
         large[2].search(sources, *special)
+
+
+@pytest.mark.parametrize(
+    ("eos_bias", "count"), [(20.0, 1), (-20.0, 12)], ids=["ends at once", "never ends"]
+)
+def test_search_stops_when_no_live_beam_can_win(monkeypatch, eos_bias, count):
+    loop, counts = jax.lax.while_loop, []
+
+    def counted(condition, body, state):
+        last = loop(condition, body, state)
+        jax.debug.callback(counts.append, last.count)
+        return last
+
+    monkeypatch.setattr(jax.lax, "while_loop", counted)
+    translator = models.Translator(*make(37, eos_bias=eos_bias))
+    settings = models.BeamSearch(num_beams=4, max_new_tokens=12)
+    translator.search(SOURCES[:1], START, EOS, settings)
+    jax.effects_barrier()
+    assert counts == [count]
