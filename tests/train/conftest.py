@@ -1,3 +1,5 @@
+import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,3 +67,54 @@ def batches() -> list[dict[str, np.ndarray]]:
             }
         )
     return [{k: v.astype(np.int32) for k, v in batch.items()} for batch in made]
+
+
+@pytest.fixture(scope="module")
+def on_one_device() -> Any:
+    """Compiles for one of the eight devices, which is quicker."""
+    import jax
+    from flaxzoo.train import parallel
+
+    with pytest.MonkeyPatch.context() as patch:
+        make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
+        patch.setattr(parallel, "make_mesh", make_mesh)
+        yield
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data of `encoders.py`, for the runs of a file of tests."""
+    from .encoders import write_documents, write_labelled
+
+    folder = tmp_path_factory.mktemp("tasks")
+    write_documents(folder / "documents.txt")
+    write_labelled(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(place: Path, on_one_device: None) -> Path:
+    """The run folder of a tiny BERT with both objectives."""
+    from flaxzoo import train
+
+    from .encoders import pretraining
+
+    train.train(pretraining(place), place / "pretrained", quiet=True)
+    return place / "pretrained"
+
+
+@pytest.fixture(scope="module")
+def tuned(place: Path, pretrained: Path) -> Any:
+    """`tuned(kind)`: the result of fine-tuning that BERT for a kind of data."""
+    from flaxzoo import train
+
+    from .encoders import fine_tuning
+
+    @functools.cache
+    def tuned(kind: str) -> Any:
+        config = fine_tuning(place, kind, init_from=str(pretrained))
+        result = train.train(config, place / kind, quiet=True)
+        assert result.finished
+        return result
+
+    return tuned
