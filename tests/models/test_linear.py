@@ -32,6 +32,7 @@ def test_few_rows_keep_the_matrix_on_the_left():
     """XLA would turn the operands around again, and with them the packing of the matrix."""
     x, matrix = operands(4)
     program = jax.jit(multiply_rows).lower(x, matrix).compile().as_text()
+    assert program is not None
     assert "f32[24,4]" in program
 
 
