@@ -9,6 +9,7 @@ from ..data.pipeline import evaluation_batches
 from ..models.loading import load, read_config
 from .errors import RunError
 from .evaluation import evaluate, make_evaluate_fn, rows_at_once
+from .progress import Progress
 from .run import Say, label_names, open_run
 from .tasks import objective_of, score, task_of
 
@@ -22,6 +23,7 @@ def score_run(
     step: int | None = None,
     num_beams: int | None = None,
     say: Say = print,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Evaluates a model on every row of a source, cut as in its training.
 
@@ -31,6 +33,7 @@ def score_run(
       step: which checkpoint; by default the newest.
       num_beams: of the search for translations, by default 4; no other kind of data has one.
       say: told what is in the data, in a line.
+      quiet: whether to show no progress on standard error while translations are written.
 
     Returns:
       `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
@@ -57,7 +60,10 @@ def score_run(
     say(f"data: {split.facts}")
     beams = DEFAULT_BEAMS if num_beams is None else num_beams
     # Before the losses, so that what cannot be decoded is found at once.
-    written = decoded(model, params, tokenizer, split, beams) if decoded is not None else {}
+    written = {}
+    if decoded is not None:
+        with Progress(quiet).counter("sentences", len(split.content.sources)) as advance:
+            written = decoded(model, params, tokenizer, split, beams, advance)
     objective = objective_of(config)
     number = split.rows.rows_per_epoch
     evaluation = evaluate(

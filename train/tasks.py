@@ -26,6 +26,8 @@ from .scores import (
 )
 
 Scores = dict[str, Any]
+OnBatch = Callable[[int, int], None]
+"""Told after each batch how many rows and tokens it had."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Task:
     """The scores that a line of progress shows."""
     use: str
     """What a finished run is good for: a command, with {run} for its folder."""
-    decoded: Callable[[Any, Any, Tokenizer, DataSplit, int], Scores] | None = None
+    decoded: Callable[[Any, Any, Tokenizer, DataSplit, int, OnBatch], Scores] | None = None
     """Scores of what a finished model writes, which takes longer: given the model, its
-    parameters and tokenizer, the split, and the number of beams."""
+    parameters and tokenizer, the split, the number of beams, and who is told of each batch."""
     baseline: Callable[[DataSplit], tuple[str, str, float]] | None = None
     """What a model that knows only frequencies would reach: the score to compare, name, value."""
 
@@ -139,7 +141,12 @@ def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Any) -> 
 
 
 def _translation_texts(
-    model: Any, params: Any, tokenizer: Tokenizer, split: DataSplit, num_beams: int
+    model: Any,
+    params: Any,
+    tokenizer: Tokenizer,
+    split: DataSplit,
+    num_beams: int,
+    on_batch: OnBatch,
 ) -> Scores:
     from .translating import TextTranslator  # which opens runs, and so comes after this file
 
@@ -148,6 +155,7 @@ def _translation_texts(
         split.content.sources,
         search=BeamSearch(num_beams=num_beams),
         places=[pair.place for pair in split.content],
+        on_batch=on_batch,
     )
     texts = [translations[0].text for translations in translated]
     scores = translation_scores(split.content.targets, texts)
