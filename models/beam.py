@@ -200,17 +200,12 @@ class Translator:
         return ids, mask, limits
 
     def _rules(self, settings: BeamSearch, eos_id: int) -> Rules:
-        hidden = None
-        if settings.suppressed_tokens:
-            hidden = np.zeros((self.config.vocab_size,), bool)
-            hidden[list(settings.suppressed_tokens)] = True
-            hidden = jnp.asarray(hidden)
         greedy = settings.num_beams == 1
         return Rules(
             length_penalty=jnp.float32(0.0 if greedy else settings.length_penalty),
             eos_id=jnp.int32(eos_id),
             num_return=jnp.int32(settings.num_return),
-            hidden=hidden,
+            suppressed=jnp.asarray(settings.suppressed_tokens, jnp.int32),
             penalty_form=settings.penalty_form,
             early_stopping=True if greedy else settings.early_stopping,
             force_eos=settings.force_eos,

@@ -23,8 +23,8 @@ class Rules:
     length_penalty: Float[Array, ""]
     eos_id: Int[Array, ""]
     num_return: Int[Array, ""]
-    hidden: Bool[Array, " V"] | None
-    """Which tokens are suppressed."""
+    suppressed: Int[Array, " n"]
+    """Tokens that are not to be chosen."""
     penalty_form: str = struct.field(pytree_node=False)
     early_stopping: bool | str = struct.field(pytree_node=False)
     force_eos: bool = struct.field(pytree_node=False)
@@ -109,8 +109,7 @@ def best_candidates(
     """
     rows, num_beams, vocabulary = logits.shape
     normaliser = jax.nn.logsumexp(logits, axis=-1)
-    if rules.hidden is not None:
-        logits = jnp.where(rules.hidden, -jnp.inf, logits)
+    logits = logits.at[..., rules.suppressed].set(-jnp.inf)
     scores, tokens = top_tokens(logits, min(number, vocabulary))
     scores = scores - normaliser[..., None] + log_probs[..., None]
     if rules.force_eos:

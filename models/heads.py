@@ -20,7 +20,7 @@ from .attention import AnyArray, Cache
 from .config import Execution
 from .dropout import RowKeys, dropout
 from .layers import ACTIVATIONS, LayerNorm
-from .linear import Linear, multiply_rows
+from .linear import Linear, affine
 
 
 @struct.dataclass
@@ -38,8 +38,7 @@ class Projection:
 
     def logits(self) -> Float[Array, "B T V"]:
         """Hidden states · Wᵀ + b, float32."""
-        logits = multiply_rows(self.hidden, self.kernel, jnp.float32)
-        return logits if self.bias is None else logits + self.bias.astype(jnp.float32)
+        return affine(self.hidden, self.kernel, self.bias, jnp.float32)
 
 
 @struct.dataclass

@@ -11,8 +11,10 @@ from jaxtyping import Array, Float, Int
 
 from .config import Execution
 
-FEW_ROWS = range(2, 9)
-"""Numbers of rows that the order of a product on CPU matters for (`multiply_rows`)."""
+FEW_ROWS = range(2, 33)
+"""Numbers of rows that the order of a product on CPU matters for (`affine`)."""
+FEW_RESULTS = 2**19
+"""So many numbers are turned over in less time than that saves."""
 
 
 class Linear(nn.Module):
@@ -43,40 +45,49 @@ class Linear(nn.Module):
         e = self.execution
         batch, inputs = x.shape[: -self.num_input_axes], x.shape[-self.num_input_axes :]
         kernel_init = initial_kernel(self.init_std, math.prod(inputs), math.prod(self.features))
-        if e.layers == "separate":
-            shape = math.prod(self.features), math.prod(inputs)
-            kernel = self.param("kernel", kernel_init, shape, e.param_dtype).astype(e.dtype)
-            y = multiply_rows(x.astype(e.dtype).reshape(*batch, -1), kernel)
-            y = y.reshape(*batch, *self.features)
-        else:
-            shape = *inputs, *self.features
-            kernel = self.param("kernel", kernel_init, shape, e.param_dtype).astype(e.dtype)
-            y = jnp.tensordot(x.astype(e.dtype), kernel, axes=self.num_input_axes)
+        separate = e.layers == "separate"
+        matrix = math.prod(self.features), math.prod(inputs)
+        shape = matrix if separate else (*inputs, *self.features)
+        kernel = self.param("kernel", kernel_init, shape, e.param_dtype).astype(e.dtype)
+        bias = None
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, e.param_dtype)
-            y = y + bias.astype(e.dtype)
-        return y
+            bias = bias.astype(e.dtype)
+        x = x.astype(e.dtype)
+        if separate:
+            flat = None if bias is None else bias.reshape(-1)
+            y = affine(x.reshape(*batch, -1), kernel, flat)
+            return y.reshape(*batch, *self.features)
+        y = jnp.tensordot(x, kernel, axes=self.num_input_axes)
+        return y if bias is None else y + bias
 
 
-def multiply_rows(
-    x: Float[Array, "*rest I"], matrix: Float[Array, "O I"], dtype: Any = None
+def affine(
+    x: Float[Array, "*rest I"],
+    matrix: Float[Array, "O I"],
+    bias: Float[Array, " O"] | None = None,
+    dtype: Any = None,
 ) -> Float[Array, "*rest O"]:
-    """Rows of x · matrixᵀ, accumulated and answered in `dtype` (None: that of x).
+    """Rows of x · matrixᵀ + bias, accumulated and answered in `dtype` (None: that of x).
 
     XLA's CPU products pack their right operand anew each time. Beside a few rows of x that is
     most of the work, so there the matrix goes to the left.
     """
 
     def rows_first(x: Array, matrix: Array) -> Array:
-        return jnp.einsum("...i,oi->...o", x, matrix, preferred_element_type=dtype)
+        y = jnp.einsum("...i,oi->...o", x, matrix, preferred_element_type=dtype)
+        return y if bias is None else y + bias.astype(y.dtype)
 
     def matrix_first(x: Array, matrix: Array) -> Array:
         rows = x.reshape(-1, x.shape[-1])
         y = jnp.einsum("oi,mi->om", matrix, rows, preferred_element_type=dtype)
-        # Without the barrier XLA sees that (W xᵀ)ᵀ is x Wᵀ, and computes that.
-        return jax.lax.optimization_barrier(y).T.reshape(*x.shape[:-1], -1)
+        # Without something between, XLA sees that (W xᵀ)ᵀ is x Wᵀ, and computes that.
+        barrier = jax.lax.optimization_barrier
+        y = barrier(y) if bias is None else y + bias.astype(y.dtype)[:, None]
+        return y.T.reshape(*x.shape[:-1], -1)
 
-    if math.prod(x.shape[:-1]) not in FEW_ROWS:
+    rows = math.prod(x.shape[:-1])
+    if rows not in FEW_ROWS or rows * len(matrix) > FEW_RESULTS:
         return rows_first(x, matrix)
     return jax.lax.platform_dependent(x, matrix, cpu=matrix_first, default=rows_first)
 

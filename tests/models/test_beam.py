@@ -199,7 +199,8 @@ def test_best_tokens_of_a_large_vocabulary(number):
 
 
 def test_candidates_of_few_tokens_are_filled_up():
-    rules = Rules(jnp.float32(0), jnp.int32(0), jnp.int32(1), None, "gnmt", "never", False)
+    none = jnp.zeros(0, jnp.int32)
+    rules = Rules(jnp.float32(0), jnp.int32(0), jnp.int32(1), none, "gnmt", "never", False)
     found = best_candidates(
         jnp.zeros((1, 1, 2)), jnp.zeros((1, 1)), jnp.zeros((1,), bool), rules, 4
     )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo.models.linear import FEW_ROWS, multiply_rows
+from flaxzoo.models.linear import FEW_ROWS, affine
 
 
 def operands(*batch):
@@ -12,31 +12,35 @@ def operands(*batch):
     return draw((*batch, 16), np.float32), draw((24, 16), np.float32)
 
 
-@pytest.mark.parametrize("batch", [(1,), (2, 1), (2, 4), (9,)], ids=str)
+@pytest.mark.parametrize("batch", [(1,), (2, 1), (2, 4), (33,)], ids=str)
 def test_rows_are_multiplied_with_the_transposed_matrix(close, batch):
     x, matrix = operands(*batch)
-    close(jax.jit(multiply_rows)(x, matrix), x @ matrix.T)
+    bias = np.arange(24, dtype=np.float32)
+    close(jax.jit(affine)(x, matrix), x @ matrix.T)
+    close(jax.jit(affine)(x, matrix, bias), x @ matrix.T + bias)
 
 
 def test_gradients_of_a_few_rows(close):
-    x, matrix = operands(2, 3)
+    (x, matrix), bias = operands(2, 3), np.arange(24, dtype=np.float32)
     assert 6 in FEW_ROWS
-    gradients = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(multiply_rows(*a))), (0, 1)))
-    slope = np.cos(x @ matrix.T)
-    of_x, of_matrix = gradients(x, matrix)
+    gradients = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(affine(*a))), (0, 1, 2)))
+    slope = np.cos(x @ matrix.T + bias)
+    of_x, of_matrix, of_bias = gradients(x, matrix, bias)
     close(of_x, slope @ matrix)
+    close(of_bias, slope.sum((0, 1)))
     close(of_matrix, np.einsum("bto,bti->oi", slope, x))
 
 
 def test_few_rows_keep_the_matrix_on_the_left():
     """XLA would turn the operands around again, and with them the packing of the matrix."""
-    x, matrix = operands(4)
-    program = jax.jit(multiply_rows).lower(x, matrix).compile().as_text()
-    assert program is not None
-    assert "f32[24,4]" in program
+    (x, matrix), bias = operands(4), np.zeros(24, np.float32)
+    for inputs in ((x, matrix), (x, matrix, bias)):
+        program = jax.jit(affine).lower(*inputs).compile().as_text()
+        assert program is not None
+        assert "f32[24,4]" in program
 
 
 def test_sums_have_the_type_that_is_asked_for():
     x, matrix = (jnp.asarray(a, jnp.bfloat16) for a in operands(4))
-    assert multiply_rows(x, matrix).dtype == jnp.bfloat16
-    assert multiply_rows(x, matrix, jnp.float32).dtype == jnp.float32
+    assert affine(x, matrix).dtype == jnp.bfloat16
+    assert affine(x, matrix, dtype=jnp.float32).dtype == jnp.float32
