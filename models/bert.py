@@ -60,12 +60,14 @@ class BertConfig(TransformerConfig):
     """Added to the variance in layer normalisation."""
     dropout_rate: float = 0.1
     """Of embeddings, attention weights, both sublayers' outputs, and what classifiers see."""
+    attention_dropout: float | None = None
+    """Of attention weights, if not `dropout_rate`."""
     num_token_types: int = 2
     """Kinds of token, to tell the first part from the second; 0: none (DistilBERT)."""
     position_offset: int = 0
     """Rows of the position table before that of the first token (RoBERTa: 2)."""
-    pooler_activation: Literal["tanh", "relu"] = "tanh"
-    """Non-linearity of the pooler."""
+    pooler_activation: Literal["tanh", "relu"] | None = "tanh"
+    """Non-linearity of the pooler; None: a body without one (DistilBERT's)."""
     head: Literal[
         "none",
         "pretraining",
@@ -87,6 +89,8 @@ class BertConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "labels", tuple(self.labels))
+        if not 0 <= self.attention_dropout_rate < 1:
+            raise ValueError(f"attention_dropout {self.attention_dropout} is not in [0, 1)")
         for name in ("num_token_types", "position_offset"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 0")
@@ -94,8 +98,23 @@ class BertConfig(TransformerConfig):
             raise ValueError(f"head {self.head!r} is unknown: choose none, {', '.join(HEADS)}")
         if self.head in WITH_LABELS and not self.labels:
             raise ValueError(f"head {self.head!r} has no labels: give at least one name")
+        if self.pooler_activation is None and self.head in WITH_POOLER[1:]:
+            raise ValueError(
+                f"head {self.head!r} looks at a pooled token: choose pooler_activation "
+                f"{' or '.join(POOLERS)}"
+            )
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels {', '.join(self.labels)} are not all different")
+
+    @property
+    def attention_dropout_rate(self) -> float:
+        """Probability that an attention weight is dropped."""
+        return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether the model pools its first token."""
+        return self.head in WITH_POOLER and self.pooler_activation is not None
 
 
 class BERT(nn.Module):
@@ -247,7 +266,7 @@ class BERT(nn.Module):
     def _pool(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"] | None:
         """An affine map and a non-linearity over the first token, where the head looks at it."""
         c, e = self.config, self.execution
-        if c.head not in WITH_POOLER:
+        if not c.has_pooler or c.pooler_activation is None:
             return None
         pooled = Linear((c.d_model,), c.init_std, execution=e, name="pooler")(x[:, 0])
         return POOLERS[c.pooler_activation](pooled)

@@ -1,10 +1,12 @@
 """From a folder to `(model, params)`.
 
 A run folder holds `config.json`, whose "model" entry rebuilds the model, and
-`checkpoints/<step>/params`, written by Orbax.
+`checkpoints/<step>/params`, written by Orbax.  A folder in Hugging Face's form
+holds another `config.json`, which names its family, and safetensors files.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import jax
 
 from .config import Execution, config_from_dict, create
 from .shapes import parameter_shapes
+from .weights.folder import config_of_weights, read_weights
 
 CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
@@ -19,31 +22,54 @@ PARAMS = "params"
 
 
 def load(
-    path: str | Path, *, step: int | None = None, execution: Execution | None = None
+    path: str | Path,
+    *,
+    step: int | None = None,
+    execution: Execution | None = None,
+    shardings: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Any]:
-    """Loads the model of a run folder.
+    """Loads the model of a run folder, or of a folder in Hugging Face's form.
 
     Args:
-      path: what `flaxzoo train … --workdir` left.
-      step: which checkpoint; by default the newest.
+      path: what `flaxzoo train … --workdir` left, or `save_pretrained` of transformers.
+      step: which checkpoint of a run; by default the newest.
       execution: how the model is to be run; by default in float32, scanned.
+      shardings: from the tree of the parameters' shapes to one of their shardings
+        (`train.parameter_shardings`); by default all lie on the first device.
 
     Returns:
-      The Flax module and its parameters, on the default device:
-      `model.apply({"params": params}, input_ids=…).logits`.
+      The Flax module and its parameters: `model.apply({"params": params}, input_ids=…).logits`.
 
     Raises:
-      FileNotFoundError: there is no such run, or it has no such checkpoint.
+      FileNotFoundError: there is no such folder, or the run has no such checkpoint.
+      ValueError: the folder is broken, or holds what there is no model for.
     """
     folder = Path(path).resolve()
-    model = create(config_from_dict(read_config(folder)["model"]), execution)
-    step = newest_step(folder) if step is None else check_step(folder, step)
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        parameter_shapes(model),
+    fields = read_fields(folder)
+    weights = "model_type" in fields
+    config = (
+        config_of_weights(fields, str(folder / CONFIG_FILE))
+        if weights
+        else config_from_dict(check_run(fields, folder)["model"])
     )
-    return model, restore_params(folder, step, shapes)
+    model = create(config, execution)
+    shapes = parameter_shapes(model)
+    placed = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        (shardings or _on_first_device)(shapes),
+    )
+    if not weights:
+        step = newest_step(folder) if step is None else check_step(folder, step)
+        return model, restore_params(folder, step, placed)
+    if step is not None:
+        raise ValueError(f"{folder} holds one model and no steps: leave step {step} out")
+    return model, read_weights(folder, config, placed)
+
+
+def _on_first_device(shapes: Any) -> Any:
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda _: sharding, shapes)
 
 
 def restore_params(folder: str | Path, step: int, shapes: Any) -> Any:
@@ -68,6 +94,28 @@ def read_config(folder: str | Path) -> dict[str, Any]:
       FileNotFoundError: the folder is not a run.
       ValueError: it has another `config.json` than flaxzoo's, or a broken one.
     """
+    return check_run(read_fields(folder), folder)
+
+
+def check_run(fields: dict[str, Any], folder: str | Path) -> dict[str, Any]:
+    """`fields`, if they are those of a run.
+
+    Raises:
+      ValueError: they are not.
+    """
+    if not {"model", "train"} <= fields.keys():
+        kind = "is in Hugging Face's form" if "model_type" in fields else "is not of flaxzoo"
+        raise ValueError(f"{Path(folder) / CONFIG_FILE} {kind}: give a run folder")
+    return fields
+
+
+def read_fields(folder: str | Path) -> dict[str, Any]:
+    """The `config.json` of any folder with a model.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: it is broken.
+    """
     file = Path(folder) / CONFIG_FILE
     if not file.is_file():
         what = "has no config.json" if Path(folder).is_dir() else "does not exist"
@@ -78,11 +126,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not JSON ({error}): restore it") from error
-    if not isinstance(fields, dict) or not {"model", "train"} <= fields.keys():
-        raise ValueError(
-            f"{file} was not written by flaxzoo: give a run folder (folders of other libraries "
-            "cannot be read yet)"
-        )
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} is no JSON object: restore it")
     return fields
 
 

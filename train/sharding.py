@@ -103,13 +103,21 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
     return PartitionSpec(*spec)
 
 
+def parameter_shardings(params: Any, mesh: Mesh) -> Any:
+    """Where each parameter (or its shape) lies.
+
+    Raises:
+      ValueError: one cannot be cut as the mesh asks for.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: NamedSharding(mesh, parameter_spec(path_name(path), x.shape, mesh)), params
+    )
+
+
 def state_shardings(state: TrainState, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """Where each array of a state (or of its shapes) lies; moments lie as their parameter."""
     replicated = NamedSharding(mesh, PartitionSpec())
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, x: NamedSharding(mesh, parameter_spec(path_name(path), x.shape, mesh)),
-        state.params,
-    )
+    params = parameter_shardings(state.params, mesh)
     opt_state = optax.tree_utils.tree_map_params(
         tx,
         lambda _, sharding: sharding,

@@ -1,0 +1,240 @@
+"""BERT, RoBERTa and DistilBERT as Hugging Face has them: configuration, heads, tensors."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ..bert import WITH_LABELS, WITH_MASKED_WORDS, BertConfig
+from .fields import ACTIVATIONS, Field, Fields, Only, ours_of, theirs_of
+from .rules import (
+    FROM_HEADS,
+    LINEAR,
+    VECTOR,
+    Known,
+    Row,
+    Table,
+    WeightsError,
+    embedding,
+    linear,
+    norm,
+)
+
+USUAL = Fields(
+    (
+        Field("vocab_size", "vocab_size", 30522),
+        Field("hidden_size", "d_model", 768),
+        Field("num_hidden_layers", "num_layers", 12),
+        Field("num_attention_heads", "num_heads", 12),
+        Field("intermediate_size", "d_ff", 3072),
+        Field("hidden_act", "activation", "gelu", ACTIVATIONS),
+        Field("hidden_dropout_prob", "dropout_rate", 0.1),
+        Field("attention_probs_dropout_prob", "attention_dropout", 0.1),
+        Field("max_position_embeddings", "max_length", 512),
+        Field("type_vocab_size", "num_token_types", 2),
+        Field("layer_norm_eps", "norm_eps", 1e-12),
+        Only("position_embedding_type", ("absolute",)),
+        Only("tie_word_embeddings", (True,)),
+        Only("add_cross_attention", (False,)),
+    ),
+    idle=frozenset({"chunk_size_feed_forward", "cross_attention_hidden_size", "is_decoder"}),
+)
+DISTIL = Fields(
+    (
+        Field("vocab_size", "vocab_size", 30522),
+        Field("dim", "d_model", 768),
+        Field("n_layers", "num_layers", 6),
+        Field("n_heads", "num_heads", 12),
+        Field("hidden_dim", "d_ff", 3072),
+        Field("activation", "activation", "gelu", ACTIVATIONS),
+        Field("dropout", "dropout_rate", 0.1),
+        Field("attention_dropout", "attention_dropout", 0.1),
+        Field("max_position_embeddings", "max_length", 512),
+        Only("tie_word_embeddings", (True,)),
+    ),
+    # Sinusoidal positions are initial values of a table that is stored and trained as any.
+    idle=frozenset({"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"}),
+)
+FIELDS = {"bert": USUAL, "roberta": USUAL, "distilbert": DISTIL}
+
+HEADS = {  # the end of a class's name
+    "Model": "none",
+    "ForPreTraining": "pretraining",
+    "ForMaskedLM": "masked_lm",
+    "ForNextSentencePrediction": "next_sentence",
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "token",
+    "ForQuestionAnswering": "span",
+    "ForMultipleChoice": "choice",
+    "LMHeadModel": "causal_lm",
+    "ForCausalLM": "causal_lm",
+}
+CLASSES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
+
+PREFIXES = {"bert": "bert.", "roberta": "roberta.", "distilbert": "distilbert."}
+
+# Ours, and the same part of BERT and RoBERTa.
+EMBEDDINGS = {
+    "token_embedding": "embeddings.word_embeddings",
+    "position_embedding": "embeddings.position_embeddings",
+    "token_type_embedding": "embeddings.token_type_embeddings",
+}
+LAYER = {
+    "attention/query": "attention.self.query",
+    "attention/key": "attention.self.key",
+    "attention/value": "attention.self.value",
+    "attention/output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "feed_forward/up": "intermediate.dense",
+    "feed_forward/down": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
+}
+DISTIL_LAYER = {
+    "attention/query": "attention.q_lin",
+    "attention/key": "attention.k_lin",
+    "attention/value": "attention.v_lin",
+    "attention/output": "attention.out_lin",
+    "attention_norm": "sa_layer_norm",
+    "feed_forward/up": "ffn.lin1",
+    "feed_forward/down": "ffn.lin2",
+    "feed_forward_norm": "output_layer_norm",
+}
+LAYERS = {
+    "bert": ("encoder.layer", LAYER),
+    "roberta": ("encoder.layer", LAYER),
+    "distilbert": ("transformer.layer", DISTIL_LAYER),
+}
+
+# Of what a head is made, family by family.
+MASKED_WORDS = {  # transform, its norm, bias, and the tied matrix
+    "bert": (
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.bias",
+        "cls.predictions.decoder",
+    ),
+    "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder"),
+    "distilbert": (
+        "vocab_transform",
+        "vocab_layer_norm",
+        "vocab_projector.bias",
+        "vocab_projector",
+    ),
+}
+POOLER = {
+    ("roberta", "sequence"): "classifier.dense",
+    ("distilbert", "sequence"): "pre_classifier",
+    ("distilbert", "choice"): "pre_classifier",
+}
+CLASSIFIER = {("roberta", "sequence"): "classifier.out_proj"}
+LEGACY = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+
+
+def family_of(config: BertConfig) -> str:
+    """The family that a configuration is of."""
+    if config.num_token_types == 0:
+        return "distilbert"
+    return "roberta" if config.position_offset else "bert"
+
+
+def table(config: BertConfig) -> Table:
+    """The tensors of a model with its head."""
+    family, head = family_of(config), config.head
+    prefix = "" if head == "none" else PREFIXES[family]
+    rows = [*_body(config, family, prefix), *_head(config, family, prefix)]
+    return Table(tuple(rows), tuple(_known(config, family)), PREFIXES[family], LEGACY)
+
+
+def _body(config: BertConfig, family: str, prefix: str) -> list[Row]:
+    rows: list[Row] = []
+    for ours, theirs in EMBEDDINGS.items():
+        if ours != "token_type_embedding" or config.num_token_types:
+            rows += embedding(ours, prefix + theirs)
+    rows += norm("embedding_norm", prefix + "embeddings.LayerNorm")
+    stack, layer = LAYERS[family]
+    for ours, theirs in layer.items():
+        path, name = f"layers/{ours}", f"{prefix}{stack}.{{i}}.{theirs}"
+        if ours.endswith("_norm"):
+            rows += norm(path, name)
+        else:
+            rows += linear(path, name, FROM_HEADS if ours == "attention/output" else LINEAR)
+    return rows
+
+
+def _head(config: BertConfig, family: str, prefix: str) -> list[Row]:
+    head, rows = config.head, []
+    if config.has_pooler:
+        rows += linear("pooler", POOLER.get((family, head), prefix + "pooler.dense"))
+    if head in (*WITH_MASKED_WORDS, "causal_lm"):
+        transform, transform_norm, bias, _ = MASKED_WORDS[family]
+        rows += linear("head/transform", transform)
+        rows += norm("head/transform_norm", transform_norm)
+        rows += [Row(("head/bias",), bias, VECTOR)]
+    if head in ("pretraining", "next_sentence"):
+        rows += linear("head/next_sentence", "cls.seq_relationship")
+    if head in (*WITH_LABELS, "choice"):
+        rows += linear("head/classifier", CLASSIFIER.get((family, head), "classifier"))
+    if head == "span":
+        rows += linear("head/span", "qa_outputs")
+    return rows
+
+
+def _known(config: BertConfig, family: str) -> list[Known]:
+    """Buffers of older files, tied tensors, and what published files hold for other heads."""
+    prefix = PREFIXES[family]
+    known = [
+        Known(prefix + "embeddings.position_ids"),
+        Known(prefix + "embeddings.token_type_ids"),
+    ]
+    if config.head in (*WITH_MASKED_WORDS, "causal_lm"):
+        *_, bias, matrix = MASKED_WORDS[family]
+        words = prefix + EMBEDDINGS["token_embedding"]
+        known += [
+            Known(f"{matrix}.weight", same_as=f"{words}.weight"),
+            Known(f"{matrix}.bias", same_as=bias),
+        ]
+    if not config.has_pooler:
+        known.append(Known(prefix + "pooler.dense.*"))
+    if config.head in ("masked_lm", "causal_lm"):
+        known.append(Known("cls.seq_relationship.*"))
+    return known
+
+
+def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
+    """Ours of theirs; the head is that of the class named in `architectures`.
+
+    Raises:
+      WeightsError: a field, or the head, is not supported.
+    """
+    name = theirs["model_type"]
+    settings = ours_of(FIELDS[name], theirs, source)
+    head = head_of(theirs, name, source)
+    if name == "roberta":
+        offset = theirs.get("pad_token_id", 1) + 1
+        settings |= {"position_offset": offset, "max_length": settings["max_length"] - offset}
+    if name == "distilbert":
+        settings |= {"num_token_types": 0, "pooler_activation": None if head == "none" else "relu"}
+    labels = labels_of(theirs) if head in WITH_LABELS else ()
+    return BertConfig(**settings, head=head, labels=labels)
+
+
+def head_of(theirs: Mapping[str, Any], name: str, source: str) -> Any:
+    """The head of the class that wrote the model."""
+    [written, *_] = theirs.get("architectures") or [f"{CLASSES[name]}Model"]
+    head = HEADS.get(written.removeprefix(CLASSES[name]))
+    if head is None:
+        known = ", ".join(CLASSES[name] + end for end in HEADS)
+        raise WeightsError(f"{source}: a {written} is not supported: choose from {known}")
+    return head
+
+
+def labels_of(theirs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the labels, in order of their ids."""
+    names = theirs.get("id2label") or {i: f"LABEL_{i}" for i in range(theirs.get("num_labels", 2))}
+    return tuple(names[key] for key in sorted(names, key=int))
+
+
+def fields(config: BertConfig) -> dict[str, Any]:
+    """Theirs of ours."""
+    name = family_of(config)
+    settings = dataclasses.replace(config, attention_dropout=config.attention_dropout_rate)
+    return {**theirs_of(FIELDS[name], settings), "model_type": name}

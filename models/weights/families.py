@@ -1,0 +1,52 @@
+"""The families that can be read and written, by the name that a `config.json` has for them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..bert import BertConfig
+from ..config import TransformerConfig, nearest
+from . import bert
+from .rules import Table, WeightsError
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What there is to know of a family: its configuration either way, and its tensors."""
+
+    config: Callable[[Mapping[str, Any], str], TransformerConfig]
+    """Ours of theirs, given where theirs stands, for messages."""
+    fields: Callable[[Any], dict[str, Any]]
+    """Theirs of ours."""
+    table: Callable[[Any], Table]
+
+
+BERT = Family(bert.config, bert.fields, bert.table)
+FAMILIES: dict[str, Family] = {"bert": BERT, "roberta": BERT, "distilbert": BERT}
+"""By their `model_type`."""
+FAMILY_OF: dict[type[TransformerConfig], Family] = {BertConfig: BERT}
+
+
+def family_of(config: TransformerConfig) -> Family:
+    """The family that writes models of ours.
+
+    Raises:
+      WeightsError: there is none.
+    """
+    if type(config) not in FAMILY_OF:
+        raise WeightsError(f"models of {type(config).__name__} have no form but ours")
+    return FAMILY_OF[type(config)]
+
+
+def family(model_type: Any, source: str) -> Family:
+    """The family of a `model_type`.
+
+    Raises:
+      WeightsError: there is none of that name.
+    """
+    if model_type not in FAMILIES:
+        raise WeightsError(
+            f"{source} is of the family {model_type!r}, which is not here: "
+            f"{nearest(str(model_type), list(FAMILIES))}"
+        )
+    return FAMILIES[model_type]

@@ -1,0 +1,114 @@
+"""A configuration of theirs as one of ours, and back: a table of fields and its engine.
+
+Every field that a `config.json` holds is honoured, or known to change nothing, or refused by name.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from .rules import WeightsError
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Their names of a non-linearity; of several names of ours the first is written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field that says the same on both sides."""
+
+    theirs: str
+    ours: str
+    default: Any
+    """What their library takes where a file does not say."""
+    values: Mapping[Any, Any] | None = None
+    """Their values, and what ours are called; None: the same."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Only:
+    """A field that has to have one of few values."""
+
+    theirs: str
+    values: tuple[Any, ...]
+    """What is understood; the first is their library's default, and written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """Everything that the configurations of a family may hold."""
+
+    entries: tuple[Field | Only, ...]
+    idle: frozenset[str] = frozenset()
+    """Fields that change no number."""
+
+
+IDLE = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _flax_model_name
+    _name_or_path _num_labels add_final_layer_norm architectures attn_implementation bos_token_id
+    classifier_dropout decoder_start_token_id directionality dtype eos_token_id
+    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label
+    initializer_range is_encoder_decoder label2id language_model layer_norm_fused
+    model_type multi_choice name num_labels output_attentions output_hidden_states output_past
+    output_scores pad_token_id prefix problem_type return_dict return_dict_in_generate
+    sep_token_id task_specific_params tokenizer_class torch_dtype torchscript
+    transformers_version use_cache
+    """.split()
+)
+"""Fields of any family that say nothing of the forward pass, or that are read elsewhere."""
+
+
+def ours_of(fields: Fields, theirs: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Our settings, from theirs.
+
+    Raises:
+      WeightsError: a field is unknown, or has a value that is not understood.
+    """
+    known = {entry.theirs for entry in fields.entries} | fields.idle | IDLE
+    if unknown := sorted(theirs.keys() - known):
+        raise WeightsError(
+            f"{source} has fields that nothing here honours: {', '.join(unknown)}; take them out "
+            "if the model does not depend on them"
+        )
+    settings: dict[str, Any] = {}
+    for entry in fields.entries:
+        if isinstance(entry, Only):
+            value = theirs.get(entry.theirs, entry.values[0])
+            _check(value in entry.values, entry.theirs, value, entry.values, source)
+            continue
+        value = theirs.get(entry.theirs, entry.default)
+        if entry.values is not None:
+            _check(value in entry.values, entry.theirs, value, entry.values, source)
+            value = entry.values[value]
+        settings[entry.ours] = value
+    return settings
+
+
+def _check(fine: bool, name: str, value: Any, known: Any, source: str) -> None:
+    if not fine:
+        choices = ", ".join(map(repr, known))
+        raise WeightsError(f"{source}: {name} {value!r} is not supported: only {choices}")
+
+
+def theirs_of(fields: Fields, config: Any) -> dict[str, Any]:
+    """Their fields, from our configuration."""
+    written: dict[str, Any] = {}
+    for entry in fields.entries:
+        if isinstance(entry, Only):
+            written[entry.theirs] = entry.values[0]
+            continue
+        value = getattr(config, entry.ours)
+        if entry.values is not None:
+            value = next(theirs for theirs, ours in entry.values.items() if ours == value)
+        written[entry.theirs] = value
+    return written
