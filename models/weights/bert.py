@@ -65,8 +65,13 @@ HEADS = {  # the end of a class's name
     "ForTokenClassification": "token",
     "ForQuestionAnswering": "span",
     "ForMultipleChoice": "choice",
-    "LMHeadModel": "causal_lm",
     "ForCausalLM": "causal_lm",
+    "LMHeadModel": "causal_lm",
+}
+WITHOUT = {  # heads that transformers has not
+    "bert": (),
+    "roberta": ("pretraining", "next_sentence"),
+    "distilbert": ("pretraining", "next_sentence", "causal_lm"),
 }
 CLASSES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
 
@@ -234,7 +239,40 @@ def labels_of(theirs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def fields(config: BertConfig) -> dict[str, Any]:
-    """Theirs of ours."""
+    """Theirs of ours.
+
+    Raises:
+      WeightsError: transformers has no such model.
+    """
     name = family_of(config)
     settings = dataclasses.replace(config, attention_dropout=config.attention_dropout_rate)
-    return {**theirs_of(FIELDS[name], settings), "model_type": name}
+    theirs = {
+        **theirs_of(FIELDS[name], settings),
+        "model_type": name,
+        "architectures": [class_of(name, config.head)],
+    }
+    if config.position_offset:
+        offset = config.position_offset
+        theirs |= {
+            "pad_token_id": offset - 1,
+            "max_position_embeddings": config.max_length + offset,
+        }
+    if config.head == "causal_lm":
+        theirs["is_decoder"] = True
+    if config.head in WITH_LABELS:
+        theirs["id2label"] = dict(enumerate(config.labels))
+        theirs["label2id"] = {label: i for i, label in enumerate(config.labels)}
+    return theirs
+
+
+def class_of(name: str, head: str) -> str:
+    """Their class for a head.
+
+    Raises:
+      WeightsError: there is none.
+    """
+    if head in WITHOUT[name]:
+        raise WeightsError(f"transformers has no {CLASSES[name]} class for head {head!r}")
+    if (name, head) == ("bert", "causal_lm"):
+        return "BertLMHeadModel"
+    return CLASSES[name] + next(end for end, known in HEADS.items() if known == head)

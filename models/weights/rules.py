@@ -289,10 +289,21 @@ def read_parameter(
     return stack
 
 
-def write_tensors(
-    table: Table, params: Mapping[str, Any]
-) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-    """Their name of each tensor, and what makes it of our parameters when it is asked for.
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A tensor of theirs that is to be made of arrays of ours."""
+
+    name: str
+    shape: Shape
+    make: Callable[[], np.ndarray]
+
+
+def write_tensors(table: Table, params: Mapping[str, Any]) -> Iterator[Written]:
+    """Every tensor of a model; each is made when it is asked for.
+
+    Args:
+      table: of the model.
+      params: our arrays, by their paths.
 
     Raises:
       WeightsError: parameters and rows do not go together.
@@ -303,11 +314,9 @@ def write_tensors(
         raise WeightsError(f"the table and the model do not have the same parameters: {names}")
     for row in table.rows:
         arrays = [params[path] for path in row.ours]
-        if not row.stacked:
-            yield row.theirs, functools.partial(_join, row.layout, arrays, None)
-            continue
-        for i in range(arrays[0].shape[0]):
-            yield row.theirs.format(i=i), functools.partial(_join, row.layout, arrays, i)
+        for i, (name, shape) in enumerate(_tensors_of(row, [x.shape for x in arrays])):
+            layer = i if row.stacked else None
+            yield Written(name, shape, functools.partial(_join, row.layout, arrays, layer))
 
 
 def _join(layout: Layout, arrays: Sequence[Any], layer: int | None) -> np.ndarray:
