@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .sampling import Sample, TextGenerator
     from .schedules import make_schedule
     from .score import score_run
+    from .sharding import make_mesh, parameter_shardings
     from .state import TrainState, count_parameters, init_state
     from .step import make_train_step
     from .translating import TextTranslator, Translation
@@ -68,6 +69,7 @@ _HOME = {
     "sampling": ("Sample", "TextGenerator"),
     "schedules": ("make_schedule",),
     "score": ("score_run",),
+    "sharding": ("make_mesh", "parameter_shardings"),
     "state": ("TrainState", "count_parameters", "init_state"),
     "step": ("make_train_step",),
     "translating": ("TextTranslator", "Translation"),
@@ -100,10 +102,12 @@ __all__ = [
     "average_checkpoints",
     "count_parameters",
     "init_state",
+    "make_mesh",
     "make_optimizer",
     "make_schedule",
     "make_train_step",
     "open_run",
+    "parameter_shardings",
     "predict",
     "recipe",
     "score_run",

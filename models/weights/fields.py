@@ -87,11 +87,20 @@ def ours_of(fields: Fields, theirs: Mapping[str, Any], source: str) -> dict[str,
             _check(value in entry.values, entry.theirs, value, entry.values, source)
             continue
         value = theirs.get(entry.theirs, entry.default)
+        _check_type(entry, value, source)
         if entry.values is not None:
             _check(value in entry.values, entry.theirs, value, entry.values, source)
             value = entry.values[value]
         settings[entry.ours] = value
     return settings
+
+
+def _check_type(entry: Field, value: Any, source: str) -> None:
+    """A value is of the kind of the default; a whole number is also a fraction."""
+    kind = type(entry.default)
+    kinds = (int, float) if kind is float else (kind,)
+    if kind is not type(None) and type(value) not in kinds:
+        raise WeightsError(f"{source}: {entry.theirs} {value!r} is not of type {kind.__name__}")
 
 
 def _check(fine: bool, name: str, value: Any, known: Any, source: str) -> None:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol, runtime_checkable
 
+import jax.numpy as jnp
 import numpy as np
 
 Shape = tuple[int, ...]
@@ -275,18 +276,29 @@ def read_parameter(
     """
     shapes = [ours[path] for path in place.row.ours]
     if not place.row.stacked:
-        tensor = tensors.read(place.names[0])
+        tensor = _read(tensors, place.names[0])
         return place.row.layout.take(tensor, place.part, shapes)[index].astype(dtype)
     layers, rest = range(shapes[0][0])[index[0]], index[1:]
     below = [shape[1:] for shape in shapes]
     pieces = (
-        place.row.layout.take(tensors.read(place.names[i]), place.part, below)[rest] for i in layers
+        place.row.layout.take(_read(tensors, place.names[i]), place.part, below)[rest]
+        for i in layers
     )
     first = next(pieces)
     stack = np.empty((len(layers), *first.shape), dtype)
     for i, piece in enumerate(itertools.chain([first], pieces)):
         stack[i] = piece
     return stack
+
+
+def _read(tensors: Tensors, name: str) -> np.ndarray:
+    """A tensor of floating-point numbers."""
+    tensor = tensors.read(name)
+    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+        raise WeightsError(
+            f"{name} in {tensors.where(name)} holds {tensor.dtype}, not floating-point numbers"
+        )
+    return tensor
 
 
 @dataclasses.dataclass(frozen=True)

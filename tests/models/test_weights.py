@@ -1,0 +1,280 @@
+"""Folders in Hugging Face's form: written, read, read in pieces, and broken in many ways."""
+
+import json
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import models, train
+from flaxzoo.models.weights.folder import TensorFiles
+from flaxzoo.models.weights.rules import LINEAR, VECTOR, Layout, WeightsError
+from flaxzoo.models.weights.writing import write_weights
+from jax.sharding import NamedSharding
+from safetensors.numpy import load_file, save_file
+
+CONFIG = models.BertConfig(
+    vocab_size=32,
+    max_length=16,
+    num_layers=2,
+    d_model=16,
+    num_heads=4,
+    d_ff=48,
+    activation="relu",
+    norm_eps=1e-6,
+    head="token",
+    labels=("O", "B-LOC", "I-LOC"),
+)
+
+
+@pytest.fixture(scope="module")
+def params():
+    model = models.create(CONFIG)
+    return jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
+
+
+@pytest.fixture
+def folder(tmp_path, params):
+    write_weights(tmp_path, CONFIG, params)
+    return tmp_path
+
+
+def equal(tree, other):
+    return jax.tree.all(jax.tree.map(np.array_equal, tree, other))
+
+
+def test_what_is_written_is_read_bit_for_bit(folder, params):
+    model, again = models.load(folder)
+    assert model.config == CONFIG_READ
+    assert equal(again, params)
+
+
+# The rate of attention's dropout is written out.
+CONFIG_READ = models.BertConfig(**{**vars(CONFIG), "attention_dropout": CONFIG.dropout_rate})
+
+
+def test_several_files_and_their_index(tmp_path, params):
+    write_weights(tmp_path, CONFIG, params, file_bytes=8_000)
+    files = sorted(file.name for file in tmp_path.glob("*.safetensors"))
+    assert len(files) > 2
+    assert all(f"-of-{len(files):05}" in name for name in files)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 4 * sum(x.size for x in jax.tree.leaves(params))
+    assert sorted(set(index["weight_map"].values())) == files
+    assert equal(models.load(tmp_path)[1], params)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(tmp_path, params, dtype):
+    write_weights(tmp_path, CONFIG, params, dtype=dtype)
+    _, again = models.load(tmp_path)
+    assert equal(again, jax.tree.map(lambda x: x.astype(dtype).astype(jnp.float32), params))
+    execution = models.Execution(param_dtype="bfloat16")
+    _, half = models.load(tmp_path, execution=execution)
+    assert {x.dtype for x in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
+
+
+def test_each_device_reads_its_own_piece(folder, params):
+    mesh = train.make_mesh(train.MeshConfig(fsdp=8))
+    _, sharded = models.load(
+        folder, shardings=lambda shapes: train.parameter_shardings(shapes, mesh)
+    )
+    assert equal(sharded, params)
+    up = sharded["layers"]["feed_forward"]["up"]["kernel"]
+    assert isinstance(up.sharding, NamedSharding)
+    assert {shard.data.shape for shard in up.addressable_shards} == {(2, 2, 48)}
+
+
+def test_older_names_missing_prefixes_and_buffers(folder, params):
+    file = folder / "model.safetensors"
+    tensors = {
+        name.removeprefix("bert.")
+        .replace("LayerNorm.weight", "LayerNorm.gamma")
+        .replace("LayerNorm.bias", "LayerNorm.beta"): x
+        for name, x in load_file(file).items()
+    }
+    tensors["embeddings.position_ids"] = np.arange(16)[None]
+    tensors["pooler.dense.weight"] = np.zeros((16, 16), np.float32)  # the head needs none
+    save_file(tensors, file)
+    assert equal(models.load(folder)[1], params)
+
+
+def test_layouts_undo_themselves():
+    x = np.arange(24.0)
+    parts = [x.reshape(2, 3, 4), x.reshape(2, 3, 4) + 100]
+    for layout in (LINEAR, VECTOR, Layout(2), Layout(2, transposed=False)):
+        shapes = [part.shape for part in parts]
+        joined = layout.join(parts)
+        assert joined.shape == layout.shape(shapes)
+        for i, part in enumerate(parts):
+            np.testing.assert_array_equal(layout.take(joined, i, shapes), part)
+    # As torch has it: outputs first.
+    np.testing.assert_array_equal(LINEAR.join([x.reshape(4, 6)]), x.reshape(4, 6).T)
+
+
+# Twenty-five ways to break a folder.
+
+
+def edit(name, **fields):
+    """A change of a JSON file."""
+
+    def change(folder):
+        content = json.loads((folder / name).read_text())
+        content.update(fields)
+        (folder / name).write_text(json.dumps(content))
+
+    return change
+
+
+def text(name, content):
+    return lambda folder: (folder / name).write_text(content)
+
+
+def tensors(**changes):
+    """A change of the tensors; None takes one away."""
+
+    def change(folder):
+        file = folder / "model.safetensors"
+        content = load_file(file) | {name.replace("__", "."): x for name, x in changes.items()}
+        save_file({name: x for name, x in content.items() if x is not None}, file)
+
+    return change
+
+
+def raw(change):
+    """A change of the bytes of the safetensors file."""
+
+    def changed(folder):
+        file = folder / "model.safetensors"
+        file.write_bytes(change(file.read_bytes()))
+
+    return changed
+
+
+def header(change):
+    """A change of the header of the safetensors file, its length corrected."""
+
+    def changed(content):
+        (length,) = struct.unpack("<Q", content[:8])
+        entries = json.loads(content[8 : 8 + length])
+        change(entries)
+        new = json.dumps(entries).encode()
+        return struct.pack("<Q", len(new)) + new + content[8 + length :]
+
+    return raw(changed)
+
+
+def indexed(**places):
+    """Only an index, which places tensors in files."""
+
+    def change(folder):
+        content = {"weight_map": {name.replace("__", "."): file for name, file in places.items()}}
+        (folder / "model.safetensors").rename(folder / "part.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+    return change
+
+
+def pickled(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+
+
+WORDS = "bert.embeddings.word_embeddings.weight"
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+BREAKS = {
+    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
+    "config is no JSON": (text("config.json", "{"), "config.json is not JSON"),
+    "config is a list": (text("config.json", "[]"), "config.json is no JSON object"),
+    "unknown family": (edit("config.json", model_type="bort"), "'bort'.* bert"),
+    "unknown field": (edit("config.json", rope_theta=1.0), "config.json.* rope_theta"),
+    "activation": (edit("config.json", hidden_act="mish"), "hidden_act 'mish' .* 'gelu'"),
+    "relative positions": (
+        edit("config.json", position_embedding_type="relative_key"),
+        "position_embedding_type 'relative_key'",
+    ),
+    "untied": (edit("config.json", tie_word_embeddings=False), "tie_word_embeddings False"),
+    "head": (edit("config.json", architectures=["BertForParsing"]), "BertForParsing"),
+    "size is a word": (edit("config.json", hidden_size="wide"), "hidden_size 'wide' .* int"),
+    "sizes disagree": (edit("config.json", num_attention_heads=3), "num_heads 3"),
+    "wider than its tensors": (
+        edit("config.json", hidden_size=32),
+        r"word_embeddings.weight in .*safetensors is \[32, 16\], not \[32, 32\]",
+    ),
+    "more layers": (edit("config.json", num_hidden_layers=3), "lacks bert.encoder.layer.2"),
+    "fewer layers": (
+        edit("config.json", num_hidden_layers=1),
+        "nothing reads bert.encoder.layer.1",
+    ),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "has neither model.safetensors"),
+    "pickled": (pickled, "pickled files .* never opened"),
+    "truncated": (raw(lambda b: b[:-10]), "model.safetensors is not a whole safetensors file"),
+    "header too long": (
+        raw(lambda b: struct.pack("<Q", 2**40) + b[8:]),
+        "model.safetensors is not a whole safetensors file",
+    ),
+    "header is no JSON": (
+        raw(lambda b: b[:8] + b"?" + b[9:]),
+        "model.safetensors is not a whole safetensors file",
+    ),
+    "offsets beyond the end": (
+        header(lambda h: h[WORDS].update(data_offsets=[0, 2**30])),
+        "model.safetensors is not a whole safetensors file",
+    ),
+    "shape beside its offsets": (
+        header(lambda h: h[WORDS].update(shape=[32, 17])),
+        "model.safetensors is not a whole safetensors file",
+    ),
+    "whole numbers": (
+        tensors(**{QUERY: np.zeros((16, 16), np.int32)}),
+        f"{QUERY} in .*safetensors holds int32",
+    ),
+    "lacking": (tensors(**{QUERY: None}), f"lacks {QUERY}"),
+    "nobody's": (tensors(adapter=np.zeros(3)), "nothing reads adapter"),
+    "index is no JSON": (
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            text("model.safetensors.index.json", "{")(f),
+        ),
+        "index.json is not an index",
+    ),
+    "index leads outside": (
+        indexed(**{WORDS: "../model.safetensors"}),
+        r"points to '\.\./model.safetensors'",
+    ),
+    "index leads nowhere": (indexed(**{WORDS: "gone.safetensors"}), "gone.safetensors, which is"),
+    "index is mistaken": (indexed(more="part.safetensors"), "more is in part.safetensors, but"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BREAKS.values(), ids=BREAKS)
+def test_broken_folders_are_refused_in_a_line(folder, change, message):
+    change(folder)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as refused:
+        models.load(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_tied_tensor_that_differs_is_refused(tmp_path):
+    config = models.BertConfig(**{**vars(CONFIG), "head": "masked_lm", "labels": ()})
+    model = models.create(config)
+    write_weights(tmp_path, config, models.init_params(model, jax.random.key(0)))
+    file = tmp_path / "model.safetensors"
+    tied = load_file(file)[WORDS]
+    matrix = "cls.predictions.decoder.weight"
+    save_file(load_file(file) | {matrix: tied}, file)
+    models.load(tmp_path)
+    save_file(load_file(file) | {matrix: tied + 1}, file)
+    with pytest.raises(WeightsError, match=f"{matrix} is tied to {WORDS}, but differs"):
+        models.load(tmp_path)
+
+
+def test_tensors_are_read_one_by_one(folder, monkeypatch):
+    """Never more than one tensor of theirs beside what is loaded."""
+    read, sizes = TensorFiles.read, []
+    monkeypatch.setattr(
+        TensorFiles, "read", lambda self, name: sizes.append(name) or read(self, name)
+    )
+    models.load(folder)
+    assert len(sizes) == len(set(sizes)) == len(load_file(folder / "model.safetensors"))
