@@ -66,6 +66,8 @@ class BertConfig(TransformerConfig):
     """Kinds of token, to tell the first part from the second; 0: none (DistilBERT)."""
     position_offset: int = 0
     """Rows of the position table before that of the first token (RoBERTa: 2)."""
+    head_activation: Literal["gelu", "gelu_tanh", "relu", "silu"] | None = None
+    """Non-linearity before the vocabulary matrix, if not `activation` (RoBERTa: always gelu)."""
     pooler_activation: Literal["tanh", "relu"] | None = "tanh"
     """Non-linearity of the pooler; None: a body without one (DistilBERT's)."""
     head: Literal[

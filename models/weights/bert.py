@@ -75,6 +75,7 @@ WITHOUT = {  # heads that transformers has not
 }
 CLASSES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
 
+WITH_WORDS = (*WITH_MASKED_WORDS, "causal_lm")
 PREFIXES = {"bert": "bert.", "roberta": "roberta.", "distilbert": "distilbert."}
 
 # Ours, and the same part of BERT and RoBERTa.
@@ -169,7 +170,7 @@ def _head(config: BertConfig, family: str, prefix: str) -> list[Row]:
     head, rows = config.head, []
     if config.has_pooler:
         rows += linear("pooler", POOLER.get((family, head), prefix + "pooler.dense"))
-    if head in (*WITH_MASKED_WORDS, "causal_lm"):
+    if head in WITH_WORDS:
         transform, transform_norm, bias, _ = MASKED_WORDS[family]
         rows += linear("head/transform", transform)
         rows += norm("head/transform_norm", transform_norm)
@@ -190,7 +191,7 @@ def _known(config: BertConfig, family: str) -> list[Known]:
         Known(prefix + "embeddings.position_ids"),
         Known(prefix + "embeddings.token_type_ids"),
     ]
-    if config.head in (*WITH_MASKED_WORDS, "causal_lm"):
+    if config.head in WITH_WORDS:
         *_, bias, matrix = MASKED_WORDS[family]
         words = prefix + EMBEDDINGS["token_embedding"]
         known += [
@@ -216,6 +217,7 @@ def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
     if name == "roberta":
         offset = theirs.get("pad_token_id", 1) + 1
         settings |= {"position_offset": offset, "max_length": settings["max_length"] - offset}
+        settings["head_activation"] = "gelu"  # whatever hidden_act is
     if name == "distilbert":
         settings |= {"num_token_types": 0, "pooler_activation": None if head == "none" else "relu"}
     labels = labels_of(theirs) if head in WITH_LABELS else ()
@@ -251,7 +253,9 @@ def fields(config: BertConfig) -> dict[str, Any]:
         "model_type": name,
         "architectures": [class_of(name, config.head)],
     }
-    if config.position_offset:
+    if name == "roberta":
+        if config.head in WITH_WORDS and (config.head_activation or config.activation) != "gelu":
+            raise WeightsError("RoBERTa's head for words is of head_activation gelu only")
         offset = config.position_offset
         theirs |= {
             "pad_token_id": offset - 1,

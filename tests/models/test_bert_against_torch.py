@@ -5,7 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
+from flaxzoo.models.weights.writing import write_weights
 from flaxzoo.train.losses import cross_entropy, softmax_cross_entropy
+
+from .weights import gradients_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -20,10 +23,42 @@ SIZES = {
     "num_heads": N,
     "d_ff": F,
 }
+# Nothing at its default where it can be helped.
+USUAL = {
+    "hidden_size": D,
+    "num_hidden_layers": L,
+    "num_attention_heads": N,
+    "intermediate_size": F,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 FAMILIES = {
-    "Bert": {},
-    "Roberta": {"position_offset": 2, "num_token_types": 1, "norm_eps": 1e-5},
-    "DistilBert": {"num_token_types": 0, "pooler_activation": "relu"},
+    "Bert": {
+        **USUAL,
+        "max_position_embeddings": P,
+        "hidden_act": "silu",
+        "type_vocab_size": 3,
+        "layer_norm_eps": 1e-3,
+    },
+    "Roberta": {
+        **USUAL,
+        "max_position_embeddings": P + 2,
+        "hidden_act": "gelu_new",
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+    },
+    "DistilBert": {
+        "dim": D,
+        "n_layers": L,
+        "n_heads": N,
+        "hidden_dim": F,
+        "max_position_embeddings": P,
+        "activation": "relu",
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "seq_classif_dropout": 0.0,
+        "qa_dropout": 0.0,
+    },
 }
 HEADS = {  # our head: the end of their class's name
     "none": "Model",
@@ -44,148 +79,25 @@ CASES = [
 ]
 
 
-def torch_config(family, head):
-    if family == "DistilBert":
-        sizes = {"dim": D, "n_layers": L, "n_heads": N, "hidden_dim": F, "dropout": 0.0}
-        other = {"attention_dropout": 0.0, "seq_classif_dropout": 0.0, "qa_dropout": 0.0}
-    else:
-        sizes = {
-            "hidden_size": D,
-            "num_hidden_layers": L,
-            "num_attention_heads": N,
-            "intermediate_size": F,
-        }
-        other = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    if family == "Roberta":
-        other |= {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
-    if head == "causal_lm":
-        other["is_decoder"] = True
-    return getattr(transformers, f"{family}Config")(
-        vocab_size=V,
-        max_position_embeddings=P + FAMILIES[family].get("position_offset", 0),
-        num_labels=2 if head == "span" else len(LABELS),
-        pad_token_id=1,
-        attn_implementation="eager",
-        **sizes,
-        **other,
-    )
-
-
-def make_pair(family, head):
-    """A torch model with no parameter at its initial value, and our configuration of it."""
+def make(family, head):
+    """A torch model with no parameter at its initial value."""
     torch.manual_seed(0)
     name: str = family + HEADS[head]
     cls = getattr(transformers, "BertLMHeadModel" if name == "BertForCausalLM" else name)
-    theirs = cls(torch_config(family, head))
+    fields = {"is_decoder": True} if head == "causal_lm" else {}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=V,
+        num_labels=2 if head == "span" else len(LABELS),
+        pad_token_id=1,
+        attn_implementation="eager",
+        **FAMILIES[family],
+        **fields,
+    )
+    theirs = cls(config)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    return theirs.eval(), models.BertConfig(**SIZES, **FAMILIES[family], head=head, labels=LABELS)
-
-
-PREFIXES = ("bert.", "roberta.", "distilbert.")
-# What DistilBERT calls differently.
-DISTIL = {
-    "attention.q_lin": "attention.self.query",
-    "attention.k_lin": "attention.self.key",
-    "attention.v_lin": "attention.self.value",
-    "attention.out_lin": "attention.output.dense",
-    "sa_layer_norm": "attention.output.LayerNorm",
-    "ffn.lin1": "intermediate.dense",
-    "ffn.lin2": "output.dense",
-    "output_layer_norm": "output.LayerNorm",
-    "transformer.layer": "encoder.layer",
-}
-# Wherever a family keeps it: our place of a part of a head, and theirs.
-PARTS = {
-    "pooler": ("pooler.dense", "pre_classifier", "classifier.dense"),
-    "head/transform": (
-        "cls.predictions.transform.dense",
-        "lm_head.dense",
-        "vocab_transform",
-    ),
-    "head/transform_norm": (
-        "cls.predictions.transform.LayerNorm",
-        "lm_head.layer_norm",
-        "vocab_layer_norm",
-    ),
-    "head/bias": ("cls.predictions", "lm_head", "vocab_projector"),
-    "head/next_sentence": ("cls.seq_relationship", "cls"),
-    "head/classifier": ("classifier", "classifier.out_proj"),
-    "head/span": ("qa_outputs",),
-}
-
-
-def converted(tensors, template):
-    """Torch's parameters, or their gradients, as our tree; each of theirs is used."""
-    flat = {}
-    for name, x in tensors.items():
-        for prefix in PREFIXES:
-            name = name.removeprefix(prefix)
-        for theirs, usual in DISTIL.items():
-            name = name.replace(theirs, usual) if "vocab" not in name else name
-        flat[name] = np.asarray(x)
-    used = set()
-
-    def take(name):
-        used.add(name)
-        return flat[name]
-
-    def linear(name, kernel_shape=None, bias_shape=None):
-        kernel, bias = take(f"{name}.weight").T, take(f"{name}.bias")
-        kernel = kernel.reshape(kernel_shape or kernel.shape)
-        return {"kernel": kernel, "bias": bias.reshape(bias_shape or bias.shape)}
-
-    def norm(name):
-        return {"scale": take(f"{name}.weight"), "bias": take(f"{name}.bias")}
-
-    def layer(i):
-        at, heads = f"encoder.layer.{i}", (N, D // N)
-        attention = {
-            name: linear(f"{at}.attention.self.{name}", (D, *heads), heads)
-            for name in ("query", "key", "value")
-        }
-        attention["output"] = linear(f"{at}.attention.output.dense", (*heads, D))
-        return {
-            "attention": attention,
-            "attention_norm": norm(f"{at}.attention.output.LayerNorm"),
-            "feed_forward": {
-                "up": linear(f"{at}.intermediate.dense"),
-                "down": linear(f"{at}.output.dense"),
-            },
-            "feed_forward_norm": norm(f"{at}.output.LayerNorm"),
-        }
-
-    def embedding(name):
-        return {"embedding": take(f"embeddings.{name}_embeddings.weight")}
-
-    def part(path):
-        name = next((n for n in PARTS[path] if f"{n}.bias" in flat), None)
-        if name is None:  # DistilBERT's body alone has no pooler
-            return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), template[path])
-        if path == "head/bias":
-            return take(f"{name}.bias")
-        return norm(name) if path.endswith("norm") else linear(name)
-
-    tree = {
-        "token_embedding": embedding("word"),
-        "position_embedding": embedding("position"),
-        "embedding_norm": norm("embeddings.LayerNorm"),
-        "layers": jax.tree.map(lambda *x: np.stack(x), *map(layer, range(L))),
-    }
-    if "token_type_embedding" in template:
-        tree["token_type_embedding"] = embedding("token_type")
-    if "pooler" in template:
-        tree["pooler"] = part("pooler")
-    if "head" in template:
-        tree["head"] = {name: part(f"head/{name}") for name in template["head"]}
-    assert used == flat.keys(), flat.keys() - used
-    assert jax.tree.map(np.shape, tree) == jax.tree.map(np.shape, template)
-    return tree
-
-
-def parameters(theirs):
-    return {name: x.detach() for name, x in theirs.named_parameters()}
+    return theirs.eval()
 
 
 def inputs(family, head):
@@ -202,10 +114,10 @@ def inputs(family, head):
     return given
 
 
-def ours_of(family, head, theirs, config):
-    model = models.create(config)
-    template = jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
-    return model, converted(parameters(theirs), template)
+def ours_of(theirs, folder):
+    """A torch model, saved and read as ours."""
+    theirs.save_pretrained(folder)
+    return models.load(folder)
 
 
 NAMES = {
@@ -216,16 +128,17 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("family", "head"), CASES)
-def test_answers(family, head):
-    theirs, config = make_pair(family, head)
+def test_answers(tmp_path, family, head):
+    theirs = make(family, head)
     given = inputs(family, head)
     with torch.no_grad():
         expected = theirs(**{name: torch.from_numpy(x) for name, x in given.items()})
-    model, params = ours_of(family, head, theirs, config)
+    model, params = ours_of(theirs, tmp_path)
     output = jax.jit(model.apply)({"params": params}, **given)
     real = given["attention_mask"] == 1
     for name in NAMES.get(head, ("logits",)):
         if name == "pooler_output" and family == "DistilBert":
+            assert output.pooler_output is None
             continue
         wanted, ours = getattr(expected, name).numpy(), np.asarray(getattr(output, name))
         assert wanted.shape == ours.shape
@@ -235,10 +148,31 @@ def test_answers(family, head):
         np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_what_we_write_is_their_model(tmp_path, family, head):
+    theirs = make(family, head)
+    model, params = ours_of(theirs, tmp_path / "theirs")
+    (tmp_path / "ours").mkdir()
+    write_weights(tmp_path / "ours", model.config, params)
+    again, info = type(theirs).from_pretrained(
+        tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(info.values()), info
+    expected = theirs.state_dict()
+    assert again.state_dict().keys() == expected.keys()
+    for name, x in again.state_dict().items():
+        assert torch.equal(x, expected[name]), name
+    given = {name: torch.from_numpy(x) for name, x in inputs(family, head).items()}
+    with torch.no_grad():
+        answers = [m.eval()(**given)[0] for m in (again, theirs)]
+    assert torch.equal(*answers)
+    assert models.load(tmp_path / "ours")[0].config == model.config
+
+
 @pytest.mark.parametrize("head", ["pretraining", "masked_lm"])
-def test_every_gradient(head):
+def test_every_gradient(tmp_path, head):
     """Of masked words, gathered, and next sentences: against torch's labels of -100."""
-    theirs, config = make_pair("Bert", head)
+    theirs = make("Bert", head)
     given = inputs("Bert", head)
     rng = np.random.default_rng(1)
     positions = np.stack([rng.permutation(4)[:3] for _ in range(3)])
@@ -254,9 +188,8 @@ def test_every_gradient(head):
         targets["next_sentence_label"] = torch.from_numpy(continues)
     expected_loss = theirs(**{k: torch.from_numpy(x) for k, x in given.items()}, **targets).loss
     expected_loss.backward()
-    model, params = ours_of("Bert", head, theirs, config)
-    gradients = {name: x.grad for name, x in theirs.named_parameters()}
-    expected = converted(gradients, params)
+    model, params = ours_of(theirs, tmp_path)
+    expected = gradients_of(theirs, model.config)
 
     @jax.jit
     @jax.value_and_grad
