@@ -152,10 +152,15 @@ def visible_mask(
 
 
 def attention_weights(
-    query: Float[Array, "B T N H"], key: Float[Array, "B N H S"], mask: Bool[Array, "#B 1 #T #S"]
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B N H S"],
+    mask: Bool[Array, "#B 1 #T #S"],
+    scale: Float[Array, ""] | float | None = None,
 ) -> Float[Array, "B N T S"]:
-    """softmax(Q Kᵀ / √H), in float32 (Vaswani et al., equation 1)."""
-    query = query * query.shape[-1] ** -0.5
+    """softmax(Q Kᵀ / √H), in float32 (Vaswani et al., equation 1); or with a scale of its own."""
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
+    query = (query * scale).astype(query.dtype)
     scores = jnp.einsum("BTNH,BNHS->BNTS", query, key, preferred_element_type=jnp.float32)
     return jax.nn.softmax(jnp.where(mask, scores, HIDDEN), axis=-1)
 
@@ -208,6 +213,7 @@ class MultiHeadAttention(nn.Module):
         rng: RowKeys | None = None,
         output_attentions: bool = False,
         encoded: Float[Array, "B S D"] | LayerCache | None = None,
+        scale: Float[Array, ""] | float | None = None,
     ) -> tuple[Float[Array, "B T D"], LayerCache | None, Array | None]:
         """Attends from `x` to what the cache holds and then itself, or only to `encoded`.
 
@@ -219,6 +225,7 @@ class MultiHeadAttention(nn.Module):
           rng: keys of dropout.
           output_attentions: whether to answer the weights as well.
           encoded: what an encoder answered, or the keys and values of it.
+          scale: what scores are multiplied by; by default 1 / √H.
 
         Returns:
           The output; the cache with slots `index … index + T` written, or the
@@ -237,7 +244,7 @@ class MultiHeadAttention(nn.Module):
                 value = jax.lax.dynamic_update_slice_in_dim(cache.value, value, index, axis=2)
             held = LayerCache(key, value)
             cache = held if cache is not None or encoded is not None else None
-        weights = attention_weights(query, held.key, mask)
+        weights = attention_weights(query, held.key, mask, scale)
         dropped = dropout(weights, c.attention_dropout_rate, rng, "attention_weights")
         # In two steps: in one, XLA's CPU swaps the operands, which takes 7 times as long where
         # there are few queries.

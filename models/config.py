@@ -102,6 +102,10 @@ class TransformerConfig:
         """Whether the projections of attention have biases."""
         return bool(getattr(self, "use_bias", True))
 
+    def score_scale(self, layer: Any) -> Any:
+        """What the scores of a layer's attention are multiplied by."""
+        return self.key_dim**-0.5
+
     @property
     def attention_dropout_rate(self) -> float:
         """Probability that an attention weight is dropped."""

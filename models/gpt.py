@@ -37,14 +37,22 @@ from .linear import Embedding, look_up
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTConfig(TransformerConfig):
-    """A decoder-only transformer with tied input and output embeddings."""
+    """A decoder-only transformer.
+
+    Raises:
+      ValueError: a size or a rate is out of range.
+    """
 
     head: ClassVar[str] = "causal_lm"
 
-    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu_tanh"
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
     dropout_rate: float = 0.1
     """Of embeddings, attention weights and both sublayers' outputs."""
+    embedding_dropout: float | None = None
+    """Of the sums of embeddings and positions, if not `dropout_rate`."""
+    attention_dropout: float | None = None
+    """Of attention weights, if not `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
     """pre: before each sublayer, and a final one (GPT-2, GPT-3). post: after the sum (GPT)."""
     positions: Literal["learned", "sinusoidal"] = "learned"
@@ -57,6 +65,12 @@ class GPTConfig(TransformerConfig):
     """If given, every second layer sees only the last so many tokens (GPT-3)."""
     scale_residual_init: bool = True
     """Whether residual projections start smaller by 1/√(2L) (GPT-2, GPT-3)."""
+    scale_scores: bool = True
+    """Whether attention's scores are divided by √H."""
+    scale_scores_by_layer: bool = False
+    """Whether those of layer i, from 1, are divided by i too (Mistral's replicas of GPT-2)."""
+    tie_output: bool = True
+    """Whether scores are taken with the table of the tokens; else with one of their own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +78,24 @@ class GPTConfig(TransformerConfig):
             raise ValueError(f"local_window {self.local_window} must be at least 1, or None")
         if not self.position_base > 0:
             raise ValueError(f"position_base {self.position_base} must be above 0")
+        for name in ("embedding_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, f"{name}_rate") < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
+
+    @property
+    def embedding_dropout_rate(self) -> float:
+        """Probability that an element of the first layer's input is dropped."""
+        return self.dropout_rate if self.embedding_dropout is None else self.embedding_dropout
+
+    @property
+    def attention_dropout_rate(self) -> float:
+        """Probability that an attention weight is dropped."""
+        return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
+
+    def score_scale(self, layer: Any) -> Any:
+        """What the scores of a layer, counted from 0, are multiplied by."""
+        scale = super().score_scale(layer) if self.scale_scores else 1.0
+        return scale / (layer + 1) if self.scale_scores_by_layer else scale
 
 
 class GPT(nn.Module):
@@ -118,7 +150,7 @@ class GPT(nn.Module):
             position_ids = default_positions(start, length, attention_mask, segment_ids)
         embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
         x = embed(input_ids) + self._positions(position_ids)
-        x = dropout(x, c.dropout_rate, rng, "embedding")
+        x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
 
         query_index, key_index = start + jnp.arange(length), jnp.arange(num_keys)
         visible = visible_mask(attention_mask, segment_ids)
@@ -132,6 +164,8 @@ class GPT(nn.Module):
             x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
         if cache is not None:
             x, cache = advance_cache(cache, layers, x)
+        if not c.tie_output:
+            embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
         projection = Projection(x, embed.embedding.astype(e.dtype))
         return CausalLMOutput(x, projection, cache, attentions)
 

@@ -181,7 +181,8 @@ class TransformerLayer(nn.Module):
 
         def sublayer(x: Array) -> tuple[Array, LayerOutputs]:
             y, cache, weights = attention(
-                x, mask, own.cache, shared.cache_index, rng, shared.output_attentions
+                *(x, mask, own.cache, shared.cache_index, rng, shared.output_attentions),
+                scale=self.config.score_scale(own.index),
             )
             return y, LayerOutputs(cache, weights)
 

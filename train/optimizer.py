@@ -26,7 +26,7 @@ DECAYED = ("kernel", "embedding")
 
 STACK = "layers"
 BELOW_STACK = r"(token|position|token_type)_embedding|embedding_norm"
-ABOVE_STACK = r"final_norm|pooler|head"
+ABOVE_STACK = r"final_norm|pooler|head|output_embedding"
 
 
 def path_name(path: tuple[Any, ...]) -> str:
