@@ -6,7 +6,8 @@ from typing import Any
 
 from ..bert import BertConfig
 from ..config import TransformerConfig, nearest
-from . import bert
+from ..gpt import GPTConfig
+from . import bert, gpt
 from .rules import Table, WeightsError
 
 
@@ -22,9 +23,16 @@ class Family:
 
 
 BERT = Family(bert.config, bert.fields, bert.table)
-FAMILIES: dict[str, Family] = {"bert": BERT, "roberta": BERT, "distilbert": BERT}
+GPT = Family(gpt.config, gpt.fields, gpt.table)
+FAMILIES: dict[str, Family] = {
+    "bert": BERT,
+    "roberta": BERT,
+    "distilbert": BERT,
+    "openai-gpt": GPT,
+    "gpt2": GPT,
+}
 """By their `model_type`."""
-FAMILY_OF: dict[type[TransformerConfig], Family] = {BertConfig: BERT}
+FAMILY_OF: dict[type[TransformerConfig], Family] = {BertConfig: BERT, GPTConfig: GPT}
 
 
 def family_of(config: TransformerConfig) -> Family:
