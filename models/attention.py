@@ -158,9 +158,8 @@ def attention_weights(
     scale: Float[Array, ""] | float | None = None,
 ) -> Float[Array, "B N T S"]:
     """softmax(Q Kᵀ / √H), in float32 (Vaswani et al., equation 1); or with a scale of its own."""
-    if scale is None:
-        scale = query.shape[-1] ** -0.5
-    query = (query * scale).astype(query.dtype)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    query = (query * factor).astype(query.dtype)
     scores = jnp.einsum("BTNH,BNHS->BNTS", query, key, preferred_element_type=jnp.float32)
     return jax.nn.softmax(jnp.where(mask, scores, HIDDEN), axis=-1)
 
