@@ -89,6 +89,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self._check_warmup()
         if self.init_from is None:  # otherwise the model's sizes are not known yet
             check_length(self)
         if self.execution.param_dtype != "float32":
@@ -126,6 +127,16 @@ class TrainConfig:
             )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed {self.seed} must be at least 0 and below 2³²")
+
+    def _check_warmup(self) -> None:
+        """Before any data are read; of a run counted in epochs, when its steps are known."""
+        warmup = self.optimizer.warmup_steps
+        if 0 < self.steps <= warmup:
+            shorter = min(max(self.steps // 10, 1), self.steps - 1)
+            raise ValueError(
+                f"steps {self.steps} must exceed the warm-up of {warmup} steps: add "
+                f"--optimizer.warmup-steps {shorter}"
+            )
 
 
 def check_length(config: TrainConfig) -> None:

@@ -4,6 +4,7 @@ import json
 import pytest
 from flaxzoo import data, models, train
 from flaxzoo.data import TokenizerConfig
+from flaxzoo.train import OptimizerConfig
 from flaxzoo.train.config import OPERATIONAL_FIELDS, differences, flatten, from_dict, to_dict
 from flaxzoo.train.recipes import RECIPES
 
@@ -86,6 +87,14 @@ def test_operational_fields_are_no_difference(train_config):
     [
         ({"steps": 0}, "steps 0 and epochs 0.0: give one of them above 0"),
         ({"batch_size": -1}, "batch_size -1 must be at least 1"),
+        (
+            {"steps": 60, "optimizer": OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=400)},
+            "steps 60 must exceed the warm-up of 400 steps: add --optimizer.warmup-steps 6",
+        ),
+        (
+            {"steps": 1, "optimizer": OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1)},
+            "steps 1 must exceed the warm-up of 1 steps: add --optimizer.warmup-steps 0",
+        ),
         ({"keep_last": 0}, "keep_last 0 must be at least 1"),
         (
             {"batch_size": 6, "micro_batches": 4},

@@ -233,7 +233,11 @@ def test_a_folder_that_is_not_a_run_is_left_alone(config, tmp_path):
         ({"batch_size": 6}, "batch_size 6 cannot be dealt out to 8 devices"),
         ({"mesh": train.MeshConfig(data=3)}, "do not multiply to the 8 devices"),
         ({"mesh": train.MeshConfig(tensor=8)}, "cannot be cut along mesh.tensor 8"),
-        ({"optimizer__warmup_steps": 9}, "warmup_steps 9"),
+        ({"optimizer__warmup_steps": 9}, "exceed the warm-up of 9 steps"),
+        (
+            {"epochs": 0.1, "steps": 0, "optimizer__warmup_steps": 9},
+            "exceed the warm-up of 9 steps",
+        ),
         ({"parallel": "pmap", "batch_size": 6}, "batch_size 6 cannot be dealt out"),
         ({"data__source": "text:nowhere.txt"}, "no such file"),
         ({"data__validation_fraction": 0.0}, "no validation split"),
