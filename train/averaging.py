@@ -1,6 +1,5 @@
 """The mean of a run's last checkpoints (Vaswani et al. 2017, section 6.1)."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,19 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..data.atomic import build_folder
 from ..models.config import config_from_dict, create
-from ..models.loading import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    PARAMS,
-    read_config,
-    restore_params,
-    steps,
-)
+from ..models.loading import read_config, restore_params, steps
 from ..models.shapes import parameter_shapes
 from .errors import RunError
-from .run import AVERAGED_STEPS, TOKENIZER
+from .model_folder import AVERAGED_STEPS, TOKENIZER, check_place_is_free, make_model_folder
 
 
 def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) -> list[int]:
@@ -52,21 +43,16 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
             f"{folder} kept {len(kept)} checkpoints ({listed}), fewer than {last}: average "
             f"fewer, or train with --keep-last {last}"
         )
-    if output.exists():
-        raise RunError(f"{output} exists: give a folder that does not")
+    check_place_is_free(output)
     taken = kept[-last:]
     mean = _mean(folder, taken, parameter_shapes(create(config_from_dict(config["model"]))))
-
-    def fill(place: Path) -> None:
-        import orbax.checkpoint as ocp
-
-        shutil.copytree(folder / TOKENIZER, place / TOKENIZER)
-        fields = json.dumps({**config, AVERAGED_STEPS: taken}, indent=2)
-        (place / CONFIG_FILE).write_text(fields + "\n", encoding="utf-8")
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(place.resolve() / CHECKPOINTS / str(taken[-1]) / PARAMS, mean)
-
-    build_folder(output, fill)
+    make_model_folder(
+        output,
+        {**config, AVERAGED_STEPS: taken},
+        lambda place: shutil.copytree(folder / TOKENIZER, place),
+        taken[-1],
+        mean,
+    )
     return taken
 
 

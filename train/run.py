@@ -22,11 +22,9 @@ from ..models.loading import CONFIG_FILE, check_step, newest_step, read_config, 
 from .config import TrainConfig, check_length, differences, from_dict, in_steps, to_dict
 from .errors import RunError
 from .initialise import Beginning, plan_beginning
+from .model_folder import TOKENIZER, check_trainable
 from .tasks import task_of
 
-TOKENIZER = "tokenizer"
-AVERAGED_STEPS = "averaged_steps"
-"""In the config.json of a folder that holds the mean of a run's checkpoints: of which."""
 Say = Callable[[str], None]
 
 
@@ -90,11 +88,7 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
 
 def _as_begun(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer]:
     """The run that `folder` holds, if it is the one that `config` asks for."""
-    if AVERAGED_STEPS in read_config(folder):
-        raise RunError(
-            f"{folder} holds averaged checkpoints, which have no optimizer to go on with: give "
-            f"another --workdir, and begin it with --init-from {folder}"
-        )
+    check_trainable(read_config(folder), folder)
     old, tokenizer = open_run(folder)
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)

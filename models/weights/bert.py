@@ -213,6 +213,8 @@ def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
     """
     name = theirs["model_type"]
     settings = ours_of(FIELDS[name], theirs, source)
+    if settings["attention_dropout"] == settings["dropout_rate"]:
+        settings["attention_dropout"] = None
     head = head_of(theirs, name, source)
     if name == "roberta":
         offset = theirs.get("pad_token_id", 1) + 1
