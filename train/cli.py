@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the exit status.
 
     A mistake of the user's (input, files, settings) is one line on standard
-    error and status 2; a loss that is not finite, status 3.
+    error and status 2; a loss that is not finite, status 3; training that a
+    signal stopped after saving, 128 and the signal's number.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -58,7 +59,7 @@ def _run(command: str, arguments: list[str]) -> int:
         return _fail(f"no command named {command!r}: choose from {', '.join(COMMANDS)}", 2)
     try:
         commands = import_module(".commands", __package__)
-        getattr(commands, f"{command.replace('-', '_')}_command")(arguments)
+        return getattr(commands, f"{command.replace('-', '_')}_command")(arguments) or 0
     except NonFiniteLoss as error:
         return _fail(str(error), 3)
     except BrokenPipeError:  # whoever read our output has gone

@@ -30,15 +30,18 @@ class TrainArguments(TrainConfig):
     """Whether a run folder with checkpoints is taken up (otherwise it is refused)."""
 
 
-def train_command(arguments: list[str]) -> None:
-    """The command `flaxzoo train RECIPE [options]`."""
+def train_command(arguments: list[str]) -> int:
+    """The command `flaxzoo train RECIPE [options]`.
+
+    Answers 0, or of a run that a signal stopped what a shell calls it, 128 and its number.
+    """
     if not arguments or arguments[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<18} {describe(name)}" for name in RECIPES)
         print(
             "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n\n"
             f"recipes:\n{listed}\n\nAll options of a recipe: flaxzoo train quickstart --help"
         )
-        return
+        return 0
     name = arguments[0]
     base = recipe(name)
     fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
@@ -60,6 +63,7 @@ def train_command(arguments: list[str]) -> None:
     if result.finished:
         use = task_of(config.data).use.format(run=parsed.workdir)
         _say(f"report: {parsed.workdir / 'report.md'}; go on with: flaxzoo {use}")
+    return 0 if result.signal is None else 128 + result.signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +246,7 @@ def translate_command(arguments: list[str]) -> None:
     from .progress import Progress
     from .translating import TextTranslator, to_lines
 
+    search = BeamSearch(num_beams=parsed.num_beams, length_penalty=parsed.length_penalty)
     if not 1 <= parsed.num_best <= parsed.num_beams:
         raise ValueError(
             f"num-best {parsed.num_best} must be at least 1 and at most num-beams "
@@ -249,11 +254,7 @@ def translate_command(arguments: list[str]) -> None:
         )
     if parsed.output is not None:
         check_place(parsed.output)
-    search = BeamSearch(
-        num_beams=parsed.num_beams,
-        length_penalty=parsed.length_penalty,
-        num_return=parsed.num_best,
-    )
+    search = dataclasses.replace(search, num_return=parsed.num_best)
     translator = TextTranslator.of_run(parsed.run, step=parsed.step)
     lines = list(input_lines(parsed.input))
     texts = [text for _, _, text in lines]

@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import os
 import signal
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -37,6 +39,8 @@ class Result:
     step: int
     finished: bool
     """False if it was asked to stop before its last step."""
+    signal: int | None
+    """The number of the signal that asked."""
     validation: dict[str, Any] | None
     """The last evaluation of this call, if there was one."""
     sample: str | None = None
@@ -67,7 +71,7 @@ def train(
     """Trains, or goes on training, in a run folder.
 
     Stopped at any step and called again, it ends with bit for bit the
-    parameters of a run never stopped. SIGTERM and Ctrl-C save and return.
+    parameters of a run never stopped. SIGTERM, SIGHUP and Ctrl-C save and return.
 
     Args:
       config: the run.
@@ -129,7 +133,9 @@ def train(
     unreported = validation or _left_unreported(run.folder)
     if step == config.steps and unreported:
         sample = _finish(run, unreported, program.description, progress)
-    return Result(run, step, step == config.steps, validation, sample)
+    finished = step == config.steps
+    asked = None if finished or not stopping else stopping[0]
+    return Result(run, step, finished, asked, validation, sample)
 
 
 def _left_unreported(folder: Path) -> dict[str, Any] | None:
@@ -283,9 +289,20 @@ def _save(s: _Session) -> None:
     s.checkpoints.save(s.program.to_global(s.state), s.batches.get_state(), loss)
 
 
+SIGHUP = getattr(signal, "SIGHUP", None)
+"""A terminal was closed; Windows has no such signal."""
+
+
+def _leave_closed_terminal() -> None:
+    """Sends to nowhere what would fail to be written: saving comes with a message."""
+    for file in (1, 2):
+        if stat.S_ISCHR(os.fstat(file).st_mode) and not os.isatty(file):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file)
+
+
 @contextmanager
 def _stop_requested() -> Iterator[list[int]]:
-    """A list that SIGTERM and Ctrl-C put their number into; a second Ctrl-C interrupts."""
+    """A list that SIGTERM, SIGHUP and Ctrl-C put their number into; a second Ctrl-C interrupts."""
     received: list[int] = []
     previous = {}
 
@@ -293,10 +310,14 @@ def _stop_requested() -> Iterator[list[int]]:
         received.append(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if number == SIGHUP:
+            _leave_closed_terminal()
 
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in filter(None, (signal.SIGTERM, signal.SIGINT, SIGHUP)):
             previous[number] = signal.signal(number, note)
+        if previous.get(SIGHUP) is signal.SIG_IGN:  # nohup: a closed terminal is not to stop it
+            signal.signal(SIGHUP, signal.SIG_IGN)
     except ValueError:  # not in the main thread: signals are the caller's
         pass
     try:

@@ -5,7 +5,9 @@ import functools
 import json
 import math
 import os
+import pty
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -145,7 +147,7 @@ def test_a_resumed_run_is_the_run_never_stopped(never_stopped, tmp_path, layout,
     config, whole = never_stopped(layout)
     for stop in stops:
         result = go(config, tmp_path / "run", stop)
-        assert (result.step, result.finished) == (stop, False)
+        assert (result.step, result.finished, result.signal) == (stop, False, signal.SIGTERM)
         assert max(kept(tmp_path / "run")) == stop
     assert go(config, tmp_path / "run").finished
     assert lines(tmp_path / "run") == lines(whole)
@@ -344,10 +346,15 @@ def test_a_process_may_be_stopped_and_killed(config, tmp_path):
     whole, ours = tmp_path / "whole", tmp_path / "ours"
     subprocess.run(command(config, whole, steps), env=one_device(), check=True, capture_output=True)
     arguments = command(config, ours, steps)
-    for number, name, after in ((signal.SIGTERM, "SIGTERM", 20), (signal.SIGINT, "SIGINT", 100)):
+    # The statuses of a shell, so that `train && average` ends here.
+    for number, name, expected, after in (
+        (signal.SIGTERM, "SIGTERM", 143, 20),
+        (signal.SIGHUP, "SIGHUP", 129, 60),
+        (signal.SIGINT, "SIGINT", 130, 100),
+    ):
         status, messages = interrupt(arguments, ours, number, after)
         stopped = max(kept(ours))
-        assert status == 0, messages
+        assert status == expected, messages
         assert after <= stopped < steps
         assert f"{name}: saved step {stopped}; the same command goes on from there" in messages
         assert "Traceback" not in messages
@@ -360,3 +367,40 @@ def test_a_process_may_be_stopped_and_killed(config, tmp_path):
     assert lines(ours) == lines(whole)
     assert_same(everything(ours, steps), everything(whole, steps))
     assert kept(ours) == kept(whole)
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_saves_the_run(config, tmp_path):
+    arguments = command(config, tmp_path / "run", 4000)
+    terminal, end = pty.openpty()
+    own = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+    prelude = [sys.executable, "-c", f"{own}; os.execv(sys.argv[1], sys.argv[1:])"]
+    process = subprocess.Popen(
+        [*prelude, *arguments],
+        env=one_device(),
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+    )
+    os.close(end)
+    deadline = time.monotonic() + 120
+    while last_step(tmp_path / "run") < 20 and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.002)[0]:
+            os.read(terminal, 4096)
+    os.close(terminal)
+    assert process.wait() == 129
+    assert 20 <= max(kept(tmp_path / "run")) < 4000
+
+
+def test_nohup_is_respected(config, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with loop._stop_requested() as stopping:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stopping
+            signal.raise_signal(signal.SIGTERM)
+            assert stopping == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
