@@ -10,6 +10,7 @@ from ..data.tokenizer import Tokenizer
 from ..models.generation import Generator, Sampling
 from ..models.loading import load
 from .run import open_run
+from .tasks import task_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ class TextGenerator:
         if head != "causal_lm":
             raise ValueError(
                 f"a model with the head {head} continues no text: give a run of a causal language "
-                "model (for others, see the commands fill-mask and predict)"
+                f"model, or use the command {task_of(config.data).use.split()[0]}"
             )
         return cls(*load(folder, step=step), tokenizer)
 

@@ -6,14 +6,13 @@ from typing import Any
 import jax
 
 from ..data.pipeline import evaluation_batches
+from ..models.beam import BeamSearch
 from ..models.loading import load, read_config
 from .errors import RunError
 from .evaluation import evaluate, make_evaluate_fn, rows_at_once
 from .progress import Progress
 from .run import Say, label_names, open_run
 from .tasks import objective_of, score, task_of
-
-DEFAULT_BEAMS = 4
 
 
 def score_run(
@@ -41,9 +40,11 @@ def score_run(
 
     Raises:
       RunError: `num_beams` is given for a model that translates nothing.
+      ValueError: `num_beams` is below 1.
       FileNotFoundError: it is not a run folder, or has no such checkpoint.
       DataError: the data cannot be had or read.
     """
+    search = BeamSearch() if num_beams is None else BeamSearch(num_beams=num_beams)
     config, tokenizer = open_run(folder)
     decoded = task_of(config.data).decoded
     if num_beams is not None and decoded is None:
@@ -58,12 +59,11 @@ def score_run(
     else:
         split = data.whole_source(source, tokenizer, labels)
     say(f"data: {split.facts}")
-    beams = DEFAULT_BEAMS if num_beams is None else num_beams
     # Before the losses, so that what cannot be decoded is found at once.
     written = {}
     if decoded is not None:
         with Progress(quiet).counter("sentences", len(split.content.sources)) as advance:
-            written = decoded(model, params, tokenizer, split, beams, advance)
+            written = decoded(model, params, tokenizer, split, search, advance)
     objective = objective_of(config)
     number = split.rows.rows_per_epoch
     evaluation = evaluate(

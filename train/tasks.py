@@ -44,9 +44,9 @@ class Task:
     """The scores that a line of progress shows."""
     use: str
     """What a finished run is good for: a command, with {run} for its folder."""
-    decoded: Callable[[Any, Any, Tokenizer, DataSplit, int, OnBatch], Scores] | None = None
+    decoded: Callable[[Any, Any, Tokenizer, DataSplit, BeamSearch, OnBatch], Scores] | None = None
     """Scores of what a finished model writes, which takes longer: given the model, its
-    parameters and tokenizer, the split, the number of beams, and who is told of each batch."""
+    parameters and tokenizer, the split, the search, and who is told of each batch."""
     baseline: Callable[[DataSplit], tuple[str, str, float]] | None = None
     """What a model that knows only frequencies would reach: the score to compare, name, value."""
 
@@ -145,7 +145,7 @@ def _translation_texts(
     params: Any,
     tokenizer: Tokenizer,
     split: DataSplit,
-    num_beams: int,
+    search: BeamSearch,
     on_batch: OnBatch,
 ) -> Scores:
     from .translating import TextTranslator  # which opens runs, and so comes after this file
@@ -153,13 +153,13 @@ def _translation_texts(
     translator = TextTranslator(model, params, tokenizer)
     translated = translator(
         split.content.sources,
-        search=BeamSearch(num_beams=num_beams),
+        search=search,
         places=[pair.place for pair in split.content],
         on_batch=on_batch,
     )
     texts = [translations[0].text for translations in translated]
     scores = translation_scores(split.content.targets, texts)
-    return {**scores, "num_beams": num_beams, "sentences": len(texts)}
+    return {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
 
 
 def _entropy(score: str) -> Callable[[DataSplit], tuple[str, str, float]]:

@@ -142,10 +142,13 @@ def test_what_is_refused(run, tmp_path, capsys):
           "translate", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
     fails(capsys, "is a folder", "translate", folder / "run", "--input", folder / "valid.en",
           "--output", tmp_path)  # fmt: skip
+    for command in (("translate", "--input", folder / "valid.en"), ("evaluate",)):
+        fails(capsys, "flaxzoo: num_beams 0 must be at least 1 (1: greedy)\n",
+              command[0], folder / "run", *command[1:], "--num-beams", "0")  # fmt: skip
     fails(capsys, "num-best 5 must be", "translate", folder / "run", "--input", folder / "valid.en",
           "--num-best", "5")  # fmt: skip
     fails(capsys, "no such file", "translate", folder / "run", "--input", tmp_path / "none")
-    fails(capsys, "continues no text", "generate", folder / "run")
+    fails(capsys, "language model, or use the command translate\n", "generate", folder / "run")
     fails(capsys, "no vector", "embed", folder / "run", "--input", tmp_path / "long.txt",
           "--output", tmp_path / "x.npy")  # fmt: skip
     fails(capsys, "use the command translate",
