@@ -18,6 +18,7 @@ COMMANDS = {
     "predict": "print a fine-tuned model's predictions, as JSON lines",
     "translate": "translate a file line by line",
     "average": "average the last checkpoints of a run",
+    "import": "make a run folder of a model in Hugging Face's form",
     "embed": "write a vector for each line of a file",
     "list": "print the published model sizes and the recipes",
     "tokenizer": "train a vocabulary on texts",

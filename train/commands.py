@@ -231,7 +231,7 @@ class TranslateArguments:
     """α: above 0 favours longer translations."""
     num_best: int = 1
     """Translations of each line, the best first. Above 1 each stands on a line of its own, behind
-    its line's number and its score, parted by tabs."""
+    its line's number and its score, parted by tabs; an empty line has one, empty, scored 0."""
     step: int | None = None
     """The checkpoint; by default the newest."""
 
@@ -244,7 +244,7 @@ def translate_command(arguments: list[str]) -> None:
     from ..data.text_lines import input_lines
     from ..models.beam import BeamSearch
     from .progress import Progress
-    from .translating import TextTranslator, to_lines
+    from .translating import TextTranslator, note_of_empty, to_lines
 
     search = BeamSearch(num_beams=parsed.num_beams, length_penalty=parsed.length_penalty)
     if not 1 <= parsed.num_best <= parsed.num_beams:
@@ -253,7 +253,7 @@ def translate_command(arguments: list[str]) -> None:
             f"{parsed.num_beams}"
         )
     if parsed.output is not None:
-        check_place(parsed.output)
+        check_place(parsed.output, parsed.input)
     search = dataclasses.replace(search, num_return=parsed.num_best)
     translator = TextTranslator.of_run(parsed.run, step=parsed.step)
     lines = list(input_lines(parsed.input))
@@ -266,6 +266,9 @@ def translate_command(arguments: list[str]) -> None:
         _write(text)
     else:
         write_file(parsed.output, text.encode())
+    note = note_of_empty(texts, translated)
+    if note is not None:
+        _say(note)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,6 +295,25 @@ def average_command(arguments: list[str]) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
+class ImportArguments:
+    """Makes a run folder of a model in Hugging Face's form: to be used, and to begin runs with."""
+
+    source: Positional[Path]
+    """A folder with config.json, model.safetensors (or several and their index) and the
+    tokenizer's files."""
+    output: Positional[Path]
+    """The run folder that is made."""
+
+
+def import_command(arguments: list[str]) -> None:
+    """The command `flaxzoo import HF_DIR RUN`."""
+    parsed = tyro.cli(ImportArguments, args=arguments, prog="flaxzoo import")
+    from .importing import import_model
+
+    _say(f"{parsed.output}: {import_model(parsed.source, parsed.output)}")
+
+
+@dataclasses.dataclass(frozen=True)
 class EmbedArguments:
     """Writes a vector for each line of a file, the mean of the model's hidden states."""
 
@@ -311,9 +333,11 @@ def embed_command(arguments: list[str]) -> None:
     if parsed.output.suffix != ".npy":
         raise ValueError(f"output {parsed.output} must end in .npy, the format it is written in")
     _enable_compilation_cache()
+    from ..data.atomic import check_place
     from ..data.text_lines import read_lines
     from .embedding import TextEmbedder
 
+    check_place(parsed.output, parsed.input)
     texts = read_lines(parsed.input)
     vectors = TextEmbedder.of_run(parsed.run, step=parsed.step)(texts, _say)
     _write_array(parsed.output, vectors)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ..data.tokenizer import load_tokenizer
-from ..models.config import TransformerConfig
+from ..models.config import architecture_of
 from ..models.loading import load
 from .config import TrainConfig, to_dict
 from .errors import RunError
 from .model_folder import IMPORTED_FROM, check_place_is_free, make_model_folder
 from .recipes import recipe
+from .state import count_parameters
 
 RECIPES: Mapping[str, str] = {
     "none": "bert-quickstart",
@@ -28,7 +29,7 @@ RECIPES: Mapping[str, str] = {
 """For each head the recipe that says how texts become rows for it."""
 
 
-def import_model(source: str | Path, output: str | Path) -> TransformerConfig:
+def import_model(source: str | Path, output: str | Path) -> str:
     """Makes a run folder of a folder in Hugging Face's form.
 
     Args:
@@ -36,7 +37,7 @@ def import_model(source: str | Path, output: str | Path) -> TransformerConfig:
       output: the folder that is made, whole or not at all.
 
     Returns:
-      The model's configuration.
+      What it is, in a line.
 
     Raises:
       FileNotFoundError: `source` has no config.json.
@@ -56,7 +57,8 @@ def import_model(source: str | Path, output: str | Path) -> TransformerConfig:
     fields = to_dict(_as_if_trained(config))
     facts = {"model": fields.pop("model"), "train": fields, IMPORTED_FROM: str(source.resolve())}
     make_model_folder(output, facts, tokenizer.save, 0, params)
-    return config
+    kind = f"{architecture_of(config)}, head {config.head}"
+    return f"{kind}, {count_parameters(params):,} parameters, from {source}"
 
 
 def _as_if_trained(model: Any) -> TrainConfig:

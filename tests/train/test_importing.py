@@ -10,6 +10,7 @@ from flaxzoo import models, train
 from flaxzoo.data import load_tokenizer
 from flaxzoo.data.huggingface_tokenizer import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.weights.writing import write_weights
+from flaxzoo.train.cli import main
 from flaxzoo.train.importing import import_model
 
 WORDS = [*WORDPIECE_SPECIALS, "the", "cat", "sat", "##s", "good", "bad"]
@@ -33,7 +34,7 @@ def theirs(tmp_path, params):
 
 
 def test_the_run_is_the_model(tmp_path, theirs, params):
-    assert import_model(theirs, tmp_path / "run") == CONFIG
+    assert import_model(theirs, tmp_path / "run").startswith("bert, head none, ")
     model, again = models.load(tmp_path / "run")
     assert model.config == CONFIG
     assert jax.tree.all(jax.tree.map(np.array_equal, again, params))
@@ -95,3 +96,11 @@ def test_the_folder_says_where_it_is_from(tmp_path, theirs):
     import_model(theirs, tmp_path / "run")
     fields = json.loads((tmp_path / "run" / "config.json").read_text())
     assert fields["imported_from"] == str(theirs.resolve())
+
+
+def test_the_command(tmp_path, theirs, capsys):
+    assert main(["import", str(theirs), str(tmp_path / "run")]) == 0
+    assert f"{tmp_path / 'run'}: bert, head none, " in capsys.readouterr().err
+    assert main(["import", str(tmp_path / "nowhere"), str(tmp_path / "new")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
