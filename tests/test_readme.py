@@ -8,7 +8,11 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import jax
 import pytest
+from flaxzoo import models
+from flaxzoo.data.huggingface_tokenizer import WORDPIECE_SPECIALS, wordpiece
+from flaxzoo.models.weights.writing import write_weights
 from flaxzoo.train import cli
 
 README = Path(__file__).parent.parent / "README.md"
@@ -59,7 +63,19 @@ def place(tmp_path_factory):
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text(text * 3, encoding="utf-8")
     write_data(folder)
+    write_model(folder / "all-MiniLM-L6-v2")
     return folder
+
+
+def write_model(folder):
+    """A tiny model in Hugging Face's form."""
+    folder.mkdir()
+    pieces = [*WORDPIECE_SPECIALS, *sorted(set(WORDS))]
+    wordpiece(pieces, lowercase=True).save(folder)
+    sizes = {"max_length": 64, "num_layers": 1, "d_model": 16, "num_heads": 2}
+    config = models.BertConfig(vocab_size=len(pieces), head="none", **sizes)
+    params = models.init_params(models.create(config), jax.random.key(0))
+    write_weights(folder, config, params)
 
 
 def write_data(folder):
