@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .errors import DataError
+from .text_lines import input_files
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -36,14 +37,22 @@ def write_file(path: Path, content: bytes) -> None:
         raise
 
 
-def check_place(path: Path) -> None:
+def check_place(path: Path, made_from: str) -> None:
     """Checks that a file can be written, before the work that makes it; makes parent folders.
 
+    Args:
+        path: The final place.
+        made_from: What is read for it; see ``text_lines.input_lines``.
+
     Raises:
-        DataError: The place is a folder, or cannot be written.
+        DataError: The place is a folder, cannot be written, or is what is read, by whatever
+            name or link.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder: give the name of a file")
+    for file in input_files(made_from):
+        if path.exists() and path.samefile(file):
+            raise DataError(f"output {path} is the input, which it would replace: name another")
     _make_parent(path)
 
 

@@ -201,11 +201,15 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
 def _open_files(name: str, rest: str) -> FilePairs:
     files = rest.split(",")
     if len(files) != 2 or not all(files):
-        raise DataError(
-            f"source {name!r} names {len(list(filter(None, files)))} files: write {FORMS['pairs']}"
-        )
+        number = _counted(len(list(filter(None, files))), "file")
+        raise DataError(f"source {name!r} names {number}: write {FORMS['pairs']}")
     source, target = (_existing(Path(file).expanduser(), name) for file in files)
     return FilePairs(name, source, target)
+
+
+def _counted(number: int, what: str) -> str:
+    """A number of things: "1 file", "3 files"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _existing(path: Path, name: str) -> Path:
@@ -228,7 +232,7 @@ def _open_published(source: LabelledSource) -> PublishedRecords:
 def _with_two_fields(source: LabelledSource) -> LabelledSource:
     if len(source.fields) != 2:
         raise DataError(
-            f"{source.name!r} names {len(source.fields)} fields: name the source's and the "
-            f"target's, as {FORMS[source.kind]}"
+            f"{source.name!r} names {_counted(len(source.fields), 'field')}: name the source's "
+            f"and the target's, as {FORMS[source.kind]}"
         )
     return source

@@ -30,8 +30,17 @@ def input_lines(path: str) -> Iterator[Line]:
     if path == STANDARD_INPUT:
         yield from _decoded(sys.stdin.buffer, "standard input")
         return
-    for file in matching_files(path, path):
+    for file in input_files(path):
         yield from file_lines(file)
+
+
+def input_files(path: str) -> list[Path]:
+    """The files that a user names; none for standard input.
+
+    Raises:
+        DataError: See ``matching_files``.
+    """
+    return [] if path == STANDARD_INPUT else matching_files(path, path)
 
 
 def read_lines(path: str) -> list[str]:
@@ -105,8 +114,9 @@ def matching_files(pattern: str, name: str) -> list[Path]:
     paths = [path for path in paths if path.is_file()]
     if not paths:
         problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
+        source = "" if pattern == name else f"source {name!r}, "
         raise DataError(
-            f"{problem} {pattern!r} (source {name!r}, in folder {Path.cwd()}): check the path"
+            f"{problem} {pattern!r} ({source}in folder {Path.cwd()}): check the path"
             + _join_hint(pattern)
         )
     return paths

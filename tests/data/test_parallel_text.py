@@ -100,11 +100,11 @@ def test_json_lines(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("pairs:only", r"'pairs:only' names 1 files: write pairs:SRC,TGT"),
+        ("pairs:only", r"'pairs:only' names 1 file: write pairs:SRC,TGT"),
         ("pairs:a,b,c", r"names 3 files"),
         ("pairs:gone,there", r"no such file: gone \(source 'pairs:gone,there'\), in folder"),
         ("pairs:.,there", r"\. is a folder \(source"),
-        ("tsv:x#1", r"'tsv:x#1' names 1 fields: name the source's and the target's, as tsv:"),
+        ("tsv:x#1", r"'tsv:x#1' names 1 field: name the source's and the target's, as tsv:"),
         ("jsonl:x#en,de,fr", r"names 3 fields"),
         ("tsf:x#1,2", r"no 'tsf' source \('tsf:x#1,2'\): choose tsv:GLOB#1,2 \(nearest\)"),
         ("x.en,x.de", r"'x.en,x.de' has no kind: write one of pairs:SRC,TGT"),
@@ -213,7 +213,7 @@ def test_lines_to_translate(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xe9")))
     with pytest.raises(DataError, match="standard input line 2 is not UTF-8: byte 0xe9"):
         read_lines("-")
-    with pytest.raises(DataError, match="no such file: 'gone'"):
+    with pytest.raises(DataError, match=r"no such file: 'gone' \(in folder [^)]*\): check"):
         read_lines("gone")
     with pytest.raises(DataError, match="is a folder: name its files"):
         read_lines(str(tmp_path))
