@@ -36,6 +36,8 @@ ARRAYS = _SOURCE + _TARGET
 
 # Of evaluation: the same rows for every run.
 _EVALUATION_SEED = 0x5EED
+# There every pair is translated and scored, also one that has no loss.
+_OF_THE_LOSS = "left out of the loss"
 # Numbers that no longer fit, after which a row is full.
 _MISSES = 3
 _ROWS_MEASURED = 32
@@ -273,7 +275,7 @@ class TranslationData(DataConfig):
         """All pairs but those held out, in the same rows in every epoch; numbers never repeat."""
         numbers = NumberWords.parse(self.source)
         if numbers is None:
-            return self._split(self._open("train"), tokenizer, seed)
+            return self._split(self._open("train"), tokenizer, seed, "left out")
         return self._endless(numbers, tokenizer, seed)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
@@ -282,7 +284,7 @@ class TranslationData(DataConfig):
             return self.whole_source(self.validation, tokenizer, labels)
         numbers = NumberWords.parse(self.source)
         text = ParallelText((numbers.validation,)) if numbers else self._open("validation")
-        return self._split(text, tokenizer, _EVALUATION_SEED)
+        return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """All pairs of another source; of a published one its validation split.
@@ -295,7 +297,7 @@ class TranslationData(DataConfig):
             text = ParallelText((numbers.validation,))
         else:
             text = open_parallel(source, "whole", like=self.source)
-        return self._split(text, tokenizer, _EVALUATION_SEED)
+        return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
 
     def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Translations are not predicted row by row.
@@ -309,11 +311,13 @@ class TranslationData(DataConfig):
         fraction = self.validation_fraction if self.validation is None else 0.0
         return open_parallel(self.source, split, validation_fraction=fraction)
 
-    def _split(self, text: ParallelText, tokenizer: Tokenizer, seed: int) -> DataSplit:
+    def _split(
+        self, text: ParallelText, tokenizer: Tokenizer, seed: int, left_out: str
+    ) -> DataSplit:
         start, _ = start_and_end(tokenizer)
         corpus = build_pair_corpus(text, tokenizer, default_cache_dir() / "pairs")
         rows = TranslationRows.plan(corpus, self.length, start, seed)
-        return DataSplit(rows, text, corpus.fingerprint, _facts(rows, text))
+        return DataSplit(rows, text, corpus.fingerprint, _facts(rows, text, left_out))
 
     def _endless(self, numbers: NumberWords, tokenizer: Tokenizer, seed: int) -> DataSplit:
         start_and_end(tokenizer)
@@ -336,7 +340,7 @@ class TranslationData(DataConfig):
         return DataSplit(rows, ParallelText((sample,)), fingerprint, facts)
 
 
-def _facts(rows: TranslationRows, text: ParallelText) -> str:
+def _facts(rows: TranslationRows, text: ParallelText, left_out: str) -> str:
     """What is in the rows, and what is not and why."""
     corpus = rows.corpus
     source, target = rows.num_tokens
@@ -346,11 +350,11 @@ def _facts(rows: TranslationRows, text: ParallelText) -> str:
     ]
     if corpus.first_empty is not None:
         place = pair_at(text, corpus.first_empty).place
-        facts.append(f"left out for an empty side: {corpus.num_empty:,} (first: {place})")
+        facts.append(f"{left_out} for an empty side: {corpus.num_empty:,} (first: {place})")
     over_long = np.flatnonzero(np.maximum(*corpus.sizes) > rows.length)
     if len(over_long):
         place = pair_at(text, int(corpus.numbers[over_long[0]])).place
-        facts.append(f"left out as longer than a row: {len(over_long):,} (first: {place})")
+        facts.append(f"{left_out} as longer than a row: {len(over_long):,} (first: {place})")
     if corpus.num_unknown:
         unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,}"
         facts.append(f"unknown to the tokenizer: {unknown} tokens")

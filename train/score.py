@@ -62,8 +62,9 @@ def score_run(
     # Before the losses, so that what cannot be decoded is found at once.
     written = {}
     if decoded is not None:
+        say(f"translated and scored: all {len(split.content.sources):,} pairs")
         with Progress(quiet).counter("sentences", len(split.content.sources)) as advance:
-            written = decoded(model, params, tokenizer, split, search, advance)
+            written = decoded(model, params, tokenizer, split, search, advance, say)
     objective = objective_of(config)
     number = split.rows.rows_per_epoch
     evaluation = evaluate(

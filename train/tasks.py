@@ -6,12 +6,13 @@ Everything else (run folders, the loop, checkpoints, evaluation, prediction) is 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Array
 
 from ..data.config import DataConfig, DataSplit
 from ..data.tokenizer import Tokenizer
+from ..data.translation import TranslationRows
 from ..models.beam import BeamSearch
 from . import objectives
 from .config import TrainConfig
@@ -26,8 +27,12 @@ from .scores import (
 )
 
 Scores = dict[str, Any]
+Say = Callable[[str], None]
 OnBatch = Callable[[int, int], None]
 """Told after each batch how many rows and tokens it had."""
+Decode = Callable[[Any, Any, Tokenizer, DataSplit, BeamSearch, OnBatch, Say], Scores]
+"""Given a model, its parameters and tokenizer, the split, the search, and who is told of each
+batch and of all else."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +49,8 @@ class Task:
     """The scores that a line of progress shows."""
     use: str
     """What a finished run is good for: a command, with {run} for its folder."""
-    decoded: Callable[[Any, Any, Tokenizer, DataSplit, BeamSearch, OnBatch], Scores] | None = None
-    """Scores of what a finished model writes, which takes longer: given the model, its
-    parameters and tokenizer, the split, the search, and who is told of each batch."""
+    decoded: Decode | None = None
+    """Scores of what a finished model writes, which takes longer."""
     baseline: Callable[[DataSplit], tuple[str, str, float]] | None = None
     """What a model that knows only frequencies would reach: the score to compare, name, value."""
 
@@ -131,12 +135,13 @@ def _choice_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Score
 
 
 def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
-    means = evaluation.means
+    means, rows = evaluation.means, cast(TranslationRows, split.rows)
     return {
         "nll": means["nll"],
         "perplexity": _perplexity(means["nll"]),
         "accuracy": means["accuracy"],
         "tokens": int(evaluation.counts["nll"]),
+        "pairs": len(rows.pairs),
     }
 
 
@@ -147,8 +152,12 @@ def _translation_texts(
     split: DataSplit,
     search: BeamSearch,
     on_batch: OnBatch,
+    say: Say,
 ) -> Scores:
-    from .translating import TextTranslator  # which opens runs, and so comes after this file
+    from .translating import (
+        TextTranslator,
+        note_of_empty,
+    )  # which opens runs, and so comes after this file
 
     translator = TextTranslator(model, params, tokenizer)
     translated = translator(
@@ -157,6 +166,9 @@ def _translation_texts(
         places=[pair.place for pair in split.content],
         on_batch=on_batch,
     )
+    note = note_of_empty(split.content.sources, translated)
+    if note is not None:
+        say(note)
     texts = [translations[0].text for translations in translated]
     scores = translation_scores(split.content.targets, texts)
     return {**scores, "num_beams": search.num_beams, "sentences": len(texts)}

@@ -103,16 +103,19 @@ class TextTranslator:
         return translated
 
     def _check_lengths(self, ids: list[list[int]], places: Sequence[str] | None) -> None:
-        for i, row in enumerate(ids):
-            if len(row) > self._max_length:
-                place = f"text {i + 1}" if places is None else places[i]
-                raise ValueError(
-                    f"{place} has {len(row)} tokens, more than the {self._max_length} that "
-                    "the model reads: split it into sentences"
-                )
+        too_long = [i for i, row in enumerate(ids) if len(row) > self._max_length]
+        if too_long:
+            first = too_long[0]
+            place = f"text {first + 1}" if places is None else places[first]
+            also = f" ({len(too_long):,} texts are too long)" if len(too_long) > 1 else ""
+            raise ValueError(
+                f"{place} has {len(ids[first])} tokens, more than the {self._max_length} that "
+                f"the model reads{also}: split it into sentences"
+            )
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:
-        text = self._tokenizer.decode(hypothesis.tokens)
+        # A model can write the space before a word twice, and so also before the first.
+        text = self._tokenizer.decode(hypothesis.tokens).strip()
         number = len(hypothesis.tokens) + hypothesis.ended
         return Translation(text, hypothesis.score, hypothesis.log_probability, number)
 
@@ -135,6 +138,17 @@ def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list
         for number, translations in enumerate(translated, start=1)
         for translation in translations
     ]
+
+
+def note_of_empty(texts: Sequence[str], translated: Sequence[Sequence[Translation]]) -> str | None:
+    """What to tell a person if more than a tenth of the texts have an empty translation."""
+    best = [found[0].text for text, found in zip(texts, translated, strict=True) if text.strip()]
+    empty = best.count("")
+    if 10 * empty <= len(best):
+        return None
+    return (
+        f"{empty:,} of {len(best):,} translations are empty: train longer, or give another --step"
+    )
 
 
 def _on_one_line(text: str) -> str:

@@ -13,7 +13,7 @@ from flaxzoo.data import TokenizerConfig, TranslationData
 from flaxzoo.models.beam import BeamSearch
 from flaxzoo.train import cli
 from flaxzoo.train.config import from_dict, to_dict
-from flaxzoo.train.translating import TextTranslator
+from flaxzoo.train.translating import TextTranslator, Translation, note_of_empty
 
 WORDS = dict(
     zip("one two three four five".split(), "un deux trois quatre cinq".split(), strict=True)
@@ -88,6 +88,19 @@ def test_evaluate_prints_losses_and_bleu(run, capsys):
     assert json.loads(greedy)["num_beams"] == 1
 
 
+def test_bleu_counts_every_pair_and_the_loss_those_with_two_sides(run, tmp_path, capsys):
+    folder, _ = run
+    (tmp_path / "q.tsv").write_text("one\tun\ntwo\t\nthree\ttrois\n\tquatre\nfive\tcinq\n")
+    printed = output(capsys, "evaluate", folder / "run", "--data", f"tsv:{tmp_path}/q.tsv")
+    assert "data: 3 pairs, " in printed.err
+    assert f"left out of the loss for an empty side: 2 (first: {tmp_path}/q.tsv line 2)\n" in (
+        printed.err
+    )
+    assert "\ntranslated and scored: all 5 pairs\n" in printed.err
+    scores = json.loads(printed.out)
+    assert (scores["pairs"], scores["sentences"], scores["exact_match"]) == (3, 5, 0.6)
+
+
 def test_a_translated_file_keeps_its_order_and_its_empty_lines(run, tmp_path, capsys):
     folder, _ = run
     lines = ["four", "", "one two three five", "  ", "two"]
@@ -120,6 +133,23 @@ def test_a_text_does_not_depend_on_its_neighbours(run):
         np.testing.assert_allclose([t.score for t in alone], [t.score for t in expected], atol=1e-4)
 
 
+def test_empty_translations_are_noted(run, tmp_path, capsys, monkeypatch):
+    folder, _ = run
+    (tmp_path / "in.txt").write_text("one\n\ntwo\n")
+    monkeypatch.setattr(TextTranslator, "_translation", lambda *_: Translation("", -1.0, -1.0, 1))
+    said = output(capsys, "translate", folder / "run", "--input", tmp_path / "in.txt").err
+    assert said.endswith("\n2 of 2 translations are empty: train longer, or give another --step\n")
+    assert "30 of 30 translations are empty" in output(capsys, "evaluate", folder / "run").err
+    few = [[Translation("" if i == 0 else "x", 0.0, 0.0, 1)] for i in range(10)]
+    assert note_of_empty(["x"] * 10, few) is None
+
+
+def test_a_translation_begins_with_no_space(run, monkeypatch):
+    translator = TextTranslator.of_run(run[0] / "run")
+    monkeypatch.setattr(type(translator._tokenizer), "decode", lambda self, tokens: " un  deux ")
+    assert translator(["one"])[0][0].text == "un  deux"
+
+
 def test_averaged_checkpoints_translate(run, capsys):
     folder, _ = run
     said = output(capsys, "average", folder / "run", "--last", "2").err
@@ -139,6 +169,21 @@ def test_what_is_refused(run, tmp_path, capsys):
     folder, _ = run
     (tmp_path / "long.txt").write_text("one " * 60)
     fails(capsys, f"{tmp_path}/long.txt line 1 has",
+          "translate", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
+    (tmp_path / "in.txt").write_text("one\n")
+    (tmp_path / "symbolic").symlink_to(tmp_path / "in.txt")
+    (tmp_path / "hard").hardlink_to(tmp_path / "in.txt")
+    for other in ("in.txt", "../in.txt", "symbolic", "hard"):
+        place = tmp_path / tmp_path.name / other if ".." in other else tmp_path / other
+        (tmp_path / tmp_path.name).mkdir(exist_ok=True)
+        fails(capsys, f"output {place} is the input, which it would replace", "translate",
+              folder / "run", "--input", tmp_path / "in.txt", "--output", place)  # fmt: skip
+    assert (tmp_path / "in.txt").read_text() == "one\n"
+    (tmp_path / "in.npy").write_text("one\n")
+    fails(capsys, "is the input", "embed", folder / "run", "--input", tmp_path / "in.npy",
+          "--output", tmp_path / "in.npy")  # fmt: skip
+    (tmp_path / "long.txt").write_text("one\n" + "one two " * 40 + "\n" + "one " * 90 + "\n")
+    fails(capsys, "more than the 48 that the model reads (2 texts are too long): split",
           "translate", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
     fails(capsys, "is a folder", "translate", folder / "run", "--input", folder / "valid.en",
           "--output", tmp_path)  # fmt: skip
