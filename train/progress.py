@@ -1,5 +1,10 @@
-"""What a person sees while a model trains: one bar, and one line per event."""
+"""What a person sees while a model trains: one bar, and one line per event.
 
+Where no bar can be drawn, in a file or a pipe, a line now and then stands for it.
+"""
+
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -7,12 +12,17 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.progress import Progress as RichProgress
+
+SECONDS_BETWEEN_LINES = 30.0
+SECONDS_BETWEEN_DRAWINGS = 2.0
+"""In a notebook, which keeps each drawing of a bar as an output; a terminal has ten a second."""
 
 
 class Progress:
@@ -26,6 +36,7 @@ class Progress:
         self._task: TaskID | None = None
         self._tokens_per_step = 0
         self._first_step = 0
+        self._next_line = 0.0
 
     def say(self, line: str) -> None:
         """Prints one line."""
@@ -46,7 +57,8 @@ class Progress:
             TextColumn("left"),
         )
         self._tokens_per_step, self._first_step = tokens_per_step, first_step
-        with RichProgress(*columns, console=self._console) as self._bar:
+        self._next_line = 0.0
+        with self._drawn(columns) as self._bar:
             self._task = self._bar.add_task(
                 "train", total=steps, completed=first_step, loss="–", speed="–"
             )
@@ -69,7 +81,7 @@ class Progress:
             TimeRemainingColumn(),
             TextColumn("left"),
         )
-        bar = RichProgress(*columns, console=self._console)
+        bar = self._drawn(columns)
         task = bar.add_task(what, total=total, speed="–")
         tokens = 0
 
@@ -87,6 +99,10 @@ class Progress:
             if bar.live.is_started:
                 bar.stop()
 
+    def _drawn(self, columns: tuple[ProgressColumn, ...]) -> RichProgress:
+        rate = 10.0 if sys.stderr.isatty() else 1 / SECONDS_BETWEEN_DRAWINGS
+        return RichProgress(*columns, console=self._console, refresh_per_second=rate)
+
     def advance(self, step: int, loss: float) -> None:
         """Shows that `step` is done."""
         if self._bar is None or self._task is None:
@@ -95,6 +111,10 @@ class Progress:
         tokens = (step - self._first_step) * self._tokens_per_step
         speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
         self._bar.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
+        if not self._console.is_terminal and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+            total = self._bar.tasks[0].total
+            self.say(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
 
     def evaluated(self, step: int, scores: dict[str, float], headline: tuple[str, ...]) -> None:
         """Prints the loss of an evaluation and the scores that `headline` names."""

@@ -1,0 +1,51 @@
+"""What is seen of a training: lines where no bar can be drawn, few drawings in a notebook."""
+
+import io
+
+import pytest
+from flaxzoo.train import progress as module
+from flaxzoo.train.progress import Progress
+
+
+def standard_error(monkeypatch):
+    """A standard error that is no terminal; not a fixture, whose file pytest would replace."""
+    file = io.StringIO()
+    monkeypatch.setattr("sys.stderr", file)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    return file
+
+
+def steps_of(error):
+    return [line.split()[1] for line in error.getvalue().splitlines() if " of 100: " in line]
+
+
+def test_a_line_for_the_first_step_and_then_now_and_then(monkeypatch):
+    error, seconds = standard_error(monkeypatch), 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: seconds)
+    progress = Progress()
+    with progress.bar(100, 40, 10):
+        for step in range(41, 51):
+            seconds += 10.0
+            progress.advance(step, 2.5)
+        assert steps_of(error) == ["41", "44", "47", "50"]
+        assert error.getvalue().startswith("step 41 of 100: loss 2.500, ")
+
+
+def test_quiet_is_quiet(monkeypatch):
+    error = standard_error(monkeypatch)
+    progress = Progress(quiet=True)
+    with progress.bar(100, 0, 10):
+        progress.advance(1, 2.5)
+    assert error.getvalue() == ""
+
+
+@pytest.mark.parametrize(("terminal", "rate"), [(True, 10.0), (False, 0.5)])
+def test_a_notebook_keeps_few_drawings(monkeypatch, terminal, rate):
+    error = standard_error(monkeypatch)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as ipykernel does
+    monkeypatch.setattr(error, "isatty", lambda: terminal, raising=False)
+    progress = Progress()
+    with progress.bar(100, 0, 10):
+        assert progress._bar.live.refresh_per_second == rate
+        progress.advance(1, 2.5)
+    assert steps_of(error) == []
