@@ -220,5 +220,6 @@ def _column(field: str, first_line: list[str], place: str) -> int:
             "name others after a #, counted from 1"
         )
     raise DataError(
-        f"{place} does not name a column {field!r}: its columns are {', '.join(first_line)}"
+        f"{place}, taken for the line of names, does not name a column {field!r}: its columns are "
+        f"{', '.join(first_line)} (of a file without names give numbers, as #1,2)"
     )

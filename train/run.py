@@ -96,9 +96,11 @@ def _as_begun(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer
     changed = differences(old, config)
     if changed:
         listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
+        longer = changed.keys() & {"steps", "epochs"}
+        begin = f" (to train on, one begun with --init-from {folder})" if longer else ""
         raise RunError(
             f"{folder} holds a run with another configuration ({listed}): "
-            "give the same, or another --workdir"
+            f"give the same, or another --workdir{begin}"
         )
     return config, tokenizer
 

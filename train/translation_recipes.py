@@ -69,11 +69,11 @@ def numbers_en_fr() -> TrainConfig:
 
 
 def multi30k_en_de() -> TrainConfig:
-    """The tiny Transformer of Multi30k: descriptions of pictures, English to German.
+    r"""The tiny Transformer of Multi30k: descriptions of pictures, English to German.
 
     The sizes of Wu et al. 2021, "Good for misconceived reasons", section 4.2; a shorter run.
     Run: flaxzoo train multi30k-en-de --data.source pairs:train.en.gz,train.de.gz \
-        --data.validation pairs:val.en.gz,val.de.gz
+    --data.validation pairs:val.en.gz,val.de.gz
     Expect 36.8 BLEU on the validation pairs with the mean of 5 checkpoints and a beam of 4.
     Other way round: swap the names.
     """

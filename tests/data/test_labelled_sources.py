@@ -77,7 +77,11 @@ def test_columns_by_name(tmp_path):
             "a\t1\t\tx\n",
             "a.tsv line 1 has 4 columns: name the label's .* after a #.*as #2,4 or",
         ),
-        ("#label,body", "label\ttext\n", "does not name a column 'body': its columns are label, t"),
+        (
+            "#label,body",
+            "label\ttext\n",
+            "line of names, does not name a column 'body': its columns are label, t",
+        ),
     ],
 )
 def test_bad_columns(tmp_path, part, content, message):

@@ -319,6 +319,13 @@ def test_another_configuration_is_refused(flaxzoo, run, text):
     status, _, messages = flaxzoo(*train(text, run, "--seed", 3))
     assert status == 2
     assert "holds a run with another configuration (seed 0 → 3): give the same" in messages
+    assert "--init-from" not in messages
+    status, _, messages = flaxzoo(*train(text, run, "--steps", 8))
+    assert status == 2
+    assert "(steps 4 → 8): give the same, or another --workdir (to train on, one begun with " in (
+        messages
+    )
+    assert f"--init-from {run})" in messages
     status, _, messages = flaxzoo(*train(text, run, "--no-resume"))
     assert status == 2
     assert "has checkpoints up to step 4: leave out --no-resume" in messages
