@@ -8,11 +8,15 @@ IDS = np.random.default_rng(0).integers(0, 29, (3, 12))
 MODELS = {
     "gpt-banded": {"local_window": 3},
     "gpt-sinusoidal": {"positions": "sinusoidal"},
+    "gpt-scaled": {"scale_scores_by_layer": True, "tie_output": False},
     "bert": {"family": "bert", "head": "causal_lm"},
     "roberta": {"family": "bert", "head": "causal_lm", "position_offset": 2, "num_token_types": 1},
 }
 LAYERS = ("scan", "unroll", "separate")
-GPT_RUNS = [*(("gpt-banded", layers) for layers in LAYERS), ("gpt-sinusoidal", "scan")]
+GPT_RUNS = [
+    *((name, layers) for name in ("gpt-banded", "gpt-scaled") for layers in LAYERS),
+    ("gpt-sinusoidal", "scan"),
+]
 BERT_RUNS = [(name, layers) for name in ("bert", "roberta") for layers in LAYERS]
 
 

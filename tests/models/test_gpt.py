@@ -14,6 +14,7 @@ KINDS = {
     "sinusoidal": {"positions": "sinusoidal"},
     "banded": {"local_window": 3},
     "post-norm": {"norm_position": "post"},
+    "scaled by layer": {"scale_scores": False, "scale_scores_by_layer": True, "tie_output": False},
 }
 LAYERS = ("scan", "unroll", "separate")
 
@@ -255,3 +256,46 @@ def test_a_cache_does_not_continue_packed_rows(tiny):
 def test_shapes_are_checked_under_pytest(tiny):
     with pytest.raises(Exception, match="input_ids"):
         tiny()(input_ids=np.zeros((1, 2, 3), int))
+
+
+@pytest.mark.parametrize(
+    ("rates", "number"),
+    [
+        # Embeddings; in the one traced layer attention weights and two outputs.
+        ({}, 4),
+        ({"embedding_dropout": 0.0}, 3),
+        ({"attention_dropout": 0.0}, 3),
+        ({"dropout_rate": 0.0, "embedding_dropout": 0.2, "attention_dropout": 0.2}, 2),
+    ],
+)
+def test_each_place_drops_at_its_own_rate(tiny, rates, number):
+    model, rng = tiny(**{"dropout_rate": 0.1, **rates}), models.row_keys(jax.random.key(1), 3)
+
+    def forward(params, rng):
+        return model.model.apply({"params": params}, input_ids=IDS, rng=rng).last_hidden_state
+
+    assert str(jax.make_jaxpr(forward)(model.params, rng)).count("name=dropout_mask") == number
+
+
+def test_each_layer_scales_its_scores(tiny, close):
+    """The first one's by 1: as ever."""
+    plain, scaled = (
+        np.stack(tiny(**fields)(input_ids=IDS, output_attentions=True).attentions)
+        for fields in ({}, {"scale_scores_by_layer": True})
+    )
+    close(scaled[0], plain[0], 1e-6)
+    assert np.abs(scaled[1] - plain[1]).max() > 0.01
+
+
+def test_an_output_table_of_its_own(tiny):
+    params = tiny(tie_output=False).params
+    assert params["output_embedding"]["embedding"].shape == (29, 16)
+    assert "output_embedding" not in tiny().params
+
+
+@pytest.mark.parametrize("name", ["embedding_dropout", "attention_dropout"])
+def test_a_rate_that_is_none(name):
+    with pytest.raises(ValueError, match=rf"{name} 1.5 is not in \[0, 1\)"):
+        models.GPTConfig(
+            vocab_size=5, max_length=8, num_layers=1, d_model=8, num_heads=2, **{name: 1.5}
+        )

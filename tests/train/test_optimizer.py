@@ -87,7 +87,11 @@ def update(config, gradients, params=PARAMS):
 
 
 def preset_shapes(name):
-    model = models.create(models.preset(name))
+    return shapes_of(models.preset(name))
+
+
+def shapes_of(config):
+    model = models.create(config)
     return jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
 
 
@@ -258,6 +262,12 @@ def test_every_parameter_has_a_depth(name):
     assert up.shape == (config.num_layers, 1, 1)
     np.testing.assert_allclose(up.ravel(), 0.9 ** np.arange(config.num_layers, 0, -1), rtol=1e-6)
     assert all(x == 1 for name, x in rates.items() if name.startswith(("head/", "final_norm/")))
+
+
+def test_an_output_table_stands_above_the_layers():
+    config = dataclasses.replace(models.preset("gpt2"), tie_output=False)
+    rates = flat(rate_factors(shapes_of(config), dataclasses.replace(CONFIG, layer_decay=0.9)))
+    assert rates["output_embedding/embedding"] == 1
 
 
 def test_a_parameter_of_unknown_depth():

@@ -30,9 +30,9 @@ def with_heads(config):
     """The configuration with every head that its architecture knows, and every option."""
     if isinstance(config, models.EncoderDecoderConfig):
         return [config, dataclasses.replace(config, **UNTIED)]
-    field = {f.name: f for f in dataclasses.fields(config)}.get("head")
-    if field is None:
-        return [config]
+    if isinstance(config, models.GPTConfig):
+        return [config, dataclasses.replace(config, tie_output=False)]
+    field = {f.name: f for f in dataclasses.fields(config)}["head"]
     heads = typing.get_args(field.type)
     return [dataclasses.replace(config, head=head, labels=("a", "b", "c")) for head in heads]
 
