@@ -289,7 +289,7 @@ def _save(s: _Session) -> None:
     s.checkpoints.save(s.program.to_global(s.state), s.batches.get_state(), loss)
 
 
-SIGHUP = getattr(signal, "SIGHUP", None)
+SIGHUP: Any = getattr(signal, "SIGHUP", None)
 """A terminal was closed; Windows has no such signal."""
 
 
