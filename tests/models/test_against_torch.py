@@ -136,7 +136,7 @@ def test_files_as_they_used_to_be(case, tokens, tmp_path):
     file = tmp_path / "model.safetensors"
     tensors = {name.removeprefix("transformer."): x for name, x in load_file(file).items()}
     for i in range(L):
-        tensors[f"h.{i}.attn.bias"] = np.tril(np.ones((1, 1, P, P), np.float32))
+        tensors[f"h.{i}.attn.bias"] = np.tril(np.ones((1, 1, P, P), bool))
         tensors[f"h.{i}.attn.masked_bias"] = np.array(-1e4, np.float32)
     tensors["lm_head.weight"] = tensors[f"{tokens}.weight"].copy()
     save_file(tensors, file)
