@@ -56,6 +56,8 @@ class BeamSearch:
     """Longest target, in tokens."""
     suppressed_tokens: tuple[int, ...] = ()
     """Tokens never to be chosen, for example padding."""
+    renormalize: bool = False
+    """Whether probabilities are among the tokens that may be chosen, not among all."""
     force_eos: bool = False
     """Whether the last token that there is room for is the end token. It is no choice, and its
     probability is not counted (as transformers does)."""
@@ -209,6 +211,7 @@ class Translator:
             penalty_form=settings.penalty_form,
             early_stopping=True if greedy else settings.early_stopping,
             force_eos=settings.force_eos,
+            renormalize=settings.renormalize,
         )
 
     def _run(

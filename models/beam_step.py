@@ -28,6 +28,7 @@ class Rules:
     penalty_form: str = struct.field(pytree_node=False)
     early_stopping: bool | str = struct.field(pytree_node=False)
     force_eos: bool = struct.field(pytree_node=False)
+    renormalize: bool = struct.field(pytree_node=False, default=False)
 
     def penalty(self, length: Array) -> Array:
         """What the log-probability of `length` tokens is divided by."""
@@ -108,9 +109,9 @@ def best_candidates(
       number: how many, C; where there are less, the others have -inf.
     """
     rows, num_beams, vocabulary = logits.shape
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
-    logits = logits.at[..., rules.suppressed].set(-jnp.inf)
-    scores, tokens = top_tokens(logits, min(number, vocabulary))
+    allowed = logits.at[..., rules.suppressed].set(-jnp.inf)
+    normaliser = jax.nn.logsumexp(allowed if rules.renormalize else logits, axis=-1)
+    scores, tokens = top_tokens(allowed, min(number, vocabulary))
     scores = scores - normaliser[..., None] + log_probs[..., None]
     if rules.force_eos:
         only_end = jnp.where(jnp.arange(scores.shape[-1]) == 0, log_probs[..., None], -jnp.inf)

@@ -7,7 +7,8 @@ from typing import Any
 from ..bert import BertConfig
 from ..config import TransformerConfig, nearest
 from ..gpt import GPTConfig
-from . import bert, gpt
+from ..transformer import EncoderDecoderConfig
+from . import bert, gpt, marian
 from .rules import Table, WeightsError
 
 
@@ -24,15 +25,21 @@ class Family:
 
 BERT = Family(bert.config, bert.fields, bert.table)
 GPT = Family(gpt.config, gpt.fields, gpt.table)
+MARIAN = Family(marian.config, marian.fields, marian.table)
 FAMILIES: dict[str, Family] = {
     "bert": BERT,
     "roberta": BERT,
     "distilbert": BERT,
     "openai-gpt": GPT,
     "gpt2": GPT,
+    "marian": MARIAN,
 }
 """By their `model_type`."""
-FAMILY_OF: dict[type[TransformerConfig], Family] = {BertConfig: BERT, GPTConfig: GPT}
+FAMILY_OF: dict[type[TransformerConfig], Family] = {
+    BertConfig: BERT,
+    GPTConfig: GPT,
+    EncoderDecoderConfig: MARIAN,
+}
 
 
 def family_of(config: TransformerConfig) -> Family:
