@@ -5,7 +5,7 @@ fields in their `config.json`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def _ends(theirs: Mapping[str, Any], eos_id: int, source: str) -> bool:
 def _suppressed(theirs: Mapping[str, Any], eos_id: int, source: str) -> tuple[int, ...]:
     """Tokens that are never chosen."""
     words = theirs.get("bad_words_ids", [])
-    if not all(_are_ids(word) and len(word) == 1 for word in words):
+    if not isinstance(words, list) or not all(_are_ids(w) and len(w) == 1 for w in words):
         raise WeightsError(
             f"{source}: bad_words_ids {words!r} is not supported: only words of one token"
         )
@@ -164,4 +164,4 @@ def _suppressed(theirs: Mapping[str, Any], eos_id: int, source: str) -> tuple[in
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(type(token) is int for token in value)
+    return isinstance(value, list) and all(type(token) is int for token in value)

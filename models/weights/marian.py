@@ -54,7 +54,9 @@ FIELDS = Fields(
         Only("do_blenderbot_90_layernorm", (False,)),
     ),
     # The bias of logits was always there, learned positions never, and classifiers are BART's.
-    NAMES | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"},
+    NAMES
+    | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
+    | {"chunk_size_feed_forward"},
 )
 ALIASES = {
     "hidden_size": "d_model",
