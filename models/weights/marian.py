@@ -96,7 +96,7 @@ CROSS = {
     "cross_attention_norm": "encoder_attn_layer_norm",
 }
 STACKS = {"encoder": LAYER, "decoder": LAYER | CROSS}
-# Where one table served all, transformers 4 left it out under these names, tied output or not.
+# Before transformers 5 tables could be one though the output was not.
 LEGACY = (("encoder.embed_tokens", "shared"), ("decoder.embed_tokens", "shared"))
 
 
@@ -115,8 +115,11 @@ def table(config: EncoderDecoderConfig) -> Table:
         rows = [*embedding("source_embedding", source), *embedding("token_embedding", target)]
     if config.tie_output:
         known.append(Known("lm_head.weight", same_as=f"{tokens}.weight"))
+        # Of tied tensors some files have the first of the alphabet.
+        legacy = ((PREFIX + tokens.removeprefix(PREFIX), "lm_head"),)
     else:
         rows += embedding("output_embedding", "lm_head")
+        legacy = LEGACY
     if config.output_bias:
         rows.append(Row(("output_bias",), "final_logits_bias", ROW))
     positions = functools.partial(
@@ -125,7 +128,7 @@ def table(config: EncoderDecoderConfig) -> Table:
     for side, layer in STACKS.items():
         known.append(Known(f"{PREFIX}{side}.embed_positions.weight", value=positions))
         rows += _layer(f"{side}/layers", f"{prefix}{side}.layers.{{i}}", layer)
-    return Table(tuple(rows), tuple(known), PREFIX, LEGACY)
+    return Table(tuple(rows), tuple(known), PREFIX, legacy)
 
 
 def _layer(ours: str, theirs: str, parts: Mapping[str, str]) -> list[Row]:

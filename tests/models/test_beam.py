@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models.beam_step import Rules, best_candidates, top_tokens
+from flaxzoo.models.beam_step import Rules, best_candidates, best_possible, top_tokens
 
 START, EOS = 1, 2
 SIZES = {"max_length": 64, "num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32}
@@ -61,7 +61,8 @@ def penalty(form, length, alpha):
 
 
 @pytest.mark.parametrize(
-    ("form", "alpha"), [("gnmt", 0.6), ("power", 0.6), ("gnmt", 0.0), ("power", 1.5)]
+    ("form", "alpha"),
+    [("gnmt", 0.6), ("power", 0.6), ("gnmt", 0.0), ("power", 1.5), ("gnmt", -0.5), ("power", -1.0)],
 )
 def test_wide_beams_find_what_exhaustive_search_finds(form, alpha):
     vocabulary, longest = 4, 4
@@ -209,6 +210,19 @@ def test_candidates_of_few_tokens_are_filled_up():
     ]
 
 
+@pytest.mark.parametrize(("renormalize", "probability"), [(False, 0.25), (True, 0.5)])
+def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormalize, probability):
+    never = jnp.array([0, 3])
+    rules = Rules(
+        *(jnp.float32(0), jnp.int32(0), jnp.int32(1), never, "gnmt", "never", False, renormalize)
+    )
+    found = best_candidates(
+        jnp.zeros((1, 1, 4)), jnp.zeros((1, 1)), jnp.zeros((1,), bool), rules, 2
+    )
+    assert sorted(found.tokens[0].tolist()) == [1, 2]
+    np.testing.assert_allclose(found.log_probs, math.log(probability), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -254,3 +268,21 @@ def test_search_stops_when_no_live_beam_can_win(monkeypatch, eos_bias, count):
     translator.search(SOURCES[:1], START, EOS, settings)
     jax.effects_barrier()
     assert counts == [count]
+
+
+def test_the_best_that_a_beam_can_reach():
+    """Nothing more is lost, and the length is the best there is: the longest, or for α < 0 now."""
+    log_probs, count, limits = jnp.array([-1.0]), jnp.int32(2), jnp.array([8])
+    none = jnp.zeros(0, jnp.int32)
+
+    def bound(alpha, early_stopping):
+        rules = Rules(
+            *(jnp.float32(alpha), jnp.int32(0), jnp.int32(1), none),
+            *("power", early_stopping, False),
+        )
+        return float(best_possible(log_probs, count, limits, rules)[0])
+
+    assert bound(1.0, "never") == -1 / 8
+    assert bound(-1.0, "never") == -2
+    assert bound(1.0, False) == -1 / 2
+    assert bound(0.0, "never") == -1

@@ -110,6 +110,16 @@ def test_one_table_for_all_beside_untied_logits(tmp_path, saved):
     np.testing.assert_array_equal(params["output_embedding"]["embedding"], kept["lm_head.weight"])
 
 
+@pytest.mark.parametrize("shape", ["shared", "own source"])
+def test_tied_tensors_under_the_name_of_the_output(tmp_path, saved, shape):
+    saved(**marian.SHAPES[shape])
+    _, params = models.load(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tokens = "model.shared" if shape == "shared" else "model.decoder.embed_tokens"
+    rewrite(tmp_path, {"lm_head.weight": tensors.pop(f"{tokens}.weight"), **tensors})
+    assert equal(models.load(tmp_path)[1], params)
+
+
 @pytest.mark.parametrize("shape", marian.SHAPES)
 def test_what_we_write_is_their_model(tmp_path, saved, shape):
     theirs, _ = saved(**marian.SHAPES[shape])
