@@ -115,9 +115,10 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """The best translations of some sources, searched for together.
 
-        Compiled once for each number of rows up to a power of 2, length of the
-        longest source up to a multiple of 16, and of the longest target up to
-        one of 32.
+        Compiled once for each number of rows and of suppressed tokens up to a
+        power of 2, length of the longest source up to a multiple of 16, and of
+        the longest target up to one of 32; and for each number of beams, and
+        each setting that is a word or a truth value.
 
         Args:
           source_ids: tokens of each source, with its end token.
@@ -180,6 +181,8 @@ class Translator:
         ):
             if not 0 <= token < c.vocab_size:
                 raise ValueError(f"{name} {token} is not within the vocabulary of {c.vocab_size}")
+        if len(set(settings.suppressed_tokens)) == c.vocab_size:
+            raise ValueError(f"all {c.vocab_size} tokens are suppressed: leave some to choose from")
 
     def _pad(
         self, source_ids: Sequence[Sequence[int]], settings: BeamSearch
@@ -203,11 +206,14 @@ class Translator:
 
     def _rules(self, settings: BeamSearch, eos_id: int) -> Rules:
         greedy = settings.num_beams == 1
+        # Some twice, so that few numbers of them are compiled for.
+        suppressed = [*settings.suppressed_tokens]
+        suppressed += suppressed[:1] * (2 ** (len(suppressed) - 1).bit_length() - len(suppressed))
         return Rules(
             length_penalty=jnp.float32(0.0 if greedy else settings.length_penalty),
             eos_id=jnp.int32(eos_id),
             num_return=jnp.int32(settings.num_return),
-            suppressed=jnp.asarray(settings.suppressed_tokens, jnp.int32),
+            suppressed=jnp.asarray(suppressed, jnp.int32),
             penalty_form=settings.penalty_form,
             early_stopping=True if greedy else settings.early_stopping,
             force_eos=settings.force_eos,

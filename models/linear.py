@@ -11,18 +11,15 @@ from jaxtyping import Array, Float, Int
 
 from .config import Execution
 
-FEW_ROWS = range(2, 33)
-"""Numbers of rows that the order of a product on CPU matters for (`affine`)."""
-FEW_RESULTS = 2**19
-"""So many numbers are turned over in less time than that saves."""
+FEW_ROWS = range(2, 9)
+"""Numbers of rows that the order of a product on CPU was seen to matter for (`affine`)."""
 
 
 class Linear(nn.Module):
     """x W + b over the last `num_input_axes` axes of x.
 
     The kernel W has the shape `[*inputs, *features]`; with separate layers it is
-    the matrix `[outputs, inputs]`, which few rows of x are multiplied with in
-    three quarters of the time on a CPU.
+    the matrix `[outputs, inputs]`, which suits few rows of x on a CPU (`affine`).
 
     Attributes:
       features: shape of the output axes, e.g. `(N, H)` for attention heads.
@@ -70,8 +67,10 @@ def affine(
 ) -> Float[Array, "*rest O"]:
     """Rows of x · matrixᵀ + bias, accumulated and answered in `dtype` (None: that of x).
 
-    XLA's CPU products pack their right operand anew each time. Beside a few rows of x that is
-    most of the work, so there the matrix goes to the left.
+    XLA's CPU products pack their right operand anew each time, so beside a few rows of x the
+    matrix goes to the left: eight rows of GPT-2 are generated in 0.82 of the time, a search with
+    four beams takes 0.78 (where inputs are many, the product alone half; with 32 rows nothing
+    is won).
     """
 
     def rows_first(x: Array, matrix: Array) -> Array:
@@ -86,8 +85,7 @@ def affine(
         y = barrier(y) if bias is None else y + bias.astype(y.dtype)[:, None]
         return y.T.reshape(*x.shape[:-1], -1)
 
-    rows = math.prod(x.shape[:-1])
-    if rows not in FEW_ROWS or rows * len(matrix) > FEW_RESULTS:
+    if math.prod(x.shape[:-1]) not in FEW_ROWS:
         return rows_first(x, matrix)
     return jax.lax.platform_dependent(x, matrix, cpu=matrix_first, default=rows_first)
 

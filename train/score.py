@@ -22,7 +22,6 @@ def score_run(
     step: int | None = None,
     num_beams: int | None = None,
     say: Say = print,
-    quiet: bool = False,
 ) -> dict[str, Any]:
     """Evaluates a model on every row of a source, cut as in its training.
 
@@ -32,7 +31,6 @@ def score_run(
       step: which checkpoint; by default the newest.
       num_beams: of the search for translations, by default 4; no other kind of data has one.
       say: told what is in the data, in a line.
-      quiet: whether to show no progress on standard error while translations are written.
 
     Returns:
       `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
@@ -63,7 +61,7 @@ def score_run(
     written = {}
     if decoded is not None:
         say(f"translated and scored: all {len(split.content.sources):,} pairs")
-        with Progress(quiet).counter("sentences", len(split.content.sources)) as advance:
+        with Progress().counter("sentences", len(split.content.sources)) as advance:
             written = decoded(model, params, tokenizer, split, search, advance, say)
     objective = objective_of(config)
     number = split.rows.rows_per_epoch

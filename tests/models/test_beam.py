@@ -183,6 +183,10 @@ def test_another_value_compiles_nothing_anew(large):
     other = models.BeamSearch(max_new_tokens=9, num_return=3, length_penalty=1.0)
     translator.search(SOURCES[1:] + SOURCES[:1], START, EOS + 1, other)
     assert translator._search._cache_size() == before
+    for suppressed in ((3, 4, 5), (3, 4, 5, 6)):
+        settings = models.BeamSearch(max_extra_tokens=8, suppressed_tokens=suppressed)
+        translator.search(SOURCES, START, EOS, settings)
+    assert translator._search._cache_size() == before + 1
 
 
 def test_no_source_no_translation(large):
@@ -251,6 +255,12 @@ def test_refused_sources(large, sources, special, message):
         large[2].search(sources, *special)
 
 
+def test_nothing_left_to_choose_is_refused(large):
+    settings = models.BeamSearch(suppressed_tokens=tuple(range(37)))
+    with pytest.raises(ValueError, match="all 37 tokens are suppressed"):
+        large[2].search(SOURCES, START, EOS, settings)
+
+
 @pytest.mark.parametrize(
     ("eos_bias", "count"), [(20.0, 1), (-20.0, 12)], ids=["ends at once", "never ends"]
 )
@@ -278,7 +288,7 @@ def test_the_best_that_a_beam_can_reach():
     def bound(alpha, early_stopping):
         rules = Rules(
             *(jnp.float32(alpha), jnp.int32(0), jnp.int32(1), none),
-            *("power", early_stopping, False),
+            *("power", early_stopping, False, False),
         )
         return float(best_possible(log_probs, count, limits, rules)[0])
 

@@ -12,7 +12,7 @@ def operands(*batch):
     return draw((*batch, 16), np.float32), draw((24, 16), np.float32)
 
 
-@pytest.mark.parametrize("batch", [(1,), (2, 1), (2, 4), (33,)], ids=str)
+@pytest.mark.parametrize("batch", [(1,), (2, 1), (2, 4), (9,)], ids=str)
 def test_rows_are_multiplied_with_the_transposed_matrix(close, batch):
     x, matrix = operands(*batch)
     bias = np.arange(24, dtype=np.float32)
