@@ -11,18 +11,19 @@ from importlib import import_module
 from .errors import NonFiniteLoss
 
 COMMANDS = {
-    "train": "train a model by a named recipe",
-    "evaluate": "print a trained model's loss and scores, as JSON",
-    "generate": "let a trained model continue a text",
-    "fill-mask": "let a trained model fill the gaps of a text",
-    "predict": "print a fine-tuned model's predictions, as JSON lines",
-    "translate": "translate a file line by line",
-    "average": "average the last checkpoints of a run",
-    "import": "make a run folder of a model in Hugging Face's form",
-    "embed": "write a vector for each line of a file",
-    "list": "print the published model sizes and the recipes",
-    "tokenizer": "train a vocabulary on texts",
+    "train": ("commands", "train a model by a named recipe"),
+    "evaluate": ("commands", "print a trained model's loss and scores, as JSON"),
+    "generate": ("text_commands", "let a trained model continue a text"),
+    "fill-mask": ("text_commands", "let a trained model fill the gaps of a text"),
+    "predict": ("text_commands", "print a fine-tuned model's predictions, as JSON lines"),
+    "translate": ("text_commands", "translate a file line by line"),
+    "average": ("commands", "average the last checkpoints of a run"),
+    "import": ("commands", "make a run folder of a model in Hugging Face's form"),
+    "embed": ("text_commands", "write a vector for each line of a file"),
+    "list": ("commands", "print the published model sizes and the recipes"),
+    "tokenizer": ("commands", "train a vocabulary on texts"),
 }
+"""The file of each, and what it does."""
 
 HELP = """usage: flaxzoo COMMAND …
 
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
+        listed = "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items())
         print(HELP.format(commands=listed))
         return 0 if arguments else 2
     if arguments[0] == "--version":
@@ -59,7 +60,7 @@ def _run(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
         return _fail(f"no command named {command!r}: choose from {', '.join(COMMANDS)}", 2)
     try:
-        commands = import_module(".commands", __package__)
+        commands = import_module(f".{COMMANDS[command][0]}", __package__)
         return getattr(commands, f"{command.replace('-', '_')}_command")(arguments) or 0
     except NonFiniteLoss as error:
         return _fail(str(error), 3)

@@ -4,25 +4,18 @@ import dataclasses
 import functools
 import json
 import math
-import os
-import pty
-import random
-import select
 import signal
-import subprocess
-import sys
-import time
 
 import jax
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from flaxzoo import data, models, train
 from flaxzoo.data.tokenizer_training import TokenizerConfig
 from flaxzoo.train import loop, parallel
 
-WORDS = "the cat sat on a mat and then it saw some dog run away from her big red house".split()
+from .run_folders import assert_same, everything, kept, lines, write_text
+
 STEPS = 12
 ONE_DEVICE = train.MeshConfig(data=1)
 
@@ -30,9 +23,7 @@ ONE_DEVICE = train.MeshConfig(data=1)
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """Rows of an epoch: some 300, more than are trained on. Dropout is on."""
-    file = tmp_path_factory.mktemp("text") / "text.txt"
-    draw = random.Random(0)
-    file.write_text("\n\n".join(" ".join(draw.choices(WORDS, k=20)) for _ in range(60)))
+    file = write_text(tmp_path_factory.mktemp("text") / "text.txt")
     return train.TrainConfig(
         model=models.GPTConfig(
             vocab_size=1, max_length=16, num_layers=2, d_model=16, num_heads=2, dropout_rate=0.2
@@ -86,31 +77,6 @@ def go(config, workdir, stop=None, **options):
         return train.train(config, workdir, quiet=True, **options)
 
 
-def everything(workdir, step=STEPS):
-    """All arrays of a checkpoint, by path."""
-    with ocp.StandardCheckpointer() as checkpointer:
-        found = {
-            part: checkpointer.restore((workdir / "checkpoints" / str(step) / part).resolve())
-            for part in ("params", "optimizer")
-        }
-    leaves = jax.tree_util.tree_flatten_with_path(found)[0]
-    return {jax.tree_util.keystr(path): np.asarray(value) for path, value in leaves}
-
-
-def assert_same(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        assert ours[name].tobytes() == theirs[name].tobytes(), name
-
-
-def lines(workdir):
-    return (workdir / "metrics.jsonl").read_text().splitlines()
-
-
-def kept(workdir):
-    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir())
-
-
 LAYOUTS = {
     "one device": {},
     "fsdp 2": {"mesh": train.MeshConfig(fsdp=2)},
@@ -151,7 +117,7 @@ def test_a_resumed_run_is_the_run_never_stopped(never_stopped, tmp_path, layout,
         assert max(kept(tmp_path / "run")) == stop
     assert go(config, tmp_path / "run").finished
     assert lines(tmp_path / "run") == lines(whole)
-    assert_same(everything(tmp_path / "run"), everything(whole))
+    assert_same(everything(tmp_path / "run", STEPS), everything(whole, STEPS))
 
 
 def test_another_mesh_takes_up_a_run(config, tmp_path):
@@ -159,7 +125,7 @@ def test_another_mesh_takes_up_a_run(config, tmp_path):
     layouts = [LAYOUTS["fsdp 2"], LAYOUTS["pmap"], {}]
     for fields, stop in zip(layouts, (4, 8, None), strict=True):
         go(dataclasses.replace(config, **fields), tmp_path / "run", stop)
-    ours, whole = (everything(tmp_path / name) for name in ("run", "whole"))
+    ours, whole = (everything(tmp_path / name, STEPS) for name in ("run", "whole"))
     assert ours.keys() == whole.keys()
     for name in ours:
         np.testing.assert_allclose(ours[name], whole[name], rtol=1e-3, atol=2e-5, err_msg=name)
@@ -302,105 +268,3 @@ def test_a_loss_that_is_not_finite_ends_the_run(
     if at != 2:
         _, params = models.load(tmp_path / "run")
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
-
-
-def command(config, workdir, steps):
-    source = config.data.source
-    options = (
-        "--data.validation None --data.validation-fraction 0.1 --data.length 16 "
-        "--model.max-length 16 --model.num-layers 2 --model.d-model 16 --model.num-heads 2 "
-        "--model.dropout-rate 0.2 --optimizer.warmup-steps 3 --batch-size 8 --log-every 1 "
-        "--evaluate-every 100 --checkpoint-every 50 --sample-prompt None"
-    ).split()
-    return [
-        *(sys.executable, "-m", "flaxzoo.train.cli", "train", "shakespeare-char"),
-        *("--data.source", source, "--workdir", str(workdir), "--steps", str(steps), *options),
-    ]
-
-
-def one_device():
-    return {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-
-
-def last_step(workdir):
-    file = workdir / "metrics.jsonl"
-    found = file.read_text().splitlines()[:-1] if file.is_file() else []
-    return json.loads(found[-1])["step"] if found else 0
-
-
-def interrupt(arguments, workdir, number, after):
-    """Starts a process, signals it when it has logged `after` steps; its status and messages."""
-    with subprocess.Popen(arguments, env=one_device(), stderr=subprocess.PIPE, text=True) as it:
-        deadline = time.monotonic() + 120
-        while last_step(workdir) < after and it.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.002)
-        it.send_signal(number)
-        assert it.stderr is not None
-        messages = it.stderr.read()
-    return it.returncode, messages
-
-
-@pytest.mark.slow
-def test_a_process_may_be_stopped_and_killed(config, tmp_path):
-    steps = 400
-    whole, ours = tmp_path / "whole", tmp_path / "ours"
-    subprocess.run(command(config, whole, steps), env=one_device(), check=True, capture_output=True)
-    arguments = command(config, ours, steps)
-    # The statuses of a shell, so that `train && average` ends here.
-    for number, name, expected, after in (
-        (signal.SIGTERM, "SIGTERM", 143, 20),
-        (signal.SIGHUP, "SIGHUP", 129, 60),
-        (signal.SIGINT, "SIGINT", 130, 100),
-    ):
-        status, messages = interrupt(arguments, ours, number, after)
-        stopped = max(kept(ours))
-        assert status == expected, messages
-        assert after <= stopped < steps
-        assert f"{name}: saved step {stopped}; the same command goes on from there" in messages
-        assert "Traceback" not in messages
-        assert last_step(ours) in (stopped, stopped - 1)
-    status, messages = interrupt(arguments, ours, signal.SIGKILL, 210)
-    assert status == -signal.SIGKILL, messages
-    assert f"resuming from step {stopped}" in messages
-    assert stopped < models.loading.newest_step(ours) < steps
-    subprocess.run(arguments, env=one_device(), check=True, capture_output=True)
-    assert lines(ours) == lines(whole)
-    assert_same(everything(ours, steps), everything(whole, steps))
-    assert kept(ours) == kept(whole)
-
-
-@pytest.mark.slow
-def test_a_closed_terminal_saves_the_run(config, tmp_path):
-    arguments = command(config, tmp_path / "run", 4000)
-    terminal, end = pty.openpty()
-    own = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
-    prelude = [sys.executable, "-c", f"{own}; os.execv(sys.argv[1], sys.argv[1:])"]
-    process = subprocess.Popen(
-        [*prelude, *arguments],
-        env=one_device(),
-        stdin=end,
-        stdout=end,
-        stderr=end,
-        start_new_session=True,
-    )
-    os.close(end)
-    deadline = time.monotonic() + 120
-    while last_step(tmp_path / "run") < 20 and time.monotonic() < deadline:
-        if select.select([terminal], [], [], 0.002)[0]:
-            os.read(terminal, 4096)
-    os.close(terminal)
-    assert process.wait() == 129
-    assert 20 <= max(kept(tmp_path / "run")) < 4000
-
-
-def test_nohup_is_respected(config, tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with loop._stop_requested() as stopping:
-            signal.raise_signal(signal.SIGHUP)
-            assert not stopping
-            signal.raise_signal(signal.SIGTERM)
-            assert stopping == [signal.SIGTERM]
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
