@@ -249,7 +249,11 @@ def fields(config: BertConfig) -> dict[str, Any]:
       WeightsError: transformers has no such model.
     """
     name = family_of(config)
-    settings = dataclasses.replace(config, attention_dropout=config.attention_dropout_rate)
+    settings = dataclasses.replace(
+        config,
+        d_ff=config.feed_forward_dim,
+        attention_dropout=config.attention_dropout_rate,
+    )
     theirs = {
         **theirs_of(FIELDS[name], settings),
         "model_type": name,

@@ -50,6 +50,13 @@ def test_what_is_written_is_read_bit_for_bit(folder, params):
     assert equal(again, params)
 
 
+def test_sizes_that_follow_from_others_are_written_out(tmp_path):
+    config = models.BertConfig(**{**vars(CONFIG), "d_ff": None})
+    write_weights(tmp_path, config, models.init_params(models.create(config), jax.random.key(0)))
+    assert json.loads((tmp_path / "config.json").read_text())["intermediate_size"] == 64
+    assert models.load(tmp_path)[0].config.feed_forward_dim == 64
+
+
 def test_several_files_and_their_index(tmp_path, params):
     write_weights(tmp_path, CONFIG, params, file_bytes=8_000)
     files = sorted(file.name for file in tmp_path.glob("*.safetensors"))
