@@ -7,7 +7,8 @@ from typing import Any
 
 from ..data.tokenizer import load_tokenizer
 from ..models.config import architecture_of
-from ..models.loading import load
+from ..models.loading import CONFIG_FILE, load, read_fields
+from ..models.weights.folder import config_of_weights
 from .config import TrainConfig, to_dict
 from .errors import RunError
 from .model_folder import IMPORTED_FROM, check_place_is_free, make_model_folder
@@ -24,7 +25,6 @@ RECIPES: Mapping[str, str] = {
     "span": "bert-span",
     "choice": "bert-choice",
     "causal_lm": "quickstart",
-    "seq2seq_lm": "multi30k-en-de",
 }
 """For each head the recipe that says how texts become rows for it."""
 
@@ -46,6 +46,7 @@ def import_model(source: str | Path, output: str | Path) -> str:
     """
     source, output = Path(source), Path(output)
     check_place_is_free(output)
+    _check_head(source)
     tokenizer = load_tokenizer(source)
     model, params = load(source)
     config: Any = model.config
@@ -59,6 +60,16 @@ def import_model(source: str | Path, output: str | Path) -> str:
     make_model_folder(output, facts, tokenizer.save, 0, params)
     kind = f"{architecture_of(config)}, head {config.head}"
     return f"{kind}, {count_parameters(params):,} parameters, from {source}"
+
+
+def _check_head(source: Path) -> None:
+    """Raises RunError for a model that no run folder can hold."""
+    config: Any = config_of_weights(read_fields(source), str(source / CONFIG_FILE))
+    if config.head not in RECIPES:
+        raise RunError(
+            f"{source} holds a translation model, whose two vocabularies a run folder has no place "
+            "for yet: read it in Python with models.load"
+        )
 
 
 def _as_if_trained(model: Any) -> TrainConfig:

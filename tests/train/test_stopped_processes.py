@@ -21,6 +21,14 @@ def source(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
+@pytest.fixture(autouse=True)
+def hangups():
+    """A SIGHUP that stops, as in a terminal, also where nohup runs these tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def command(source, workdir, steps):
     options = (
         "--data.validation None --data.validation-fraction 0.1 --data.length 16 "
