@@ -129,11 +129,9 @@ def train(
                 )
                 _run_steps(session, stopping)
                 step, validation = session.step, session.validation
-    sample = None
-    unreported = validation or _left_unreported(run.folder)
-    if step == config.steps and unreported:
+    finished, sample = step == config.steps, None
+    if finished and (unreported := validation or _left_unreported(run.folder)):
         sample = _finish(run, unreported, program.description, progress)
-    finished = step == config.steps
     asked = None if finished or not stopping else stopping[0]
     return Result(run, step, finished, asked, validation, sample)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..bert import WITH_LABELS, WITH_MASKED_WORDS, BertConfig
-from .fields import ACTIVATIONS, Field, Fields, Only, ours_of, theirs_of
+from .fields import ACTIVATIONS, Field, Fields, Only, class_of, ours_of, theirs_of
 from .rules import (
     FROM_HEADS,
     LINEAR,
@@ -36,7 +36,13 @@ USUAL = Fields(
         Only("tie_word_embeddings", (True,)),
         Only("add_cross_attention", (False,)),
     ),
-    idle=frozenset({"chunk_size_feed_forward", "cross_attention_hidden_size", "is_decoder"}),
+    # The pooler's are of the first library that had these files, and never read.
+    idle=frozenset(
+        """
+        chunk_size_feed_forward cross_attention_hidden_size is_decoder pooler_fc_size
+        pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+        """.split()
+    ),
 )
 DISTIL = Fields(
     (
@@ -215,7 +221,8 @@ def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
     settings = ours_of(FIELDS[name], theirs, source)
     if settings["attention_dropout"] == settings["dropout_rate"]:
         settings["attention_dropout"] = None
-    head = head_of(theirs, name, source)
+    heads: dict[str, Any] = {CLASSES[name] + end: head for end, head in HEADS.items()}
+    head = heads[class_of(theirs, list(heads), source)]
     if name == "roberta":
         offset = theirs.get("pad_token_id", 1) + 1
         settings |= {"position_offset": offset, "max_length": settings["max_length"] - offset}
@@ -224,16 +231,6 @@ def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
         settings |= {"num_token_types": 0, "pooler_activation": None if head == "none" else "relu"}
     labels = labels_of(theirs) if head in WITH_LABELS else ()
     return BertConfig(**settings, head=head, labels=labels)
-
-
-def head_of(theirs: Mapping[str, Any], name: str, source: str) -> Any:
-    """The head of the class that wrote the model."""
-    [written, *_] = theirs.get("architectures") or [f"{CLASSES[name]}Model"]
-    head = HEADS.get(written.removeprefix(CLASSES[name]))
-    if head is None:
-        known = ", ".join(CLASSES[name] + end for end in HEADS)
-        raise WeightsError(f"{source}: a {written} is not supported: choose from {known}")
-    return head
 
 
 def labels_of(theirs: Mapping[str, Any]) -> tuple[str, ...]:
@@ -257,7 +254,7 @@ def fields(config: BertConfig) -> dict[str, Any]:
     theirs = {
         **theirs_of(FIELDS[name], settings),
         "model_type": name,
-        "architectures": [class_of(name, config.head)],
+        "architectures": [class_with(name, config.head)],
     }
     if name == "roberta":
         if config.head in WITH_WORDS and (config.head_activation or config.activation) != "gelu":
@@ -275,7 +272,7 @@ def fields(config: BertConfig) -> dict[str, Any]:
     return theirs
 
 
-def class_of(name: str, head: str) -> str:
+def class_with(name: str, head: str) -> str:
     """Their class for a head.
 
     Raises:

@@ -4,7 +4,7 @@ Every field that a `config.json` holds is honoured, or known to change nothing, 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .rules import WeightsError
@@ -55,11 +55,11 @@ class Fields:
 IDLE = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _flax_model_name
-    _name_or_path _num_labels add_final_layer_norm architectures attn_implementation bos_token_id
+    _name_or_path _num_labels architectures attn_implementation bos_token_id
     classifier_dropout decoder_start_token_id directionality dtype eos_token_id
     finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label
-    initializer_range is_encoder_decoder label2id language_model layer_norm_fused
-    model_type multi_choice name num_labels output_attentions output_hidden_states output_past
+    initializer_range is_encoder_decoder label2id
+    model_type num_labels output_attentions output_hidden_states output_past
     output_scores pad_token_id prefix problem_type return_dict return_dict_in_generate
     sep_token_id task_specific_params tokenizer_class torch_dtype torchscript
     transformers_version use_cache
@@ -107,6 +107,24 @@ def _check(fine: bool, name: str, value: Any, known: Any, source: str) -> None:
     if not fine:
         choices = ", ".join(map(repr, known))
         raise WeightsError(f"{source}: {name} {value!r} is not supported: only {choices}")
+
+
+def class_of(theirs: Mapping[str, Any], classes: Sequence[str], source: str) -> str:
+    """The class that wrote a model.
+
+    Args:
+      theirs: a `config.json`.
+      classes: those that are supported; the first is taken where the file does not say.
+      source: its path, for messages.
+
+    Raises:
+      WeightsError: another one wrote it.
+    """
+    [written, *_] = theirs.get("architectures") or classes
+    if written not in classes:
+        known = ", ".join(classes)
+        raise WeightsError(f"{source}: a {written} is not supported: choose from {known}")
+    return written
 
 
 def theirs_of(fields: Fields, config: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..gpt import GPTConfig
-from .fields import ACTIVATIONS, Field, Fields, Only, ours_of, theirs_of
+from .fields import ACTIVATIONS, Field, Fields, Only, class_of, ours_of, theirs_of
 from .rules import (
     TABLE,
     TABLE_FROM_HEADS,
@@ -128,10 +128,7 @@ def config(theirs: Mapping[str, Any], source: str) -> GPTConfig:
     """
     name = theirs["model_type"]
     settings = ours_of(FIELDS[name], theirs, source) | FIXED[name]
-    [written, *_] = theirs.get("architectures") or CLASSES[name]
-    if written not in CLASSES[name]:
-        known = ", ".join(CLASSES[name])
-        raise WeightsError(f"{source}: a {written} is not supported: choose from {known}")
+    written = class_of(theirs, CLASSES[name], source)
     # A body without a projection is given the one that needs no tensor.
     settings["tie_output"] |= written == CLASSES[name][1]
     return GPTConfig(**settings)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..layers import sinusoidal_positions
 from ..transformer import EncoderDecoderConfig
-from .fields import ACTIVATIONS, Field, Fields, Only, ours_of, theirs_of
+from .fields import ACTIVATIONS, Field, Fields, Only, class_of, ours_of, theirs_of
 from .generation import NAMES
 from .rules import (
     FROM_HEADS,
@@ -148,10 +148,7 @@ def config(theirs: Mapping[str, Any], source: str) -> EncoderDecoderConfig:
     Raises:
       WeightsError: a field, or the class that wrote the model, is not supported.
     """
-    [written, *_] = theirs.get("architectures") or CLASSES
-    if written not in CLASSES:
-        known = ", ".join(CLASSES)
-        raise WeightsError(f"{source}: a {written} is not supported: choose from {known}")
+    written = class_of(theirs, CLASSES, source)
     settings = ours_of(FIELDS, _unaliased(theirs, source), source)
     own, target = settings["source_vocab_size"], settings["vocab_size"]
     if settings["share_embeddings"] and own != target:
