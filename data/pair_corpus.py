@@ -35,7 +35,7 @@ class PairCorpus:
         num_read: Pairs of the text, those with an empty side included.
         num_empty: Of these the pairs with an empty side, which are not in the arrays.
         first_empty: The number of the first of them in the text, from 0; None without any.
-        vocab_size: Of the tokenizer; every token is smaller.
+        vocab_size: Of the larger of the tokenizer's vocabularies; every token is smaller.
         fingerprint: A stable hash of the text and the tokenizer.
         num_unknown: Tokens that stand for what the tokenizer does not know.
     """
@@ -96,16 +96,25 @@ def build_pair_corpus(
         DataError: The text has a fault, no pair has two sides, the tokenizer has no token
             that ends a text, or the folder cannot be written.
     """
-    end = tokenizer.special_ids.eos
-    if end is None:
-        raise DataError(f"this {tokenizer.kind} tokenizer has no token that ends a text")
     key = corpus_key("pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint)
 
     def fill(temporary: Path) -> None:
-        _write(text, tokenizer, end, temporary, key)
+        _write(text, tokenizer, temporary, key)
 
     place = build_folder(Path(folder) / key, fill)
     return PairCorpus(place, **read_facts(place))
+
+
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """The id of the token that ends a text.
+
+    Raises:
+        DataError: The vocabulary has none.
+    """
+    end = tokenizer.special_ids.eos
+    if end is None:
+        raise DataError(f"this {tokenizer.kind} tokenizer has no token that ends a text")
+    return end
 
 
 def pair_at(text: ParallelText, number: int) -> Pair:
@@ -118,15 +127,22 @@ def _mapped(path: Path) -> np.ndarray:
     return np.asarray(np.load(path, mmap_mode="r"))
 
 
-def _write(text: ParallelText, tokenizer: Tokenizer, end: int, folder: Path, key: str) -> None:
-    tokens = TokenWriter(folder, tokenizer.vocab_size, tokenizer.special_ids.unk)
+def _write(text: ParallelText, tokenizer: Tokenizer, folder: Path, key: str) -> None:
+    sides = tokenizer, tokenizer.target
+    ends = [end_of_text(side) for side in sides]
+    unknown = [side.special_ids.unk for side in sides]
+    vocab_size = max(side.vocab_size for side in sides)
+    tokens = TokenWriter(folder, vocab_size)
     starts, numbers = array("q"), array("q")
-    num_read, first_empty = 0, None
+    num_read, num_unknown, first_empty = 0, 0, None
     with tokens:
         for chunk in chunks(text, lambda pair: len(pair.source) + len(pair.target)):
-            for number, source, target in _encoded(chunk, tokenizer):
-                if source and target:
-                    starts.extend(tokens.append([*side, end]) for side in (source, target))
+            for number, pair in enumerate(_encoded(chunk, sides)):
+                if all(pair):
+                    starts.extend(
+                        tokens.append([*ids, end]) for ids, end in zip(pair, ends, strict=True)
+                    )
+                    num_unknown += sum(map(list.count, pair, unknown))
                     numbers.append(num_read + number)
                 elif first_empty is None:
                     first_empty = num_read + number
@@ -141,15 +157,20 @@ def _write(text: ParallelText, tokenizer: Tokenizer, end: int, folder: Path, key
         "num_read": num_read,
         "num_empty": num_read - len(numbers),
         "first_empty": first_empty,
-        "vocab_size": tokenizer.vocab_size,
+        "vocab_size": vocab_size,
         "fingerprint": key,
-        "num_unknown": tokens.num_unknown,
+        "num_unknown": num_unknown,
     }
     write_facts(folder, facts)
 
 
-def _encoded(pairs: list[Pair], tokenizer: Tokenizer) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Yields each pair's place in the list and its two sides, no tokens for white space."""
-    sides = [side if side.strip() else "" for pair in pairs for side in (pair.source, pair.target)]
-    encoded = tokenizer.encode_batch(sides)
-    yield from zip(range(len(pairs)), encoded[::2], encoded[1::2], strict=True)
+def _encoded(
+    pairs: list[Pair], sides: tuple[Tokenizer, Tokenizer]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields the tokens of each pair's two sides, none for white space."""
+    texts = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    encoded = [
+        side.encode_batch([text if text.strip() else "" for text in column])
+        for side, column in zip(sides, texts, strict=True)
+    ]
+    yield from zip(*encoded, strict=True)

@@ -29,15 +29,18 @@ class SentencePieceTokenizer(Tokenizer):
     closing ``</s>`` appends ``special_ids.eos``.
     """
 
-    def __init__(self, model: bytes) -> None:
+    def __init__(self, model: bytes, source: str | Path = "this") -> None:
         """Makes the tokenizer.
 
         Args:
             model: The bytes of a ``.model`` file.
+            source: Where they are from, for messages.
+
+        Raises:
+            DataError: They are not a sentencepiece model.
         """
         self._model = model
-        self._processor = sentencepiece.SentencePieceProcessor()
-        self._processor.load_from_serialized_proto(model)
+        self._processor = load_processor(model, source)
         self.vocab_size = self._processor.get_piece_size()
         self.special_ids = _special_ids(self._processor)
         self.kind = f"sentencepiece-{_model_type(model)}"
@@ -50,13 +53,7 @@ class SentencePieceTokenizer(Tokenizer):
         Raises:
             DataError: The file is not a sentencepiece model.
         """
-        model = path.read_bytes()
-        try:
-            if model:  # the library takes an empty file for a model
-                return cls(model)
-        except RuntimeError:
-            pass
-        raise DataError(f"{path} is not a sentencepiece model: fetch it again")
+        return cls(path.read_bytes(), path)
 
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True
@@ -64,7 +61,7 @@ class SentencePieceTokenizer(Tokenizer):
         """See ``Tokenizer``."""
         check_unicode(text)
         mapping = self._processor.encode(text, return_type="offset_mapping")
-        return mapping["ids"], _widen_bytes(mapping["offsets"])
+        return mapping["ids"], widen_bytes(mapping["offsets"])
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See ``Tokenizer``."""
@@ -96,6 +93,18 @@ class SentencePieceTokenizer(Tokenizer):
         write_file(Path(folder) / "sentencepiece.model", self._model)
 
 
+def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePieceProcessor:
+    """Opens the bytes of a ``.model`` file; see ``SentencePieceTokenizer``."""
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        if model:  # the library takes an empty file for a model
+            processor.load_from_serialized_proto(model)
+            return processor
+    except RuntimeError:
+        pass
+    raise DataError(f"{source} is not a sentencepiece model: fetch it again")
+
+
 def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
     def present(id: int) -> int | None:
         return id if id >= 0 else None
@@ -124,7 +133,7 @@ def _model_type(model: bytes) -> str:
     return spec.ModelType.Name(spec.model_type).lower()
 
 
-def _widen_bytes(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def widen_bytes(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Gives every byte piece the range of its character, which the library gives the last."""
     widened = list(offsets)
     for i in reversed(range(len(widened) - 1)):

@@ -44,6 +44,11 @@ class Tokenizer(ABC):
     special_ids: SpecialIds
     fingerprint: str
 
+    @property
+    def target(self) -> "Tokenizer":
+        """The tokenizer of what a translation model writes; itself unless it has two sides."""
+        return self
+
     @abstractmethod
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True
@@ -153,6 +158,7 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
             ``vocab.txt`` (WordPiece), ``tokenizer.json``, ``vocab.json`` beside
             ``merges.txt`` or ``encoder.json`` beside ``vocab.bpe`` (byte-level BPE; a
             common prefix as in ``gpt2_encoder.json`` is fine), a sentencepiece ``.model``.
+            Marian's ``source.spm``, ``target.spm`` and ``vocab.json`` only as a folder.
 
     Returns:
         The tokenizer.
@@ -162,6 +168,10 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     """
     path = Path(path).expanduser()
     if path.is_dir():
+        from .marian_tokenizer import MODELS, MarianTokenizer
+
+        if any((path / name).is_file() for name in MODELS):
+            return MarianTokenizer.from_folder(path)
         path = _file_in(path)
     elif not path.is_file():
         raise DataError(f"no tokenizer at {path}: there is no such file or folder")
@@ -182,9 +192,18 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
 
 _KNOWN = (
     "tokenizer.json, vocab.json with merges.txt, encoder.json with vocab.bpe, "
-    "a WordPiece vocab.txt, a sentencepiece .model, or a folder with one of them"
+    "a WordPiece vocab.txt, a sentencepiece .model, or a folder with one of them "
+    "or with Marian's source.spm, target.spm and vocab.json"
 )
-_IN_A_FOLDER = ("tokenizer.json", "characters.json", "vocab.json", "encoder.json", "vocab.txt")
+# The first that is there counts: what ours were made with, before what was made of them.
+_IN_A_FOLDER = (
+    "characters.json",
+    "sentencepiece.model",
+    "tokenizer.json",
+    "vocab.json",
+    "encoder.json",
+    "vocab.txt",
+)
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
 
@@ -240,13 +259,13 @@ def _partner(path: Path, pairs: tuple[tuple[str, str], ...]) -> Path:
     raise DataError(f"{path} is half of a byte-level BPE tokenizer: {missing} must lie beside it")
 
 
-def read_json(path: Path) -> object:
-    """Reads a JSON file of a tokenizer.
+def read_json(path: Path, content: bytes | None = None) -> object:
+    """Reads a JSON file of a tokenizer, or what was read of it.
 
     Raises:
         DataError: The file is not UTF-8 or not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads((path.read_bytes() if content is None else content).decode("utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}): fetch it again") from None

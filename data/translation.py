@@ -20,7 +20,7 @@ from .errors import DataError
 from .labelled_data import digest
 from .number_words import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell
 from .packing import best_fit
-from .pair_corpus import PairCorpus, build_pair_corpus, pair_at
+from .pair_corpus import PairCorpus, build_pair_corpus, end_of_text, pair_at
 from .parallel_text import ParallelText, open_parallel
 from .tokenizer import Tokenizer
 
@@ -47,12 +47,12 @@ TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
 
 
 def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The ids of the token that a translation starts with and of the one that ends a text.
+    """The ids of the tokens that a translation starts with and ends with.
 
     Raises:
         DataError: The vocabulary has none.
     """
-    special = tokenizer.special_ids
+    special = tokenizer.target.special_ids
     if special.bos is None or special.eos is None:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no token that starts a text and one that ends "
@@ -65,9 +65,9 @@ def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
     """The tokens that an encoder reads: the text's pieces and an end.
 
     Raises:
-        DataError: See ``start_and_end``.
+        DataError: The vocabulary has no token that ends a text.
     """
-    return [*tokenizer.encode(text, add_special_tokens=False), start_and_end(tokenizer)[1]]
+    return [*tokenizer.encode(text, add_special_tokens=False), end_of_text(tokenizer)]
 
 
 def row_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict[str, np.ndarray]:
@@ -169,7 +169,7 @@ class NumberRows:
 
     Attributes:
         languages: Of the sources and of the targets, as num2words names them.
-        tokenizer: Of both sides.
+        tokenizer: Of the sources; its target is that of the targets.
         length: The row's length, S = T.
         seed: Of the numbers; any integer.
     """
@@ -217,7 +217,8 @@ class NumberRows:
 
     def side(self, number: int, which: int) -> list[int]:
         """The tokens of a number in one of the languages, with an end."""
-        return encode_source(self.tokenizer, spell(number, self.languages[which]))
+        tokenizer = (self.tokenizer, self.tokenizer.target)[which]
+        return encode_source(tokenizer, spell(number, self.languages[which]))
 
 
 @dataclass(frozen=True)
