@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from .config import Execution, config_from_dict, create
+from .config import Execution, TransformerConfig, config_from_dict, create
+from .hub import local_folder
 from .shapes import parameter_shapes
 from .weights.folder import config_of_weights, read_weights
 
@@ -31,7 +32,8 @@ def load(
     """Loads the model of a run folder, or of a folder in Hugging Face's form.
 
     Args:
-      path: what `flaxzoo train … --workdir` left, or `save_pretrained` of transformers.
+      path: what `flaxzoo train … --workdir` left, or `save_pretrained` of transformers; or a name
+        on the Hugging Face hub.
       step: which checkpoint of a run; by default the newest.
       execution: how the model is to be run; by default in float32, scanned.
       shardings: from the tree of the parameters' shapes to one of their shardings
@@ -44,27 +46,58 @@ def load(
       FileNotFoundError: there is no such folder, or the run has no such checkpoint.
       ValueError: the folder is broken, or holds what there is no model for.
     """
-    folder = Path(path).resolve()
-    fields = read_fields(folder)
-    weights = "model_type" in fields
-    config = (
-        config_of_weights(fields, str(folder / CONFIG_FILE))
-        if weights
-        else config_from_dict(check_run(fields, folder)["model"])
-    )
-    model = create(config, execution)
+    folder = local_folder(path).resolve()
+    model = create(model_config(folder), execution)
     shapes = parameter_shapes(model)
     placed = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         shapes,
         (shardings or _on_first_device)(shapes),
     )
-    if not weights:
-        step = newest_step(folder) if step is None else check_step(folder, step)
-        return model, restore_params(folder, step, placed)
-    if step is not None:
-        raise ValueError(f"{folder} holds one model and no steps: leave step {step} out")
-    return model, read_weights(folder, config, placed)
+    return model, read_params(folder, chosen_step(folder, step), model.config, placed)
+
+
+def model_config(folder: Path) -> TransformerConfig:
+    """What the model of a folder of either form is."""
+    fields = read_fields(folder)
+    if is_foreign(fields):
+        return config_of_weights(fields, str(folder / CONFIG_FILE))
+    return config_from_dict(check_run(fields, folder)["model"])
+
+
+def is_foreign(fields: dict[str, Any]) -> bool:
+    """Whether a `config.json` is that of a folder in Hugging Face's form."""
+    return "model_type" in fields
+
+
+def chosen_step(folder: Path, step: int | None) -> int | None:
+    """Which checkpoint is meant: by default a run's newest; None of a folder that has no steps.
+
+    Raises:
+      FileNotFoundError: the run has no such checkpoint.
+      ValueError: a step is given where there are none.
+    """
+    if is_foreign(read_fields(folder)):
+        if step is not None:
+            raise ValueError(f"{folder} holds one model and no steps: leave step {step} out")
+        return None
+    return newest_step(folder) if step is None else check_step(folder, step)
+
+
+def read_params(folder: Path, step: int | None, config: TransformerConfig, shapes: Any) -> Any:
+    """The parameters of a folder of either form.
+
+    Args:
+      folder: where they are kept.
+      step: as `chosen_step` answers it.
+      config: of the folder's model.
+      shapes: a `jax.ShapeDtypeStruct` with a sharding for each parameter: where it is to lie.
+    """
+    return (
+        read_weights(folder, config, shapes)
+        if step is None
+        else restore_params(folder, step, shapes)
+    )
 
 
 def _on_first_device(shapes: Any) -> Any:
@@ -104,7 +137,7 @@ def check_run(fields: dict[str, Any], folder: str | Path) -> dict[str, Any]:
       ValueError: they are not.
     """
     if not {"model", "train"} <= fields.keys():
-        kind = "is in Hugging Face's form" if "model_type" in fields else "is not of flaxzoo"
+        kind = "is in Hugging Face's form" if is_foreign(fields) else "is not of flaxzoo"
         raise ValueError(f"{Path(folder) / CONFIG_FILE} {kind}: give a run folder")
     return fields
 

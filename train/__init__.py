@@ -28,11 +28,11 @@ if TYPE_CHECKING:
         Objective,
         translation,
     )
+    from .opening import open_run
     from .optimizer import make_optimizer
     from .optimizer_config import OptimizerConfig
     from .prediction import predict
     from .recipes import recipe
-    from .run import open_run
     from .sampling import Sample, TextGenerator
     from .schedules import make_schedule
     from .score import score_run
@@ -61,11 +61,11 @@ _HOME = {
         "Objective",
         "translation",
     ),
+    "opening": ("open_run",),
     "optimizer": ("make_optimizer",),
     "optimizer_config": ("OptimizerConfig",),
     "prediction": ("predict",),
     "recipes": ("recipe",),
-    "run": ("open_run",),
     "sampling": ("Sample", "TextGenerator"),
     "schedules": ("make_schedule",),
     "score": ("score_run",),

@@ -10,8 +10,9 @@ import numpy as np
 from ..data.tokenizer import Tokenizer
 from ..models.heads import mean_pool
 from ..models.loading import load
+from .opening import open_run
 from .padding import padded
-from .run import Say, open_run
+from .run import Say
 
 BATCH_SIZE = 32
 

@@ -11,8 +11,8 @@ import numpy as np
 from ..data.tokenizer import Tokenizer
 from ..models.bert import WITH_MASKED_WORDS
 from ..models.loading import load
+from .opening import open_run
 from .padding import padded
-from .run import open_run
 
 
 @dataclasses.dataclass(frozen=True)

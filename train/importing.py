@@ -1,39 +1,24 @@
 """A model in Hugging Face's form as a run folder: to be used, and to begin other runs with."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.tokenizer import load_tokenizer
 from ..models.config import architecture_of
-from ..models.loading import CONFIG_FILE, load, read_fields
-from ..models.weights.folder import config_of_weights
-from .config import TrainConfig, to_dict
+from ..models.hub import local_folder
+from ..models.loading import is_foreign, load, read_fields
+from .config import to_dict
 from .errors import RunError
-from .model_folder import IMPORTED_FROM, check_place_is_free, make_model_folder
-from .recipes import recipe
+from .model_folder import IMPORTED_FROM, SEARCH, check_place_is_free, make_model_folder
+from .opening import open_run, search_of
 from .state import count_parameters
-
-RECIPES: Mapping[str, str] = {
-    "none": "bert-quickstart",
-    "pretraining": "bert-quickstart",
-    "masked_lm": "bert-quickstart",
-    "next_sentence": "bert-quickstart",
-    "sequence": "bert-classify",
-    "token": "bert-tag",
-    "span": "bert-span",
-    "choice": "bert-choice",
-    "causal_lm": "quickstart",
-}
-"""For each head the recipe that says how texts become rows for it."""
 
 
 def import_model(source: str | Path, output: str | Path) -> str:
     """Makes a run folder of a folder in Hugging Face's form.
 
     Args:
-      source: with `config.json`, safetensors and the tokenizer's files.
+      source: with `config.json`, safetensors and the tokenizer's files; or a name on the hub.
       output: the folder that is made, whole or not at all.
 
     Returns:
@@ -42,41 +27,23 @@ def import_model(source: str | Path, output: str | Path) -> str:
     Raises:
       FileNotFoundError: `source` has no config.json.
       ValueError: it is broken, or holds what there is no model or tokenizer for.
-      RunError: `output` exists, or the tokenizer is not the model's.
+      RunError: `output` exists, `source` is a run folder, or the tokenizer is not the model's.
     """
-    source, output = Path(source), Path(output)
+    output = Path(output)
     check_place_is_free(output)
-    _check_head(source)
-    tokenizer = load_tokenizer(source)
-    model, params = load(source)
-    config: Any = model.config
-    if tokenizer.vocab_size > config.vocab_size:
-        raise RunError(
-            f"the tokenizer of {source} has {tokenizer.vocab_size:,} tokens, more than the "
-            f"{config.vocab_size:,} of its model: give the model's own"
-        )
-    fields = to_dict(_as_if_trained(config))
-    facts = {"model": fields.pop("model"), "train": fields, IMPORTED_FROM: str(source.resolve())}
+    folder = local_folder(source)
+    if not is_foreign(read_fields(folder)):
+        raise RunError(f"{folder} is a run folder already: copy it")
+    config, tokenizer = open_run(folder)
+    model: Any = config.model
+    here = Path(source).exists()
+    facts: dict[str, Any] = {IMPORTED_FROM: str(folder.resolve() if here else source)}
+    if model.head == "seq2seq_lm":
+        search = search_of(folder, tokenizer)
+        facts[SEARCH] = None if search is None else dataclasses.asdict(search)
+    _, params = load(folder)
+    fields = to_dict(config)
+    facts = {"model": fields.pop("model"), "train": fields, **facts}
     make_model_folder(output, facts, tokenizer.save, 0, params)
-    kind = f"{architecture_of(config)}, head {config.head}"
+    kind = f"{architecture_of(model)}, head {model.head}"
     return f"{kind}, {count_parameters(params):,} parameters, from {source}"
-
-
-def _check_head(source: Path) -> None:
-    """Raises RunError for a model that no run folder can hold."""
-    config: Any = config_of_weights(read_fields(source), str(source / CONFIG_FILE))
-    if config.head not in RECIPES:
-        raise RunError(
-            f"{source} holds a translation model, whose two vocabularies a run folder has no place "
-            "for yet: read it in Python with models.load"
-        )
-
-
-def _as_if_trained(model: Any) -> TrainConfig:
-    """The configuration of a run that would have made such a model."""
-    config = recipe(RECIPES[model.head])
-    data = config.data
-    length = min(data.length, model.max_length)
-    return dataclasses.replace(
-        config, model=model, data=dataclasses.replace(data, length=length), sample_prompt=None
-    )

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from ..models.config import TransformerConfig, create
-from ..models.loading import restore_params
+from ..models.loading import read_params
 from ..models.shapes import parameter_shapes
 from .errors import RunError
 from .optimizer import path_name
@@ -22,8 +23,11 @@ OWN_LABELS = ("head/classifier/", "head/span/")
 class Beginning:
     """Which parameters of which checkpoint a run begins with."""
 
-    folder: str
-    step: int
+    folder: Path
+    step: int | None
+    """None: a folder in Hugging Face's form."""
+    source: TransformerConfig
+    """The model there."""
     theirs: Any
     """Shapes of all parameters there."""
     copied: frozenset[str]
@@ -31,13 +35,13 @@ class Beginning:
 
 
 def plan_beginning(
-    folder: str, step: int, source: TransformerConfig, model: TransformerConfig
+    folder: Path, step: int | None, source: TransformerConfig, model: TransformerConfig
 ) -> Beginning:
     """What a model takes of a run's parameters; reads none of them yet.
 
     Args:
-      folder: the run folder to begin with.
-      step: one of its checkpoints.
+      folder: the folder to begin with.
+      step: one of its checkpoints; None: it has but one.
       source: its model.
       model: the model that begins with it.
 
@@ -60,7 +64,7 @@ def plan_beginning(
                 f"{folder} has {name} {x.shape} where this run has {wanted[name].shape}: both "
                 "need the same sizes and vocabulary"
             )
-    return Beginning(folder, step, theirs, frozenset(copied))
+    return Beginning(folder, step, source, theirs, frozenset(copied))
 
 
 def begin(beginning: Beginning, fresh: Any, shardings: Any, say: Callable[[str], None]) -> Any:
@@ -81,10 +85,11 @@ def begin(beginning: Beginning, fresh: Any, shardings: Any, say: Callable[[str],
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     shapes = jax.tree_util.tree_map_with_path(target, beginning.theirs)
-    theirs = _by_name(restore_params(beginning.folder, beginning.step, shapes))
+    folder, step = beginning.folder, beginning.step
+    theirs = _by_name(read_params(folder, step, beginning.source, shapes))
     ours = _by_name(fresh)
     copied = _listed(beginning.copied, ours)
-    say(f"from step {beginning.step} of {beginning.folder}: copied {copied}")
+    say(f"from {folder if step is None else f'step {step} of {folder}'}: copied {copied}")
     for what, names, params in (
         ("new, with random values", ours.keys() - beginning.copied, ours),
         ("left behind", theirs.keys() - beginning.copied, theirs),

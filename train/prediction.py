@@ -8,7 +8,8 @@ import jax
 from ..data.pipeline import evaluation_batches
 from ..models.loading import load
 from .evaluation import rows_at_once, whole_rows
-from .run import Say, label_names, open_run
+from .opening import open_run
+from .run import Say, label_names
 from .tasks import objective_of
 
 

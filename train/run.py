@@ -13,16 +13,18 @@ from typing import Any, get_args
 
 from ..data.atomic import build_folder
 from ..data.config import DataSplit
-from ..data.tokenizer import Tokenizer, load_tokenizer
+from ..data.tokenizer import Tokenizer
 from ..data.tokenizer_training import train_tokenizer
 from ..data.translation import encode_source
 from ..models.bert import WITH_MASKED_WORDS
 from ..models.config import TransformerConfig, architecture_of
-from ..models.loading import CONFIG_FILE, check_step, newest_step, read_config, steps
-from .config import TrainConfig, check_length, differences, from_dict, in_steps, to_dict
+from ..models.hub import local_folder
+from ..models.loading import CONFIG_FILE, chosen_step, model_config, read_config, steps
+from .config import TrainConfig, check_length, differences, in_steps, to_dict
 from .errors import RunError
 from .initialise import Beginning, plan_beginning
 from .model_folder import TOKENIZER, check_trainable
+from .opening import open_run
 from .tasks import task_of
 
 Say = Callable[[str], None]
@@ -112,31 +114,18 @@ def _anew(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
         tokenizer = train_tokenizer(config.data.texts(), config.data.tokenizer)
         return _fit_model(config, None, tokenizer, labels), tokenizer
     source, tokenizer = open_run(config.init_from)
-    step = config.init_step
-    step = newest_step(config.init_from) if step is None else check_step(config.init_from, step)
+    step = chosen_step(local_folder(config.init_from), config.init_step)
     config = dataclasses.replace(config, init_step=step)
     return _fit_model(config, source.model, tokenizer, labels), tokenizer
 
 
 def _beginning(config: TrainConfig) -> Beginning | None:
     """What a new run's parameters begin with."""
-    if config.init_from is None or config.init_step is None:
+    if config.init_from is None:
         return None
-    check_step(config.init_from, config.init_step)
-    source = open_run(config.init_from)[0].model
-    return plan_beginning(config.init_from, config.init_step, source, config.model)
-
-
-def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
-    """The configuration and tokenizer of a run folder.
-
-    Raises:
-      FileNotFoundError: it is not a run folder.
-    """
-    fields = read_config(folder)
-    return from_dict(fields["train"] | {"model": fields["model"]}), load_tokenizer(
-        Path(folder) / TOKENIZER
-    )
+    folder = local_folder(config.init_from)
+    step = chosen_step(folder, config.init_step)
+    return plan_beginning(folder, step, model_config(folder), config.model)
 
 
 def _check_sample_prompt(model: Any, tokenizer: Tokenizer, prompt: str | None) -> None:

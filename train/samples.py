@@ -6,7 +6,7 @@ from typing import Any
 from ..models.bert import WITH_MASKED_WORDS
 from ..models.generation import Sampling
 from .filling import MaskFiller
-from .run import open_run
+from .opening import open_run
 from .sampling import TextGenerator
 
 

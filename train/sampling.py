@@ -9,7 +9,7 @@ from typing import Any
 from ..data.tokenizer import Tokenizer
 from ..models.generation import Generator, Sampling
 from ..models.loading import load
-from .run import open_run
+from .opening import open_run
 from .tasks import task_of
 
 

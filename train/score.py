@@ -1,5 +1,6 @@
 """A trained model's loss and scores on any data of the kind it was trained on."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,15 @@ import jax
 
 from ..data.pipeline import evaluation_batches
 from ..models.beam import BeamSearch
-from ..models.loading import load, read_config
+from ..models.hub import local_folder
+from ..models.loading import load, read_fields
 from .errors import RunError
 from .evaluation import evaluate, make_evaluate_fn, rows_at_once
+from .opening import open_run, search_of
 from .progress import Progress
-from .run import Say, label_names, open_run
+from .run import Say, label_names
 from .tasks import objective_of, score, task_of
+from .translating import TextTranslator
 
 
 def score_run(
@@ -42,17 +46,22 @@ def score_run(
       FileNotFoundError: it is not a run folder, or has no such checkpoint.
       DataError: the data cannot be had or read.
     """
-    search = BeamSearch() if num_beams is None else BeamSearch(num_beams=num_beams)
     config, tokenizer = open_run(folder)
     decoded = task_of(config.data).decoded
     if num_beams is not None and decoded is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
+    own = None if decoded is None else search_of(folder, tokenizer)
+    search = own or BeamSearch()
+    if num_beams is not None:
+        search = dataclasses.replace(search, num_beams=num_beams, num_return=1)
     data, labels = config.data, label_names(config.model)
     model, params = load(folder, step=step)
     if source is None:
         split = data.validation_split(tokenizer, labels)
-        recorded = read_config(folder)["data_fingerprints"]["validation"]
-        if split.fingerprint != recorded:
+        recorded = read_fields(local_folder(folder)).get(
+            "data_fingerprints"
+        )  # not of imported ones
+        if recorded is not None and split.fingerprint != recorded["validation"]:
             say("the validation data has changed since this run was made")
     else:
         split = data.whole_source(source, tokenizer, labels)
@@ -62,7 +71,8 @@ def score_run(
     if decoded is not None:
         say(f"translated and scored: all {len(split.content.sources):,} pairs")
         with Progress().counter("sentences", len(split.content.sources)) as advance:
-            written = decoded(model, params, tokenizer, split, search, advance, say)
+            translator = TextTranslator(model, params, tokenizer, own)
+            written = decoded(translator, split, search, advance, say)
     objective = objective_of(config)
     number = split.rows.rows_per_epoch
     evaluation = evaluate(

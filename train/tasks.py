@@ -11,7 +11,6 @@ from typing import Any, cast
 from jaxtyping import Array
 
 from ..data.config import DataConfig, DataSplit
-from ..data.tokenizer import Tokenizer
 from ..data.translation import TranslationRows
 from ..models.beam import BeamSearch
 from . import objectives
@@ -25,14 +24,14 @@ from .scores import (
     regression_scores,
     translation_scores,
 )
+from .translating import TextTranslator, note_of_empty
 
 Scores = dict[str, Any]
 Say = Callable[[str], None]
 OnBatch = Callable[[int, int], None]
 """Told after each batch how many rows and tokens it had."""
-Decode = Callable[[Any, Any, Tokenizer, DataSplit, BeamSearch, OnBatch, Say], Scores]
-"""Given a model, its parameters and tokenizer, the split, the search, and who is told of each
-batch and of all else."""
+Decode = Callable[[TextTranslator, DataSplit, BeamSearch, OnBatch, Say], Scores]
+"""Given what translates, the split, the search, and who is told of each batch and of all else."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,20 +145,12 @@ def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Any) -> 
 
 
 def _translation_texts(
-    model: Any,
-    params: Any,
-    tokenizer: Tokenizer,
+    translator: TextTranslator,
     split: DataSplit,
     search: BeamSearch,
     on_batch: OnBatch,
     say: Say,
 ) -> Scores:
-    from .translating import (
-        TextTranslator,
-        note_of_empty,
-    )  # which opens runs, and so comes after this file
-
-    translator = TextTranslator(model, params, tokenizer)
     translated = translator(
         split.content.sources,
         search=search,

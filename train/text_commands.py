@@ -144,10 +144,12 @@ class TranslateArguments:
     """A file with a sentence on each line; - is standard input."""
     output: Path | None = None
     """The file to write, in the order of the input; by default standard output."""
-    num_beams: int = 4
-    """How many beginnings of a translation are kept at a time; 1 is greedy."""
-    length_penalty: float = 0.6
-    """α: above 0 favours longer translations."""
+    num_beams: int | None = None
+    """How many beginnings of a translation are kept at a time; 1 is greedy. By default 4, or what
+    an imported model asks for."""
+    length_penalty: float | None = None
+    """α: above 0 favours longer translations. By default 0.6, or what an imported model asks
+    for."""
     num_best: int = 1
     """Translations of each line, the best first. Above 1 each stands on a line of its own, behind
     its line's number and its score, parted by tabs; an empty line has one, empty, scored 0."""
@@ -161,20 +163,13 @@ def translate_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ..data.atomic import check_place, write_file
     from ..data.text_lines import input_lines
-    from ..models.beam import BeamSearch
     from .progress import Progress
     from .translating import TextTranslator, note_of_empty, to_lines
 
-    search = BeamSearch(num_beams=parsed.num_beams, length_penalty=parsed.length_penalty)
-    if not 1 <= parsed.num_best <= parsed.num_beams:
-        raise ValueError(
-            f"num-best {parsed.num_best} must be at least 1 and at most num-beams "
-            f"{parsed.num_beams}"
-        )
     if parsed.output is not None:
         check_place(parsed.output, parsed.input)
-    search = dataclasses.replace(search, num_return=parsed.num_best)
     translator = TextTranslator.of_run(parsed.run, step=parsed.step)
+    search = _search(parsed, translator.search)
     lines = list(input_lines(parsed.input))
     texts = [text for _, _, text in lines]
     places = [f"{file} line {number}" for file, number, _ in lines]
@@ -188,6 +183,18 @@ def translate_command(arguments: list[str]) -> None:
     note = note_of_empty(texts, translated)
     if note is not None:
         say(note)
+
+
+def _search(parsed: TranslateArguments, search: Any) -> Any:
+    """A model's search, but for what is asked for."""
+    asked = {"num_beams": parsed.num_beams, "length_penalty": parsed.length_penalty}
+    asked = {name: x for name, x in asked.items() if x is not None}
+    num_beams = asked.get("num_beams", search.num_beams)
+    if not 1 <= parsed.num_best <= num_beams:
+        raise ValueError(
+            f"num-best {parsed.num_best} must be at least 1 and at most num-beams {num_beams}"
+        )
+    return dataclasses.replace(search, **asked, num_return=parsed.num_best)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ..data.tokenizer import Tokenizer
 from ..data.translation import encode_source, start_and_end
 from ..models.beam import BeamSearch, Hypothesis, Translator
 from ..models.loading import load
-from .run import open_run
+from .opening import open_run, search_of
 
 BATCH_SIZE = 32
 """Sentences that are searched together."""
@@ -31,8 +31,17 @@ class Translation:
 class TextTranslator:
     """An encoder-decoder and its tokenizer; compiled once for each shape bucket."""
 
-    def __init__(self, model: Any, params: Any, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, model: Any, params: Any, tokenizer: Tokenizer, search: BeamSearch | None = None
+    ) -> None:
         """Takes a model that translates.
+
+        Args:
+          model: an encoder-decoder.
+          params: its parameters.
+          tokenizer: its tokenizer.
+          search: how it asks to be searched, special tokens included; by default as published,
+            for text alone.
 
         Raises:
           ValueError: it has another head.
@@ -44,10 +53,12 @@ class TextTranslator:
                 "encoder-decoder, for example of the recipe numbers-en-fr"
             )
         self._translator = Translator(model, params)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._target = tokenizer, tokenizer.target
         self._max_length = model.config.max_length
         self._start, self._end = start_and_end(tokenizer)
-        self._never = _never_chosen(tokenizer, model.config.vocab_size)
+        self.search = BeamSearch() if search is None else search
+        """How it searches unless a call says otherwise."""
+        self._never = () if search else never_chosen(self._target, model.config.vocab_size)
 
     @classmethod
     def of_run(cls, folder: str | Path, *, step: int | None = None) -> "TextTranslator":
@@ -58,13 +69,13 @@ class TextTranslator:
           ValueError: its model does not translate.
         """
         _, tokenizer = open_run(folder)
-        return cls(*load(folder, step=step), tokenizer)
+        return cls(*load(folder, step=step), tokenizer, search_of(folder, tokenizer))
 
     def __call__(
         self,
         texts: Sequence[str],
         *,
-        search: BeamSearch = BeamSearch(),
+        search: BeamSearch | None = None,
         places: Sequence[str] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> list[list[Translation]]:
@@ -72,7 +83,7 @@ class TextTranslator:
 
         Args:
           texts: sentences, each translated by itself.
-          search: how wide, and how many translations of each.
+          search: how wide, and how many translations of each; by default `self.search`.
           places: where each text stands, for messages.
           on_batch: told after each batch how many texts and tokens it had.
 
@@ -84,6 +95,7 @@ class TextTranslator:
         """
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
         self._check_lengths(ids, places)
+        search = search or self.search
         search = dataclasses.replace(
             search, suppressed_tokens=(*search.suppressed_tokens, *self._never)
         )
@@ -115,12 +127,12 @@ class TextTranslator:
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:
         # A model can write the space before a word twice, and so also before the first.
-        text = self._tokenizer.decode(hypothesis.tokens).strip()
+        text = self._target.decode(hypothesis.tokens).strip()
         number = len(hypothesis.tokens) + hypothesis.ended
         return Translation(text, hypothesis.score, hypothesis.log_probability, number)
 
 
-def _never_chosen(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+def never_chosen(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
     """Tokens that are no text: special ones but the end, and rows without a token."""
     special = set(dataclasses.astuple(tokenizer.special_ids)) - {None, tokenizer.special_ids.eos}
     return (*sorted(special), *range(tokenizer.vocab_size, vocab_size))

@@ -29,7 +29,7 @@ def begun(folder, model):
     source = train.open_run(folder)[0].model
     fresh = models.init_params(models.create(model), jax.random.key(5))
     shardings = jax.tree.map(lambda x: x.sharding, fresh)
-    plan = plan_beginning(str(folder), models.loading.newest_step(folder), source, model)
+    plan = plan_beginning(folder, models.loading.newest_step(folder), source, model)
     params = begin(plan, fresh, shardings, lines.append)
     flat = [
         {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}

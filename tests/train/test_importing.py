@@ -86,19 +86,6 @@ def test_nothing_is_left_of_a_broken_folder(tmp_path, theirs, name, message):
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
-def test_a_translation_model_is_refused(tmp_path):
-    config = models.EncoderDecoderConfig(
-        **{"vocab_size": 16, "max_length": 32, "num_layers": 1, "d_model": 16, "num_heads": 2},
-        **{"attention_bias": True, "position_layout": "halves", "norm_eps": 1e-5},
-        output_bias=True,
-    )
-    folder = tmp_path / "theirs"
-    folder.mkdir()
-    write_weights(folder, config, models.init_params(models.create(config), jax.random.key(0)))
-    with pytest.raises(train.RunError, match=r"translation model.* models.load"):
-        import_model(folder, tmp_path / "run")
-
-
 def test_a_place_that_is_taken_is_refused(tmp_path, theirs):
     (tmp_path / "run").mkdir()
     with pytest.raises(train.RunError, match="run exists: give a folder that does not"):
