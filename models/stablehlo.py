@@ -1,0 +1,61 @@
+"""The forward pass as StableHLO, which any program with jax runs without this code.
+
+`jax.export` keeps it portable between versions and platforms; rows and lengths stay free.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from .config import TransformerConfig
+from .shapes import parameter_shapes
+
+OUTPUTS = (
+    *("last_hidden_state", "pooler_output", "logits", "prediction_logits"),
+    *("seq_relationship_logits", "start_logits", "end_logits"),
+)
+"""What a model may answer; a program answers those that its head has."""
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def export_forward(model: Any) -> bytes:
+    """A model's forward pass, without dropout.
+
+    Args:
+      model: what it is and how it is run; its parameters stay arguments.
+
+    Returns:
+      What `jax.export.deserialize` reads. The program takes a flat dict of the parameters by their
+      paths, and by name int32 arrays of any number of rows and of any lengths up to `max_length`;
+      it answers a dict of arrays.
+    """
+
+    def forward(params: dict[str, Any], **arrays: Any) -> dict[str, Any]:
+        output = model.apply({"params": unflatten_dict(params, sep="/")}, **arrays)
+        return {name: x for name in OUTPUTS if (x := getattr(output, name, None)) is not None}
+
+    params = flatten_dict(parameter_shapes(model), sep="/")
+    exported = jax.export.export(jax.jit(forward), platforms=PLATFORMS)
+    return bytes(exported(params, **_inputs(model.config)).serialize())
+
+
+def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of all that enters a model; letters are sizes that stay free."""
+    head = getattr(config, "head", None)
+    shape = "bct" if head == "choice" else "bt"
+    shapes = {"input_ids": shape, "attention_mask": shape}
+    if getattr(config, "num_token_types", 0):
+        shapes["token_type_ids"] = shape
+    if head == "seq2seq_lm":
+        shapes["decoder_input_ids"] = "bu"
+    letters = sorted(set("".join(shapes.values())))
+    limits = [f"{letter} >= 1" for letter in letters]
+    limits += [f"{letter} <= {config.max_length}" for letter in letters if letter in "tu"]
+    sizes = jax.export.symbolic_shape(", ".join(letters), constraints=limits)
+    size_of = dict(zip(letters, sizes, strict=True))
+    return {
+        name: jax.ShapeDtypeStruct(tuple(size_of[letter] for letter in shape), np.int32)
+        for name, shape in shapes.items()
+    }
