@@ -132,18 +132,26 @@ def causal_mask(
     return mask[None, None]
 
 
+def last_seen(mask: Bool[Array, "#B 1 T S"], window: int) -> Bool[Array, "#B 1 T S"]:
+    """Of what each query sees the last `window`: a band where keys do not stand side by side."""
+    behind = jnp.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
+    return mask & (behind <= window)
+
+
 def visible_mask(
-    attention_mask: Int[AnyArray, "B S"] | None,
+    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
     segment_ids: Int[AnyArray, "B S"] | None,
     query_segment_ids: Int[AnyArray, "B T"] | None = None,
 ) -> Bool[Array, "#B 1 #T #S"]:
     """Real tokens are seen; in packed rows only by their own document, padding (0) by nobody.
 
-    The queries are the keys' own tokens, or those of `query_segment_ids`.
+    The queries are the keys' own tokens, or those of `query_segment_ids`. An `attention_mask` of
+    three axes says it for each query.
     """
     mask = jnp.ones((1, 1, 1, 1), bool)
     if attention_mask is not None:
-        mask = jnp.asarray(attention_mask != 0)[:, None, None, :]
+        mask = jnp.asarray(attention_mask != 0)
+        mask = mask[:, None] if mask.ndim == 3 else mask[:, None, None, :]
     if segment_ids is not None:
         queries = segment_ids if query_segment_ids is None else query_segment_ids
         same = queries[:, :, None] == segment_ids[:, None, :]
@@ -167,7 +175,7 @@ def attention_weights(
 def default_positions(
     start: Int[Array, ""],
     length: int,
-    attention_mask: Int[AnyArray, "B S"] | None,
+    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
     segment_ids: Int[AnyArray, "B T"] | None,
 ) -> Int[Array, "#B T"]:
     """0, 1, 2 … over the real tokens of each row, anew in each document of a packed row.
@@ -177,7 +185,14 @@ def default_positions(
       length: how many slots are asked for, T.
       attention_mask: over all slots, on whichever side the padding stands.
       segment_ids: of a packed row.
+
+    Raises:
+      ValueError: the mask is one for each token, whose tokens need not be one sequence.
     """
+    if attention_mask is not None and attention_mask.ndim == 3:
+        raise ValueError(
+            "an attention_mask for each token leaves open where it stands: give position_ids"
+        )
     index = jnp.arange(length)
     if segment_ids is not None:
         begins = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))

@@ -11,6 +11,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from .attention import Cache
+from .bad_words import BadWords, hide_bad_words, push
 
 # Width of the blocks whose maxima tell where the best tokens of a large vocabulary are.
 BLOCK = 128
@@ -21,13 +22,14 @@ class Rules:
     """`BeamSearch` and the special tokens, as the compiled search takes them."""
 
     length_penalty: Float[Array, ""]
-    eos_id: Int[Array, ""]
+    eos_ids: Int[Array, " E"]
+    """Tokens that end a hypothesis; -1 where there is none."""
     num_return: Int[Array, ""]
-    suppressed: Int[Array, " n"]
-    """Tokens that are not to be chosen."""
+    bad_words: BadWords
     penalty_form: str = struct.field(pytree_node=False)
     early_stopping: bool | str = struct.field(pytree_node=False)
     force_eos: bool = struct.field(pytree_node=False)
+    """Whether the last token that there is room for is the first of `eos_ids`."""
     renormalize: bool = struct.field(pytree_node=False, default=False)
 
     def penalty(self, length: Array) -> Array:
@@ -57,6 +59,8 @@ class BeamState:
     sees: Bool[Array, "B K S"]
     """Which slots of its row's cache each beam sees: those that its own tokens lie in."""
     tokens: Int[Array, "B K T"]
+    recent: Int[Array, "B K P"]
+    """The newest tokens of each beam, what it begins with included."""
     log_probs: Float[Array, "B K"]
     """-inf: not a beam."""
     finished: Finished
@@ -75,16 +79,22 @@ class Candidates:
 
 
 def empty_state(
-    cache: Cache, limits: Int[Array, " B"], num_beams: int, num_tokens: int, slots: int
+    cache: Cache,
+    sees: Bool[Array, "B S"],
+    recent: Int[Array, "B P"],
+    limits: Int[Array, " B"],
+    num_beams: int,
+    num_tokens: int,
 ) -> BeamState:
-    """Before the first token: every beam sees the start token, which lies in slot 0."""
+    """Before the first token: every beam sees what its row begins with."""
     shape = limits.shape[0], num_beams
     tokens = jnp.zeros((*shape, num_tokens), jnp.int32)
     nothing = jnp.full(shape, -jnp.inf)
     return BeamState(
         cache=cache,
-        sees=jnp.broadcast_to(jnp.arange(slots) == 0, (*shape, slots)),
+        sees=jnp.broadcast_to(sees[:, None], (*shape, sees.shape[-1])),
         tokens=tokens,
+        recent=jnp.broadcast_to(recent[:, None], (*shape, recent.shape[-1])),
         log_probs=nothing,
         finished=Finished(tokens, nothing, nothing, jnp.zeros(shape, jnp.int32)),
         done=limits == 0,
@@ -95,32 +105,39 @@ def empty_state(
 def best_candidates(
     logits: Float[Array, "B K V"],
     log_probs: Float[Array, "B K"],
+    recent: Int[Array, "B K P"],
     last: Bool[Array, " B"],
     rules: Rules,
-    number: int,
+    num_beams: int,
 ) -> Candidates:
-    """The best `number` of all continuations, K · V of them in each row.
+    """The best C of all continuations, K · V of them in each row.
+
+    C is `num_beams` for going on, and as many for each of the tokens that end: however many of
+    the best end, there are enough to go on with.
 
     Args:
       logits: of the next token of each beam.
       log_probs: of the beams so far.
+      recent: the newest tokens of each.
       last: rows in which there is no room for another token behind this one.
       rules: what may be chosen.
-      number: how many, C; where there are less, the others have -inf.
+      num_beams: how many beams there are to be; where there are less than C continuations, the
+        others have -inf.
     """
-    rows, num_beams, vocabulary = logits.shape
-    allowed = logits.at[..., rules.suppressed].set(-jnp.inf)
+    number = (1 + rules.eos_ids.shape[0]) * num_beams
+    rows, beams_before, vocabulary = logits.shape
+    allowed = hide_bad_words(logits, recent, rules.bad_words)
     normaliser = jax.nn.logsumexp(allowed if rules.renormalize else logits, axis=-1)
     scores, tokens = top_tokens(allowed, min(number, vocabulary))
     scores = scores - normaliser[..., None] + log_probs[..., None]
     if rules.force_eos:
         only_end = jnp.where(jnp.arange(scores.shape[-1]) == 0, log_probs[..., None], -jnp.inf)
         scores = jnp.where(last[:, None, None], only_end, scores)
-        tokens = jnp.where(last[:, None, None], rules.eos_id, tokens)
-    short = max(0, number - scores.shape[-1] * num_beams)
+        tokens = jnp.where(last[:, None, None], rules.eos_ids[0], tokens)
+    short = max(0, number - scores.shape[-1] * beams_before)
     flat = jnp.pad(scores.reshape(rows, -1), ((0, 0), (0, short)), constant_values=-jnp.inf)
     best, places = jax.lax.top_k(flat, number)
-    beams = jnp.minimum(places // scores.shape[-1], num_beams - 1)
+    beams = jnp.minimum(places // scores.shape[-1], beams_before - 1)
     tokens = jnp.take_along_axis(
         jnp.pad(tokens.reshape(rows, -1), ((0, 0), (0, short))), places, axis=1
     )
@@ -153,7 +170,8 @@ def choose(
     tokens = jax.lax.dynamic_update_slice_in_dim(
         tokens, candidates.tokens[..., None], state.count, axis=2
     )
-    ends = (candidates.tokens == rules.eos_id) | (count >= limits)[:, None]
+    ends = jnp.any(candidates.tokens[..., None] == rules.eos_ids, axis=-1)
+    ends |= (count >= limits)[:, None]
     finished = _finish(state, candidates, tokens, ends, rules)
 
     live = jnp.where(ends, -jnp.inf, candidates.log_probs)
@@ -164,6 +182,7 @@ def choose(
         state,
         sees=_rows_of(state.sees, parents),
         tokens=_rows_of(tokens, kept),
+        recent=push(_rows_of(state.recent, parents), _rows_of(candidates.tokens, kept)),
         log_probs=log_probs,
         finished=finished,
         done=state.done | is_done(finished, bound, rules),

@@ -134,10 +134,10 @@ class BERT(nn.Module):
     def __call__(
         self,
         input_ids: Int[AnyArray, "B *choices T"],
-        attention_mask: Int[AnyArray, "B *choices S"] | None = None,
+        attention_mask: Int[AnyArray, "B *choices S"] | Bool[AnyArray, "B T S"] | None = None,
         token_type_ids: Int[AnyArray, "B *choices T"] | None = None,
         *,
-        position_ids: Int[AnyArray, "B *choices T"] | None = None,
+        position_ids: Int[AnyArray, "#B *choices #T"] | None = None,
         segment_ids: Int[AnyArray, "B *choices T"] | None = None,
         masked_positions: Int[AnyArray, "B M"] | None = None,
         cache: Cache | None = None,
@@ -149,7 +149,8 @@ class BERT(nn.Module):
         Args:
           input_ids: token ids; `[B, C, T]` for head "choice".
           attention_mask: 1 where a token may be seen. With a cache it covers
-            the S slots of the cache, those written now included.
+            the S slots of the cache, those written now included. Or, `[B, T,
+            S]`, all that each token may see, itself included.
           token_type_ids: 0 in the first part of a row, 1 in the second; by
             default 0.
           position_ids: position of each token, from 0 (an offset is added); by
@@ -170,11 +171,12 @@ class BERT(nn.Module):
         """
         self._check(input_ids, token_type_ids, segment_ids, masked_positions, cache)
         num_choices = input_ids.shape[1] if input_ids.ndim == 3 else 1
-        input_ids = input_ids.reshape(-1, input_ids.shape[-1])
-        attention_mask, token_type_ids, position_ids, segment_ids = (
-            None if x is None else x.reshape(-1, x.shape[-1])
-            for x in (attention_mask, token_type_ids, position_ids, segment_ids)
-        )
+        if input_ids.ndim == 3:
+            input_ids = input_ids.reshape(-1, input_ids.shape[-1])
+            attention_mask, token_type_ids, position_ids, segment_ids = (
+                None if x is None else x.reshape(-1, x.shape[-1])
+                for x in (attention_mask, token_type_ids, position_ids, segment_ids)
+            )
         if rng is not None and num_choices > 1:
             rng = jax.vmap(lambda key: row_keys(key, num_choices))(rng).reshape(-1)
         check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
@@ -233,7 +235,7 @@ class BERT(nn.Module):
         self,
         input_ids: Int[AnyArray, "B T"],
         token_type_ids: Int[AnyArray, "B T"] | None,
-        position_ids: Int[AnyArray, "#B T"],
+        position_ids: Int[AnyArray, "#B #T"],
         rng: RowKeys | None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "V D"]]:
         """Token, position and token type vectors, their sum normalised; and the first's table."""
@@ -257,7 +259,7 @@ class BERT(nn.Module):
         start: Int[Array, ""],
         length: int,
         num_keys: int,
-        attention_mask: Int[AnyArray, "B S"] | None,
+        attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
         segment_ids: Int[AnyArray, "B T"] | None,
     ) -> Bool[Array, "#B 1 #T #S"]:
         mask = visible_mask(attention_mask, segment_ids)

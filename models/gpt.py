@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from .attention import (
     AnyArray,
@@ -26,6 +26,7 @@ from .attention import (
     causal_mask,
     check_inputs,
     default_positions,
+    last_seen,
     visible_mask,
 )
 from .config import Architecture, Execution, Preset, TransformerConfig, register
@@ -113,9 +114,9 @@ class GPT(nn.Module):
     def __call__(
         self,
         input_ids: Int[AnyArray, "B T"],
-        attention_mask: Int[AnyArray, "B S"] | None = None,
+        attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None = None,
         *,
-        position_ids: Int[AnyArray, "B T"] | None = None,
+        position_ids: Int[AnyArray, "#B #T"] | None = None,
         segment_ids: Int[AnyArray, "B T"] | None = None,
         cache: Cache | None = None,
         rng: RowKeys | None = None,
@@ -126,7 +127,8 @@ class GPT(nn.Module):
         Args:
           input_ids: token ids.
           attention_mask: 1 where a token may be seen. With a cache it covers
-            the S slots of the cache, those written now included.
+            the S slots of the cache, those written now included. Or, `[B, T,
+            S]`, all that each token may see, itself included.
           position_ids: position of each token; by default counted over the
             real tokens of the row, from 0 in every document of a packed row.
           segment_ids: number of the document that each token of a packed row
@@ -138,8 +140,8 @@ class GPT(nn.Module):
 
         Raises:
           ValueError: T is longer than `max_length`, `attention_mask` does not
-            cover the tokens (or slots), or a cache is given together with
-            packed rows.
+            cover the tokens (or slots) or is one for each token and nothing
+            says where they stand, or a cache is given together with packed rows.
         """
         c, e = self.config, self.execution
         check_inputs(c, input_ids, attention_mask, segment_ids, cache)
@@ -156,7 +158,9 @@ class GPT(nn.Module):
         visible = visible_mask(attention_mask, segment_ids)
         mask = causal_mask(query_index, key_index) & visible
         banded = None
-        if c.local_window is not None:
+        if c.local_window is not None and attention_mask is not None and attention_mask.ndim == 3:
+            banded = last_seen(mask, c.local_window)
+        elif c.local_window is not None:
             banded = causal_mask(query_index, key_index, c.local_window) & visible
         shared = SharedInputs(mask, banded, start, rng, output_attentions)
         x, (layers, attentions) = run_transformer_layers(c, e, x, cache, shared)
@@ -169,7 +173,7 @@ class GPT(nn.Module):
         projection = Projection(x, embed.embedding.astype(e.dtype))
         return CausalLMOutput(x, projection, cache, attentions)
 
-    def _positions(self, position_ids: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
+    def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Float[Array, "#B #T D"]:
         c, e = self.config, self.execution
         if c.positions == "learned":
             table = Embedding(c.max_length, c.d_model, execution=e, name="position_embedding")

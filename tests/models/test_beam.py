@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
+from flaxzoo.models import beam
+from flaxzoo.models.bad_words import bad_words
 from flaxzoo.models.beam_step import Rules, best_candidates, best_possible, top_tokens
 
 START, EOS = 1, 2
@@ -179,14 +181,17 @@ def test_the_end_may_be_forced(large):
 def test_another_value_compiles_nothing_anew(large):
     *_, translator = large
     translator.search(SOURCES, START, EOS, models.BeamSearch(max_extra_tokens=8))
-    before = translator._search._cache_size()
+    before = beam.run._cache_size()
     other = models.BeamSearch(max_new_tokens=9, num_return=3, length_penalty=1.0)
     translator.search(SOURCES[1:] + SOURCES[:1], START, EOS + 1, other)
-    assert translator._search._cache_size() == before
+    assert beam.run._cache_size() == before
+    # Nor does another search of such a model.
+    models.Translator(*large[:2]).search(SOURCES, START, EOS, other)
+    assert beam.run._cache_size() == before
     for suppressed in ((3, 4, 5), (3, 4, 5, 6)):
         settings = models.BeamSearch(max_extra_tokens=8, suppressed_tokens=suppressed)
         translator.search(SOURCES, START, EOS, settings)
-    assert translator._search._cache_size() == before + 1
+    assert beam.run._cache_size() == before + 1
 
 
 def test_no_source_no_translation(large):
@@ -203,12 +208,19 @@ def test_best_tokens_of_a_large_vocabulary(number):
     np.testing.assert_array_equal(tokens, places)
 
 
-def test_candidates_of_few_tokens_are_filled_up():
-    none = jnp.zeros(0, jnp.int32)
-    rules = Rules(jnp.float32(0), jnp.int32(0), jnp.int32(1), none, "gnmt", "never", False)
-    found = best_candidates(
-        jnp.zeros((1, 1, 2)), jnp.zeros((1, 1)), jnp.zeros((1,), bool), rules, 4
+def candidates(rules, vocab_size, num_beams):
+    """Of one beam, all of whose continuations are equally likely."""
+    recent = jnp.zeros((1, 1, 0), jnp.int32)
+    last = jnp.zeros((1,), bool)
+    return best_candidates(
+        jnp.zeros((1, 1, vocab_size)), jnp.zeros((1, 1)), recent, last, rules, num_beams
     )
+
+
+def test_candidates_of_few_tokens_are_filled_up():
+    none = bad_words([])
+    rules = Rules(jnp.float32(0), jnp.array([0]), jnp.int32(1), none, "gnmt", "never", False)
+    found = candidates(rules, 2, num_beams=2)
     assert found.log_probs.tolist() == [
         [pytest.approx(math.log(0.5)), pytest.approx(math.log(0.5)), -math.inf, -math.inf]
     ]
@@ -216,13 +228,11 @@ def test_candidates_of_few_tokens_are_filled_up():
 
 @pytest.mark.parametrize(("renormalize", "probability"), [(False, 0.25), (True, 0.5)])
 def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormalize, probability):
-    never = jnp.array([0, 3])
+    never = bad_words([[0], [3]])
     rules = Rules(
-        *(jnp.float32(0), jnp.int32(0), jnp.int32(1), never, "gnmt", "never", False, renormalize)
+        *(jnp.float32(0), jnp.array([0]), jnp.int32(1), never, "gnmt", "never", False, renormalize)
     )
-    found = best_candidates(
-        jnp.zeros((1, 1, 4)), jnp.zeros((1, 1)), jnp.zeros((1,), bool), rules, 2
-    )
+    found = candidates(rules, 4, num_beams=1)
     assert sorted(found.tokens[0].tolist()) == [1, 2]
     np.testing.assert_allclose(found.log_probs, math.log(probability), rtol=1e-6)
 
@@ -273,7 +283,8 @@ def test_search_stops_when_no_live_beam_can_win(monkeypatch, eos_bias, count):
         return last
 
     monkeypatch.setattr(jax.lax, "while_loop", counted)
-    translator = models.Translator(*make(37, eos_bias=eos_bias))
+    vocabulary = 37 + count  # of a model that was not searched before
+    translator = models.Translator(*make(vocabulary, eos_bias=eos_bias))
     settings = models.BeamSearch(num_beams=4, max_new_tokens=12)
     translator.search(SOURCES[:1], START, EOS, settings)
     jax.effects_barrier()
@@ -283,11 +294,11 @@ def test_search_stops_when_no_live_beam_can_win(monkeypatch, eos_bias, count):
 def test_the_best_that_a_beam_can_reach():
     """Nothing more is lost, and the length is the best there is: the longest, or for α < 0 now."""
     log_probs, count, limits = jnp.array([-1.0]), jnp.int32(2), jnp.array([8])
-    none = jnp.zeros(0, jnp.int32)
+    none = bad_words([])
 
     def bound(alpha, early_stopping):
         rules = Rules(
-            *(jnp.float32(alpha), jnp.int32(0), jnp.int32(1), none),
+            *(jnp.float32(alpha), jnp.array([0]), jnp.int32(1), none),
             *("power", early_stopping, False, False),
         )
         return float(best_possible(log_probs, count, limits, rules)[0])
