@@ -1,5 +1,6 @@
 """A model's parameters: their initial values, or their shapes alone."""
 
+import functools
 from typing import Any
 
 import jax
@@ -19,4 +20,11 @@ def init_params(model: Any, rng: Key[Array, ""]) -> Any:
 
 def parameter_shapes(model: Any) -> Any:
     """The tree of parameters that `init_params` would make, as `jax.ShapeDtypeStruct`s."""
-    return jax.eval_shape(lambda rng: init_params(model, rng), jax.random.key(0))
+    return jax.tree.map(lambda x: x, _traced_shapes(model))  # a tree of its own
+
+
+@functools.lru_cache(maxsize=32)
+def _traced_shapes(model: Any) -> Any:
+    """Found once: to trace a model takes as long as to read a hundred megabytes."""
+    rng = jax.eval_shape(jax.random.key, 0)  # not made: that would compile a program
+    return jax.eval_shape(lambda rng: init_params(model, rng), rng)

@@ -1,6 +1,8 @@
 """The weights of a folder in Hugging Face's form."""
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ from ..config import TransformerConfig
 from .families import family, family_of
 from .rules import locate, read_parameter
 from .tensor_files import TensorFiles
+
+MAX_THREADS = 8
+"""Of those that copy: more are held up by the memory."""
 
 
 def config_of_weights(fields: Mapping[str, Any], source: str) -> TransformerConfig:
@@ -50,6 +55,8 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: Any) -> Any:
 
         return jax.make_array_from_callback(target.shape, target.sharding, piece)
 
-    # The largest first: each stands once beside a tensor of theirs.
+    # The largest first, so that threads end together.
     order = sorted(targets, key=lambda path: -targets[path].size)
-    return unflatten_dict({path: parameter(path) for path in order}, sep="/")
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+        read = dict(zip(order, pool.map(parameter, order), strict=True))
+    return unflatten_dict({path: read[path] for path in targets}, sep="/")

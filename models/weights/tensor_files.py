@@ -1,14 +1,16 @@
 """The tensors of a folder in Hugging Face's form: one safetensors file, or several and an index.
 
-Tensors are read one by one, and nothing is ever unpickled.
+Files are mapped to memory, so that what is asked for is read once, to where it is to lie, and
+nothing is ever unpickled.
 """
 
 import json
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -16,6 +18,19 @@ from .rules import Shape, WeightsError
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+"""Of the names in a header."""
 
 
 class TensorFiles:
@@ -26,40 +41,62 @@ class TensorFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self._files = _files(folder)
-        self._open: dict[Path, Any] = {}
-        self._shapes: dict[str, Shape] = {}
-        for name, file in self._files.items():
-            with _errors_of(file):
-                tensor = self._opened(file).get_slice(name)
-            self._shapes[name] = tuple(tensor.get_shape())
-
-    def _opened(self, file: Path) -> Any:
-        if file not in self._open:
-            self._open[file] = safe_open(file, framework="np")
-        return self._open[file]
 
     def shapes(self) -> dict[str, Shape]:
         """Of every tensor, by name."""
-        return self._shapes
+        return {name: file.shape(name) for name, file in self._files.items()}
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, in the precision it is stored in."""
-        file = self._files[name]
-        with _errors_of(file):
-            return self._opened(file).get_tensor(name)
+        """One tensor, in the precision it is stored in: a view of its file."""
+        return self._files[name].view(name)
+
+    def forget(self) -> None:
+        """Gives back the memory of what was read; what is read again costs a little."""
+        for file in set(self._files.values()):
+            file.memory.madvise(mmap.MADV_DONTNEED)
 
     def where(self, name: str) -> str:
         """The file that a tensor lies in."""
-        return str(self._files[name])
+        return str(self._files[name].path)
 
 
-def _files(folder: Path) -> dict[str, Path]:
+class _File:
+    """A safetensors file in memory: the length of a header, the header, numbers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _errors_of(path):
+            safe_open(path, framework="np")  # refuses whatever is not as the following takes it
+            with path.open("rb") as file:
+                self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._start = 8 + int.from_bytes(self.memory[:8], "little")
+        self._header = json.loads(self.memory[8 : self._start])
+        self._header.pop("__metadata__", None)
+
+    def names(self) -> list[str]:
+        return list(self._header)
+
+    def shape(self, name: str) -> Shape:
+        return tuple(self._header[name]["shape"])
+
+    def view(self, name: str) -> np.ndarray:
+        entry = self._header[name]
+        if entry["dtype"] not in DTYPES:
+            known = ", ".join(DTYPES)
+            raise WeightsError(
+                f"{name} in {self.path} holds {entry['dtype']}, which is not read: only {known}"
+            )
+        dtype, (start, end) = np.dtype(DTYPES[entry["dtype"]]), entry["data_offsets"]
+        content = memoryview(self.memory)[self._start + start : self._start + end]
+        return np.frombuffer(content, dtype).reshape(entry["shape"])
+
+
+def _files(folder: Path) -> dict[str, _File]:
     """The file of each tensor."""
     whole, index = folder / WHOLE, folder / INDEX
     if whole.is_file():
-        return dict.fromkeys(_names(whole), whole)
+        return _named(_File(whole))
     if index.is_file():
         return _indexed(folder, index)
     if list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
@@ -71,12 +108,11 @@ def _files(folder: Path) -> dict[str, Path]:
     raise WeightsError(f"{folder} has neither {WHOLE} nor {INDEX}: give a folder with weights")
 
 
-def _names(file: Path) -> list[str]:
-    with _errors_of(file), safe_open(file, framework="np") as tensors:
-        return list(tensors.keys())
+def _named(file: _File) -> dict[str, _File]:
+    return dict.fromkeys(file.names(), file)
 
 
-def _indexed(folder: Path, index: Path) -> dict[str, Path]:
+def _indexed(folder: Path, index: Path) -> dict[str, _File]:
     """The file of each tensor, as an index says, and as its files confirm."""
     try:
         entries = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -86,16 +122,16 @@ def _indexed(folder: Path, index: Path) -> dict[str, Path]:
             f"{index} is not an index of safetensors files (no object weight_map of names to "
             "files): download it again"
         ) from error
-    files: dict[str, Path] = {}
+    files: dict[str, _File] = {}
     for name in sorted(set(wanted.values())):
         file = folder / name
         if Path(name).name != name:
             raise WeightsError(f"{index} points to {name!r}: its files must lie beside it")
         if not file.is_file():
             raise WeightsError(f"{index} names {name}, which is missing: download it again")
-        files |= dict.fromkeys(_names(file), file)
+        files |= _named(_File(file))
     for name, file in wanted.items():
-        if files.get(name) != folder / file:
+        if name not in files or files[name].path != folder / file:
             raise WeightsError(f"{index} says that {name} is in {file}, but it is not there")
     return files
 

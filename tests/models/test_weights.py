@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
+from flaxzoo.models.weights import rules
 from flaxzoo.models.weights.folder import TensorFiles
 from flaxzoo.models.weights.rules import LINEAR, VECTOR, Layout, WeightsError
 from flaxzoo.models.weights.writing import write_weights
@@ -89,6 +90,26 @@ def test_each_device_reads_its_own_piece(folder, params):
     assert {shard.data.shape for shard in up.addressable_shards} == {(2, 2, 48)}
 
 
+def test_files_may_change_once_they_are_read(folder, params):
+    _, again = models.load(folder)
+    file = folder / "model.safetensors"
+    with file.open("r+b") as content:
+        content.write(bytes(file.stat().st_size))
+    assert equal(again, params)
+
+
+@pytest.mark.parametrize("size", [1, 200, 1000])
+def test_blocks_of_any_size(folder, params, monkeypatch, size):
+    monkeypatch.setattr(rules, "BLOCK", size)
+    monkeypatch.setattr(rules, "BLOCKS_KEPT", 3)
+    assert equal(models.load(folder)[1], params)
+    mesh = train.make_mesh(train.MeshConfig(fsdp=2, tensor=4))
+    _, sharded = models.load(
+        folder, shardings=lambda shapes: train.parameter_shardings(shapes, mesh)
+    )
+    assert equal(sharded, params)
+
+
 def test_older_names_missing_prefixes_and_buffers(folder, params):
     file = folder / "model.safetensors"
     tensors = {
@@ -116,7 +137,7 @@ def test_layouts_undo_themselves():
     np.testing.assert_array_equal(LINEAR.join([x.reshape(4, 6)]), x.reshape(4, 6).T)
 
 
-# Twenty-five ways to break a folder.
+# Ways to break a folder.
 
 
 def edit(name, **fields):
@@ -228,6 +249,25 @@ BREAKS = {
     "shape beside its offsets": (
         header(lambda h: h[WORDS].update(shape=[32, 17])),
         "model.safetensors is not a whole safetensors file",
+    ),
+    "another dtype beside its offsets": (
+        header(lambda h: h[WORDS].update(dtype="F64")),
+        "model.safetensors is not a whole safetensors file",
+    ),
+    "overlapping offsets": (
+        header(lambda h: h[QUERY].update(data_offsets=h[WORDS]["data_offsets"], shape=[32, 16])),
+        "model.safetensors is not a whole safetensors file",
+    ),
+    "bytes that are nobody's": (
+        raw(lambda b: b + bytes(4)),
+        "model.safetensors is not a whole safetensors file",
+    ),
+    "a dtype that is not read": (
+        lambda f: (
+            tensors(**{QUERY: np.zeros((16, 16), np.uint8)})(f),
+            header(lambda h: h[QUERY].update(dtype="F8_E4M3"))(f),
+        ),
+        f"{QUERY} in .*model.safetensors holds F8_E4M3, which is not read: only F64",
     ),
     "whole numbers": (
         tensors(**{QUERY: np.zeros((16, 16), np.int32)}),
