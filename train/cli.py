@@ -19,6 +19,7 @@ COMMANDS = {
     "translate": ("text_commands", "translate a file line by line"),
     "average": ("commands", "average the last checkpoints of a run"),
     "import": ("commands", "make a run folder of a model in Hugging Face's form"),
+    "export": ("commands", "write a trained model for transformers and others"),
     "embed": ("text_commands", "write a vector for each line of a file"),
     "list": ("commands", "print the published model sizes and the recipes"),
     "tokenizer": ("commands", "train a vocabulary on texts"),

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -121,7 +122,7 @@ class ImportArguments:
 
     source: Positional[Path]
     """A folder with config.json, model.safetensors (or several and their index) and the
-    tokenizer's files."""
+    tokenizer's files; or a name on the Hugging Face hub."""
     output: Positional[Path]
     """The run folder that is made."""
 
@@ -132,6 +133,44 @@ def import_command(arguments: list[str]) -> None:
     from .importing import import_model
 
     say(f"{parsed.output}: {import_model(parsed.source, parsed.output)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportArguments:
+    """Writes a model for others: for transformers, as plain arrays, or as a program."""
+
+    run: Positional[Path]
+    """The run folder; also a folder in Hugging Face's form, or a name on its hub."""
+    output: Positional[Path]
+    """What is made: of the forms huggingface and stablehlo a folder, else a file."""
+    form: Literal["huggingface", "safetensors", "npz", "stablehlo"] = "huggingface"
+    """huggingface: what transformers reads. safetensors, npz: the arrays by our own paths.
+    stablehlo: the forward pass as a program that needs jax alone, and its parameters."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """In which precision parameters are written."""
+    file_gb: float = 5.0
+    """How large a file of the form huggingface may be, in 10^9 bytes; a tensor is never cut."""
+    step: int | None = None
+    """The checkpoint; by default the newest."""
+
+
+def export_command(arguments: list[str]) -> None:
+    """The command `flaxzoo export RUN OUTPUT`."""
+    parsed = tyro.cli(ExportArguments, args=arguments, prog="flaxzoo export")
+    if not parsed.file_gb > 0:
+        raise ValueError(f"file-gb {parsed.file_gb} must be above 0")
+    from .exporting import export_model
+
+    notes = export_model(
+        parsed.run,
+        parsed.output,
+        form=parsed.form,
+        step=parsed.step,
+        dtype=parsed.dtype,
+        file_bytes=int(parsed.file_gb * 1e9),
+    )
+    for line in [f"{parsed.output}: {parsed.run}, {parsed.form}, {parsed.dtype}", *notes]:
+        say(line)
 
 
 def list_command(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ from ..bert import BertConfig
 from ..config import TransformerConfig, nearest
 from ..gpt import GPTConfig
 from ..transformer import EncoderDecoderConfig
-from . import bert, gpt, marian
+from . import basis, bert, gpt, marian
 from .rules import Table, WeightsError
 
 
@@ -21,11 +21,13 @@ class Family:
     fields: Callable[[Any], dict[str, Any]]
     """Theirs of ours."""
     table: Callable[[Any], Table]
+    in_its_terms: Callable[[Any, Any], tuple[Any, Any]] = lambda config, params: (config, params)
+    """Another configuration and parameters of ours for the same model, nearer to theirs."""
 
 
 BERT = Family(bert.config, bert.fields, bert.table)
-GPT = Family(gpt.config, gpt.fields, gpt.table)
-MARIAN = Family(marian.config, marian.fields, marian.table)
+GPT = Family(gpt.config, gpt.fields, gpt.table, basis.as_gpt2)
+MARIAN = Family(marian.config, marian.fields, marian.table, basis.as_marian)
 FAMILIES: dict[str, Family] = {
     "bert": BERT,
     "roberta": BERT,

@@ -131,6 +131,9 @@ def config(theirs: Mapping[str, Any], source: str) -> GPTConfig:
     written = class_of(theirs, CLASSES[name], source)
     # A body without a projection is given the one that needs no tensor.
     settings["tie_output"] |= written == CLASSES[name][1]
+    for dropout in ("embedding_dropout", "attention_dropout"):
+        if settings[dropout] == settings["dropout_rate"]:
+            settings[dropout] = None
     return GPTConfig(**settings)
 
 

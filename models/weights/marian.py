@@ -211,7 +211,7 @@ def _check(config: EncoderDecoderConfig) -> None:
     if any(half.key_dim != half.head_dim for half in (config, config.decoder)):
         wanted["d_k"] = None
     if not config.tie_output:
-        wanted |= {"share_embeddings": False, "output_bias": True}
+        wanted["share_embeddings"] = False
     differing = {name: x for name, x in wanted.items() if getattr(config, name) != x}
     if differing:
         has = ", ".join(f"{name} {getattr(config, name)!r}" for name in differing)

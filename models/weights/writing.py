@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +11,19 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
+from ..beam import BeamSearch
 from ..config import TransformerConfig
 from .families import family_of
 from .rules import Written, write_tensors
 from .tensor_files import INDEX, WHOLE
 
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+Precision = Literal["float32", "float16", "bfloat16"]
+DTYPES: Mapping[Precision, Any] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
+FILE_BYTES = 5_000_000_000
 
 
 def write_weights(
@@ -24,8 +31,9 @@ def write_weights(
     config: TransformerConfig,
     params: Any,
     *,
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32",
-    file_bytes: int = 5_000_000_000,
+    dtype: Precision = "float32",
+    file_bytes: int = FILE_BYTES,
+    fields: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes `config.json` and the tensors of a model.
 
@@ -36,20 +44,22 @@ def write_weights(
       dtype: in which precision.
       file_bytes: how large a file may be; with more there are several and an index. A tensor is
         never cut.
+      fields: what `config.json` says beside the model: ids of special tokens, say.
 
     Raises:
       WeightsError: the model cannot be said in their terms.
     """
     family = family_of(config)
-    fields = {**family.fields(config), "dtype": dtype}
+    config, params = family.in_its_terms(config, params)
+    said = {**family.fields(config), **(fields or {}), "dtype": dtype}
     tensors = write_tensors(family.table(config), flatten_dict(params, sep="/"))
     groups = list(_grouped(tensors, DTYPES[dtype], file_bytes))
     for name, group in zip(_file_names(len(groups)), groups, strict=True):
         made = {tensor.name: tensor.make().astype(DTYPES[dtype]) for tensor in group}
         save_file(made, folder / name, metadata={"format": "pt"})
     if len(groups) > 1:
-        _write_json(folder / INDEX, _index(groups, DTYPES[dtype]))
-    _write_json(folder / "config.json", fields)
+        write_json(folder / INDEX, _index(groups, DTYPES[dtype]))
+    write_json(folder / "config.json", said)
 
 
 def _grouped(
@@ -85,5 +95,28 @@ def _index(groups: Sequence[Sequence[Written]], dtype: Any) -> dict[str, Any]:
     return {"metadata": {"total_size": total}, "weight_map": places}
 
 
-def _write_json(file: Path, content: Any) -> None:
+def search_fields(search: BeamSearch, max_length: int) -> dict[str, Any]:
+    """What `generation_config.json` says of a search, but for ids of tokens.
+
+    Args:
+      search: what `weights.generation` would read.
+      max_length: of the model: the longest target, where the search has no limit of its own.
+    """
+    fields: dict[str, Any] = {
+        "num_beams": search.num_beams,
+        "num_return_sequences": search.num_return,
+        "max_length": (search.max_new_tokens or max_length) + 1,  # the start token is counted
+        "renormalize_logits": search.renormalize,
+        "suppress_tokens": list(search.suppressed_tokens) or None,
+    }
+    if search.num_beams > 1:  # greedy search has neither
+        fields |= {
+            "length_penalty": search.length_penalty,
+            "early_stopping": search.early_stopping,
+        }
+    return fields
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Writes a file as transformers does."""
     file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -55,12 +55,11 @@ OPENAI = {
     "summary_use_proj": True,
     "vocab_size": 40478,
 }
-WRITTEN_OUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1}
 
 
 @pytest.mark.parametrize(("name", "fields"), [("gpt", OPENAI), ("gpt2", GPT2)])
 def test_published_configurations_are_the_presets(name, fields):
-    expected = dataclasses.replace(models.preset(name), **WRITTEN_OUT)
+    expected = models.preset(name)
     assert gpt.config(fields, "here") == expected
     bare = {"model_type": fields["model_type"]}  # everything else is their library's default
     assert gpt.config(bare, "here") == expected
@@ -70,7 +69,7 @@ def test_published_configurations_are_the_presets(name, fields):
 @pytest.mark.parametrize("name", ["gpt2-medium", "gpt2-large", "gpt2-xl"])
 def test_a_preset_is_written(name):
     config = models.preset(name)
-    assert gpt.config(gpt.fields(config), "here") == dataclasses.replace(config, **WRITTEN_OUT)
+    assert gpt.config(gpt.fields(config), "here") == config
 
 
 @pytest.mark.parametrize(
