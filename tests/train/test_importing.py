@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -12,6 +13,9 @@ from flaxzoo.data.huggingface_tokenizer import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.weights.writing import write_weights
 from flaxzoo.train.cli import main
 from flaxzoo.train.importing import import_model
+
+from ..models import broken_folders
+from ..models.broken_folders import BREAKS
 
 WORDS = [*WORDPIECE_SPECIALS, "the", "cat", "sat", "##s", "good", "bad"]
 CONFIG = models.BertConfig(
@@ -72,18 +76,28 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, theirs):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("model.safetensors", "has neither model.safetensors"),
-        ("config.json", "has no config.json"),
-    ],
-)
-def test_nothing_is_left_of_a_broken_folder(tmp_path, theirs, name, message):
-    (theirs / name).unlink()
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        import_model(theirs, tmp_path / "run")
-    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+@pytest.fixture(scope="module")
+def tagger():
+    return models.init_params(models.create(broken_folders.CONFIG), jax.random.key(0))
+
+
+def test_a_whole_folder_is_imported(tmp_path, tagger):
+    broken_folders.write(tmp_path, tagger)
+    assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize(("change", "message"), BREAKS.values(), ids=BREAKS)
+def test_of_a_broken_folder_there_is_a_line_and_nothing_else(
+    tmp_path, tagger, capsys, change, message
+):
+    (tmp_path / "theirs").mkdir()
+    broken_folders.write(tmp_path / "theirs", tagger)
+    change(tmp_path / "theirs")
+    files = sorted(tmp_path.rglob("*"))
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.match(f"flaxzoo: .*{message}", line)
+    assert sorted(tmp_path.rglob("*")) == files
 
 
 def test_a_place_that_is_taken_is_refused(tmp_path, theirs):
