@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .tagging import TaggingData, TaggingRows
     from .text_lines import read_lines
     from .tokenizer import SpecialIds, Tokenizer, load_tokenizer
+    from .tokenizer_export import export_tokenizer
     from .tokenizer_training import TokenizerConfig, train_tokenizer
     from .translation import (
         NumberRows,
@@ -67,6 +68,7 @@ _HOME = {
     "tagging": ("TaggingData", "TaggingRows"),
     "text_lines": ("read_lines",),
     "tokenizer": ("SpecialIds", "Tokenizer", "load_tokenizer"),
+    "tokenizer_export": ("export_tokenizer",),
     "tokenizer_training": ("TokenizerConfig", "train_tokenizer"),
     "translation": (
         "NumberRows",
@@ -122,6 +124,7 @@ __all__ = [
     "default_cache_dir",
     "encode_source",
     "evaluation_batches",
+    "export_tokenizer",
     "load_documents",
     "load_tokenizer",
     "load_whole",

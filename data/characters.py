@@ -10,8 +10,8 @@ from .atomic import write_file
 from .errors import DataError
 from .tokenizer import END_OF_TEXT, SpecialIds, Tokenizer, printable
 
-_UNKNOWN = "<unk>"
-_UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+UNKNOWN = "<unk>"
+UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _NUM_SPECIAL = 2
 
 
@@ -20,6 +20,9 @@ class CharacterTokenizer(Tokenizer):
 
     A character that was not in the training text becomes ``<unk>``, which decodes to
     U+FFFD: it stands for text, so it is not skipped with the special tokens.
+
+    Attributes:
+        characters: Its characters, in the order of their ids, each once.
     """
 
     kind = "characters"
@@ -30,7 +33,7 @@ class CharacterTokenizer(Tokenizer):
         Args:
             characters: Its characters, in the order of their ids, each once.
         """
-        self._characters = characters
+        self.characters = characters
         self._ids = {c: i for i, c in enumerate(characters, start=_NUM_SPECIAL)}
         self.vocab_size = len(characters) + _NUM_SPECIAL
         self.special_ids = SpecialIds(bos=0, eos=0, unk=1)
@@ -72,21 +75,21 @@ class CharacterTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``."""
-        special = ("" if skip_special_tokens else END_OF_TEXT, _UNKNOWN_CHARACTER)
+        special = ("" if skip_special_tokens else END_OF_TEXT, UNKNOWN_CHARACTER)
         return "".join(
-            special[i] if i < _NUM_SPECIAL else self._characters[i - _NUM_SPECIAL] for i in ids
+            special[i] if i < _NUM_SPECIAL else self.characters[i - _NUM_SPECIAL] for i in ids
         )
 
     def token(self, id: int) -> str:
         """See ``Tokenizer``."""
         if id < _NUM_SPECIAL:
-            return (END_OF_TEXT, _UNKNOWN)[id]
-        return printable(self._characters[id - _NUM_SPECIAL])
+            return (END_OF_TEXT, UNKNOWN)[id]
+        return printable(self.characters[id - _NUM_SPECIAL])
 
     def save(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes ``characters.json``."""
         write_file(Path(folder) / "characters.json", self._json())
 
     def _json(self) -> bytes:
-        content = {"kind": self.kind, "characters": self._characters}
+        content = {"kind": self.kind, "characters": self.characters}
         return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -35,6 +36,9 @@ _USUAL_NAMES = {
     "sep": ("[SEP]",),
     "mask": ("[MASK]", "<mask>"),
 }
+
+_BERT = "BertTokenizer"
+_LONGEST_WORD = 100
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The special tokens of the WordPiece vocabularies we train, in the order of their ids."""
@@ -89,26 +93,37 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def save(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes the files that transformers reads, too."""
-        names = {
-            f"{role}_token": self._backend.id_to_token(id)
-            for role, id in asdict(self.special_ids).items()
-            if id is not None
-        }
-        config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-        normalizer = json.loads(self._backend.to_str())["normalizer"] or {}
-        if self.kind == "wordpiece" and normalizer.get("type") == "BertNormalizer":
-            config |= {
-                "tokenizer_class": "BertTokenizer",
-                "do_lower_case": normalizer["lowercase"],
-                "strip_accents": normalizer["strip_accents"],
-                "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
-            }
+        config = self.transformers_config()
+        if config["tokenizer_class"] == _BERT:
             pieces = [self._backend.id_to_token(id) or "" for id in range(self.vocab_size)]
             write_file(Path(folder) / "vocab.txt", "\n".join([*pieces, ""]).encode())
         write_file(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True).encode())
         write_file(
             Path(folder) / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode()
         )
+
+    def backend(self) -> tokenizers.Tokenizer:
+        """A copy of the library's tokenizer."""
+        return tokenizers.Tokenizer.from_str(self._backend.to_str())
+
+    def transformers_config(self) -> dict[str, object]:
+        """What transformers must know besides ``tokenizer.json``: its class, special tokens."""
+        names = {
+            f"{role}_token": self._backend.id_to_token(id)
+            for role, id in asdict(self.special_ids).items()
+            if id is not None
+        }
+        content = json.loads(self._backend.to_str())
+        if not _is_bert(content):
+            return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        normalizer = content["normalizer"]
+        return {
+            "tokenizer_class": _BERT,
+            **names,
+            "do_lower_case": normalizer["lowercase"],
+            "strip_accents": normalizer["strip_accents"],
+            "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+        }
 
 
 def byte_level_backend(model: models.BPE) -> tokenizers.Tokenizer:
@@ -170,7 +185,8 @@ def wordpiece(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
     """
     ids = {piece: id for id, piece in enumerate(pieces)}
     backend = wordpiece_backend(
-        models.WordPiece(vocab=ids, unk_token="[UNK]", max_input_chars_per_word=100), lowercase
+        models.WordPiece(vocab=ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD),
+        lowercase,
     )
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.post_processor = processors.BertProcessing(
@@ -211,6 +227,8 @@ def load_tokenizer_json(path: Path) -> HuggingFaceTokenizer:
         name = name.get("content") if isinstance(name, dict) else name  # an AddedToken
         if isinstance(name, str) and backend.token_to_id(name) is not None:
             ids[role] = backend.token_to_id(name)
+    if ids["pad"] == ids["eos"]:
+        ids["pad"] = None  # the end token fills up batches where there is none for it
     return HuggingFaceTokenizer(backend, SpecialIds(**ids))
 
 
@@ -284,7 +302,20 @@ def _is_lowercase(path: Path, ids: dict[str, int]) -> bool:
     return not any(p != p.lower() for p in ids if not (p.startswith("[") and p.endswith("]")))
 
 
-def _kind(content: dict[str, object]) -> str:
+def _is_bert(content: dict[str, Any]) -> bool:
+    """Whether this is what transformers' class for BERT makes of the pieces alone."""
+    model, normalizer = content["model"], content["normalizer"] or {}
+    return (
+        (_kind(content), normalizer.get("type")) == ("wordpiece", "BertNormalizer")
+        and normalizer["clean_text"]
+        and (content["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
+        and content["post_processor"] is not None
+        and (model["unk_token"], model["continuing_subword_prefix"]) == ("[UNK]", "##")
+        and model["max_input_chars_per_word"] == _LONGEST_WORD
+    )
+
+
+def _kind(content: dict[str, Any]) -> str:
     model = content["model"]
     name = str(model.get("type")) if isinstance(model, dict) else "unknown"
     if name == "BPE" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer")):

@@ -13,7 +13,6 @@ A text may begin with the language to translate to, ``>>fr<<``: that is one toke
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -23,7 +22,7 @@ import sentencepiece
 
 from .atomic import write_file
 from .errors import DataError
-from .sentencepiece_tokenizer import load_processor, widen_bytes
+from .sentencepiece_tokenizer import SPACE, load_processor, widen_bytes
 from .tokenizer import SpecialIds, Tokenizer, check_unicode, printable, read_json
 
 MODELS = ("source.spm", "target.spm")
@@ -33,7 +32,6 @@ _VOCABULARIES = ("vocab.json", "target_vocab.json")
 _CONFIG = "tokenizer_config.json"
 _SPECIALS = "special_tokens_map.json"
 _USUAL_NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 # What a space is dropped before, in this order, where the configuration asks for it.
 _CLEANED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't"}
 _CLEANED |= {f" '{end}": f"'{end}" for end in ("m", "s", "ve", "re")}
@@ -59,8 +57,8 @@ class MarianTokenizer(Tokenizer):
         Raises:
             DataError: See ``from_folder``.
         """
-        self._files, self._folder = files, folder
-        config = _read_object(files, _CONFIG, folder)
+        self.files = files
+        self.config = config = _read_object(files, _CONFIG, folder)
         _check_config(config, folder / _CONFIG)
         own = is_target and bool(config.get("separate_vocabs"))
         self._processor = _processor(files, MODELS[is_target], folder)
@@ -76,7 +74,9 @@ class MarianTokenizer(Tokenizer):
         roles = {role: self._ids[name] for role, name in names.items()}
         self.special_ids = SpecialIds(**roles, bos=roles["pad"])
         self.vocab_size = max(self._pieces) + 1
-        self.fingerprint = _fingerprint(files, is_target)
+        self.fingerprint = _fingerprint(
+            files, is_target, own, sorted(self._special), self.special_ids, bool(self._cleaned)
+        )
         self._target = self if is_target else MarianTokenizer(files, folder, is_target=True)
 
     @classmethod
@@ -127,7 +127,7 @@ class MarianTokenizer(Tokenizer):
             elif not skip_special_tokens:
                 text += f"{self._joiner.decode_pieces(run)}{piece} "
                 run = []
-        text = (text + self._joiner.decode_pieces(run)).replace(_SPACE, " ").strip()
+        text = (text + self._joiner.decode_pieces(run)).replace(SPACE, " ").strip()
         for spaced, closed in self._cleaned.items():
             text = text.replace(spaced, closed)
         return text
@@ -140,7 +140,7 @@ class MarianTokenizer(Tokenizer):
 
     def save(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes the files of both sides as they were."""
-        for name, content in self._files.items():
+        for name, content in self.files.items():
             write_file(Path(folder) / name, content)
 
     def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
@@ -224,6 +224,7 @@ def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, Mapping) else token)
 
 
-def _fingerprint(files: Mapping[str, bytes], is_target: bool) -> str:
-    facts = [[name, hashlib.blake2b(files[name]).hexdigest()] for name in sorted(files)]
-    return hashlib.blake2b(json.dumps([facts, is_target]).encode(), digest_size=16).hexdigest()
+def _fingerprint(files: Mapping[str, bytes], *settings: object) -> str:
+    models = [files[name] for name in (*MODELS, *_VOCABULARIES) if name in files]
+    facts = [hashlib.blake2b(content).hexdigest() for content in models]
+    return hashlib.blake2b(repr([facts, settings]).encode(), digest_size=16).hexdigest()

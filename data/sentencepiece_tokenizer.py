@@ -8,6 +8,7 @@ comes back is what went in, but for U+2581, which sentencepiece itself uses for 
 import hashlib
 import importlib
 import itertools
+import re
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -19,6 +20,12 @@ from .atomic import write_file
 from .errors import DataError
 from .tokenizer import END_OF_TEXT, SpecialIds, Tokenizer, check_unicode, printable
 
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What stands for a space in pieces."""
+
+# Characters; far fewer than make a difference.
+_LONG = 4096
+_USER_DEFINED = 4  # a kind of piece
 _CONTROL_NAMES = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
@@ -27,6 +34,9 @@ class SentencePieceTokenizer(Tokenizer):
 
     A model file has no template, so ``add_special_tokens`` adds nothing; who needs T5's
     closing ``</s>`` appends ``special_ids.eos``.
+
+    Attributes:
+        model: The bytes of the ``.model`` file.
     """
 
     def __init__(self, model: bytes, source: str | Path = "this") -> None:
@@ -39,11 +49,13 @@ class SentencePieceTokenizer(Tokenizer):
         Raises:
             DataError: They are not a sentencepiece model.
         """
-        self._model = model
+        self.model = model
         self._processor = load_processor(model, source)
         self.vocab_size = self._processor.get_piece_size()
         self.special_ids = _special_ids(self._processor)
-        self.kind = f"sentencepiece-{_model_type(model)}"
+        proto = parse_model(model)
+        self.kind = f"sentencepiece-{_model_type(proto)}"
+        self._parts_lines = _parts_lines(proto)
         self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
 
     @classmethod
@@ -60,17 +72,30 @@ class SentencePieceTokenizer(Tokenizer):
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """See ``Tokenizer``."""
         check_unicode(text)
-        mapping = self._processor.encode(text, return_type="offset_mapping")
-        return mapping["ids"], widen_bytes(mapping["offsets"])
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        place = 0
+        for part in self._parts(text):
+            mapping = self._processor.encode(part, return_type="offset_mapping")
+            ids += mapping["ids"]
+            offsets += ((a + place, b + place) for a, b in widen_bytes(mapping["offsets"]))
+            place += len(part)
+        return ids, offsets
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See ``Tokenizer``."""
         check_unicode(text)
-        return self._processor.encode(text)
+        return [id for part in self._parts(text) for id in self._processor.encode(part)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
-        return self._processor.encode(list(texts), num_threads=-1)
+        parts = [self._parts(text) for text in texts]
+        flat = list(itertools.chain.from_iterable(parts))
+        encoded = iter(self._processor.encode(flat, num_threads=-1))
+        return [
+            list(itertools.chain.from_iterable(itertools.islice(encoded, len(of_text))))
+            for of_text in parts
+        ]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``."""
@@ -90,7 +115,17 @@ class SentencePieceTokenizer(Tokenizer):
 
     def save(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes ``sentencepiece.model``."""
-        write_file(Path(folder) / "sentencepiece.model", self._model)
+        write_file(Path(folder) / "sentencepiece.model", self.model)
+
+    def _parts(self, text: str) -> list[str]:
+        """Cuts a long text behind its line feeds, where it is cut in any case.
+
+        The library adds up the scores of a text in float32: the choice between two ways to
+        cut a word would come to depend on how much stands before it.
+        """
+        if len(text) <= _LONG or not self._parts_lines:
+            return [text]
+        return re.split(r"(?<=\n)", text)
 
 
 def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePieceProcessor:
@@ -125,10 +160,24 @@ def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
     )
 
 
-def _model_type(model: bytes) -> str:
+def parse_model(model: bytes) -> Any:
+    """The content of a ``.model`` file: pieces, and how they were trained."""
     messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     proto = messages.ModelProto()
     proto.ParseFromString(model)
+    return proto
+
+
+def _parts_lines(proto: Any) -> bool:
+    """Whether lines are encoded each by itself, as with the models we train."""
+    rules = proto.normalizer_spec
+    with_line_feed = [(p.piece, p.type) for p in proto.pieces if "\n" in p.piece]
+    return with_line_feed == [("\n", _USER_DEFINED)] and not (
+        rules.precompiled_charsmap or rules.add_dummy_prefix or rules.remove_extra_whitespaces
+    )
+
+
+def _model_type(proto: Any) -> str:
     spec = proto.trainer_spec
     return spec.ModelType.Name(spec.model_type).lower()
 
