@@ -35,6 +35,7 @@ FAMILIES: dict[str, Family] = {
     "openai-gpt": GPT,
     "gpt2": GPT,
     "marian": MARIAN,
+    "pegasus": MARIAN,
 }
 """By their `model_type`."""
 FAMILY_OF: dict[type[TransformerConfig], Family] = {

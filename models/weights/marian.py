@@ -1,4 +1,7 @@
-"""Marian's models as Hugging Face has them: configuration, classes, tensors."""
+"""Marian's models as Hugging Face has them, and Pegasus': configuration, classes, tensors.
+
+Pegasus' are Marian's with norms before the sublayers, and with one table for everything.
+"""
 
 import dataclasses
 import functools
@@ -22,59 +25,80 @@ from .rules import (
     norm,
 )
 
-FIELDS = Fields(
-    (
-        Field("vocab_size", "source_vocab_size", 58101),
-        Field("decoder_vocab_size", "vocab_size", 58101),
-        Field("share_encoder_decoder_embeddings", "share_embeddings", True),
-        Field("tie_word_embeddings", "tie_output", True),
-        Field("d_model", "d_model", 1024),
-        Field("max_position_embeddings", "max_length", 1024),
-        Field("encoder_layers", "num_layers", 12),
-        Field("encoder_attention_heads", "num_heads", 16),
-        Field("encoder_ffn_dim", "d_ff", 4096),
-        Field("decoder_layers", "num_decoder_layers", 12),
-        Field("decoder_attention_heads", "decoder_num_heads", 16),
-        Field("decoder_ffn_dim", "decoder_d_ff", 4096),
-        Field("activation_function", "activation", "gelu", ACTIVATIONS),
-        Field("scale_embedding", "scale_embedding", False),
-        Field("dropout", "dropout_rate", 0.1),
-        Field("attention_dropout", "attention_dropout_rate", 0.0),
-        Field("activation_dropout", "activation_dropout_rate", 0.0),
-        # Of training only, but what is fine-tuned here would not have it.
-        Only("encoder_layerdrop", (0.0,)),
-        Only("decoder_layerdrop", (0.0,)),
-        Only("is_encoder_decoder", (True,)),
-        Only("is_decoder", (False,)),
-        # Of the time when BART's code ran these models too.
-        Only("static_position_embeddings", (True,)),
-        Only("normalize_before", (False,)),
-        Only("normalize_embedding", (False,)),
-        Only("add_final_layer_norm", (False,)),
-        Only("do_blenderbot_90_layernorm", (False,)),
-    ),
-    # The bias of logits was always there, learned positions never, and classifiers are BART's.
+SIZES = (
+    Field("d_model", "d_model", 1024),
+    Field("max_position_embeddings", "max_length", 1024),
+    Field("encoder_layers", "num_layers", 12),
+    Field("encoder_attention_heads", "num_heads", 16),
+    Field("encoder_ffn_dim", "d_ff", 4096),
+    Field("decoder_layers", "num_decoder_layers", 12),
+    Field("decoder_attention_heads", "decoder_num_heads", 16),
+    Field("decoder_ffn_dim", "decoder_d_ff", 4096),
+    Field("activation_function", "activation", "gelu", ACTIVATIONS),
+    Field("scale_embedding", "scale_embedding", False),
+    Field("dropout", "dropout_rate", 0.1),
+    Field("attention_dropout", "attention_dropout_rate", 0.0),
+    Field("activation_dropout", "activation_dropout_rate", 0.0),
+    # Of training only, but what is fine-tuned here would not have it.
+    Only("encoder_layerdrop", (0.0,)),
+    Only("decoder_layerdrop", (0.0,)),
+    Only("is_encoder_decoder", (True,)),
+    Only("is_decoder", (False,)),
+    # Of the time when BART's code ran these models too.
+    Only("static_position_embeddings", (True,)),
+    Only("normalize_embedding", (False,)),
+    Only("do_blenderbot_90_layernorm", (False,)),
+)
+# The bias of logits was always there, learned positions never, and classifiers are BART's.
+IDLE = (
     NAMES
     | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
-    | {"chunk_size_feed_forward"},
+    | {"chunk_size_feed_forward"}
 )
+FIELDS = {
+    "marian": Fields(
+        (
+            *SIZES,
+            Field("vocab_size", "source_vocab_size", 58101),
+            Field("decoder_vocab_size", "vocab_size", 58101),
+            Field("share_encoder_decoder_embeddings", "share_embeddings", True),
+            Field("tie_word_embeddings", "tie_output", True),
+            Only("normalize_before", (False,)),
+            Only("add_final_layer_norm", (False,)),
+        ),
+        IDLE,
+    ),
+    "pegasus": Fields(
+        (
+            *SIZES,
+            Field("vocab_size", "vocab_size", 50265),
+            Only("tie_word_embeddings", (True,)),
+            Only("normalize_before", (True,)),
+            Only("add_final_layer_norm", (True,)),
+        ),
+        IDLE,
+    ),
+}
 ALIASES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
     "num_attention_heads": "encoder_attention_heads",
 }
 """Other names of a field."""
-CLASSES = ("MarianMTModel", "MarianModel")
+CLASSES = {
+    "marian": ("MarianMTModel", "MarianModel"),
+    "pegasus": ("PegasusForConditionalGeneration", "PegasusModel"),
+}
 """With logits, which have a bias, and without."""
 FIXED: dict[str, Any] = {
     "attention_bias": True,
-    "norm_position": "post",
     "norm_eps": 1e-5,
     "positions": "sinusoidal",
     "position_base": 10_000.0,
     "position_layout": "halves",
 }
 """What the configuration does not say."""
+NORMS = {"marian": "post", "pegasus": "pre"}
 
 PREFIX = "model."
 # Ours, and the same part of a layer.
@@ -98,6 +122,11 @@ CROSS = {
 STACKS = {"encoder": LAYER, "decoder": LAYER | CROSS}
 # Before transformers 5 tables could be one though the output was not.
 LEGACY = (("encoder.embed_tokens", "shared"), ("decoder.embed_tokens", "shared"))
+
+
+def family_of(config: EncoderDecoderConfig) -> str:
+    """The family that a configuration is of."""
+    return "pegasus" if config.norm_position == "pre" else "marian"
 
 
 def table(config: EncoderDecoderConfig) -> Table:
@@ -126,8 +155,11 @@ def table(config: EncoderDecoderConfig) -> Table:
         sinusoidal_positions, config.max_length, config.d_model, layout="halves"
     )
     for side, layer in STACKS.items():
-        known.append(Known(f"{PREFIX}{side}.embed_positions.weight", value=positions))
+        own = f"{PREFIX}{side}.embed_positions.weight"
+        known.append(Known(own, value=positions, written=config.norm_position == "pre"))
         rows += _layer(f"{side}/layers", f"{prefix}{side}.layers.{{i}}", layer)
+        if config.norm_position == "pre":
+            rows += norm(f"{side}/final_norm", f"{prefix}{side}.layer_norm")
     return Table(tuple(rows), tuple(known), PREFIX, legacy)
 
 
@@ -148,8 +180,20 @@ def config(theirs: Mapping[str, Any], source: str) -> EncoderDecoderConfig:
     Raises:
       WeightsError: a field, or the class that wrote the model, is not supported.
     """
-    written = class_of(theirs, CLASSES, source)
-    settings = ours_of(FIELDS, _unaliased(theirs, source), source)
+    name = theirs["model_type"]
+    written = class_of(theirs, CLASSES[name], source)
+    settings = ours_of(FIELDS[name], _unaliased(theirs, source), source)
+    settings |= {**FIXED, "norm_position": NORMS[name]}
+    with_logits = written == CLASSES[name][0]
+    if name == "marian":
+        _tell_tables(settings, source)
+        # A body without logits is given those that need no tensor.
+        settings["tie_output"] |= not with_logits
+    return EncoderDecoderConfig(**settings, output_bias=with_logits)
+
+
+def _tell_tables(settings: dict[str, Any], source: str) -> None:
+    """Which tables there are, from Marian's fields."""
     own, target = settings["source_vocab_size"], settings["vocab_size"]
     if settings["share_embeddings"] and own != target:
         raise WeightsError(
@@ -160,10 +204,6 @@ def config(theirs: Mapping[str, Any], source: str) -> EncoderDecoderConfig:
     settings["share_embeddings"] &= settings["tie_output"]
     if settings["share_embeddings"]:
         settings["source_vocab_size"] = None
-    with_logits = written == CLASSES[0]
-    # A body without logits is given those that need no tensor.
-    settings["tie_output"] |= not with_logits
-    return EncoderDecoderConfig(**settings, **FIXED, output_bias=with_logits)
 
 
 def _unaliased(theirs: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -176,7 +216,8 @@ def _unaliased(theirs: Mapping[str, Any], source: str) -> dict[str, Any]:
                 f"{source}: {alias} {value!r} is another name of {name}, which is {named[name]!r}: "
                 "take the wrong one out"
             )
-    if not named.get("decoder_vocab_size") and "vocab_size" in named:
+    is_marian = named["model_type"] == "marian"
+    if is_marian and not named.get("decoder_vocab_size") and "vocab_size" in named:
         named["decoder_vocab_size"] = named["vocab_size"]
     return named
 
@@ -187,7 +228,8 @@ def fields(config: EncoderDecoderConfig) -> dict[str, Any]:
     Raises:
       WeightsError: transformers has no such model.
     """
-    _check(config)
+    name = family_of(config)
+    _check(config, name)
     decoder = config.decoder
     settings = dataclasses.replace(
         config,
@@ -197,23 +239,27 @@ def fields(config: EncoderDecoderConfig) -> dict[str, Any]:
         decoder_d_ff=decoder.feed_forward_dim,
     )
     return {
-        **theirs_of(FIELDS, settings),
+        **theirs_of(FIELDS[name], settings),
         "vocab_size": config.source_vocab_size or config.vocab_size,
         "pad_token_id": None,  # by default it is one of a large vocabulary
-        "model_type": "marian",
-        "architectures": [CLASSES[0] if config.output_bias else CLASSES[1]],
+        "model_type": name,
+        "architectures": [CLASSES[name][0 if config.output_bias else 1]],
     }
 
 
-def _check(config: EncoderDecoderConfig) -> None:
-    """Raises WeightsError where Marian cannot say what the configuration does."""
+def _check(config: EncoderDecoderConfig, name: str) -> None:
+    """Raises WeightsError where the family cannot say what the configuration does."""
     wanted = dict(FIXED)
     if any(half.key_dim != half.head_dim for half in (config, config.decoder)):
         wanted["d_k"] = None
-    if not config.tie_output:
+    if name == "pegasus":
+        wanted |= {"tie_output": True, "share_embeddings": True}
+    elif not config.tie_output:
         wanted["share_embeddings"] = False
-    differing = {name: x for name, x in wanted.items() if getattr(config, name) != x}
+    differing = {field: x for field, x in wanted.items() if getattr(config, field) != x}
     if differing:
-        has = ", ".join(f"{name} {getattr(config, name)!r}" for name in differing)
-        needs = ", ".join(f"{name} {x!r}" for name, x in differing.items())
-        raise WeightsError(f"no Marian model has {has}: train one with {needs} to write it as such")
+        has = ", ".join(f"{field} {getattr(config, field)!r}" for field in differing)
+        needs = ", ".join(f"{field} {x!r}" for field, x in differing.items())
+        raise WeightsError(
+            f"no {name.capitalize()} model has {has}: train one with {needs} to write it as such"
+        )

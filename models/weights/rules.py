@@ -107,7 +107,7 @@ class Row:
 class Known:
     """A tensor that says nothing new: a buffer, or another name of a tied one.
 
-    Read for comparison only, where there is something to compare it with. Never written.
+    Read for comparison only, where there is something to compare it with.
     """
 
     theirs: str
@@ -116,6 +116,8 @@ class Known:
     """The tensor that it is tied to."""
     value: Callable[[], np.ndarray] | None = None
     """What it holds by its configuration."""
+    written: bool = False
+    """Whether files need to have it, all the same; it then has a value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,6 +368,9 @@ def write_tensors(table: Table, params: Mapping[str, Any]) -> Iterator[Written]:
         for i, (name, shape) in enumerate(_tensors_of(row, [x.shape for x in arrays])):
             layer = i if row.stacked else None
             yield Written(name, shape, functools.partial(_join, row.layout, arrays, layer))
+    for known in table.known:
+        if known.written and known.value is not None:
+            yield Written(known.theirs, known.value().shape, known.value)
 
 
 def _join(layout: Layout, arrays: Sequence[Any], layer: int | None) -> np.ndarray:
