@@ -72,7 +72,7 @@ class EvaluateArguments:
     """Prints loss (nats) and the scores of a run's kind of data as JSON."""
 
     run: Positional[Path]
-    """The run folder."""
+    """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     data: str | None = None
     """A source such as the run was trained on; by default what it validates on."""
     step: int | None = None
@@ -140,7 +140,7 @@ class ExportArguments:
     """Writes a model for others: for transformers, as plain arrays, or as a program."""
 
     run: Positional[Path]
-    """The run folder; also a folder in Hugging Face's form, or a name on its hub."""
+    """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     output: Positional[Path]
     """What is made: of the forms huggingface and stablehlo a folder, else a file."""
     form: Literal["huggingface", "safetensors", "npz", "stablehlo"] = "huggingface"

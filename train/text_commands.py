@@ -16,7 +16,7 @@ class GenerateArguments:
     """Continues texts with a trained model."""
 
     run: Positional[Path]
-    """The run folder."""
+    """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     prompt: tuple[str, ...] = ("",)
     """What is continued; several prompts go through the model together."""
     max_new_tokens: int = 200
@@ -82,7 +82,7 @@ class PredictArguments:
     """Prints a fine-tuned model's prediction for each example, a line of JSON each."""
 
     run: Positional[Path]
-    """The run folder."""
+    """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     input: str
     """The file of examples; - is standard input. On each line a text, or two with a tab between
     (for a pretraining run: does the second continue the first?); words in the first of CoNLL's
@@ -107,7 +107,8 @@ class FillMaskArguments:
     """Prints the most probable words for each [MASK] of a text."""
 
     run: Positional[Path]
-    """The run folder of a masked language model."""
+    """The run folder of a masked language model; or a folder in Hugging Face's form, or a name on
+    its hub."""
     text: Positional[str]
     """A text with [MASK] where a word is missing."""
     top_k: int = 5
@@ -139,7 +140,8 @@ class TranslateArguments:
     """Translates a file line by line; an empty line stays one."""
 
     run: Positional[Path]
-    """The run folder of a model that translates."""
+    """The run folder of a model that translates; or a folder in Hugging Face's form, or a name on
+    its hub."""
     input: str
     """A file with a sentence on each line; - is standard input."""
     output: Path | None = None
@@ -202,7 +204,7 @@ class EmbedArguments:
     """Writes a vector for each line of a file, the mean of the model's hidden states."""
 
     run: Positional[Path]
-    """The run folder."""
+    """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     input: str
     """A file with a text on each line; - is standard input."""
     output: Path
