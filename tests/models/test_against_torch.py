@@ -16,6 +16,7 @@ from flaxzoo.models.weights.writing import write_weights
 from flaxzoo.train.losses import cross_entropy
 from safetensors.numpy import load_file, save_file
 
+from .parity import note_answers
 from .weights import gradients_of
 
 torch = pytest.importorskip("torch")
@@ -72,16 +73,20 @@ def answers(theirs):
     return (output.logits if "logits" in output else output.last_hidden_state).numpy()
 
 
-def our_answers(theirs, model, params):
-    output = jax.jit(model.apply)({"params": params}, input_ids=IDS)
-    lm = type(theirs).__name__.endswith("LMHeadModel")
-    return np.asarray(output.logits if lm else output.last_hidden_state)
+def hidden_states(theirs):
+    with torch.no_grad():
+        return theirs(torch.from_numpy(IDS), output_hidden_states=True).hidden_states[-1].numpy()
 
 
-def assert_same_answers(theirs, model, params):
+def assert_same_answers(theirs, model, params, direction="import"):
     expected = answers(theirs)
     assert np.abs(expected).max() > 1
-    np.testing.assert_allclose(our_answers(theirs, model, params), expected, rtol=0, atol=1e-5)
+    output = jax.jit(model.apply)({"params": params}, input_ids=IDS)
+    np.testing.assert_allclose(output.last_hidden_state, hidden_states(theirs), rtol=0, atol=1e-5)
+    lm = type(theirs).__name__.endswith("LMHeadModel")
+    ours = np.asarray(output.logits if lm else output.last_hidden_state)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+    note_answers(theirs, direction, ours, expected)
 
 
 def loaded(theirs, folder, **options):
@@ -169,6 +174,7 @@ def test_out_and_in_again(case, tmp_path):
     assert not report["mismatched_keys"]
     assert not report["unexpected_keys"]
     np.testing.assert_array_equal(answers(again), answers(theirs))
+    assert_same_answers(again, model, params, "export")
     model_again, params_again = models.load(tmp_path / "ours")
     assert model_again.config == model.config
     assert jax.tree.all(jax.tree.map(np.array_equal, params_again, params))

@@ -8,6 +8,7 @@ from flaxzoo import models
 from flaxzoo.models.weights.writing import write_weights
 from flaxzoo.train.losses import cross_entropy, softmax_cross_entropy
 
+from .parity import note_answers
 from .weights import gradients_of
 
 torch = pytest.importorskip("torch")
@@ -114,6 +115,10 @@ def inputs(family, head):
     return given
 
 
+def as_torch(given):
+    return {name: torch.from_numpy(x) for name, x in given.items()}
+
+
 def ours_of(theirs, folder):
     """A torch model, saved and read as ours."""
     theirs.save_pretrained(folder)
@@ -132,10 +137,13 @@ def test_answers(tmp_path, family, head):
     theirs = make(family, head)
     given = inputs(family, head)
     with torch.no_grad():
-        expected = theirs(**{name: torch.from_numpy(x) for name, x in given.items()})
+        expected = theirs(**as_torch(given), output_hidden_states=True)
     model, params = ours_of(theirs, tmp_path)
     output = jax.jit(model.apply)({"params": params}, **given)
     real = given["attention_mask"] == 1
+    rows = real.reshape(-1, P)  # of choices too
+    hidden = expected.hidden_states[-1].numpy()[rows]
+    np.testing.assert_allclose(output.last_hidden_state[rows], hidden, rtol=0, atol=1e-5)
     for name in NAMES.get(head, ("logits",)):
         if name == "pooler_output" and family == "DistilBert":
             assert output.pooler_output is None
@@ -146,6 +154,7 @@ def test_answers(tmp_path, family, head):
         if wanted.shape[:2] == real.shape:  # what padding answers is nobody's business
             wanted, ours = wanted[real], ours[real]
         np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-5, err_msg=name)
+        note_answers(theirs, "import", ours, wanted)
 
 
 @pytest.mark.parametrize(("family", "head"), CASES)
@@ -162,10 +171,17 @@ def test_what_we_write_is_their_model(tmp_path, family, head):
     assert again.state_dict().keys() == expected.keys()
     for name, x in again.state_dict().items():
         assert torch.equal(x, expected[name]), name
-    given = {name: torch.from_numpy(x) for name, x in inputs(family, head).items()}
+    given = inputs(family, head)
     with torch.no_grad():
-        answers = [m.eval()(**given)[0] for m in (again, theirs)]
+        answers = [m.eval()(**as_torch(given))[0] for m in (again, theirs)]
     assert torch.equal(*answers)
+    output = jax.jit(model.apply)({"params": params}, **given)
+    ours = np.asarray(getattr(output, NAMES.get(head, ("logits",))[0]))
+    wanted, real = answers[0].numpy(), given["attention_mask"] == 1
+    if wanted.shape[:2] == real.shape:
+        ours, wanted = ours[real], wanted[real]
+    np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-5)
+    note_answers(again, "export", ours, wanted)
     assert models.load(tmp_path / "ours")[0].config == model.config
 
 
@@ -186,7 +202,7 @@ def test_every_gradient(tmp_path, head):
     targets = {"labels": torch.from_numpy(labels)}
     if head == "pretraining":
         targets["next_sentence_label"] = torch.from_numpy(continues)
-    expected_loss = theirs(**{k: torch.from_numpy(x) for k, x in given.items()}, **targets).loss
+    expected_loss = theirs(**as_torch(given), **targets).loss
     expected_loss.backward()
     model, params = ours_of(theirs, tmp_path)
     expected = gradients_of(theirs, model.config)

@@ -14,6 +14,7 @@ from flaxzoo.models.weights.writing import write_weights
 from safetensors.numpy import load_file, save_file
 
 from . import marian
+from .parity import note_answers
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -97,6 +98,19 @@ def test_a_body_without_logits(tmp_path, saved, shape):
         expected = theirs(**{name: torch.from_numpy(x) for name, x in IDS.items()})
     ours = jax.jit(model.apply)({"params": params}, **IDS)
     np.testing.assert_allclose(ours.last_hidden_state, expected.last_hidden_state, atol=1e-5)
+    note_answers(theirs, "import", ours.last_hidden_state, expected.last_hidden_state)
+    (tmp_path / "ours").mkdir()
+    write_weights(tmp_path / "ours", model.config, params)
+    # It leaves with the logits that it was given.
+    again, info = transformers.MarianMTModel.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    given = {name: torch.from_numpy(x) for name, x in IDS.items()}
+    with torch.no_grad():
+        hidden = again.eval()(**given, output_hidden_states=True).decoder_hidden_states[-1]
+    np.testing.assert_allclose(ours.last_hidden_state, hidden, atol=1e-5)
+    note_answers(theirs, "export", ours.last_hidden_state, hidden)
 
 
 def test_one_table_for_all_beside_untied_logits(tmp_path, saved):
@@ -135,6 +149,9 @@ def test_what_we_write_is_their_model(tmp_path, saved, shape):
     with torch.no_grad():
         answers = [m.eval()(**given).logits for m in (again, theirs)]
     assert torch.equal(*answers)
+    ours = jax.jit(model.apply)({"params": params}, **IDS).logits
+    np.testing.assert_allclose(ours, answers[0], atol=1e-5)
+    note_answers(again, "export", ours, answers[0])
     read, back = models.load(folder)
     assert read.config == model.config
     assert equal(back, params)
@@ -300,7 +317,6 @@ def test_fields_are_refused_by_name(fields, message):
 NOT_MARIAN = {
     "position_base": 1000.0,
     "positions": "learned",
-    "norm_position": "pre",
     "norm_eps": 1e-6,
     "d_k": 16,
     "share_embeddings": True,  # with an output of its own

@@ -8,6 +8,7 @@ from flaxzoo import models
 from flaxzoo.train.losses import cross_entropy
 
 from . import marian
+from .parity import note_answers, note_tokens
 from .weights import parameters_of
 
 torch = pytest.importorskip("torch")
@@ -48,6 +49,7 @@ def test_logits_and_hidden_states(pair, shape):
         expected = theirs(**as_torch(given), output_hidden_states=True)
     ours = jax.jit(model.apply)({"params": params}, **given)
     np.testing.assert_allclose(ours.logits, expected.logits, atol=1e-5)
+    note_answers(theirs, "import", ours.logits, expected.logits)
     real = given["attention_mask"][..., None]
     np.testing.assert_allclose(
         ours.encoder_last_hidden_state * real,
@@ -161,6 +163,7 @@ def test_search(searched, name, forced_eos):
     assert [h.tokens + [marian.EOS] * h.ended for h in flat] == [
         _without_padding(row) for row in expected.sequences[:, 1:].tolist()
     ]
+    note_tokens(theirs)
     if beams > 1:
         scores = [h.score for h in flat]
         np.testing.assert_allclose(scores, expected.sequences_scores, atol=1e-4)
