@@ -1,6 +1,6 @@
 """Runs the tests that compare models with torch, and writes what they measured into the README.
 
-python tests/parity_table.py
+From the root of the repository: `python -m tests.parity_table`.
 """
 
 import json
@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from .models.parity import FILE
+
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 TESTS = (
@@ -19,9 +21,9 @@ TESTS = (
     "test_bert_against_torch.py",
     "test_generating.py",
     "test_marian.py",
+    "test_pegasus.py",
     "test_transformer_against_torch.py",
 )
-FILE = "FLAXZOO_PARITY"
 SECTION = re.compile(r"(?<=<!-- parity -->\n).*?(?=<!-- /parity -->)", re.DOTALL)
 NAMES = {
     "bert": "BERT",
@@ -30,8 +32,9 @@ NAMES = {
     "openai-gpt": "GPT",
     "gpt2": "GPT-2",
     "marian": "Marian",
+    "pegasus": "Pegasus",
 }
-HEADS = {  # how their names end
+HEADS = {  # by how names of models end
     "ForPreTraining": "masked words and next sentence",
     "ForMaskedLM": "masked words",
     "ForNextSentencePrediction": "next sentence",
@@ -42,6 +45,7 @@ HEADS = {  # how their names end
     "ForCausalLM": "next token",
     "LMHeadModel": "next token",
     "MTModel": "next token",
+    "ForConditionalGeneration": "next token",
     "Model": "none",
 }
 

@@ -1,7 +1,7 @@
 """What tests measure against torch, noted for the table of the README.
 
 Where the environment variable names a file, each comparison adds a line of JSON to it;
-`python tests/parity_table.py` makes the table of them.
+`python -m tests.parity_table` makes the table of them.
 """
 
 import json

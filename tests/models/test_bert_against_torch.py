@@ -80,11 +80,15 @@ CASES = [
 ]
 
 
+def class_name(family, head):
+    name = family + HEADS[head]
+    return "BertLMHeadModel" if name == "BertForCausalLM" else name
+
+
 def make(family, head):
     """A torch model with no parameter at its initial value."""
     torch.manual_seed(0)
-    name: str = family + HEADS[head]
-    cls = getattr(transformers, "BertLMHeadModel" if name == "BertForCausalLM" else name)
+    cls = getattr(transformers, class_name(family, head))
     fields = {"is_decoder": True} if head == "causal_lm" else {}
     config = getattr(transformers, f"{family}Config")(
         vocab_size=V,
