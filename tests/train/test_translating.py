@@ -146,7 +146,7 @@ def test_empty_translations_are_noted(run, tmp_path, capsys, monkeypatch):
 
 def test_a_translation_begins_with_no_space(run, monkeypatch):
     translator = TextTranslator.of_run(run[0] / "run")
-    monkeypatch.setattr(type(translator._tokenizer), "decode", lambda self, tokens: " un  deux ")
+    monkeypatch.setattr(type(translator._target), "decode", lambda self, tokens: " un  deux ")
     assert translator(["one"])[0][0].text == "un  deux"
 
 
