@@ -20,6 +20,9 @@ from .linear import Linear
 AnyArray = Array | np.ndarray
 """What a caller may give: arrays of jax, or numpy's outside a compiled function."""
 
+Size = Any
+"""An int; or, in a program that is exported with free sizes, not yet a number."""
+
 # Added to hidden scores.  Finite, so that a row that may see nothing (padding)
 # gives a uniform average and not NaN.
 HIDDEN = -1e30
@@ -174,7 +177,7 @@ def attention_weights(
 
 def default_positions(
     start: Int[Array, ""],
-    length: int,
+    length: Size,
     attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
     segment_ids: Int[AnyArray, "B T"] | None,
 ) -> Int[Array, "#B T"]:

@@ -26,6 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .attention import (
     AnyArray,
     Cache,
+    Size,
     advance_cache,
     causal_mask,
     check_inputs,
@@ -257,8 +258,8 @@ class BERT(nn.Module):
     def _mask(
         self,
         start: Int[Array, ""],
-        length: int,
-        num_keys: int,
+        length: Size,
+        num_keys: Size,
         attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
         segment_ids: Int[AnyArray, "B T"] | None,
     ) -> Bool[Array, "#B 1 #T #S"]:

@@ -191,12 +191,13 @@ def _search(parsed: TranslateArguments, search: Any) -> Any:
     """A model's search, but for what is asked for."""
     asked = {"num_beams": parsed.num_beams, "length_penalty": parsed.length_penalty}
     asked = {name: x for name, x in asked.items() if x is not None}
-    num_beams = asked.get("num_beams", search.num_beams)
-    if not 1 <= parsed.num_best <= num_beams:
+    search = dataclasses.replace(search, **asked, num_return=1)
+    if not 1 <= parsed.num_best <= search.num_beams:
         raise ValueError(
-            f"num-best {parsed.num_best} must be at least 1 and at most num-beams {num_beams}"
+            f"num-best {parsed.num_best} must be at least 1 and at most num-beams "
+            f"{search.num_beams}"
         )
-    return dataclasses.replace(search, **asked, num_return=parsed.num_best)
+    return dataclasses.replace(search, num_return=parsed.num_best)
 
 
 @dataclasses.dataclass(frozen=True)
