@@ -6,6 +6,7 @@ from typing import Any
 
 from ..bert import WITH_LABELS, WITH_MASKED_WORDS, BertConfig
 from .fields import ACTIVATIONS, Field, Fields, Only, class_of, ours_of, theirs_of
+from .generation import NAMES
 from .rules import (
     FROM_HEADS,
     LINEAR,
@@ -37,7 +38,8 @@ USUAL = Fields(
         Only("add_cross_attention", (False,)),
     ),
     # The pooler's are of the first library that had these files, and never read.
-    idle=frozenset(
+    idle=NAMES
+    | frozenset(
         """
         chunk_size_feed_forward cross_attention_hidden_size is_decoder pooler_fc_size
         pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
@@ -58,7 +60,12 @@ DISTIL = Fields(
         Only("tie_word_embeddings", (True,)),
     ),
     # Sinusoidal positions are initial values of a table that is stored and trained as any.
-    idle=frozenset({"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"}),
+    idle=NAMES | {"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"},
+    aliases={
+        "hidden_size": "dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+    },
 )
 FIELDS = {"bert": USUAL, "roberta": USUAL, "distilbert": DISTIL}
 
@@ -224,13 +231,24 @@ def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
     heads: dict[str, Any] = {CLASSES[name] + end: head for end, head in HEADS.items()}
     head = heads[class_of(theirs, list(heads), source)]
     if name == "roberta":
-        offset = theirs.get("pad_token_id", 1) + 1
+        offset = _position_offset(theirs, source)
         settings |= {"position_offset": offset, "max_length": settings["max_length"] - offset}
         settings["head_activation"] = "gelu"  # whatever hidden_act is
     if name == "distilbert":
         settings |= {"num_token_types": 0, "pooler_activation": None if head == "none" else "relu"}
     labels = labels_of(theirs) if head in WITH_LABELS else ()
     return BertConfig(**settings, head=head, labels=labels)
+
+
+def _position_offset(theirs: Mapping[str, Any], source: str) -> int:
+    """How many rows of RoBERTa's table of positions stand before the first."""
+    pad_id = theirs.get("pad_token_id", 1)
+    if type(pad_id) is not int or pad_id < 0:
+        raise WeightsError(
+            f"{source}: pad_token_id {pad_id!r} is not supported: RoBERTa counts its positions "
+            "from this id, so give the one that it was trained with (usually 1)"
+        )
+    return pad_id + 1
 
 
 def labels_of(theirs: Mapping[str, Any]) -> tuple[str, ...]:

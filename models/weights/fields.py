@@ -50,6 +50,8 @@ class Fields:
     entries: tuple[Field | Only, ...]
     idle: frozenset[str] = frozenset()
     """Fields that change no number."""
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Other names of fields."""
 
 
 IDLE = frozenset(
@@ -72,8 +74,9 @@ def ours_of(fields: Fields, theirs: Mapping[str, Any], source: str) -> dict[str,
     """Our settings, from theirs.
 
     Raises:
-      WeightsError: a field is unknown, or has a value that is not understood.
+      WeightsError: a field is unknown, has a value that is not understood, or two by two names.
     """
+    theirs = _unaliased(fields.aliases, theirs, source)
     known = {entry.theirs for entry in fields.entries} | fields.idle | IDLE
     if unknown := sorted(theirs.keys() - known):
         raise WeightsError(
@@ -93,6 +96,21 @@ def ours_of(fields: Fields, theirs: Mapping[str, Any], source: str) -> dict[str,
             value = entry.values[value]
         settings[entry.ours] = value
     return settings
+
+
+def _unaliased(
+    aliases: Mapping[str, str], theirs: Mapping[str, Any], source: str
+) -> dict[str, Any]:
+    """Every field by its own name."""
+    named = {name: value for name, value in theirs.items() if name not in aliases}
+    for alias, name in aliases.items():
+        value = theirs.get(alias)
+        if value is not None and named.setdefault(name, value) != value:
+            raise WeightsError(
+                f"{source}: {alias} {value!r} is another name of {name}, which is {named[name]!r}: "
+                "take the wrong one out"
+            )
+    return named
 
 
 def _check_type(entry: Field, value: Any, source: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..gpt import GPTConfig
 from .fields import ACTIVATIONS, Field, Fields, Only, class_of, ours_of, theirs_of
+from .generation import NAMES
 from .rules import (
     TABLE,
     TABLE_FROM_HEADS,
@@ -37,6 +38,12 @@ IDLE = frozenset(
     summary_proj_to_labels summary_type summary_use_proj
     """.split()
 )
+ALIASES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
 FIELDS = {
     "openai-gpt": Fields(
         (
@@ -49,7 +56,8 @@ FIELDS = {
                 {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
             ),
         ),
-        IDLE,
+        IDLE | NAMES,
+        ALIASES,
     ),
     "gpt2": Fields(
         (
@@ -63,7 +71,8 @@ FIELDS = {
             Only("add_cross_attention", (False,)),
         ),
         # Scores in float32, in another order.
-        IDLE | {"reorder_and_upcast_attn"},
+        IDLE | NAMES | {"reorder_and_upcast_attn"},
+        ALIASES,
     ),
 }
 FIXED: dict[str, dict[str, Any]] = {  # what a family's configuration does not say

@@ -55,6 +55,11 @@ IDLE = (
     | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
     | {"chunk_size_feed_forward"}
 )
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+}
 FIELDS = {
     "marian": Fields(
         (
@@ -67,6 +72,7 @@ FIELDS = {
             Only("add_final_layer_norm", (False,)),
         ),
         IDLE,
+        ALIASES,
     ),
     "pegasus": Fields(
         (
@@ -77,14 +83,9 @@ FIELDS = {
             Only("add_final_layer_norm", (True,)),
         ),
         IDLE,
+        ALIASES,
     ),
 }
-ALIASES = {
-    "hidden_size": "d_model",
-    "num_hidden_layers": "encoder_layers",
-    "num_attention_heads": "encoder_attention_heads",
-}
-"""Other names of a field."""
 CLASSES = {
     "marian": ("MarianMTModel", "MarianModel"),
     "pegasus": ("PegasusForConditionalGeneration", "PegasusModel"),
@@ -182,7 +183,9 @@ def config(theirs: Mapping[str, Any], source: str) -> EncoderDecoderConfig:
     """
     name = theirs["model_type"]
     written = class_of(theirs, CLASSES[name], source)
-    settings = ours_of(FIELDS[name], _unaliased(theirs, source), source)
+    if name == "marian" and not theirs.get("decoder_vocab_size") and "vocab_size" in theirs:
+        theirs = {**theirs, "decoder_vocab_size": theirs["vocab_size"]}
+    settings = ours_of(FIELDS[name], theirs, source)
     settings |= {**FIXED, "norm_position": NORMS[name]}
     with_logits = written == CLASSES[name][0]
     if name == "marian":
@@ -204,22 +207,6 @@ def _tell_tables(settings: dict[str, Any], source: str) -> None:
     settings["share_embeddings"] &= settings["tie_output"]
     if settings["share_embeddings"]:
         settings["source_vocab_size"] = None
-
-
-def _unaliased(theirs: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Every field by its own name."""
-    named = {name: value for name, value in theirs.items() if name not in ALIASES}
-    for alias, name in ALIASES.items():
-        value = theirs.get(alias)
-        if value is not None and named.setdefault(name, value) != value:
-            raise WeightsError(
-                f"{source}: {alias} {value!r} is another name of {name}, which is {named[name]!r}: "
-                "take the wrong one out"
-            )
-    is_marian = named["model_type"] == "marian"
-    if is_marian and not named.get("decoder_vocab_size") and "vocab_size" in named:
-        named["decoder_vocab_size"] = named["vocab_size"]
-    return named
 
 
 def fields(config: EncoderDecoderConfig) -> dict[str, Any]:

@@ -109,6 +109,15 @@ BREAKS = {
     ),
     "untied": (edit("config.json", tie_word_embeddings=False), "tie_word_embeddings False"),
     "head": (edit("config.json", architectures=["BertForParsing"]), "BertForParsing"),
+    "positions that nothing counts": (
+        edit(
+            "config.json",
+            model_type="roberta",
+            architectures=["RobertaForTokenClassification"],
+            pad_token_id=None,
+        ),
+        "pad_token_id None is not supported",
+    ),
     "size is a word": (edit("config.json", hidden_size="wide"), "hidden_size 'wide' .* int"),
     "sizes disagree": (edit("config.json", num_attention_heads=3), "num_heads 3"),
     "wider than its tensors": (

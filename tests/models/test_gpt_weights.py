@@ -66,6 +66,26 @@ def test_published_configurations_are_the_presets(name, fields):
     assert gpt.config(gpt.fields(models.preset(name)), "here") == expected
 
 
+@pytest.mark.parametrize(("name", "fields"), [("gpt", OPENAI), ("gpt2", GPT2)])
+def test_other_names_and_fields_of_searches(name, fields):
+    aliases = {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+    }
+    renamed = {aliases.get(field, field): value for field, value in fields.items()}
+    searched = {"max_length": 20, "do_sample": False, "num_beams": 1, "temperature": 1.0}
+    expected = models.preset(name)
+    assert gpt.config(renamed | searched, "here") == expected
+    smaller = renamed | {"num_hidden_layers": 3}
+    assert gpt.config(smaller, "here") == dataclasses.replace(expected, num_layers=3)
+    assert gpt.config(fields | {"num_hidden_layers": None}, "here") == expected
+    message = "here: num_hidden_layers 3 is another name of n_layer, which is 12: take the wrong"
+    with pytest.raises(WeightsError, match=message):
+        gpt.config(fields | {"num_hidden_layers": 3}, "here")
+
+
 @pytest.mark.parametrize("name", ["gpt2-medium", "gpt2-large", "gpt2-xl"])
 def test_a_preset_is_written(name):
     config = models.preset(name)

@@ -14,7 +14,7 @@ from flaxzoo.models.weights.writing import write_weights
 from jax.sharding import NamedSharding
 from safetensors.numpy import load_file, save_file
 
-from .broken_folders import BREAKS, CONFIG, WORDS, write
+from .broken_folders import BREAKS, CONFIG, WORDS, edit, write
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,14 @@ def test_each_device_reads_its_own_piece(folder, params):
     up = sharded["layers"]["feed_forward"]["up"]["kernel"]
     assert isinstance(up.sharding, NamedSharding)
     assert {shard.data.shape for shard in up.addressable_shards} == {(2, 2, 48)}
+
+
+def test_fields_of_searches_say_nothing_of_the_model(folder, params):
+    fields = {"max_length": 20, "num_beams": 1, "do_sample": False, "top_k": 50}
+    edit("config.json", **fields, task_specific_params={"summarization": {"num_beams": 4}})(folder)
+    model, again = models.load(folder)
+    assert model.config == CONFIG
+    assert equal(again, params)
 
 
 def test_files_may_change_once_they_are_read(folder, params):
