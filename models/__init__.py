@@ -9,7 +9,7 @@ Example::
 """
 
 from .attention import Cache, init_cache
-from .beam import BeamSearch, Hypothesis, Translator
+from .beam import BeamSearch, Hypothesis, Searcher, Translator
 from .bert import BERT, BertConfig
 from .config import (
     Execution,
@@ -23,13 +23,15 @@ from .config import (
 )
 from .decoding_layout import separate_layers
 from .dropout import row_keys
-from .generation import Generator, Sampling, generate
+from .generating import generate
+from .generation import Generator, Sampling
 from .gpt import GPT, GPTConfig
 from .heads import mean_pool
 from .layers import sinusoidal_positions
 from .loading import load
 from .shapes import init_params
 from .transformer import EncoderDecoder, EncoderDecoderConfig
+from .weights.generation import generation_arguments
 
 __all__ = [
     "BERT",
@@ -45,12 +47,14 @@ __all__ = [
     "Hypothesis",
     "Preset",
     "Sampling",
+    "Searcher",
     "TransformerConfig",
     "Translator",
     "config_from_dict",
     "config_to_dict",
     "create",
     "generate",
+    "generation_arguments",
     "init_cache",
     "init_params",
     "load",

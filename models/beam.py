@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from .bad_words import bad_words, newest
+from .bad_words import bad_words, check_bad_words, newest
 from .beam_models import CausalBeams, EncoderDecoderBeams, beams_of
 from .beam_step import BeamState, Finished, Rules, best_candidates, choose, empty_state
 from .decoding_layout import separate_layers
@@ -67,6 +67,11 @@ class BeamSearch:
     force_eos: bool = False
     """Whether the last token that there is room for is the end token. It is no choice, and its
     probability is not counted (as transformers does)."""
+
+    @property
+    def unwanted(self) -> list[tuple[int, ...]]:
+        """All words never to be written, those of one token included."""
+        return [*((token,) for token in self.suppressed_tokens), *self.bad_words]
 
     def __post_init__(self) -> None:
         if self.num_beams < 1:
@@ -197,13 +202,10 @@ class Searcher:
         for name, token in (
             *(("start_id", token) for token in start),
             *(("eos_id", token) for token in eos_ids),
-            *(("suppressed token", token) for token in settings.suppressed_tokens),
-            *(("token of a bad word", token) for word in settings.bad_words for token in word),
         ):
             if not 0 <= token < c.vocab_size:
                 raise ValueError(f"{name} {token} is not within the vocabulary of {c.vocab_size}")
-        if len(set(settings.suppressed_tokens)) == c.vocab_size:
-            raise ValueError(f"all {c.vocab_size} tokens are suppressed: leave some to choose from")
+        check_bad_words(settings.unwanted, c.vocab_size)
 
     def _pad(
         self, rows: Sequence[Sequence[int]], settings: BeamSearch
@@ -260,12 +262,11 @@ class Translator:
 
 def _rules(settings: BeamSearch, eos_ids: Sequence[int]) -> Rules:
     greedy = settings.num_beams == 1
-    words = [*((token,) for token in settings.suppressed_tokens), *settings.bad_words]
     return Rules(
         length_penalty=jnp.float32(0.0 if greedy else settings.length_penalty),
         eos_ids=jnp.asarray(eos_ids or [-1], jnp.int32),
         num_return=jnp.int32(settings.num_return),
-        bad_words=bad_words(words),
+        bad_words=bad_words(settings.unwanted),
         penalty_form=settings.penalty_form,
         early_stopping=True if greedy else settings.early_stopping,
         force_eos=settings.force_eos,

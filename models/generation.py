@@ -9,6 +9,7 @@ the rest is read again at new positions; generation goes on.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from .attention import HIDDEN, Cache, init_cache
+from .bad_words import BadWords, bad_words, check_bad_words, hide_bad_words, newest, push
 from .decoding_layout import separate_layers
 from .dropout import fold_in, row_keys
 
@@ -52,6 +54,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     """Scores of tokens already seen are divided by it, or multiplied if negative
     (Keskar et al. 2019, section 4.1)."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Words of one or more tokens that are never written."""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:  # nor is NaN
@@ -72,6 +76,7 @@ class SamplingArrays:
     top_k: Int[Array, ""]
     top_p: Float[Array, ""]
     repetition_penalty: Float[Array, ""]
+    bad_words: BadWords
     greedy: bool = struct.field(pytree_node=False)
     filtered: bool = struct.field(pytree_node=False)
     penalised: bool = struct.field(pytree_node=False)
@@ -87,6 +92,7 @@ def sampling_arrays(sampling: Sampling, vocab_size: int) -> SamplingArrays:
         top_k=jnp.int32(top_k),
         top_p=jnp.float32(top_p),
         repetition_penalty=jnp.float32(sampling.repetition_penalty),
+        bad_words=bad_words(sampling.bad_words),
         greedy=greedy,
         filtered=not greedy and (top_k < vocab_size or top_p < 1),
         penalised=sampling.repetition_penalty != 1,
@@ -116,10 +122,12 @@ def keep_best(
 def pick(
     logits: Float[Array, "B V"],
     seen: Bool[Array, "B V"] | None,
+    recent: Int[Array, "B P"],
     keys: Key[Array, " B"],
     sampling: SamplingArrays,
 ) -> Int[Array, " B"]:
     """The next token of each row."""
+    logits = hide_bad_words(logits, recent, sampling.bad_words)
     if seen is not None:
         logits = penalise_repetition(logits, seen, sampling.repetition_penalty)
     if sampling.greedy:
@@ -139,6 +147,8 @@ class DecodeState:
     tokens: Int[Array, " B"]
     """The newest token of each row, not yet in the cache."""
     seen: Bool[Array, "B V"] | None
+    recent: Int[Array, "B P"]
+    """The newest tokens of each row, `tokens` included."""
     keys: Key[Array, " B"]
     count: Int[Array, ""]
     """How many tokens of each row were picked."""
@@ -154,10 +164,6 @@ class Generator:
     def __init__(self, model: Any, params: Any) -> None:
         self.config = model.config
         self._model, self._params = separate_layers(model, params)
-        self._prefill = jax.jit(self._make_prefill(), static_argnames="cache_length")
-        self._advance = jax.jit(
-            self._make_advance(), static_argnames="num_tokens", donate_argnames="state"
-        )
 
     def stream(
         self,
@@ -187,7 +193,7 @@ class Generator:
           ValueError: there is no prompt, one is empty, or an id is not in the
             vocabulary.
         """
-        self._check(prompts)
+        self._check(prompts, sampling)
         per_call = tokens_per_call or TOKENS_PER_CALL.get(
             jax.default_backend(), DEFAULT_TOKENS_PER_CALL
         )
@@ -198,12 +204,22 @@ class Generator:
         done = 0
         while done < max_new_tokens:
             seen = self._seen(used) if arrays.penalised else None
+            recent = newest(contexts, arrays.bad_words.num_recent)
             contexts = [self._crop(context) for context in contexts]
             room = self.config.max_length - max(map(len, contexts)) + 1
             steps = min(room, max_new_tokens - done)
             ids, mask, cache_length = self._pad(contexts, steps + per_call)
-            state = self._prefill(
-                self._params, ids, mask, seen, keys, done, arrays, cache_length=cache_length
+            state = prefill(
+                self._model,
+                self._params,
+                ids,
+                mask,
+                seen,
+                recent,
+                keys,
+                done,
+                arrays,
+                cache_length=cache_length,
             )
             new = np.asarray(state.tokens)[:, None]
             while True:
@@ -215,10 +231,12 @@ class Generator:
                 done, steps = done + new.shape[1], steps - new.shape[1]
                 if steps == 0:
                     break
-                state, tokens = self._advance(self._params, state, arrays, num_tokens=per_call)
+                state, tokens = advance(
+                    self._model, self._params, state, arrays, num_tokens=per_call
+                )
                 new = np.asarray(tokens)
 
-    def _check(self, prompts: Sequence[Sequence[int]]) -> None:
+    def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
         if not prompts or not all(len(prompt) for prompt in prompts):
             raise ValueError("every prompt needs at least one token: begin with the bos token")
         for prompt in prompts:
@@ -227,6 +245,7 @@ class Generator:
                     f"token ids {min(prompt)} … {max(prompt)} are not within the vocabulary of "
                     f"{self.config.vocab_size}: use the model's own tokenizer"
                 )
+        check_bad_words(sampling.bad_words, self.config.vocab_size)
 
     def _crop(self, context: list[int]) -> list[int]:
         longest = self.config.max_length
@@ -249,83 +268,67 @@ class Generator:
             seen[row, list(tokens)] = True
         return jnp.asarray(seen)
 
-    def _make_prefill(self):
-        model, config = self._model, self.config
 
-        def prefill(params, ids, mask, seen, keys, count, sampling, cache_length):
-            rows, length = ids.shape
-            mask = jnp.pad(mask, ((0, 0), (0, cache_length - length)), constant_values=1)
-            cache = init_cache(config, model.execution, rows, cache_length)
-            output = model.apply({"params": params}, ids, mask, cache=cache)
-            empty = jnp.zeros((rows,), jnp.int32)
-            state = DecodeState(output.cache, mask, empty, seen, keys, jnp.int32(count))
-            return _with_next(state, output, sampling)
+# Both of all generators: a model that was decoded before is not compiled anew.
+@functools.partial(jax.jit, static_argnames=("model", "cache_length"))
+def prefill(
+    model: Any,
+    params: dict[str, Any],
+    ids: Int[Array, "B T"],
+    mask: Int[Array, "B T"],
+    seen: Bool[Array, "B V"] | None,
+    recent: Int[Array, "B P"],
+    keys: Key[Array, " B"],
+    count: Int[Array, ""],
+    sampling: SamplingArrays,
+    cache_length: int,
+) -> DecodeState:
+    """Reads the contexts, and picks the token behind each."""
+    rows, length = ids.shape
+    mask = jnp.pad(mask, ((0, 0), (0, cache_length - length)), constant_values=1)
+    cache = init_cache(model.config, model.execution, rows, cache_length)
+    output = model.apply({"params": params}, ids, mask, cache=cache)
+    empty = jnp.zeros((rows,), jnp.int32)
+    state = DecodeState(output.cache, mask, empty, seen, recent, keys, jnp.int32(count))
+    return _with_next(state, output, sampling)
 
-        return prefill
 
-    def _make_advance(self):
-        model = self._model
+@functools.partial(jax.jit, static_argnames=("model", "num_tokens"), donate_argnames="state")
+def advance(
+    model: Any,
+    params: dict[str, Any],
+    state: DecodeState,
+    sampling: SamplingArrays,
+    num_tokens: int,
+) -> tuple[DecodeState, Int[Array, "B {num_tokens}"]]:
+    """Picks the next tokens of each row."""
 
-        def step(params, state, sampling):
-            output = model.apply(
-                {"params": params}, state.tokens[:, None], state.attention_mask, cache=state.cache
-            )
-            return _with_next(dataclasses.replace(state, cache=output.cache), output, sampling)
+    def step(state: DecodeState, _: Any = None) -> tuple[DecodeState, Array]:
+        output = model.apply(
+            {"params": params}, state.tokens[:, None], state.attention_mask, cache=state.cache
+        )
+        state = _with_next(dataclasses.replace(state, cache=output.cache), output, sampling)
+        return state, state.tokens
 
-        def advance(params, state, sampling, num_tokens):
-            if num_tokens == 1:
-                state = step(params, state, sampling)
-                return state, state.tokens[:, None]
-
-            def body(state, _):
-                state = step(params, state, sampling)
-                return state, state.tokens
-
-            state, tokens = jax.lax.scan(body, state, length=num_tokens)
-            return state, tokens.T
-
-        return advance
+    if num_tokens == 1:
+        state, tokens = step(state)
+        return state, tokens[:, None]
+    state, tokens = jax.lax.scan(step, state, length=num_tokens)
+    return state, tokens.T
 
 
 def _with_next(state: DecodeState, output: Any, sampling: SamplingArrays) -> DecodeState:
     """Picks each row's next token from the scores of its last position."""
     last = dataclasses.replace(output.projection, hidden=output.projection.hidden[:, -1:])
     keys = fold_in(state.keys, state.count)
-    tokens = pick(last.logits()[:, 0], state.seen, keys, sampling)
+    tokens = pick(last.logits()[:, 0], state.seen, state.recent, keys, sampling)
     seen = state.seen
     if seen is not None:
         seen = seen.at[jnp.arange(tokens.shape[0]), tokens].set(True)
-    return dataclasses.replace(state, tokens=tokens, seen=seen, count=state.count + 1)
+    return dataclasses.replace(
+        state, tokens=tokens, seen=seen, recent=push(state.recent, tokens), count=state.count + 1
+    )
 
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
-
-
-def generate(
-    model: Any,
-    params: Any,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    sampling: Sampling = Sampling(),
-    eos_id: int | None = None,
-    seed: int = 0,
-) -> list[list[int]]:
-    """Continues prompts, once; a `Generator` serves many calls without compiling anew.
-
-    See `Generator.stream` for the arguments.
-
-    Returns:
-      The new tokens of each row, up to and without `eos_id`.
-    """
-    generator = Generator(model, params)
-    rows: list[list[int]] = [[] for _ in prompts]
-    for new in generator.stream(
-        prompts, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed
-    ):
-        for row, tokens in zip(rows, new.tolist(), strict=True):
-            row.extend(tokens)
-        if eos_id is not None and all(eos_id in row for row in rows):
-            break
-    return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]

@@ -241,10 +241,8 @@ def test_a_generator_takes_the_causal_head(bert):
             assert token == model.logits(input_ids=ids)[0, len(context) - 1].argmax()
             context.append(token)
     assert len({token for row in new for token in row}) > 1
-    generated = models.generate(
-        model.model, model.params, prompts, max_new_tokens=6, sampling=Sampling(temperature=0.0)
-    )
-    assert generated == new
+    generated = models.generate(model.model, model.params, prompts, max_new_tokens=6)
+    assert generated[:, 5:].tolist() == new
 
 
 # Bad input.

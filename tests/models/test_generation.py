@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo import models
 from flaxzoo.models import Generator, Sampling, generation
 
 LONGEST = 16  # of the tiny model
@@ -206,7 +205,9 @@ def test_picks_are_distributed_as_the_scores_say(sampling, weights):
     logits = jnp.broadcast_to(jnp.log(jnp.array([0.1, 0.4, 0.05, 0.2, 0.25])), (number, 5))
     keys = jax.random.split(jax.random.key(0), number)
     arrays = generation.sampling_arrays(sampling, 5)
-    counts = np.bincount(np.asarray(generation.pick(logits, None, keys, arrays)), minlength=5)
+    recent = jnp.zeros((number, 0), jnp.int32)
+    picked = generation.pick(logits, None, recent, keys, arrays)
+    counts = np.bincount(np.asarray(picked), minlength=5)
     expected = number * np.array(weights) / sum(weights)
     possible = expected > 0
     assert not counts[~possible].any()
@@ -215,7 +216,7 @@ def test_picks_are_distributed_as_the_scores_say(sampling, weights):
 
 
 def test_another_prompt_or_value_compiles_nothing(tiny, caplog):
-    model = tiny(num_layers=2, max_length=64)
+    model = tiny(num_layers=2, max_length=64, vocab_size=31)  # no other test's
     generator = Generator(model.model, model.params)
 
     def compiled(prompts, number=20, **options):
@@ -233,21 +234,36 @@ def test_another_prompt_or_value_compiles_nothing(tiny, caplog):
     assert not compiled([[4, 5]], sampling=other)
     assert compiled([[1], [2]], **warm)  # another number of rows
     assert compiled([[1]])  # neither filter nor penalty
+    generator = Generator(model.model, model.params)
+    assert not compiled([[1]])
 
 
-def test_generate_ends_at_the_end_token(small):
-    prompts = [[3, 1, 4], [9]]
-    rows = [reference(small, prompt, 12) for prompt in prompts]
-    assert (
-        models.generate(small.model, small.params, prompts, max_new_tokens=12, sampling=GREEDY)
-        == rows
-    )
-    end = rows[0][4]
-    ended = models.generate(
-        small.model, small.params, prompts, max_new_tokens=12, sampling=GREEDY, eos_id=end
-    )
-    assert ended == [row[: row.index(end)] if end in row else row for row in rows]
-    assert len(ended[0]) <= 4
+def test_bad_words_do_not_occur(small, generator):
+    # Forbidden are one token of the best continuation, and a pair of two, also across calls.
+    prompt, number = [3, 1, 4], 30
+    best = reference(small, prompt, number)
+    words = ((best[0],), tuple(best[2:4]), (4, best[1]), (*prompt, best[1]))
+    sampling = Sampling(temperature=0.0, bad_words=words)
+    for per_call in (1, 16):
+        new = stream(generator, [prompt], number, sampling=sampling, tokens_per_call=per_call)
+        context, expected = list(prompt), []
+        for _ in range(number):
+            shown = context if len(context) <= LONGEST else context[-(LONGEST - LONGEST // 4) :]
+            context = shown
+            logits = next_logits(small, context)
+            for *beginning, end in words:
+                if not beginning or context[-len(beginning) :] == beginning:
+                    logits[end] = -np.inf
+            expected.append(int(np.argmax(logits)))
+            context = [*context, expected[-1]]
+        assert new[0].tolist() == expected
+    for words, message in (
+        (((1, 29),), r"bad word \[1, 29\] is not within the vocabulary of 29"),
+        (((1,), ()), "a bad word has no token"),
+        (tuple((token,) for token in range(29)), "all 29 tokens are suppressed"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stream(generator, [prompt], 1, sampling=Sampling(bad_words=words))
 
 
 @pytest.mark.parametrize(
