@@ -63,6 +63,8 @@ class BertConfig(TransformerConfig):
     """Of embeddings, attention weights, both sublayers' outputs, and what classifiers see."""
     attention_dropout: float | None = None
     """Of attention weights, if not `dropout_rate`."""
+    classifier_dropout: float | None = None
+    """Of what scores labels, choices or spans, if not `dropout_rate` (spans: none)."""
     num_token_types: int = 2
     """Kinds of token, to tell the first part from the second; 0: none (DistilBERT)."""
     position_offset: int = 0
@@ -92,8 +94,9 @@ class BertConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "labels", tuple(self.labels))
-        if not 0 <= self.attention_dropout_rate < 1:
-            raise ValueError(f"attention_dropout {self.attention_dropout} is not in [0, 1)")
+        for name in ("attention_dropout", "classifier_dropout"):
+            if not 0 <= getattr(self, f"{name}_rate") < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
         for name in ("num_token_types", "position_offset"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 0")
@@ -113,6 +116,12 @@ class BertConfig(TransformerConfig):
     def attention_dropout_rate(self) -> float:
         """Probability that an attention weight is dropped."""
         return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def classifier_dropout_rate(self) -> float:
+        """Probability that an element of what a head scores is dropped."""
+        usual = 0.0 if self.head == "span" else self.dropout_rate
+        return usual if self.classifier_dropout is None else self.classifier_dropout
 
     @property
     def has_pooler(self) -> bool:

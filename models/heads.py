@@ -6,7 +6,7 @@
 
 Dropout stands before the classifiers, as in the authors' code: of pooled
 outputs, and of the hidden states in token classification; the other heads have
-none.
+none (spans only if a configuration says so, as DistilBERT's does).
 """
 
 from typing import Any
@@ -203,7 +203,7 @@ class _Head(nn.Module):
         return Projection(x, inputs.table.astype(e.dtype), bias)
 
     def _dropped(self, x: Float[Array, "B *rest"], rng: RowKeys | None) -> Float[Array, "B *rest"]:
-        return dropout(x, self.config.dropout_rate, rng, "classifier")
+        return dropout(x, self.config.classifier_dropout_rate, rng, "classifier")
 
 
 class MaskedLMHead(_Head):
@@ -274,7 +274,8 @@ class SpanHead(_Head):
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> SpanOutput:
         """Scores `[B, T]` of either end."""
-        logits = self._scores("span", 2, inputs.body.last_hidden_state)
+        hidden = self._dropped(inputs.body.last_hidden_state, inputs.rng)
+        logits = self._scores("span", 2, hidden)
         return SpanOutput(inputs.body, logits[..., 0], logits[..., 1])
 
 

@@ -145,6 +145,12 @@ POOLER = {
     ("distilbert", "choice"): "pre_classifier",
 }
 CLASSIFIER = {("roberta", "sequence"): "classifier.out_proj"}
+CLASSIFIER_DROPOUT: dict[tuple[str, str], tuple[str, float | None]] = {  # field, and default
+    **{("bert", head): ("classifier_dropout", None) for head in ("sequence", "token", "choice")},
+    **{("roberta", head): ("classifier_dropout", None) for head in ("sequence", "token")},
+    **{("distilbert", head): ("seq_classif_dropout", 0.2) for head in ("sequence", "choice")},
+    ("distilbert", "span"): ("qa_dropout", 0.1),
+}
 LEGACY = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
 
@@ -236,8 +242,20 @@ def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
         settings["head_activation"] = "gelu"  # whatever hidden_act is
     if name == "distilbert":
         settings |= {"num_token_types": 0, "pooler_activation": None if head == "none" else "relu"}
+    if field := CLASSIFIER_DROPOUT.get((name, head)):
+        settings["classifier_dropout"] = _rate(theirs, *field, source)
+        if head != "span" and settings["classifier_dropout"] == settings["dropout_rate"]:
+            settings["classifier_dropout"] = None
     labels = labels_of(theirs) if head in WITH_LABELS else ()
     return BertConfig(**settings, head=head, labels=labels)
+
+
+def _rate(theirs: Mapping[str, Any], name: str, default: float | None, source: str) -> float | None:
+    """The value of a field that may be null."""
+    rate = theirs.get(name, default)
+    if rate is not None and not (type(rate) in (int, float) and 0 <= rate < 1):
+        raise WeightsError(f"{source}: {name} {rate!r} is neither null nor in [0, 1)")
+    return rate
 
 
 def _position_offset(theirs: Mapping[str, Any], source: str) -> int:
@@ -282,6 +300,8 @@ def fields(config: BertConfig) -> dict[str, Any]:
             "pad_token_id": offset - 1,
             "max_position_embeddings": config.max_length + offset,
         }
+    if field := CLASSIFIER_DROPOUT.get((name, config.head)):
+        theirs[field[0]] = config.classifier_dropout_rate
     if config.head == "causal_lm":
         theirs["is_decoder"] = True
     if config.head in WITH_LABELS:

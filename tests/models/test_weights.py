@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.weights import rules
+from flaxzoo.models.weights import bert, rules
 from flaxzoo.models.weights.folder import TensorFiles
 from flaxzoo.models.weights.rules import LINEAR, VECTOR, Layout, WeightsError
 from flaxzoo.models.weights.writing import write_weights
@@ -163,3 +163,30 @@ def test_tensors_are_read_one_by_one(folder, monkeypatch):
     )
     models.load(folder)
     assert len(sizes) == len(set(sizes)) == len(load_file(folder / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "rate"),
+    [
+        ("DistilBertForQuestionAnswering", {"qa_dropout": 0.3}, 0.3),
+        ("DistilBertForQuestionAnswering", {}, 0.1),
+        ("DistilBertForSequenceClassification", {"qa_dropout": 0.3}, 0.2),
+        ("DistilBertForTokenClassification", {"dropout": 0.4}, 0.4),
+        ("BertForSequenceClassification", {"classifier_dropout": 0.0}, 0.0),
+        ("BertForTokenClassification", {"classifier_dropout": None}, 0.1),
+        ("BertForQuestionAnswering", {"classifier_dropout": 0.3}, 0.0),
+        ("RobertaForMultipleChoice", {"classifier_dropout": 0.3}, 0.1),
+    ],
+)
+def test_dropout_of_what_a_head_scores_is_honoured(architecture, fields, rate):
+    family = architecture.split("For")[0].lower()
+    theirs = {"model_type": family, "architectures": [architecture], **fields}
+    config = bert.config(theirs, "here")
+    assert config.classifier_dropout_rate == rate
+    assert bert.config(bert.fields(config), "here") == config
+
+
+def test_a_dropout_that_is_none_is_refused():
+    theirs = {"model_type": "bert", "architectures": ["BertForTokenClassification"]}
+    with pytest.raises(WeightsError, match="here: classifier_dropout 'much' is neither null nor"):
+        bert.config(theirs | {"classifier_dropout": "much"}, "here")
