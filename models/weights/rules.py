@@ -105,10 +105,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """A tensor that says nothing new: a buffer, or another name of a tied one.
-
-    Read for comparison only, where there is something to compare it with.
-    """
+    """A tensor that says nothing new: a buffer, or another name of a tied one; only compared."""
 
     theirs: str
     """`*` stands for any layer."""
