@@ -189,11 +189,14 @@ def test_what_we_write_is_their_model(tmp_path, family, head):
     assert models.load(tmp_path / "ours")[0].config == model.config
 
 
-@pytest.mark.parametrize("head", ["pretraining", "masked_lm"])
-def test_every_gradient(tmp_path, head):
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [("Bert", "pretraining"), *((family, "masked_lm") for family in FAMILIES)],
+)
+def test_every_gradient(tmp_path, family, head):
     """Of masked words, gathered, and next sentences: against torch's labels of -100."""
-    theirs = make("Bert", head)
-    given = inputs("Bert", head)
+    theirs = make(family, head)
+    given = inputs(family, head)
     rng = np.random.default_rng(1)
     positions = np.stack([rng.permutation(4)[:3] for _ in range(3)])
     weights = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0]])
