@@ -199,17 +199,18 @@ def from_dict(fields: dict[str, Any]) -> TrainConfig:
       ValueError: a field is missing or unknown.
     """
     try:
-        return _from_dict(_with_tuples(fields))
+        return _from_dict(with_tuples(fields))
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"config.json does not fit this version of flaxzoo ({error}): use the one that wrote it"
         ) from error
 
 
-def _with_tuples(value: Any) -> Any:
+def with_tuples(value: Any) -> Any:
+    """What JSON made lists of, as it was."""
     if isinstance(value, dict):
-        return {name: _with_tuples(entry) for name, entry in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+        return {name: with_tuples(entry) for name, entry in value.items()}
+    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
 def _from_dict(fields: dict[str, Any]) -> TrainConfig:

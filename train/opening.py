@@ -11,7 +11,7 @@ from ..models.beam import BeamSearch
 from ..models.hub import local_folder
 from ..models.loading import check_run, is_foreign, model_config, read_fields
 from ..models.weights.generation import search_settings
-from .config import TrainConfig, from_dict
+from .config import TrainConfig, from_dict, with_tuples
 from .errors import RunError
 from .model_folder import SEARCH, TOKENIZER
 from .recipes import recipe
@@ -90,7 +90,7 @@ def search_of(folder: str | Path, tokenizer: Tokenizer) -> BeamSearch | None:
     folder = local_folder(folder)
     fields = read_fields(folder)
     if not is_foreign(fields):
-        return BeamSearch(**_with_tuples(fields[SEARCH])) if SEARCH in fields else None
+        return BeamSearch(**with_tuples(fields[SEARCH])) if SEARCH in fields else None
     search, *ids = search_settings(folder)
     if tuple(ids) != start_and_end(tokenizer):
         raise RunError(
@@ -98,7 +98,3 @@ def search_of(folder: str | Path, tokenizer: Tokenizer) -> BeamSearch | None:
             f"{list(start_and_end(tokenizer))}: give the model's own"
         )
     return search
-
-
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}

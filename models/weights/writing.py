@@ -108,6 +108,7 @@ def search_fields(search: BeamSearch, max_length: int) -> dict[str, Any]:
         "max_length": (search.max_new_tokens or max_length) + 1,  # the start token is counted
         "renormalize_logits": search.renormalize,
         "suppress_tokens": list(search.suppressed_tokens) or None,
+        "bad_words_ids": [list(word) for word in search.bad_words] or None,
     }
     if search.num_beams > 1:  # greedy search has neither
         fields |= {
