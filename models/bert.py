@@ -123,6 +123,11 @@ class BertConfig(TransformerConfig):
         usual = 0.0 if self.head == "span" else self.dropout_rate
         return usual if self.classifier_dropout is None else self.classifier_dropout
 
+    def with_head(self, head: Any, labels: tuple[str, ...]) -> "BertConfig":
+        """The same body below another head; one without a pooler is given its family's."""
+        pooler = self.pooler_activation or ("tanh" if self.num_token_types else "relu")
+        return dataclasses.replace(self, head=head, labels=labels, pooler_activation=pooler)
+
     @property
     def has_pooler(self) -> bool:
         """Whether the model pools its first token."""

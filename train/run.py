@@ -16,7 +16,7 @@ from ..data.config import DataSplit
 from ..data.tokenizer import Tokenizer
 from ..data.tokenizer_training import train_tokenizer
 from ..data.translation import encode_source
-from ..models.bert import WITH_MASKED_WORDS
+from ..models.bert import WITH_MASKED_WORDS, BertConfig
 from ..models.config import TransformerConfig, architecture_of
 from ..models.hub import local_folder
 from ..models.loading import CONFIG_FILE, chosen_step, model_config, read_config, steps
@@ -185,9 +185,9 @@ def _fit_model(
             f"{architecture_of(model)} has no head for {config.data.kind} data (it has "
             f"{', '.join(possible)}): choose a recipe of such data (flaxzoo list)"
         )
-    fields = {"head": able[0], "labels": labels} if len(possible) > 1 else {}
-    model = dataclasses.replace(model, vocab_size=size, **fields)
-    return dataclasses.replace(config, model=model)
+    if isinstance(model, BertConfig):
+        model = model.with_head(able[0], labels)
+    return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=size))
 
 
 def _heads_of(model: Any) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from flaxzoo.data import load_tokenizer
 from flaxzoo.data.huggingface_tokenizer import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.weights.writing import write_weights
 from flaxzoo.train.cli import main
+from flaxzoo.train.exporting import export_model
 from flaxzoo.train.importing import import_model
 
 from ..models import broken_folders
@@ -48,25 +49,45 @@ def test_the_run_is_the_model(tmp_path, theirs, params):
     assert vectors.shape == (2, 16)
 
 
-def test_others_begin_with_it_and_it_is_not_trained_on(tmp_path, theirs, params):
-    import_model(theirs, tmp_path / "run")
-    (tmp_path / "data.tsv").write_text("good\tthe cat\nbad\tsat\n" * 16)
+def classifying(place, init_from):
+    """A step of fine-tuning, in which the layers stay as they are."""
+    (place / "data.tsv").write_text("good\tthe cat\nbad\tsat\n" * 16)
     config = train.recipe("bert-classify")
     data = dataclasses.replace(
-        config.data, source=f"tsv:{tmp_path / 'data.tsv'}", validation_fraction=0.5, length=8
+        config.data, source=f"tsv:{place / 'data.tsv'}", validation_fraction=0.5, length=8
     )
-    config = dataclasses.replace(
-        config, data=data, steps=1, epochs=0.0, batch_size=8, init_from=str(tmp_path / "run")
+    optimizer = dataclasses.replace(config.optimizer, frozen=("layers",))
+    steps = {"steps": 1, "epochs": 0.0, "batch_size": 8}
+    return dataclasses.replace(
+        config, data=data, optimizer=optimizer, **steps, init_from=str(init_from)
     )
-    config = dataclasses.replace(
-        config, optimizer=dataclasses.replace(config.optimizer, frozen=("layers",))
-    )
+
+
+def test_others_begin_with_it_and_it_is_not_trained_on(tmp_path, theirs, params):
+    import_model(theirs, tmp_path / "run")
+    config = classifying(tmp_path, tmp_path / "run")
     train.train(config, tmp_path / "tuned")
     model, tuned = models.load(tmp_path / "tuned")
     assert (model.config.head, model.config.labels) == ("sequence", ("bad", "good"))
     assert jax.tree.all(jax.tree.map(np.array_equal, tuned["layers"], params["layers"]))
     with pytest.raises(train.RunError, match=r"an imported model.* begin it with --init-from"):
         train.train(config, tmp_path / "run")
+
+
+def test_a_body_without_a_pooler_is_fine_tuned_from_its_folder_and_exported(tmp_path):
+    body = dataclasses.replace(CONFIG, num_token_types=0, pooler_activation=None)
+    params = models.init_params(models.create(body), jax.random.key(0))
+    (tmp_path / "distil").mkdir()
+    write_weights(tmp_path / "distil", body, params)
+    wordpiece(WORDS, lowercase=True).save(tmp_path / "distil")
+    config = classifying(tmp_path, tmp_path / "distil")
+    for _ in range(2):  # the second finds it done
+        assert train.train(config, tmp_path / "tuned").finished
+    export_model(tmp_path / "tuned", tmp_path / "out")
+    fields = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert fields["architectures"] == ["DistilBertForSequenceClassification"]
+    _, tuned = models.load(tmp_path / "out")
+    assert jax.tree.all(jax.tree.map(np.array_equal, tuned["layers"], params["layers"]))
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, theirs):
