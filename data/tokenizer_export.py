@@ -161,7 +161,7 @@ def _exactness(tokenizer: Tokenizer) -> str:
     same = "transformers gives the same ids and texts"
     if tokenizer.special_ids.mask is not None:
         mask = tokenizer.token(tokenizer.special_ids.mask)
-        return f"{same}, but that a text which spells a special token ({mask}) holds it there"
+        return f"{same}; only {mask} in a text is the mask to it, and letters to flaxzoo"
     if tokenizer.kind == "sentencepiece-unigram":
         return (
             f"{same}, but that of two ways to cut that are equal to the seventh digit (in lines "

@@ -106,7 +106,9 @@ def check_inputs(
         together with packed rows.
     """
     length = input_ids.shape[1]
-    if length > config.max_length:
+    # Of a mask for each query they are beams, not a row's tokens.
+    beams = attention_mask is not None and attention_mask.ndim == 3
+    if length > config.max_length and not beams:
         raise ValueError(
             f"input of {length} tokens exceeds max_length {config.max_length}: shorten it"
         )

@@ -13,7 +13,7 @@ FILES = (
         "model.safetensors.index.json",
     ),
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt"),
-    *("*.model", "*.spm", "target_vocab.json"),
+    *("*.model", "*.spm", "target_vocab.json", "special_tokens_map.json"),
 )
 """What is fetched: never a pickled file, nor weights for another library."""
 
@@ -23,13 +23,13 @@ def local_folder(path: str | Path) -> Path:
 
     Args:
       path: a folder, or a name on the hub, whose files are fetched once and kept in the hub's own
-        cache. What exists here is never looked for there.
+        cache. What exists here is never looked for there, nor is a `Path`.
 
     Raises:
       FileNotFoundError: there is neither.
     """
     folder = Path(path).expanduser()
-    if folder.exists() or not NAME.fullmatch(str(path)):
+    if isinstance(path, Path) or folder.exists() or not NAME.fullmatch(path):
         return folder
     import huggingface_hub
 

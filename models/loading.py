@@ -153,7 +153,8 @@ def read_fields(folder: str | Path) -> dict[str, Any]:
     if not file.is_file():
         what = "has no config.json" if Path(folder).is_dir() else "does not exist"
         raise FileNotFoundError(
-            f"{folder} {what}: give a run folder, as `flaxzoo train` leaves one"
+            f"{folder} {what}: give a run folder, as `flaxzoo train` leaves one, or a folder in "
+            "Hugging Face's form"
         )
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))

@@ -41,6 +41,11 @@ def export_forward(model: Any) -> bytes:
     return bytes(exported(params, **_inputs(model.config)).serialize())
 
 
+def input_names(config: TransformerConfig) -> list[str]:
+    """Names of all that enters a model's program."""
+    return list(_inputs(config))
+
+
 def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of all that enters a model; letters are sizes that stay free."""
     head = getattr(config, "head", None)

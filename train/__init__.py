@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from .config import MeshConfig, TrainConfig
     from .embedding import TextEmbedder
     from .errors import NonFiniteLoss, RunError
+    from .exporting import export_model
     from .filling import MaskFiller
+    from .importing import import_model
     from .loop import Result, train
     from .objectives import (
         CAUSAL,
@@ -47,7 +49,9 @@ _HOME = {
     "config": ("MeshConfig", "TrainConfig"),
     "embedding": ("TextEmbedder",),
     "errors": ("NonFiniteLoss", "RunError"),
+    "exporting": ("export_model",),
     "filling": ("MaskFiller",),
+    "importing": ("import_model",),
     "loop": ("Result", "train"),
     "objectives": (
         "CAUSAL",
@@ -101,6 +105,8 @@ __all__ = [
     "Translation",
     "average_checkpoints",
     "count_parameters",
+    "export_model",
+    "import_model",
     "init_state",
     "make_mesh",
     "make_optimizer",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -71,7 +72,7 @@ def train_command(arguments: list[str]) -> int:
 class EvaluateArguments:
     """Prints loss (nats) and the scores of a run's kind of data as JSON."""
 
-    run: Positional[Path]
+    run: Positional[str]
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     data: str | None = None
     """A source such as the run was trained on; by default what it validates on."""
@@ -120,7 +121,7 @@ def average_command(arguments: list[str]) -> None:
 class ImportArguments:
     """Makes a run folder of a model in Hugging Face's form: to be used, and to begin runs with."""
 
-    source: Positional[Path]
+    source: Positional[str]
     """A folder with config.json, model.safetensors (or several and their index) and the
     tokenizer's files; or a name on the Hugging Face hub."""
     output: Positional[Path]
@@ -139,7 +140,7 @@ def import_command(arguments: list[str]) -> None:
 class ExportArguments:
     """Writes a model for others: for transformers, as plain arrays, or as a program."""
 
-    run: Positional[Path]
+    run: Positional[str]
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     output: Positional[Path]
     """What is made: of the forms huggingface and stablehlo a folder, else a file."""
@@ -148,8 +149,9 @@ class ExportArguments:
     stablehlo: the forward pass as a program that needs jax alone, and its parameters."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """In which precision parameters are written."""
-    file_gb: float = 5.0
-    """How large a file of the form huggingface may be, in 10^9 bytes; a tensor is never cut."""
+    file_gb: float | None = None
+    """How large a file of the form huggingface may be, in 10^9 bytes, by default 5; a tensor is
+    never cut."""
     step: int | None = None
     """The checkpoint; by default the newest."""
 
@@ -157,8 +159,11 @@ class ExportArguments:
 def export_command(arguments: list[str]) -> None:
     """The command `flaxzoo export RUN OUTPUT`."""
     parsed = tyro.cli(ExportArguments, args=arguments, prog="flaxzoo export")
-    if not parsed.file_gb > 0:
-        raise ValueError(f"file-gb {parsed.file_gb} must be above 0")
+    if parsed.file_gb is not None and parsed.form != "huggingface":
+        raise ValueError(f"file-gb is of the form huggingface: leave it out for {parsed.form}")
+    file_gb = 5.0 if parsed.file_gb is None else parsed.file_gb
+    if not 0 < file_gb < math.inf:
+        raise ValueError(f"file-gb {file_gb} must be above 0, for example 5")
     from .exporting import export_model
 
     notes = export_model(
@@ -167,7 +172,7 @@ def export_command(arguments: list[str]) -> None:
         form=parsed.form,
         step=parsed.step,
         dtype=parsed.dtype,
-        file_bytes=int(parsed.file_gb * 1e9),
+        file_bytes=int(file_gb * 1e9),
     )
     for line in [f"{parsed.output}: {parsed.run}, {parsed.form}, {parsed.dtype}", *notes]:
         say(line)

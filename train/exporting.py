@@ -19,11 +19,11 @@ from ..data.translation import start_and_end
 from ..models.beam import BeamSearch
 from ..models.hub import local_folder
 from ..models.loading import chosen_step, load, read_fields
-from ..models.stablehlo import export_forward
+from ..models.stablehlo import export_forward, input_names
 from ..models.weights.writing import (
-    DTYPES,
     FILE_BYTES,
     Precision,
+    in_precision,
     search_fields,
     write_json,
     write_weights,
@@ -107,8 +107,11 @@ def _hugging_face(exported: Exported, output: Path) -> list[str]:
     config, tokenizer = exported.model.config, exported.tokenizer
     translates = config.head == "seq2seq_lm"
     fields, search, notes = _stated(exported), {}, []
+    if config.head == "span" and config.labels:
+        notes.append("that there may be no answer has no place in config.json: it is left out")
     if translates:
-        search, notes = _search(exported, fields["eos_token_id"])
+        search, said = _search(exported, fields["eos_token_id"])
+        notes += said
 
     def fill(place: Path) -> None:
         write_weights(
@@ -166,9 +169,8 @@ def _card(exported: Exported, name: str, notes: list[str]) -> str:
 
 
 def _flat(exported: Exported) -> dict[str, np.ndarray]:
-    dtype = DTYPES[exported.dtype]
     flat: Mapping[str, Any] = flatten_dict(exported.params, sep="/")
-    return {path: np.ascontiguousarray(x, dtype) for path, x in flat.items()}
+    return {path: in_precision(path, np.asarray(x), exported.dtype) for path, x in flat.items()}
 
 
 def _safetensors(exported: Exported, output: Path) -> list[str]:
@@ -189,17 +191,25 @@ def _npz(exported: Exported, output: Path) -> list[str]:
 
 
 def _stablehlo(exported: Exported, output: Path) -> list[str]:
+    if exported.dtype != "float32":
+        raise RunError(
+            f"a program takes parameters of float32, not {exported.dtype}: leave the dtype out"
+        )
     program = export_forward(exported.model)
+    names = ", ".join(f"{name}=…" for name in input_names(exported.model.config))
+    note = (
+        "run it with jax.export.deserialize(bytearray(open('forward.stablehlo', 'rb').read()))"
+        f".call(params, {names}): params as safetensors.numpy.load_file reads them, all others "
+        f"int32, of at most {exported.model.config.max_length} tokens"
+    )
 
     def fill(place: Path) -> None:
         (place / "forward.stablehlo").write_bytes(program)
         _safetensors(exported, place / "params.safetensors")
+        (place / FILE).write_text(f"# {output.name}\n\n{note}\n", encoding="utf-8")
 
     build_folder(output, fill)
-    return [
-        "run it with jax.export.deserialize(open('forward.stablehlo', 'rb').read()).call(params, "
-        "input_ids=…, attention_mask=…), params being what safetensors.numpy.load_file reads"
-    ]
+    return [note]
 
 
 FORMS: Mapping[Form, Callable[[Exported, Path], list[str]]] = {

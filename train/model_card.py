@@ -1,6 +1,7 @@
 """The `README.md` of an exported model: what it is, what it was trained on, how well it does."""
 
 import importlib.metadata
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,8 +58,9 @@ def model_card(
     model: Any = config.model
     use = USES[model.head]
     made = f"{architecture_of(model)}, head {model.head}, {num_parameters:,} parameters"
+    base = f"base_model: {_public(config.init_from)}\n" if config.init_from else ""
     parts = [
-        f"---\nlibrary_name: transformers\npipeline_tag: {use.task}\ntags:\n- flaxzoo\n---\n",
+        f"---\nlibrary_name: transformers\npipeline_tag: {use.task}\n{base}tags:\n- flaxzoo\n---\n",
         f"# {name}\n\n{made}. {_origin(facts, step)}\n",
         "```python\n"
         f"from transformers import {use.auto_class}, AutoTokenizer\n\n"
@@ -74,7 +76,7 @@ def model_card(
 def _origin(facts: dict[str, Any], step: int | None) -> str:
     with_version = f"flaxzoo {facts.get('flaxzoo', importlib.metadata.version('flaxzoo'))}"
     if IMPORTED_FROM in facts:
-        return f"Imported by {with_version} from `{facts[IMPORTED_FROM]}`."
+        return f"Imported by {with_version} from `{_public(facts[IMPORTED_FROM])}`."
     if AVERAGED_STEPS in facts:
         steps = ", ".join(map(str, facts[AVERAGED_STEPS]))
         return f"Trained by {with_version}: the mean of its checkpoints {steps}."
@@ -82,15 +84,17 @@ def _origin(facts: dict[str, Any], step: int | None) -> str:
 
 
 def _data(config: TrainConfig) -> str:
-    data = flatten(to_dict(config)["data"])
-    return "## Training data\n\n" + _table(
-        {name: value for name, value in data.items() if name != "num_workers"}
-    )
+    data = to_dict(config)["data"]
+    idle = {"num_workers", "tokenizer"}  # the vocabulary is there for all to see
+    if data["validation"] is not None:
+        idle.add("validation_fraction")
+    return "## Training data\n\n" + _table({n: x for n, x in data.items() if n not in idle})
 
 
 def _settings(config: TrainConfig) -> str:
     fields = to_dict(config)
     del fields["data"], fields["model"]
+    del fields["epochs" if fields["steps"] else "steps"]  # the other counts
     settings = {k: v for k, v in flatten(fields).items() if not k.startswith(OPERATIONAL_FIELDS)}
     return "## Recipe\n\n" + _table(settings)
 
@@ -112,4 +116,9 @@ def _table(rows: dict[str, Any]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
+    return "" if value is None else _public(str(value)).replace("|", "\\|").replace("\n", " ")
+
+
+def _public(text: str) -> str:
+    """A source or a path without the folders of the machine it was on."""
+    return re.sub(r"(?<![\w.])/(?:[^/\s,#]+/)*", "", text)

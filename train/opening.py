@@ -62,6 +62,12 @@ def _open_foreign(folder: Path, fields: dict[str, Any]) -> tuple[TrainConfig, To
             f"the tokenizer of {folder} has {tokenizer.target.vocab_size:,} tokens, more than the "
             f"{model.vocab_size:,} of its model: give the model's own"
         )
+    sources = getattr(model, "source_vocab_size", None) or model.vocab_size
+    if tokenizer.vocab_size > sources:
+        raise RunError(
+            f"the tokenizer of {folder} has {tokenizer.vocab_size:,} tokens for sources, more than "
+            f"the {sources:,} of its model: give the model's own"
+        )
     config = recipe(RECIPES[model.head])
     changes: dict[str, Any] = {"length": min(config.data.length, model.max_length)}
     if model.head == "sequence":
@@ -89,6 +95,8 @@ def search_of(folder: str | Path, tokenizer: Tokenizer) -> BeamSearch | None:
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
+    if getattr(model_config(folder), "head", None) != "seq2seq_lm":
+        return None
     if not is_foreign(fields):
         return BeamSearch(**with_tuples(fields[SEARCH])) if SEARCH in fields else None
     search, *ids = search_settings(folder)

@@ -176,7 +176,7 @@ def _fit_model(
     model = config.model
     if config.init_from is not None and begin is not None:
         model = dataclasses.replace(begin, dropout_rate=model.dropout_rate)
-    size = max(model.vocab_size, tokenizer.vocab_size)
+    size = max(model.vocab_size, tokenizer.target.vocab_size)
     heads = task_of(config.data).heads(config.data)
     possible = _heads_of(model)
     able = [head for head in heads if head in possible]

@@ -54,13 +54,13 @@ def score_run(
     search = own or BeamSearch()
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams, num_return=1)
+    recorded = read_fields(local_folder(folder)).get("data_fingerprints")
+    if source is None and recorded is None:
+        raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
     data, labels = config.data, label_names(config.model)
     model, params = load(folder, step=step)
     if source is None:
         split = data.validation_split(tokenizer, labels)
-        recorded = read_fields(local_folder(folder)).get(
-            "data_fingerprints"
-        )  # not of imported ones
         if recorded is not None and split.fingerprint != recorded["validation"]:
             say("the validation data has changed since this run was made")
     else:

@@ -15,7 +15,7 @@ from .commands import Positional, enable_compilation_cache, say
 class GenerateArguments:
     """Continues texts with a trained model."""
 
-    run: Positional[Path]
+    run: Positional[str]
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     prompt: tuple[str, ...] = ("",)
     """What is continued; several prompts go through the model together."""
@@ -81,7 +81,7 @@ def _write(text: str) -> None:
 class PredictArguments:
     """Prints a fine-tuned model's prediction for each example, a line of JSON each."""
 
-    run: Positional[Path]
+    run: Positional[str]
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     input: str
     """The file of examples; - is standard input. On each line a text, or two with a tab between
@@ -106,7 +106,7 @@ def predict_command(arguments: list[str]) -> None:
 class FillMaskArguments:
     """Prints the most probable words for each [MASK] of a text."""
 
-    run: Positional[Path]
+    run: Positional[str]
     """The run folder of a masked language model; or a folder in Hugging Face's form, or a name on
     its hub."""
     text: Positional[str]
@@ -139,7 +139,7 @@ def fill_mask_command(arguments: list[str]) -> None:
 class TranslateArguments:
     """Translates a file line by line; an empty line stays one."""
 
-    run: Positional[Path]
+    run: Positional[str]
     """The run folder of a model that translates; or a folder in Hugging Face's form, or a name on
     its hub."""
     input: str
@@ -204,7 +204,7 @@ def _search(parsed: TranslateArguments, search: Any) -> Any:
 class EmbedArguments:
     """Writes a vector for each line of a file, the mean of the model's hidden states."""
 
-    run: Positional[Path]
+    run: Positional[str]
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     input: str
     """A file with a text on each line; - is standard input."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..bert import WITH_LABELS, WITH_MASKED_WORDS, BertConfig
+from ..bert import WITH_LABELS, WITH_MASKED_WORDS, WITH_POOLER, BertConfig
 from .fields import ACTIVATIONS, Field, Fields, Only, class_of, ours_of, theirs_of
 from .generation import NAMES
 from .rules import (
@@ -22,6 +22,7 @@ from .rules import (
 
 USUAL = Fields(
     (
+        Only("is_decoder", (False, True)),  # the head says which
         Field("vocab_size", "vocab_size", 30522),
         Field("hidden_size", "d_model", 768),
         Field("num_hidden_layers", "num_layers", 12),
@@ -41,7 +42,7 @@ USUAL = Fields(
     idle=NAMES
     | frozenset(
         """
-        chunk_size_feed_forward cross_attention_hidden_size is_decoder pooler_fc_size
+        chunk_size_feed_forward cross_attention_hidden_size pooler_fc_size
         pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
         """.split()
     ),
@@ -236,6 +237,11 @@ def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
         settings["attention_dropout"] = None
     heads: dict[str, Any] = {CLASSES[name] + end: head for end, head in HEADS.items()}
     head = heads[class_of(theirs, list(heads), source)]
+    if name != "distilbert" and theirs.get("is_decoder", False) != (head == "causal_lm"):
+        raise WeightsError(
+            f"{source}: is_decoder {theirs.get('is_decoder', False)!r} is not supported with the "
+            f"head {head!r}: only a causal one hides what follows, and always does"
+        )
     if name == "roberta":
         offset = _position_offset(theirs, source)
         settings |= {"position_offset": offset, "max_length": settings["max_length"] - offset}
@@ -246,7 +252,7 @@ def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
         settings["classifier_dropout"] = _rate(theirs, *field, source)
         if head != "span" and settings["classifier_dropout"] == settings["dropout_rate"]:
             settings["classifier_dropout"] = None
-    labels = labels_of(theirs) if head in WITH_LABELS else ()
+    labels = labels_of(theirs, source) if head in WITH_LABELS else ()
     return BertConfig(**settings, head=head, labels=labels)
 
 
@@ -269,10 +275,19 @@ def _position_offset(theirs: Mapping[str, Any], source: str) -> int:
     return pad_id + 1
 
 
-def labels_of(theirs: Mapping[str, Any]) -> tuple[str, ...]:
+def labels_of(theirs: Mapping[str, Any], source: str) -> tuple[str, ...]:
     """Names of the labels, in order of their ids."""
-    names = theirs.get("id2label") or {i: f"LABEL_{i}" for i in range(theirs.get("num_labels", 2))}
-    return tuple(names[key] for key in sorted(names, key=int))
+    number: Any = theirs.get("num_labels", 2)
+    names: Any = theirs.get("id2label")
+    if not names and type(number) is int:
+        return tuple(f"LABEL_{i}" for i in range(number))
+    wanted = {str(i) for i in range(len(names))} if isinstance(names, dict) else None
+    if wanted is None or {str(key) for key in names} != wanted:
+        raise WeightsError(
+            f"{source}: id2label {names!r} and num_labels {number!r} name no labels: give an "
+            "object of numbers from 0 to names"
+        )
+    return tuple(str(names[key]) for key in sorted(names, key=int))
 
 
 def fields(config: BertConfig) -> dict[str, Any]:
@@ -292,9 +307,8 @@ def fields(config: BertConfig) -> dict[str, Any]:
         "model_type": name,
         "architectures": [class_with(name, config.head)],
     }
+    _check(config, name)
     if name == "roberta":
-        if config.head in WITH_WORDS and (config.head_activation or config.activation) != "gelu":
-            raise WeightsError("RoBERTa's head for words is of head_activation gelu only")
         offset = config.position_offset
         theirs |= {
             "pad_token_id": offset - 1,
@@ -308,6 +322,24 @@ def fields(config: BertConfig) -> dict[str, Any]:
         theirs["id2label"] = dict(enumerate(config.labels))
         theirs["label2id"] = {label: i for i, label in enumerate(config.labels)}
     return theirs
+
+
+def _check(config: BertConfig, name: str) -> None:
+    """Raises WeightsError where the family cannot say what the configuration does."""
+    only: dict[str, tuple[Any, ...]] = {}
+    if config.head in WITH_WORDS:
+        usual = "gelu" if name == "roberta" else config.activation
+        only["head_activation"] = (usual, None) if config.activation == usual else (usual,)
+    if name == "distilbert":
+        only |= {"norm_eps": (1e-12,), "position_offset": (0,)}
+        if config.head in WITH_POOLER:
+            only["pooler_activation"] = (None,) if config.head == "none" else ("relu",)
+    elif config.head in WITH_POOLER:
+        only["pooler_activation"] = ("tanh",)
+    for field, values in only.items():
+        if (value := getattr(config, field)) not in values:
+            choices = ", ".join(map(repr, values))
+            raise WeightsError(f"{CLASSES[name]} has no {field} {value!r}: only {choices}")
 
 
 def class_with(name: str, head: str) -> str:

@@ -62,7 +62,7 @@ def family(model_type: Any, source: str) -> Family:
     Raises:
       WeightsError: there is none of that name.
     """
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise WeightsError(
             f"{source} is of the family {model_type!r}, which is not here: "
             f"{nearest(str(model_type), list(FAMILIES))}"

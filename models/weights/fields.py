@@ -138,10 +138,11 @@ def class_of(theirs: Mapping[str, Any], classes: Sequence[str], source: str) -> 
     Raises:
       WeightsError: another one wrote it.
     """
-    [written, *_] = theirs.get("architectures") or classes
+    named: Any = theirs.get("architectures") or classes
+    written = named[0] if isinstance(named, list | tuple) else named
     if written not in classes:
         known = ", ".join(classes)
-        raise WeightsError(f"{source}: a {written} is not supported: choose from {known}")
+        raise WeightsError(f"{source}: a {written!s} is not supported: choose from {known}")
     return written
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from ..beam import BeamSearch
 from ..config import TransformerConfig
 from .families import family_of
-from .rules import Written, write_tensors
+from .rules import WeightsError, Written, write_tensors
 from .tensor_files import INDEX, WHOLE
 
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -51,15 +51,41 @@ def write_weights(
     """
     family = family_of(config)
     config, params = family.in_its_terms(config, params)
-    said = {**family.fields(config), **(fields or {}), "dtype": dtype}
+    said = {**_agreeing(family.fields(config), fields or {}), "dtype": dtype}
     tensors = write_tensors(family.table(config), flatten_dict(params, sep="/"))
     groups = list(_grouped(tensors, DTYPES[dtype], file_bytes))
     for name, group in zip(_file_names(len(groups)), groups, strict=True):
-        made = {tensor.name: tensor.make().astype(DTYPES[dtype]) for tensor in group}
+        made = {tensor.name: in_precision(tensor.name, tensor.make(), dtype) for tensor in group}
         save_file(made, folder / name, metadata={"format": "pt"})
+        (folder / name).chmod(0o644)  # the library's 0600 would hide it from the group
     if len(groups) > 1:
         write_json(folder / INDEX, _index(groups, DTYPES[dtype]))
     write_json(folder / "config.json", said)
+
+
+def _agreeing(of_model: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of both; what a model says of a special token stands."""
+    said = dict(of_model)
+    for name, value in beside.items():
+        known = said.get(name)
+        if known is not None and value not in (None, known):
+            raise WeightsError(
+                f"{name} is {known} by the model, which counts its positions from it, and {value} "
+                "by its tokenizer: give the model's own"
+            )
+        said[name] = value if known is None else known
+    return said
+
+
+def in_precision(name: str, x: np.ndarray, dtype: Precision) -> np.ndarray:
+    """An array as it is to be written.
+
+    Raises:
+      WeightsError: its numbers are beyond what float16 holds.
+    """
+    if dtype == "float16" and np.abs(x).max(initial=0) > np.finfo(np.float16).max:
+        raise WeightsError(f"{name} has numbers beyond float16: choose bfloat16 or float32")
+    return np.ascontiguousarray(x, DTYPES[dtype])
 
 
 def _grouped(

@@ -1,5 +1,7 @@
 """The exported forward pass: one program for any number of rows and any lengths."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -40,7 +42,7 @@ def test_it_answers_as_the_model(config):
     program = jax.export.deserialize(bytearray(export_forward(model)))
     given = inputs(config, rows=3, length=9)  # nothing in the program says so
     output = model.apply({"params": params}, **given)
-    answers = program.call(flatten_dict(params, sep="/"), **given)
+    answers: Any = program.call(flatten_dict(params, sep="/"), **given)
     assert answers.keys() == {n for n in OUTPUTS if getattr(output, n, None) is not None}
     for name, x in answers.items():
         np.testing.assert_allclose(x, getattr(output, name), atol=1e-5)

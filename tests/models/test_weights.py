@@ -190,3 +190,60 @@ def test_a_dropout_that_is_none_is_refused():
     theirs = {"model_type": "bert", "architectures": ["BertForTokenClassification"]}
     with pytest.raises(WeightsError, match="here: classifier_dropout 'much' is neither null nor"):
         bert.config(theirs | {"classifier_dropout": "much"}, "here")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_decoder"),
+    [
+        ("BertModel", True),
+        ("BertForMaskedLM", True),
+        ("BertLMHeadModel", False),
+        ("RobertaForCausalLM", None),
+    ],
+)
+def test_a_decoder_that_is_none_is_refused(architecture, is_decoder):
+    family = "roberta" if architecture.startswith("Roberta") else "bert"
+    theirs = {"model_type": family, "architectures": [architecture]}
+    if is_decoder is not None:
+        theirs["is_decoder"] = is_decoder
+    with pytest.raises(WeightsError, match=r"here: is_decoder (True|False) is not supported with"):
+        bert.config(theirs, "here")
+
+
+SMALL = {"vocab_size": 16, "max_length": 8, "num_layers": 1, "d_model": 8, "num_heads": 2}
+UNSAYABLE = {
+    "a pooler of tanh without token types": {"num_token_types": 0, "head": "choice"},
+    "a pooler of relu": {"pooler_activation": "relu", "head": "choice"},
+    "a head of another activation": {"head_activation": "relu", "head": "masked_lm"},
+    "a body without a pooler": {"pooler_activation": None, "head": "none"},
+    "another epsilon": {"num_token_types": 0, "norm_eps": 1e-3, "head": "span"},
+    "no types, but an offset": {"num_token_types": 0, "position_offset": 2, "head": "span"},
+    "roberta, another head": {"position_offset": 2, "activation": "relu", "head": "masked_lm"},
+}
+
+
+@pytest.mark.parametrize("fields", UNSAYABLE.values(), ids=UNSAYABLE)
+def test_what_no_bert_can_say_is_refused(fields):
+    settings = {"norm_eps": 1e-12} | fields
+    with pytest.raises(WeightsError, match=r"Bert\w* has no|Roberta has no"):
+        bert.fields(models.BertConfig(**SMALL, **settings))
+
+
+def test_a_special_token_that_contradicts_the_model_is_refused(tmp_path):
+    config = models.BertConfig(**SMALL, position_offset=2, head="span")
+    params = models.init_params(models.create(config), jax.random.key(0))
+    with pytest.raises(WeightsError, match=r"pad_token_id is 1 by the model.* and 0 by its"):
+        write_weights(tmp_path, config, params, fields={"pad_token_id": 0})
+    write_weights(tmp_path, config, params, fields={"pad_token_id": None, "eos_token_id": 2})
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert (fields["pad_token_id"], fields["eos_token_id"]) == (1, 2)
+
+
+def test_numbers_beyond_float16_are_refused(tmp_path):
+    config = models.BertConfig(**SMALL, head="span")
+    params = models.init_params(models.create(config), jax.random.key(0))
+    params["head"]["span"]["kernel"] = params["head"]["span"]["kernel"] + 1e6
+    with pytest.raises(WeightsError, match=r"qa_outputs\.weight has numbers beyond float16"):
+        write_weights(tmp_path, config, params, dtype="float16")
+    write_weights(tmp_path, config, params, dtype="bfloat16")
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644

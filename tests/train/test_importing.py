@@ -139,3 +139,25 @@ def test_the_command(tmp_path, theirs, capsys):
     assert main(["import", str(tmp_path / "nowhere"), str(tmp_path / "new")]) == 2
     assert "nowhere" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "THEIRS"], "was not trained here: name the data"),
+        (["translate", "THEIRS", "--input", "none.txt"], "head none translates nothing"),
+        (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb inf must be above 0"),
+        (["export", "THEIRS", "OUT", "--form", "npz", "--file-gb", "1"], "file-gb is of the form"),
+        (["export", "THEIRS", "OUT", "--form", "npz", "--dtype", "bfloat16"], "npz has no bfloat"),
+        (["export", "NOWHERE", "OUT"], "NOWHERE does not exist: give a run folder"),
+        (["import", "THEIRS", "THEIRS"], "exists: give a folder that does not"),
+    ],
+)
+def test_a_wrong_command_is_a_line_and_leaves_nothing(tmp_path, theirs, capsys, arguments, message):
+    places = {"THEIRS": str(theirs), "OUT": str(tmp_path / "out"), "NOWHERE": "./NOWHERE"}
+    assert main([places.get(word, word) for word in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("flaxzoo: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
