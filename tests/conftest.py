@@ -5,8 +5,10 @@ All of it must be set before jax and flaxzoo are first imported.
 
 import dataclasses
 import functools
+import gc
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -48,6 +50,22 @@ def check_shapes() -> None:
 
     flax.struct.dataclass = unchecked  # type: ignore[assignment]
     jaxtyping.install_import_hook(["flaxzoo.models", "flaxzoo.train"], "beartype.beartype")
+
+
+MOST_MAPS = 20_000
+"""Linux lets a process map some 65,000 pieces of memory, and a compiled program takes several."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Drops what earlier tests compiled before the process runs out of maps, and dies of it."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.is_file() and maps.read_text().count("\n") > MOST_MAPS:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session", autouse=True)
