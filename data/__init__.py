@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from .pair_corpus import PairCorpus, build_pair_corpus
     from .pair_sources import Pair
     from .parallel_text import ParallelText, open_parallel
-    from .pipeline import BatchIterator, Rows, TrainBatches, evaluation_batches, train_iterator
+    from .pipeline import BatchIterator, TrainBatches, evaluation_batches, train_iterator
     from .pretraining import PretrainingData, PretrainingRows
+    from .rows import Rows
     from .sentence_corpus import SentenceCorpus, build_sentence_corpus
     from .sentences import split_sentences
     from .sources import Source, parse_source, parse_sources, read_documents
@@ -59,8 +60,9 @@ _HOME = {
     "pair_corpus": ("PairCorpus", "build_pair_corpus"),
     "pair_sources": ("Pair",),
     "parallel_text": ("ParallelText", "open_parallel"),
-    "pipeline": ("BatchIterator", "Rows", "TrainBatches", "evaluation_batches", "train_iterator"),
+    "pipeline": ("BatchIterator", "TrainBatches", "evaluation_batches", "train_iterator"),
     "pretraining": ("PretrainingData", "PretrainingRows"),
+    "rows": ("Rows",),
     "sentence_corpus": ("SentenceCorpus", "build_sentence_corpus"),
     "sentences": ("split_sentences",),
     "sources": ("Source", "parse_source", "parse_sources", "read_documents"),

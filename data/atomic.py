@@ -32,8 +32,10 @@ def write_file(path: Path, content: bytes) -> None:
             file.write(content)
         os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide the file from the group
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise DataError(f"cannot write {path} ({error.strerror}): mend that") from error
         raise
 
 

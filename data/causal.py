@@ -19,7 +19,7 @@ from .packing import (
     first_fit,
     split_once,
 )
-from .pipeline import Rows
+from .rows import Rows
 from .tokenizer import Tokenizer
 
 Packing = Literal["concat", "first-fit"]

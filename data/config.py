@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from .corpus import Texts
 from .documents import Documents, load_documents, load_whole
 from .errors import DataError
-from .pipeline import Rows
+from .rows import Rows
 from .tokenizer import Tokenizer
 from .tokenizer_training import TokenizerConfig
 

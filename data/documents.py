@@ -6,19 +6,15 @@ files by a TFDS builder of our own (no tensorflow), into a cache whose key is th
 """
 
 import hashlib
-import io
 import itertools
 import os
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from .atomic import build_folder
 from .errors import DataError
@@ -214,16 +210,20 @@ def _load_one(
     split: Split,
     cache: Path,
 ) -> Documents:
+    from .text_builder import open_texts, write_texts
+
     def fill(folder: Path) -> None:
-        _prepare(source, division, division.splits(digests), folder)
+        texts = _Reread(source, digests)
+        write_texts(texts, division, division.splits(digests), folder)
+        if texts.changed:
+            raise DataError(f"source {source.name} changed while it was read: start again")
 
     mark = "-sentences" if source.lines_are_sentences else ""
     facts = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
     if split not in division.splits(digests):
         return Documents((), *facts)
     folder = build_folder(cache / "documents" / key, fill)
-    builder: Any = tfds.builder_from_directory(folder / _PREPARED)
-    return Documents(builder.as_data_source(split), *facts)
+    return Documents(open_texts(folder, split), *facts)
 
 
 def text_digest(text: str) -> bytes:
@@ -283,69 +283,16 @@ def _key(digests: Counter[bytes], rule: str) -> str:
     return whole.hexdigest()
 
 
-class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A TFDS data set of texts; see ``load_documents``."""
-
-    name = "flaxzoo_text"
-    VERSION = tfds.core.Version("1.0.0")
-    # Nothing is downloaded. TFDS would look for a list of addresses beside this file, and
-    # cannot find its way through a package whose folders are mapped.
-    url_infos: Any = None
-    code_path: Any = None
-
-    def __init__(
-        self, documents: Iterable[str], division: Division, splits: Sequence[Split], **kwargs: Any
-    ) -> None:
-        """Makes the builder.
-
-        Args:
-            documents: The texts; read once for each split.
-            division: Which of them are for validation.
-            splits: Those that are not empty.
-            **kwargs: See ``tfds.core.DatasetBuilder``.
-        """
-        self._documents = documents
-        self._division = division
-        self._splits = splits
-        super().__init__(**kwargs)
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
-        return tfds.core.DatasetInfo(builder=self, description="Local text.", features=features)
-
-    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-        return {split: self._generate_examples(split) for split in self._splits}
-
-    def _generate_examples(self, split: Split) -> Iterator[tuple[str, dict[str, str]]]:
-        seen: Counter[bytes] = Counter()
-        for text in self._documents:
-            digest = text_digest(text)
-            if self._division.split(digest) == split:
-                seen[digest] += 1
-                yield f"{digest.hex()}-{seen[digest]}", {"text": text}
-
-
-_PREPARED = Path(TextBuilder.name, str(TextBuilder.VERSION))
-
-
 class _Reread:
     """Documents that are read anew for each split, instead of being kept in memory."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, digests: Counter[bytes]) -> None:
+        self._source, self._digests = source, digests
+        self.changed = False
 
     def __iter__(self) -> Iterator[str]:
-        return read_documents(self._source)
-
-
-def _prepare(source: Source, division: Division, splits: Sequence[Split], folder: Path) -> None:
-    builder = TextBuilder(
-        _Reread(source), division, splits, data_dir=folder, file_format="array_record"
-    )
-    with redirect_stdout(io.StringIO()):  # a banner about downloads, of which there are none
-        tfds.disable_progress_bar()
-        try:
-            builder.download_and_prepare()
-        finally:
-            tfds.enable_progress_bar()
-    shutil.rmtree(folder / "downloads", ignore_errors=True)
+        seen: Counter[bytes] = Counter()
+        for text in read_documents(self._source):
+            seen[text_digest(text)] += 1
+            yield text
+        self.changed |= seen != self._digests

@@ -12,28 +12,16 @@ An objective brings its own ``Rows`` and shares everything here.
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import grain
 import numpy as np
 from absl import flags
 
 from .errors import DataError
+from .rows import Rows
 
 Batch = dict[str, np.ndarray]
-
-
-class Rows(Protocol):
-    """Examples that can be made in any order; must pickle, for worker processes."""
-
-    @property
-    def rows_per_epoch(self) -> int:
-        """The number of examples of an epoch, at least 1 and below 2^32."""
-        ...
-
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example, the same arrays and shapes each time; all 0 is padding."""
-        ...
 
 
 @dataclass(frozen=True)

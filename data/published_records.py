@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from .documents import Split
 from .errors import DataError
 from .json_text import pick
 from .labelled_sources import LabelledSource, Record, with_known_fields
-from .published import download, open_builder, open_split
 
 # What a split to validate on is called; MNLI has two.
 _VALIDATION = ("validation", "dev", "validation_matched")
@@ -46,6 +44,8 @@ class PublishedRecords:
         if name is None or name not in self.builder.info.splits:
             has = ", ".join(self.builder.info.splits)
             raise DataError(f"{self.source.name!r} has no {split} split: it has {has}")
+        from .published import open_split
+
         rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
             place = f"{self.source.name} {name} example {number}"
@@ -54,6 +54,8 @@ class PublishedRecords:
 
     def class_names(self, field: str) -> tuple[str, ...] | None:
         """The names of a field of classes (or of lists of classes), whose values are ids."""
+        import tensorflow_datasets as tfds
+
         feature = dict(self.builder.info.features.items()).get(field)
         feature = getattr(feature, "feature", feature)
         return tuple(feature.names) if isinstance(feature, tfds.features.ClassLabel) else None
@@ -70,6 +72,8 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
         DataError: It is unknown, neither on this machine nor within reach, or has not the
             fields.
     """
+    from .published import download, open_builder
+
     source = with_known_fields(source, fields)
     builder = open_builder(source.plain)
     if not Path(builder.data_dir, "dataset_info.json").is_file():

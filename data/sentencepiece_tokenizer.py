@@ -130,14 +130,15 @@ class SentencePieceTokenizer(Tokenizer):
 
 def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePieceProcessor:
     """Opens the bytes of a ``.model`` file; see ``SentencePieceTokenizer``."""
+    broken = DataError(f"{source} is not a sentencepiece model: fetch it again")
+    if not model:  # the library takes an empty file for a model
+        raise broken
     processor = sentencepiece.SentencePieceProcessor()
     try:
-        if model:  # the library takes an empty file for a model
-            processor.load_from_serialized_proto(model)
-            return processor
+        processor.load_from_serialized_proto(model)
     except RuntimeError:
-        pass
-    raise DataError(f"{source} is not a sentencepiece model: fetch it again")
+        raise broken from None
+    return processor
 
 
 def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:

@@ -4,13 +4,15 @@ Names, their meaning and their defaults are those of transformers' `generate`; w
 is refused by name. `Generator` and `Searcher` do the work.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .beam import BeamSearch, Searcher
+from .beam import BeamSearch, Hypothesis, Searcher
 from .beam_models import beams_of
+from .config import create
 from .generation import Generator, Sampling
 from .weights.generation import Request, request_of
 from .weights.rules import WeightsError
@@ -65,13 +67,15 @@ def generate(
       int32[B · num_return_sequences, T']: the prompt (behind its padding), or the start token; what
       was written, its end token included; and `pad_token_id`, or the end token, up to the longest.
       Where it has room for no more tokens (`max_length` of the configuration) a search ends; rows
-      without beams go on, and their oldest tokens fall out.
+      without beams go on, and their oldest tokens fall out. RoBERTa's positions are counted as
+      transformers' `generate` does, from 0; not so in its forward pass, nor by `Generator`.
 
     Raises:
       ValueError: an argument is not supported or out of range, an id is not in the vocabulary, a
         row is empty, or the model writes no text.
     """
     beams_of(model)
+    model = counting_from_zero(model)
     causal = model.config.head == "causal_lm"
     named = _named(asked)
     rows, prompts = _read(input_ids, attention_mask, named, causal)
@@ -83,6 +87,20 @@ def generate(
         prompts = np.full((len(rows), 1), request.start_id, np.int32)
     prompts = np.repeat(prompts, request.num_return, axis=0)
     return np.concatenate([prompts, _padded(written, _padding(request), left=False)], axis=1)
+
+
+def counting_from_zero(model: Any) -> Any:
+    """Of RoBERTa transformers' `generate` counts positions from the first row of their table on.
+
+    Its forward pass, and ours, count from behind the rows of the padding.
+    """
+    config = model.config
+    if not (offset := getattr(config, "position_offset", 0)):
+        return model
+    longer = config.max_length + offset
+    return create(
+        dataclasses.replace(config, position_offset=0, max_length=longer), model.execution
+    )
 
 
 def _named(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +139,8 @@ def _read(
             given if ragged else [[x for x in row if x not in unseen] for row in given]
         ), prompts
     mask = _plain(attention_mask)
-    if [len(row) for row in mask] != [len(row) for row in given]:
+    lengths = [len(row) if isinstance(row, list) else None for row in mask]
+    if lengths != [len(row) for row in given]:
         raise ValueError("attention_mask has not the shape of input_ids: give one for each token")
     rows = [
         [x for x, seen in zip(row, sees, strict=True) if seen]
@@ -136,18 +155,30 @@ def _search(
     """What each row's best hypotheses are."""
     del seed
     assert isinstance(request.method, BeamSearch)
-    ends = sorted(request.eos_ids, key=lambda token: token != request.forced_id)
-    found = Searcher(model, params).search(rows, ends, request.method, request.start_id)
-    if (least := min(map(len, found))) < request.num_return:
-        raise ValueError(
-            f"the search found only {least} of num_return_sequences {request.num_return}: there "
-            "are not more tokens to choose from"
-        )
+    found = search_for(Searcher(model, params), rows, request, request.method)
     return [
         hypothesis.tokens + ([] if hypothesis.end_id is None else [hypothesis.end_id])
         for row in found
         for hypothesis in row
     ]
+
+
+def search_for(
+    searcher: Searcher, rows: list[list[int]], request: Request, method: BeamSearch
+) -> list[list[Hypothesis]]:
+    """The `num_return` best hypotheses of each row.
+
+    Raises:
+      ValueError: there are not so many, or a row is not the model's.
+    """
+    ends = request.search_ends(searcher.config.vocab_size)
+    found = searcher.search(rows, ends, method, request.start_id)
+    if (least := min(map(len, found))) < request.num_return:
+        raise ValueError(
+            f"the search found only {least} of num_return_sequences {request.num_return}: there "
+            "are not more tokens to choose from"
+        )
+    return found
 
 
 def _sample(

@@ -1,5 +1,6 @@
 """A model's folder, by its path or by its name on the Hugging Face hub."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -31,13 +32,23 @@ def local_folder(path: str | Path) -> Path:
     folder = Path(path).expanduser()
     if isinstance(path, Path) or folder.exists() or not NAME.fullmatch(path):
         return folder
+    return _fetched(path)
+
+
+@functools.cache
+def _fetched(name: str) -> Path:
+    """The folder in the hub's cache; asked for once in a process, so that all of it is of one time.
+
+    Raises:
+      FileNotFoundError: it cannot be had.
+    """
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(str(path), allow_patterns=list(FILES)))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".: ")
         raise FileNotFoundError(
-            f"{path} does not exist here, and nothing of this name came from the Hugging Face hub "
+            f"{name} does not exist here, and nothing of this name came from the Hugging Face hub "
             f"({reason}): give a folder, or a name on the hub where there is a network"
         ) from error

@@ -343,5 +343,6 @@ def run_layers(
         in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]  (its hint is too narrow)
         length=config.num_layers,
         unroll=config.num_layers if execution.layers == "unroll" else 1,
+        check_constancy_invariants=False,  # nothing of a layer is one; it would be traced twice
     )
     return scanned(config, execution, name="layers")(x, per_layer, shared)

@@ -12,10 +12,11 @@ from typing import Any
 
 import jax
 
+from .checksums import find_damage
 from .config import Execution, TransformerConfig, config_from_dict, create
 from .hub import local_folder
 from .shapes import parameter_shapes
-from .weights.folder import config_of_weights, read_weights
+from .weights.folder import config_of_folder, read_weights
 
 CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
@@ -61,7 +62,7 @@ def model_config(folder: Path) -> TransformerConfig:
     """What the model of a folder of either form is."""
     fields = read_fields(folder)
     if is_foreign(fields):
-        return config_of_weights(fields, str(folder / CONFIG_FILE))
+        return config_of_folder(folder, fields)
     return config_from_dict(check_run(fields, folder)["model"])
 
 
@@ -101,7 +102,7 @@ def read_params(folder: Path, step: int | None, config: TransformerConfig, shape
 
 
 def _on_first_device(shapes: Any) -> Any:
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda _: sharding, shapes)
 
 
@@ -112,12 +113,25 @@ def restore_params(folder: str | Path, step: int, shapes: Any) -> Any:
       folder: a run folder.
       step: one of its checkpoints.
       shapes: a `jax.ShapeDtypeStruct` with a sharding for each parameter: where it is to lie.
+
+    Raises:
+      ValueError: a file of theirs is not what was written.
     """
     import orbax.checkpoint as ocp
 
-    with ocp.StandardCheckpointer() as checkpointer:
-        path = Path(folder).resolve() / CHECKPOINTS / str(step) / PARAMS
-        return checkpointer.restore(path, shapes)
+    checkpoint = Path(folder).resolve() / CHECKPOINTS / str(step)
+    damage = find_damage(checkpoint, PARAMS)
+    if damage is not None:
+        raise ValueError(
+            f"checkpoint {step} of {folder} is damaged: {damage}; restore it, or use another step"
+        )
+    options = ocp.options.MultiprocessingOptions()
+    if jax.process_count() > 1:  # each reads for itself, and may be the only one that does
+        options = ocp.options.MultiprocessingOptions(
+            primary_host=None, active_processes={jax.process_index()}
+        )
+    with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
+        return checkpointer.restore(checkpoint / PARAMS, shapes)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

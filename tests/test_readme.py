@@ -1,6 +1,7 @@
 """Every command and every Python block of the README is run, at a tiny size."""
 
 import gzip
+import itertools
 import json
 import random
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
+import yaml
 from flaxzoo import models
 from flaxzoo.data.huggingface_tokenizer import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.weights.writing import write_weights
@@ -127,13 +129,16 @@ def tagged(sentence):
 @pytest.mark.slow
 def test_every_command_and_python_block_runs(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
+    # Of processes that are started: this one has its eight devices.
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
     subprocess.run(["bash", "-c", cutting()], check=True)
     ran = commands()
     assert len(ran) >= 20
     for arguments in ran:
-        if arguments[0] == "train":
-            arguments = [*arguments, *SMALL, *MORE.get(arguments[1], [])]
-            if size := VOCABULARIES.get(arguments[1]):
+        if arguments[0] in ("train", "launch"):
+            name = arguments[arguments.index("train") + 1]
+            arguments = [*arguments, *SMALL, *MORE.get(name, [])]
+            if size := VOCABULARIES.get(name):
                 arguments += ["--data.tokenizer.vocab-size", size, "--model.vocab-size", size]
         assert cli.main(arguments) == 0, (arguments, capsys.readouterr().err)
     for block in blocks("python"):
@@ -144,4 +149,70 @@ def test_every_command_and_python_block_runs(place, monkeypatch, capsys):
 def test_the_test_command_is_the_one_that_ci_runs():
     script = (README.parent / ".ci" / "run").read_text(encoding="utf-8")
     assert "pip install -e '.[test]' && pytest" in README.read_text(encoding="utf-8")
-    assert "pip install -q -e '.[test]' && pytest" in script
+    assert "/pip\" install -q -e '.[test]'\n" in script
+    assert 'pytest "$@"\n' in script
+
+
+# What sbatch knows of a script's head, as far as the README uses it, and what its values look like.
+SBATCH = {
+    "job-name": r"\w+",
+    "nodes": r"\d+",
+    "ntasks-per-node": r"\d+",
+    "gpus-per-node": r"\d+",
+    "cpus-per-task": r"\d+",
+    "time": r"\d+:\d\d:\d\d",
+    "signal": r"[A-Z]+@\d+",
+    "requeue": None,
+}
+
+
+def test_the_slurm_script_parses(capsys):
+    (script,) = blocks("bash")
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    first, *rest = script.splitlines()
+    assert first == "#!/bin/bash"
+    head = list(itertools.takewhile(lambda line: line.startswith("#SBATCH"), rest))
+    for line in head:
+        name, equals, value = line.removeprefix("#SBATCH --").partition("=")
+        pattern = SBATCH[name]
+        assert re.fullmatch(pattern, value) if pattern else not equals, line
+    # One task for each GPU, which is what jax gives a task.
+    found = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in head)
+    assert found["ntasks-per-node"] == found["gpus-per-node"]
+    (command,) = rest[len(head) :]
+    assert shlex.split(command)[:3] == ["srun", "flaxzoo", "train"]
+    read_options(shlex.split(command)[2:], capsys)
+
+
+def test_the_jobset_parses(capsys):
+    (text,) = blocks("yaml")
+    jobset = yaml.safe_load(text)
+    assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    assert jobset["kind"] == "JobSet"
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    assert replicated["replicas"] == 1
+    job = replicated["template"]["spec"]
+    assert job["parallelism"] == job["completions"]
+    assert job["completionMode"] == "Indexed"
+    pod = job["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    (container,) = pod["containers"]
+    environment = {entry["name"]: entry for entry in container["env"]}
+    assert environment["JAX_NUM_PROCESSES"]["value"] == str(job["completions"])
+    # A JobSet names its pods JOBSET-JOB-REPLICA-INDEX, below its own name.
+    name = jobset["metadata"]["name"]
+    host, port = environment["JAX_COORDINATOR_ADDRESS"]["value"].split(":")
+    assert host == f"{name}-{replicated['name']}-0-0.{name}"
+    assert port.isdecimal()
+    path = environment["JAX_PROCESS_ID"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert path == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    assert container["command"][:2] == ["flaxzoo", "train"]
+    read_options(container["command"][1:], capsys)
+
+
+def read_options(command, capsys):
+    """Has `flaxzoo train` read all options, and refuse what comes after them."""
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--steps", "-1"])
+    assert "steps -1 must be at least 0" in capsys.readouterr().err

@@ -8,10 +8,15 @@ import os
 import sys
 from importlib import import_module
 
-from .errors import NonFiniteLoss
+from .errors import NonFiniteLoss, ToldElsewhere
 
 COMMANDS = {
     "train": ("commands", "train a model by a named recipe"),
+    "plan": (
+        "plan_command",
+        "tell whether a run would fit other devices, and how fast",
+    ),
+    "launch": ("commands", "train in several processes of this machine"),
     "evaluate": ("commands", "print a trained model's loss and scores, as JSON"),
     "generate": ("text_commands", "let a trained model continue a text"),
     "fill-mask": ("text_commands", "let a trained model fill the gaps of a text"),
@@ -65,6 +70,8 @@ def _run(command: str, arguments: list[str]) -> int:
         return getattr(commands, f"{command.replace('-', '_')}_command")(arguments) or 0
     except NonFiniteLoss as error:
         return _fail(str(error), 3)
+    except ToldElsewhere:
+        return 2
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:

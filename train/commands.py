@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import tyro
 
@@ -30,6 +31,45 @@ class TrainArguments(TrainConfig):
     """The run folder; an existing run goes on from its newest checkpoint."""
     resume: bool = True
     """Whether a run folder with checkpoints is taken up (otherwise it is refused)."""
+    rendezvous_timeout: int = 300
+    """Seconds to wait for the other processes of a run of several (see `flaxzoo launch`)."""
+
+
+Arguments = TypeVar("Arguments", bound=TrainConfig)
+
+
+def parse_recipe(
+    kind: type[Arguments],
+    arguments: list[str],
+    program: str,
+    description: str | None = None,
+    **own: Any,
+) -> tuple[Arguments, TrainConfig]:
+    """Reads the name of a recipe and the options behind it.
+
+    Args:
+      kind: what is read: a run's configuration, and what else the command takes.
+      arguments: the recipe's name, and options.
+      program: what the command is called.
+      description: of the command, for its help; by default the recipe's.
+      **own: defaults of what is not the configuration's.
+
+    Returns:
+      All that was read, and the configuration in it.
+
+    Raises:
+      ValueError: there is no such recipe, or an option is out of range.
+    """
+    base = recipe(arguments[0])
+    names = [field.name for field in dataclasses.fields(base)]
+    parsed = tyro.cli(
+        kind,
+        default=kind(**{name: getattr(base, name) for name in names}, **own),
+        args=arguments[1:],
+        prog=program,
+        description=description or RECIPES[arguments[0]].__doc__,
+    )
+    return parsed, TrainConfig(**{name: getattr(parsed, name) for name in names})
 
 
 def train_command(arguments: list[str]) -> int:
@@ -45,27 +85,49 @@ def train_command(arguments: list[str]) -> int:
         )
         return 0
     name = arguments[0]
-    base = recipe(name)
-    fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
-    parsed = tyro.cli(
-        TrainArguments,
-        default=TrainArguments(**fields, workdir=Path("runs") / name),
-        args=arguments[1:],
-        prog=f"flaxzoo train {name}",
-        description=RECIPES[name].__doc__,
+    parsed, config = parse_recipe(
+        TrainArguments, arguments, f"flaxzoo train {name}", workdir=Path("runs") / name
     )
-    config = TrainConfig(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(base)})
     enable_compilation_cache()
+    _silence_orbax()
     from .loop import train
+    from .processes import is_first, joined
     from .tasks import task_of
 
-    result = train(config, parsed.workdir, resume=parsed.resume)
+    with joined(parsed.rendezvous_timeout):
+        result = train(config, parsed.workdir, resume=parsed.resume)
     if result.sample is not None:
         print(result.sample)
-    if result.finished:
+    if result.finished and is_first():
         use = task_of(config.data).use.format(run=parsed.workdir)
         say(f"report: {parsed.workdir / 'report.md'}; go on with: flaxzoo {use}")
     return 0 if result.signal is None else 128 + result.signal
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchArguments:
+    """Trains in several processes of this machine, each with its share of the GPUs.
+
+    What is to be trained follows two dashes: flaxzoo launch --processes 2 -- train quickstart
+    """
+
+    processes: int
+    """How many; a divisor of the number of GPUs, where there are any."""
+
+
+def launch_command(arguments: list[str]) -> int:
+    """The command `flaxzoo launch --processes N -- train RECIPE [options]`."""
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    parsed = tyro.cli(LaunchArguments, args=arguments[:cut], prog="flaxzoo launch")
+    command = arguments[cut + 1 :]
+    if command[:1] != ["train"]:
+        raise ValueError(
+            "flaxzoo launch starts the command train, after two dashes: "
+            f"flaxzoo launch --processes {parsed.processes} -- train quickstart"
+        )
+    from .launch import launch
+
+    return launch([sys.executable, "-m", f"{__package__}.cli", *command], parsed.processes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +284,12 @@ def tokenizer_command(arguments: list[str]) -> None:
     tokenizer = train_tokenizer(documents, TokenizerConfig(parsed.kind, parsed.vocab_size))
     tokenizer.save(parsed.output)
     say(f"{parsed.output}: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
+
+
+def _silence_orbax() -> None:
+    """Of a fault while it writes we tell in one line, and it in a traceback for each thread."""
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
 def enable_compilation_cache() -> None:

@@ -40,6 +40,8 @@ class MeshConfig:
     """Copies of the model, each with its part of the batch."""
     fsdp: int = 1
     """Parts into which parameters and optimizer state are cut, each with its part of the batch."""
+    context: int = 1
+    """Parts into which the tokens of each row are cut."""
     tensor: int = 1
     """Parts into which heads, feed-forward layers and vocabulary are cut."""
 
@@ -54,7 +56,7 @@ class TrainConfig:
     execution: Execution = Execution()
     mesh: MeshConfig = MeshConfig()
     parallel: Literal["jit", "pmap"] = "jit"
-    """jit: any mesh. pmap: plain data parallelism over this machine's devices."""
+    """jit: any mesh. pmap: plain data parallelism over the devices of one process."""
     init_from: str | None = None
     """A run folder whose parameters this run begins with. Its sizes and vocabulary are taken
     over (of `model` only `dropout_rate` counts, of `data.tokenizer` nothing), its body is copied,
@@ -82,6 +84,8 @@ class TrainConfig:
     """Checkpoints kept for being the newest."""
     keep_best: int = 1
     """Checkpoints kept for their validation loss."""
+    skip_bad_steps: int = 3
+    """Steps in a row that may be skipped because their loss or gradient is not finite."""
     wandb_project: str | None = None
     """Also log to this Weights & Biases project (needs the `wandb` extra)."""
     sample_prompt: str | None = None
@@ -111,7 +115,7 @@ class TrainConfig:
         for name in ("batch_size", "micro_batches", "log_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
-        for name in ("steps", "evaluate_every", "checkpoint_every", "keep_best"):
+        for name in ("steps", "evaluate_every", "checkpoint_every", "keep_best", "skip_bad_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 0")
         if not 0 <= self.epochs < math.inf or not (self.steps or self.epochs):
@@ -177,6 +181,7 @@ OPERATIONAL_FIELDS = (
     "checkpoint_every",
     "keep_last",
     "keep_best",
+    "skip_bad_steps",
     "wandb_project",
     "sample_prompt",
 )
@@ -199,18 +204,18 @@ def from_dict(fields: dict[str, Any]) -> TrainConfig:
       ValueError: a field is missing or unknown.
     """
     try:
-        return _from_dict(with_tuples(fields))
+        return _from_dict(_with_tuples(fields))
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"config.json does not fit this version of flaxzoo ({error}): use the one that wrote it"
         ) from error
 
 
-def with_tuples(value: Any) -> Any:
+def _with_tuples(value: Any) -> Any:
     """What JSON made lists of, as it was."""
     if isinstance(value, dict):
-        return {name: with_tuples(entry) for name, entry in value.items()}
-    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
+        return {name: _with_tuples(entry) for name, entry in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def _from_dict(fields: dict[str, Any]) -> TrainConfig:

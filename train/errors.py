@@ -7,3 +7,7 @@ class RunError(ValueError):
 
 class NonFiniteLoss(ArithmeticError):
     """The loss is not a number any more."""
+
+
+class ToldElsewhere(RunError):
+    """What another process met with, and process 0 tells."""

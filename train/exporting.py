@@ -32,13 +32,11 @@ from .config import TrainConfig
 from .errors import RunError
 from .model_card import FILE, model_card
 from .model_folder import check_place_is_free
-from .opening import TARGETS, open_run, search_of
+from .opening import GENERATING, TARGETS, asked_of, open_run
 from .state import count_parameters
 from .translating import never_chosen
 
 Form = Literal["huggingface", "safetensors", "npz", "stablehlo"]
-GENERATING = ("causal_lm", "seq2seq_lm")
-"""Heads that have a `generation_config.json`."""
 PROBLEM_TYPES = {
     "one": "single_label_classification",
     **{target: problem for problem, target in TARGETS.items()},
@@ -106,12 +104,14 @@ def export_model(
 def _hugging_face(exported: Exported, output: Path) -> list[str]:
     config, tokenizer = exported.model.config, exported.tokenizer
     translates = config.head == "seq2seq_lm"
-    fields, search, notes = _stated(exported), {}, []
+    fields, notes = _stated(exported), []
+    asked = asked_of(exported.folder)
     if config.head == "span" and config.labels:
         notes.append("that there may be no answer has no place in config.json: it is left out")
-    if translates:
-        search, said = _search(exported, fields["eos_token_id"])
-        notes += said
+    if config.head == "none" and config.num_token_types and not config.has_pooler:
+        notes.append("without a pooler: load it with add_pooling_layer=False")
+    if translates and asked is None:
+        notes.append(NOTE_ON_SEARCH)
 
     def fill(place: Path) -> None:
         write_weights(
@@ -125,8 +125,7 @@ def _hugging_face(exported: Exported, output: Path) -> list[str]:
         length = config.max_length
         notes.append(export_tokenizer(tokenizer, place, closing=translates, max_length=length))
         if config.head in GENERATING:
-            ids = {name: id for name, id in fields.items() if name.endswith("_token_id")}
-            write_json(place / "generation_config.json", ids | search)
+            write_json(place / "generation_config.json", _generation(exported, fields, asked))
         (place / FILE).write_text(_card(exported, output.name, notes), encoding="utf-8")
 
     build_folder(output, fill)
@@ -148,18 +147,22 @@ def _stated(exported: Exported) -> dict[str, Any]:
     return fields
 
 
-def _search(exported: Exported, eos_id: int) -> tuple[dict[str, Any], list[str]]:
-    """Fields of `generation_config.json`, and what they cannot say."""
+def _generation(
+    exported: Exported, fields: dict[str, Any], asked: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What the folder is to ask for: what an imported one did, else ids of special tokens."""
+    if asked is None:
+        asked = {name: id for name, id in fields.items() if name.endswith("_token_id")}
+        if exported.model.config.head == "seq2seq_lm":
+            asked |= _published_search(exported)
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _published_search(exported: Exported) -> dict[str, Any]:
+    """What a run that was trained here would ask for."""
     config = exported.model.config
-    search = search_of(exported.folder, exported.tokenizer)
-    notes = [] if search else [NOTE_ON_SEARCH]
-    if search is None:
-        never = never_chosen(exported.tokenizer.target, config.vocab_size)
-        search = BeamSearch(suppressed_tokens=never)
-    fields = search_fields(search, config.max_length)
-    if search.force_eos:
-        fields["forced_eos_token_id"] = eos_id
-    return fields, notes
+    never = never_chosen(exported.tokenizer.target, config.vocab_size)
+    return search_fields(BeamSearch(suppressed_tokens=never), config.max_length)
 
 
 def _card(exported: Exported, name: str, notes: list[str]) -> str:

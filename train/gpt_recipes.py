@@ -1,8 +1,11 @@
 """Recipes of the GPTs."""
 
+import dataclasses
+from collections.abc import Callable
+
 from ..data.causal import CausalData
 from ..data.tokenizer_training import TokenizerConfig
-from ..models.config import Execution
+from ..models.config import Execution, preset
 from ..models.gpt import GPTConfig
 from .config import TrainConfig
 from .optimizer_config import OptimizerConfig
@@ -69,3 +72,82 @@ def shakespeare_char() -> TrainConfig:
         checkpoint_every=500,
         sample_prompt="ROMEO:",
     )
+
+
+def _published(name: str, rate: float, rows: int) -> TrainConfig:
+    """300 billion tokens, as GPT-3 was trained (Brown et al. 2020, table 2.1 and appendix B).
+
+    Of GPT-2 the batch is published (512 rows, Radford et al. 2019, section 2.3); rates and the
+    rest are those of GPT-3's sizes. Differences: Common Crawl as C4 alone; the batch does not grow
+    in the beginning; the rate falls over the whole run and not its first 260 billion tokens. No
+    dropout: no text is seen often.
+    """
+    model = dataclasses.replace(preset(name), dropout_rate=0.0)
+    length = model.max_length
+    return TrainConfig(
+        model=model,
+        data=CausalData(
+            source="tfds:c4/en#text",
+            length=length,
+            tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=model.vocab_size),
+        ),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=rate, warmup_steps=375_000_000 // (rows * length)
+        ),
+        execution=Execution(dtype="bfloat16", remat="dots"),
+        steps=300_000_000_000 // (rows * length),
+        batch_size=rows,
+        evaluate_every=1_000,
+        checkpoint_every=1_000,
+    )
+
+
+def gpt2() -> TrainConfig:
+    """GPT-2 small (124 million parameters): 512 rows of 1,024 tokens.
+
+    Run: flaxzoo train gpt2
+    """
+    return _published("gpt2", 6e-4, 512)
+
+
+def gpt2_medium() -> TrainConfig:
+    """GPT-2 medium (355 million parameters): 512 rows of 1,024 tokens.
+
+    Run: flaxzoo train gpt2-medium --micro-batches 8
+    """
+    return _published("gpt2-medium", 3e-4, 512)
+
+
+def gpt2_xl() -> TrainConfig:
+    """GPT-2 XL (1.6 billion parameters): 512 rows of 1,024 tokens.
+
+    Run: flaxzoo train gpt2-xl --mesh.fsdp 16 --micro-batches 32 --execution.remat full
+    """
+    return _published("gpt2-xl", 2e-4, 512)
+
+
+def gpt3_13b() -> TrainConfig:
+    """GPT-3 13B: 1,024 rows of 2,048 tokens.
+
+    Run: flaxzoo train gpt3-13b --mesh.fsdp 64 --micro-batches 16 --execution.remat full
+    """
+    return _published("gpt3-13b", 1e-4, 1024)
+
+
+def gpt3_175b() -> TrainConfig:
+    """GPT-3 175B: 1,536 rows of 2,048 tokens, 3.1 million.
+
+    Run: flaxzoo train gpt3-175b --mesh.fsdp 512 --micro-batches 3 --execution.remat full
+    """
+    return _published("gpt3-175b", 0.6e-4, 1536)
+
+
+GPT_RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "quickstart": quickstart,
+    "shakespeare-char": shakespeare_char,
+    "gpt2": gpt2,
+    "gpt2-medium": gpt2_medium,
+    "gpt2-xl": gpt2_xl,
+    "gpt3-13b": gpt3_13b,
+    "gpt3-175b": gpt3_175b,
+}

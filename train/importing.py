@@ -1,16 +1,16 @@
 """A model in Hugging Face's form as a run folder: to be used, and to begin other runs with."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from ..models.config import architecture_of
 from ..models.hub import local_folder
 from ..models.loading import is_foreign, load, read_fields
+from ..models.weights.generation import GENERATION
 from .config import to_dict
 from .errors import RunError
-from .model_folder import IMPORTED_FROM, SEARCH, check_place_is_free, make_model_folder
-from .opening import open_run, search_of
+from .model_folder import IMPORTED_FROM, check_place_is_free, make_model_folder
+from .opening import asked_of, open_run, search_of
 from .state import count_parameters
 
 
@@ -38,9 +38,10 @@ def import_model(source: str | Path, output: str | Path) -> str:
     model: Any = config.model
     here = Path(source).exists()
     facts: dict[str, Any] = {IMPORTED_FROM: str(folder.resolve() if here else source)}
-    if model.head == "seq2seq_lm":
-        search = search_of(folder, tokenizer)
-        facts[SEARCH] = None if search is None else dataclasses.asdict(search)
+    search_of(folder, tokenizer)  # whether it can be searched as it asks
+    asked = asked_of(folder)
+    if asked is not None:
+        facts[GENERATION] = asked
     _, params = load(folder)
     fields = to_dict(config)
     facts = {"model": fields.pop("model"), "train": fields, **facts}

@@ -5,16 +5,17 @@ import math
 import os
 import signal
 import stat
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from ..data.pipeline import BatchIterator, evaluation_batches, train_iterator
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, set_aside_damaged
 from .config import TrainConfig
 from .errors import NonFiniteLoss, RunError
 from .evaluation import evaluate
@@ -22,6 +23,7 @@ from .initialise import Beginning, begin
 from .metrics import MetricsLog, read_metrics
 from .objectives import Objective
 from .parallel import Program, make_program
+from .processes import agreement, first_and_then_others, is_first, together
 from .progress import Progress
 from .report import REPORT_FILE, write_report
 from .run import Run, create_folder, prepare_run
@@ -29,6 +31,9 @@ from .samples import final_sample
 from .schedules import make_schedule
 from .state import count_parameters
 from .tasks import objective_of, score, task_of
+
+SKIPPED = "skipped"
+"""Where a checkpoint keeps, beside the data position, what was skipped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,15 @@ class Result:
     """What the finished model wrote, if `sample_prompt` is given."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """Steps that changed nothing, for their loss or gradient was not finite."""
+
+    total: int = 0
+    in_a_row: int = 0
+    """How many of them are the last ones."""
+
+
 @dataclasses.dataclass
 class _Session:
     """What the loop carries from step to step."""
@@ -57,10 +71,12 @@ class _Session:
     objective: Objective
     checkpoints: Checkpoints
     batches: BatchIterator
-    log: MetricsLog
+    log: MetricsLog | None
+    """Of several processes the first alone has one."""
     progress: Progress
     state: Any
     step: int
+    skipped: Skipped
     validation: dict[str, Any] | None = None
     validated_step: int | None = None
 
@@ -72,6 +88,8 @@ def train(
 
     Stopped at any step and called again, it ends with bit for bit the
     parameters of a run never stopped. SIGTERM, SIGHUP and Ctrl-C save and return.
+    Of several processes (`jax.distributed`) all must call it alike; a signal to one
+    stops all.
 
     Args:
       config: the run.
@@ -83,36 +101,32 @@ def train(
     Raises:
       DataError, RunError, ValueError: the data, the folder or the devices do
         not fit; before any training.
-      NonFiniteLoss: the loss stopped being finite; the last checkpoint stands.
+      NonFiniteLoss: the loss stopped being finite, for more steps than may be
+        skipped; the last checkpoint stands.
     """
-    if jax.process_count() > 1:
-        raise RunError(
-            f"{jax.process_count()} processes cannot share a run yet: start one, for all devices "
-            "of one machine"
-        )
-    progress = Progress(quiet)
-    run = prepare_run(config, Path(workdir), progress.say)
+    progress = Progress(quiet or not is_first())
+    run, objective, program = first_and_then_others(
+        lambda: _open(config, Path(workdir), progress.say)
+    )
     config = run.config
-    objective = objective_of(config)
-    program = make_program(config, objective)
-    create_folder(run)
     progress.say(
         f"model: {count_parameters(program.shapes.params):,} parameters, {program.description}"
     )
+    progress.say(program.footprint)
     with (
         _stop_requested() as stopping,
         Checkpoints(
             run.folder, keep_last=config.keep_last, keep_best=config.keep_best
         ) as checkpoints,
-        closing(_train_batches(run, config)) as batches,
+        closing(_train_batches(run, config, program.part)) as batches,
     ):
-        state, step = _start(program, checkpoints, batches, run, resume, progress)
-        validation = None
+        state, step, skipped = _start(program, checkpoints, batches, run, resume, progress)
+        validation, asked = None, None
         if step == config.steps:
             progress.say(f"{run.folder} is finished: all {step} steps are done")
         else:
             with (
-                MetricsLog(run.folder, first_step=step, wandb_project=config.wandb_project) as log,
+                _metrics_log(run.folder, step, config) as log,
                 progress.bar(config.steps, step, config.batch_size * config.data.length),
             ):
                 session = _Session(
@@ -126,14 +140,40 @@ def train(
                     progress=progress,
                     state=state,
                     step=step,
+                    skipped=skipped,
                 )
-                _run_steps(session, stopping)
+                asked = _run_steps(session, stopping)
                 step, validation = session.step, session.validation
     finished, sample = step == config.steps, None
-    if finished and (unreported := validation or _left_unreported(run.folder)):
-        sample = _finish(run, unreported, program.description, progress)
-    asked = None if finished or not stopping else stopping[0]
-    return Result(run, step, finished, asked, validation, sample)
+    with together():
+        if finished and is_first() and (last := validation or _left_unreported(run.folder)):
+            sample = _finish(run, last, program.description, progress)
+    return Result(run, step, finished, None if finished else asked, validation, sample)
+
+
+@contextmanager
+def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[MetricsLog | None]:
+    """The log of a run at `step`; None where another process writes it."""
+    with together():
+        log = (
+            MetricsLog(folder, first_step=step, wandb_project=config.wandb_project)
+            if is_first()
+            else None
+        )
+    with log or nullcontext():
+        yield log
+
+
+def _open(
+    config: TrainConfig, folder: Path, say: Callable[[str], None]
+) -> tuple[Run, Objective, Program]:
+    """Checks all that can be wrong, and makes the run folder."""
+    run = prepare_run(config, folder, say)
+    objective = objective_of(run.config)
+    program = make_program(run.config, objective)
+    create_folder(run)
+    set_aside_damaged(run.folder, say)
+    return run, objective, program
 
 
 def _left_unreported(folder: Path) -> dict[str, Any] | None:
@@ -165,12 +205,14 @@ def _finish(run: Run, validation: dict[str, Any], devices: str, progress: Progre
     return sample
 
 
-def _train_batches(run: Run, config: TrainConfig) -> BatchIterator:
+def _train_batches(run: Run, config: TrainConfig, part: tuple[int, int]) -> BatchIterator:
     return train_iterator(
         run.train.rows,
         batch_size=config.batch_size,
         seed=config.seed,
         num_steps=config.steps,
+        process_index=part[0],
+        process_count=part[1],
         num_workers=config.data.num_workers,
     )
 
@@ -182,20 +224,21 @@ def _start(
     run: Run,
     resume: bool,
     progress: Progress,
-) -> tuple[Any, int]:
-    """The first state: fresh, or that of the newest checkpoint."""
+) -> tuple[Any, int, Skipped]:
+    """The first state, its step and what was skipped: fresh, or of the newest checkpoint."""
     newest = checkpoints.newest
     if newest is None:
-        return _first_state(program, run.beginning, progress), 0
+        return _first_state(program, run.beginning, progress), 0, Skipped()
     if not resume:
         raise RunError(
             f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to go on "
             "from there, or give another --workdir"
         )
     state, data = checkpoints.restore(newest, program.shapes)
+    skipped = Skipped(**data.pop(SKIPPED, {}))
     batches.set_state(data)
     progress.say(f"resuming from step {newest} of {run.folder}")
-    return program.from_global(state), newest
+    return program.from_global(state), newest, skipped
 
 
 def _first_state(program: Program, beginning: Beginning | None, progress: Progress) -> Any:
@@ -209,13 +252,17 @@ def _first_state(program: Program, beginning: Beginning | None, progress: Progre
     return program.from_global(dataclasses.replace(whole, params=params))
 
 
-def _run_steps(s: _Session, stopping: list[int]) -> None:
-    """Takes the remaining steps; the loss of a step is looked at while the next one runs."""
+def _run_steps(s: _Session, stopping: list[int]) -> int | None:
+    """Takes the remaining steps; the loss of a step is looked at while the next one runs.
+
+    Answers the number of the signal that asked one of the processes to stop.
+    """
     config = s.config
     schedule = make_schedule(config.optimizer, config.steps)
     pending: tuple[int, dict[str, jax.Array]] | None = None
     started = time.monotonic()
-    while s.step < config.steps and not stopping:
+    agreed, asked = agreement(), 0
+    while s.step < config.steps and not (asked := agreed(stopping[0] if stopping else 0)):
         s.state, metrics = s.program.step(s.state, next(s.batches))
         s.step += 1
         if pending is not None:
@@ -232,24 +279,36 @@ def _run_steps(s: _Session, stopping: list[int]) -> None:
                 _save(s)
     if pending is not None:
         _record(s, *pending, schedule)
-    if stopping:
+    if asked:
         _save(s)
-        name = signal.Signals(stopping[0]).name
+        name = signal.Signals(asked).name
         s.progress.say(f"{name}: saved step {s.step}; the same command goes on from there")
     s.progress.say(f"{s.step} steps done; trained for {time.monotonic() - started:.0f} s")
+    return asked or None
 
 
 def _record(s: _Session, step: int, metrics: dict[str, jax.Array], schedule: Any) -> None:
     numbers = {name: float(value) for name, value in metrics.items()}
-    if not math.isfinite(numbers["loss"]) or not math.isfinite(numbers["gradient_norm"]):
-        raise _not_finite(
-            s,
-            f"the loss of step {step} is {numbers['loss']} (gradient norm "
-            f"{numbers['gradient_norm']})",
-        )
-    s.progress.advance(step, numbers["loss"])
-    if step % s.config.log_every == 0:
-        s.log.write(step, "train", {**numbers, "learning_rate": float(schedule(step - 1))})
+    loss, norm = numbers["loss"], numbers["gradient_norm"]
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        _skip(s, f"the loss of step {step} is {loss} (gradient norm {norm})")
+        return
+    s.skipped = dataclasses.replace(s.skipped, in_a_row=0)
+    s.progress.advance(step, loss)
+    if s.log is not None and step % s.config.log_every == 0:
+        updates = step - s.skipped.total  # which the schedule counts
+        rate = float(schedule(updates - 1))
+        counted = {"learning_rate": rate, "skipped_steps": s.skipped.total}
+        s.log.write(step, "train", {**numbers, **counted})
+
+
+def _skip(s: _Session, what: str) -> None:
+    """Counts a step that changed nothing; raises NonFiniteLoss after too many in a row."""
+    most = s.config.skip_bad_steps
+    s.skipped = Skipped(s.skipped.total + 1, s.skipped.in_a_row + 1)
+    if s.skipped.in_a_row > most:
+        raise _not_finite(s, f"{what}, after {most} skipped steps" if most else what)
+    s.progress.say(f"{what}: skipped, {s.skipped.in_a_row} of at most {most} in a row")
 
 
 def _not_finite(s: _Session, what: str) -> NonFiniteLoss:
@@ -263,12 +322,17 @@ def _not_finite(s: _Session, what: str) -> NonFiniteLoss:
 
 def _evaluate(s: _Session) -> None:
     """Measures loss and scores on the validation data."""
-    split, data = s.run.validation, s.config.data
+    split, data, (index, count) = s.run.validation, s.config.data, s.program.part
     evaluation = evaluate(
         s.program.evaluate,
         s.state,
         # As much at once as a step sees at once.
-        evaluation_batches(split.rows, batch_size=s.config.batch_size // s.config.micro_batches),
+        evaluation_batches(
+            split.rows,
+            batch_size=s.config.batch_size // s.config.micro_batches,
+            process_index=index,
+            process_count=count,
+        ),
         s.objective,
         split.rows.rows_per_epoch,
     )
@@ -276,7 +340,8 @@ def _evaluate(s: _Session) -> None:
         raise _not_finite(s, f"the validation loss of step {s.step} is {evaluation.loss}")
     s.validation = score(data, evaluation, split)
     s.validated_step = s.step
-    s.log.write(s.step, "validation", s.validation)
+    if s.log is not None:
+        s.log.write(s.step, "validation", s.validation)
     s.progress.evaluated(s.step, s.validation, task_of(data).headline)
 
 
@@ -284,7 +349,8 @@ def _save(s: _Session) -> None:
     """Begins to write a checkpoint, with the validation loss if this step has one."""
     measured = s.validation if s.validated_step == s.step else None
     loss = None if measured is None else measured["loss"]
-    s.checkpoints.save(s.program.to_global(s.state), s.batches.get_state(), loss)
+    data = {**s.batches.get_state(), SKIPPED: dataclasses.asdict(s.skipped)}
+    s.checkpoints.save(s.program.to_global(s.state), data, loss)
 
 
 SIGHUP: Any = getattr(signal, "SIGHUP", None)
@@ -311,13 +377,12 @@ def _stop_requested() -> Iterator[list[int]]:
         if number == SIGHUP:
             _leave_closed_terminal()
 
-    try:
-        for number in filter(None, (signal.SIGTERM, signal.SIGINT, SIGHUP)):
-            previous[number] = signal.signal(number, note)
-        if previous.get(SIGHUP) is signal.SIG_IGN:  # nohup: a closed terminal is not to stop it
-            signal.signal(SIGHUP, signal.SIG_IGN)
-    except ValueError:  # not in the main thread: signals are the caller's
-        pass
+    # In another thread than the main one signals are the caller's.
+    ours = threading.current_thread() is threading.main_thread()
+    for number in filter(None, (signal.SIGTERM, signal.SIGINT, SIGHUP) if ours else ()):
+        previous[number] = signal.signal(number, note)
+    if previous.get(SIGHUP) is signal.SIG_IGN:  # nohup: a closed terminal is not to stop it
+        signal.signal(SIGHUP, signal.SIG_IGN)
     try:
         yield received
     finally:

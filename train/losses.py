@@ -105,8 +105,12 @@ def squared_error(
 
 
 def _cut(x: Array, chunk: int) -> Array:
-    """Cuts `[B, T, …]` into `[T / chunk, B, chunk, …]`."""
-    return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+    """Cuts `[B, T, …]` into `[T / chunk, B, chunk, …]`.
+
+    Position t goes to chunk t mod `T / chunk`, so that each chunk of rows that are
+    spread over devices has positions of every device.
+    """
+    return jnp.moveaxis(x.reshape(x.shape[0], chunk, -1, *x.shape[2:]), 2, 0)
 
 
 def _sums(
@@ -177,9 +181,9 @@ def _forward(smoothing, hidden, kernel, bias, labels, weights):
         exact = weight[..., None] * (softmax - target)
         gradient = exact.astype(h.dtype)
         hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, kernel)
-        # Over one axis of positions: XLA's CPU has no bfloat16 product over two.
-        positions = (x.reshape(-1, x.shape[-1]) for x in (h, gradient))
-        kernel_gradient = jnp.einsum("XD,XV->DV", *positions, preferred_element_type=jnp.float32)
+        kernel_gradient = jax.lax.platform_dependent(
+            h, gradient, cpu=_product_on_cpu, default=_product
+        )
         bias_gradient = None if bias is None else jnp.sum(exact, axis=(0, 1))
         return (total, kernel_gradient, bias_gradient), hidden_gradient
 
@@ -188,6 +192,16 @@ def _forward(smoothing, hidden, kernel, bias, labels, weights):
     kernel_gradient = kernel_gradient.T.astype(kernel.dtype)
     bias_gradient = None if bias is None else bias_gradient.astype(bias.dtype)
     return total, (hidden_gradient, kernel_gradient, bias_gradient)
+
+
+def _product(h: Array, gradient: Array) -> Array:
+    """Over rows and positions at once: made one axis they could not be spread over devices."""
+    return jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
+
+
+def _product_on_cpu(h: Array, gradient: Array) -> Array:
+    """The same numbers: XLA's CPU has no bfloat16 product over two axes."""
+    return _product(h.astype(jnp.float32), gradient.astype(jnp.float32))
 
 
 def _backward(smoothing, residuals, cotangent):

@@ -1,16 +1,22 @@
 """Where numbers go: `metrics.jsonl`, TensorBoard, and Weights & Biases if asked for."""
 
+import contextlib
 import hashlib
 import json
+import socket
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ..data.atomic import write_file
 from ..models.loading import CONFIG_FILE
+from .errors import RunError
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
+SECONDS_BETWEEN_FLUSHES = 30.0
+"""Of TensorBoard's file."""
 
 
 class MetricsLog:
@@ -21,14 +27,12 @@ class MetricsLog:
     """
 
     def __init__(self, run: Path, *, first_step: int, wandb_project: str | None) -> None:
-        from tensorboardX import SummaryWriter
-
         # First, so that nothing is open if it cannot be had.
         self._wandb = _start_wandb(wandb_project, run) if wandb_project else None
         self._file = run / METRICS_FILE
         _forget_after(self._file, first_step)
         self._lines = self._file.open("a")
-        self._board = SummaryWriter(str(run / TENSORBOARD), purge_step=first_step + 1)
+        self._board = _Board(run / TENSORBOARD, first_step)
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -39,21 +43,76 @@ class MetricsLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Closes all of them."""
-        self._lines.close()
-        self._board.close()
+        """Closes all of them; if a fault ends the run, it is the one to be told."""
+        try:
+            with contextlib.closing(self._board), contextlib.closing(self._lines):
+                pass
+        except OSError as fault:
+            if error is None:
+                raise self._cannot_write(fault) from fault
         if self._wandb is not None:
             self._wandb.finish()
 
     def write(self, step: int, group: str, numbers: dict[str, float]) -> None:
-        """Logs `numbers` of `group` ("train" or "validation") at `step`."""
-        self._lines.write(json.dumps({"step": step, "split": group, **numbers}) + "\n")
-        self._lines.flush()
+        """Logs `numbers` of `group` ("train" or "validation") at `step`.
+
+        Raises:
+          RunError: they cannot be written.
+        """
         named = {f"{group}/{name}": value for name, value in numbers.items()}
-        for name, value in named.items():
-            self._board.add_scalar(name, value, step)
+        try:
+            self._lines.write(json.dumps({"step": step, "split": group, **numbers}) + "\n")
+            self._lines.flush()
+            self._board.write(step, named)
+        except OSError as fault:
+            raise self._cannot_write(fault) from fault
         if self._wandb is not None:
             self._wandb.log(named, step=step)
+
+    def _cannot_write(self, fault: OSError) -> RunError:
+        return RunError(
+            f"cannot write the metrics to {self._file.parent} ({fault.strerror}): mend that; "
+            "the same command goes on from the newest checkpoint"
+        )
+
+
+class _Board:
+    """TensorBoard's file of events.
+
+    Written at once: tensorboardX's `SummaryWriter` has a thread for it, which a full disk
+    ends, and the run then waits for it for ever.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.record_writer import RecordWriter
+
+        protocol: Any = event_pb2  # its names are made at run time
+        self._event = protocol.Event
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        self._records = RecordWriter(str(folder / name))
+        self._next_flush = 0.0
+        # Tells TensorBoard to forget what an earlier process logged after this step.
+        start = protocol.SessionLog(status=protocol.SessionLog.START)
+        self._write(file_version="brain.Event:2")
+        self._write(session_log=start, step=first_step + 1)
+
+    def write(self, step: int, named: dict[str, float]) -> None:
+        from tensorboardX.summary import scalar
+
+        for name, value in named.items():
+            self._write(step=step, summary=scalar(name, value))
+        if time.monotonic() >= self._next_flush:
+            self._records.flush()
+            self._next_flush = time.monotonic() + SECONDS_BETWEEN_FLUSHES
+
+    def _write(self, **fields: Any) -> None:
+        event = self._event(wall_time=time.time(), **fields)
+        self._records.write(event.SerializeToString())
+
+    def close(self) -> None:
+        self._records.close()
 
 
 def read_metrics(run: Path, group: str) -> list[dict[str, Any]]:

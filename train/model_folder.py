@@ -15,8 +15,6 @@ AVERAGED_STEPS = "averaged_steps"
 """In its config.json: of which checkpoints it is the mean."""
 IMPORTED_FROM = "imported_from"
 """In its config.json: the folder it was read from."""
-SEARCH = "search"
-"""In its config.json: how a translation model asks to be searched, where it says so."""
 ORIGINS = {AVERAGED_STEPS: "averaged checkpoints", IMPORTED_FROM: "an imported model"}
 
 

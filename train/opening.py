@@ -10,10 +10,10 @@ from ..data.translation import start_and_end
 from ..models.beam import BeamSearch
 from ..models.hub import local_folder
 from ..models.loading import check_run, is_foreign, model_config, read_fields
-from ..models.weights.generation import search_settings
-from .config import TrainConfig, from_dict, with_tuples
+from ..models.weights.generation import GENERATION, generation_arguments, search_settings
+from .config import TrainConfig, from_dict
 from .errors import RunError
-from .model_folder import SEARCH, TOKENIZER
+from .model_folder import IMPORTED_FROM, TOKENIZER
 from .recipes import recipe
 
 RECIPES: Mapping[str, str] = {
@@ -29,6 +29,8 @@ RECIPES: Mapping[str, str] = {
     "seq2seq_lm": "multi30k-en-de",
 }
 """For each head the recipe that says how texts become rows for it."""
+GENERATING = ("causal_lm", "seq2seq_lm")
+"""Heads that write."""
 TARGETS = {"regression": "score", "multi_label_classification": "several"}
 """For each `problem_type` of a classifier what its labels are."""
 
@@ -82,6 +84,27 @@ def _target(fields: dict[str, Any], num_labels: int) -> str:
     return TARGETS.get(kind, "one") if kind else "one"
 
 
+def asked_of(folder: str | Path) -> dict[str, Any] | None:
+    """What the folder of a model that writes asks of `models.generate`, in its words.
+
+    Args:
+      folder: of either form, or its name on the hub.
+
+    Returns:
+      None where it does not say, as a run that was trained here, or where the model does not write.
+
+    Raises:
+      ValueError: it asks for what is not supported, or is of an older version.
+    """
+    folder = local_folder(folder)
+    fields = read_fields(folder)
+    writes = getattr(model_config(folder), "head", None) in GENERATING
+    says = is_foreign(fields) or GENERATION in fields
+    if writes and not says and IMPORTED_FROM in fields:
+        raise RunError(f"{folder} was imported by an older flaxzoo: import it once more")
+    return generation_arguments(folder) if writes and says else None
+
+
 def search_of(folder: str | Path, tokenizer: Tokenizer) -> BeamSearch | None:
     """How the model of a folder asks to be searched; None: it does not say.
 
@@ -94,12 +117,10 @@ def search_of(folder: str | Path, tokenizer: Tokenizer) -> BeamSearch | None:
         begin and to end with.
     """
     folder = local_folder(folder)
-    fields = read_fields(folder)
-    if getattr(model_config(folder), "head", None) != "seq2seq_lm":
+    model: Any = model_config(folder)
+    if getattr(model, "head", None) != "seq2seq_lm" or asked_of(folder) is None:
         return None
-    if not is_foreign(fields):
-        return BeamSearch(**with_tuples(fields[SEARCH])) if SEARCH in fields else None
-    search, *ids = search_settings(folder)
+    search, *ids = search_settings(folder, model.max_length)
     if tuple(ids) != start_and_end(tokenizer):
         raise RunError(
             f"{folder}: targets begin and end with tokens {ids}, but those of its tokenizer are "

@@ -87,7 +87,9 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         *([scale_by_factors(trained)] if frozen else []),
         optax.identity() if clip is None else optax.clip_by_global_norm(clip),
         optax.chain(
-            optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
+            optax.scale_by_adam(
+                config.beta1, config.beta2, config.epsilon, mu_dtype=config.state_dtype
+            ),
             optax.add_decayed_weights(config.weight_decay, decay_mask),
             *([scale_by_trust_ratio_per_layer()] if lamb else []),
             optax.scale_by_learning_rate(make_schedule(config, steps)),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 OptimizerName = Literal["adamw", "lamb"]
+StateDtype = Literal["float32", "bfloat16"]
 ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 
 
@@ -32,6 +33,8 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
+    state_dtype: StateDtype = "float32"
+    """Of the first moment; bfloat16 saves two bytes a parameter. The second is always float32."""
     weight_decay: float = 0.1
     """Applied to matrices only: neither to biases nor to the scales of norms."""
     max_gradient_norm: float | None = 1.0
@@ -43,7 +46,8 @@ class OptimizerConfig:
     expressions, each for the whole path of a parameter, of a part of the model or of a layer."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("name", OptimizerName), ("schedule", ScheduleName)):
+        choices_of = {"name": OptimizerName, "schedule": ScheduleName, "state_dtype": StateDtype}
+        for name, kind in choices_of.items():
             if getattr(self, name) not in get_args(kind):
                 choices = ", ".join(get_args(kind))
                 raise ValueError(

@@ -17,12 +17,16 @@ from ..models.config import create
 from ..models.shapes import init_params
 from .config import TrainConfig
 from .evaluation import make_evaluate_fn
+from .footprint import footprint
 from .objectives import Batch, Objective, Predictions, Terms
 from .optimizer import make_optimizer
 from .sharding import (
-    batch_sharding,
+    check_batch,
     check_batch_divides,
     make_mesh,
+    process_part,
+    rows_apart,
+    rows_stay_apart,
     shard_batch,
     state_shardings,
 )
@@ -51,6 +55,10 @@ class Program:
     """Shapes, dtypes and shardings of the global form, to restore into."""
     description: str
     """The devices, in words."""
+    footprint: str
+    """What a step is for each of them, in words."""
+    part: tuple[int, int] = (0, 1)
+    """Which part of each batch this process reads, and of how many parts."""
 
 
 def make_program(config: TrainConfig, objective: Objective) -> Program:
@@ -73,8 +81,9 @@ class _Functions:
     rng: jax.Array
 
 
-def _functions(config: TrainConfig, objective: Objective) -> _Functions:
+def _functions(config: TrainConfig, objective: Objective, mesh: Mesh | None = None) -> _Functions:
     model = create(config.model, config.execution)
+    apply_fn = model.apply if mesh is None else rows_stay_apart(model.apply, mesh)
     tx = make_optimizer(config.optimizer, config.steps)
     # Named, for a run must not depend on what jax is configured to use.
     root = jax.random.key(config.seed, impl="threefry2x32")
@@ -84,42 +93,82 @@ def _functions(config: TrainConfig, objective: Objective) -> _Functions:
         return init_state(init_params(model, init_rng), tx)
 
     make_step = functools.partial(
-        make_train_step, model.apply, objective, tx, num_micro_batches=config.micro_batches
+        make_train_step, apply_fn, objective, tx, num_micro_batches=config.micro_batches
     )
-    evaluate = make_evaluate_fn(model.apply, objective)
+    evaluate = make_evaluate_fn(apply_fn, objective)
     return _Functions(init, tx, make_step, evaluate, step_rng)
 
 
-def _jit_program(config: TrainConfig, objective: Objective) -> Program:
-    f = _functions(config, objective)
-    mesh = make_mesh(config.mesh)
-    rows = batch_sharding(mesh, config.batch_size, config.micro_batches)
+@dataclasses.dataclass(frozen=True)
+class MeshStep:
+    """The train step over a mesh, not compiled yet, and where what it takes lies."""
+
+    functions: _Functions
+    step: Any
+    """What `jax.jit` gave: `step(state, batch, rng)`."""
+    state: TrainState
+    """Shapes, dtypes and shardings of the state."""
+    mesh: Mesh
+
+    def trace(self, batch: Any) -> Any:
+        """The step with shapes for its arrays, to be lowered and compiled for the mesh's devices.
+
+        Args:
+          batch: the global batch, as `jax.ShapeDtypeStruct`s that say where they lie.
+        """
+        return self.step.trace(self.state, batch, jax.eval_shape(lambda: self.functions.rng))
+
+
+def mesh_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> MeshStep:
+    """The train step of a run over a mesh, whose devices need not be at hand.
+
+    Raises:
+      ValueError: mesh, batch and parameters do not fit each other.
+    """
+    f = _functions(config, objective, mesh)
+    check_batch(mesh, config.batch_size, config.data.length, config.micro_batches)
     shapes = jax.eval_shape(f.init)
     shardings = state_shardings(shapes, f.tx, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     step = jax.jit(
         f.make_step(),
-        in_shardings=(shardings, rows, everywhere),
+        in_shardings=(shardings, None, everywhere),  # of a batch they are its arrays' own
         out_shardings=(shardings, everywhere),
         donate_argnums=0,
     )
+    return MeshStep(f, step, _with_shardings(shapes, shardings), mesh)
+
+
+def _jit_program(config: TrainConfig, objective: Objective) -> Program:
+    mesh = make_mesh(config.mesh)
+    compiled = mesh_step(config, objective, mesh)
+    f, step = compiled.functions, compiled.step
+    shardings = jax.tree.map(lambda x: x.sharding, compiled.state)
+    everywhere = NamedSharding(mesh, PartitionSpec())
     evaluate = jax.jit(
         f.evaluate,
-        in_shardings=(shardings.params, rows),
-        out_shardings=(everywhere, everywhere, rows),
+        in_shardings=(shardings.params, None),
+        out_shardings=everywhere,  # each process scores the predictions of all
     )
     return Program(
         init=jax.jit(f.init, out_shardings=shardings),
-        step=lambda state, batch: step(state, shard_batch(batch, rows), f.rng),
-        evaluate=lambda state, batch: evaluate(state.params, shard_batch(batch, rows)),
+        step=lambda state, batch: step(state, shard_batch(batch, mesh), f.rng),
+        evaluate=lambda state, batch: evaluate(state.params, shard_batch(batch, mesh)),
         to_global=lambda state: state,
         from_global=lambda state: state,
-        shapes=_with_shardings(shapes, shardings),
+        shapes=compiled.state,
         description=_describe(mesh),
+        footprint=footprint(config, compiled.state, rows_apart(mesh)),
+        part=process_part(mesh),
     )
 
 
 def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
+            "leave it out (--parallel jit)"
+        )
     f = _functions(config, objective)
     devices = jax.local_devices()
     number = len(devices)
@@ -144,31 +193,37 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
     def replicate(state: TrainState) -> Any:
         return copy(state, np.arange(number))
 
-    def first(tree: Any) -> Any:
-        return jax.tree.map(lambda x: x[0], tree)
-
-    def deal(batch: NumpyBatch) -> NumpyBatch:
-        return {name: x.reshape(number, -1, *x.shape[1:]) for name, x in batch.items()}
-
     def take_step(state: Any, batch: NumpyBatch) -> tuple[Any, dict[str, jax.Array]]:
-        state, metrics = step(state, deal(batch), f.rng)
-        return state, first(metrics)
+        state, metrics = step(state, _deal(batch, number), f.rng)
+        return state, _first(metrics)
 
     def evaluate_batch(state: Any, batch: NumpyBatch) -> tuple[Terms, Terms, Predictions]:
-        sums, counts, predictions = evaluate(state.params, deal(batch))
+        sums, counts, predictions = evaluate(state.params, _deal(batch, number))
         whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in predictions.items()}
-        return first(sums), first(counts), whole
+        return _first(sums), _first(counts), whole
 
     shapes = jax.eval_shape(f.init)
+    placed = _with_shardings(shapes, jax.tree.map(lambda _: one, shapes))
     return Program(
         init=lambda: replicate(jax.jit(f.init)()),
         step=take_step,
         evaluate=evaluate_batch,
-        to_global=lambda state: jax.device_put(first(state), one),
+        to_global=lambda state: jax.device_put(_first(state), one),
         from_global=replicate,
-        shapes=_with_shardings(shapes, jax.tree.map(lambda _: one, shapes)),
+        shapes=placed,
         description=f"pmap over {number} × {devices[0].device_kind}",
+        footprint=footprint(config, placed, number),
     )
+
+
+def _first(tree: Any) -> Any:
+    """One of the equal copies that pmap has of a tree."""
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def _deal(batch: NumpyBatch, number: int) -> NumpyBatch:
+    """A batch with an axis of devices before its rows."""
+    return {name: x.reshape(number, -1, *x.shape[1:]) for name, x in batch.items()}
 
 
 def _with_shardings(shapes: Any, shardings: Any) -> Any:
@@ -179,4 +234,6 @@ def _with_shardings(shapes: Any, shardings: Any) -> Any:
 
 def _describe(mesh: Mesh) -> str:
     axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
-    return f"jit over {mesh.size} × {mesh.devices.flat[0].device_kind} ({axes})"
+    number = jax.process_count()
+    of = f" of {number} processes" if number > 1 else ""
+    return f"jit over {mesh.size} × {mesh.devices.flat[0].device_kind}{of} ({axes})"

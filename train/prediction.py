@@ -7,6 +7,7 @@ import jax
 
 from ..data.pipeline import evaluation_batches
 from ..models.loading import load
+from .errors import RunError
 from .evaluation import rows_at_once, whole_rows
 from .opening import open_run
 from .run import Say, label_names
@@ -29,9 +30,14 @@ def predict(
 
     Raises:
       FileNotFoundError: it is not a run folder, or has no such checkpoint.
+      RunError: the model has no head.
       DataError: the file cannot be read, or the run has nothing of this kind to predict.
     """
     config, tokenizer = open_run(folder)
+    if getattr(config.model, "head", None) == "none":
+        raise RunError(
+            f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
+        )
     labels = label_names(config.model)
     split = config.data.input_split(path, tokenizer, labels)
     say(f"input: {split.facts}")

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from ..models.config import nearest
 from .bert_recipes import BERT_RECIPES
 from .config import TrainConfig
-from .gpt_recipes import quickstart, shakespeare_char
+from .gpt_recipes import GPT_RECIPES
 from .translation_recipes import TRANSLATION_RECIPES
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
-    "quickstart": quickstart,
-    "shakespeare-char": shakespeare_char,
+    **GPT_RECIPES,
     **BERT_RECIPES,
     **TRANSLATION_RECIPES,
 }

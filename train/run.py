@@ -94,7 +94,7 @@ def _as_begun(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer
     old, tokenizer = open_run(folder)
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
-    config = _fit_model(config, old.model, tokenizer, label_names(old.model))
+    config = fit_model(config, old.model, tokenizer.target.vocab_size, label_names(old.model))
     changed = differences(old, config)
     if changed:
         listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
@@ -112,11 +112,12 @@ def _anew(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
     labels = config.data.labels()
     if config.init_from is None:
         tokenizer = train_tokenizer(config.data.texts(), config.data.tokenizer)
-        return _fit_model(config, None, tokenizer, labels), tokenizer
+        return fit_model(config, None, tokenizer.target.vocab_size, labels), tokenizer
     source, tokenizer = open_run(config.init_from)
     step = chosen_step(local_folder(config.init_from), config.init_step)
     config = dataclasses.replace(config, init_step=step)
-    return _fit_model(config, source.model, tokenizer, labels), tokenizer
+    size = tokenizer.target.vocab_size
+    return fit_model(config, source.model, size, labels), tokenizer
 
 
 def _beginning(config: TrainConfig) -> Beginning | None:
@@ -156,10 +157,10 @@ def label_names(model: TransformerConfig) -> tuple[str, ...]:
     return getattr(model, "labels", ())
 
 
-def _fit_model(
+def fit_model(
     config: TrainConfig,
     begin: TransformerConfig | None,
-    tokenizer: Tokenizer,
+    vocab_size: int,
     labels: tuple[str, ...],
 ) -> TrainConfig:
     """The model with the sizes it begins with, room for the vocabulary, and the head it needs.
@@ -167,7 +168,7 @@ def _fit_model(
     Args:
       config: the run's.
       begin: the model whose parameters it begins with, if it is not new.
-      tokenizer: its vocabulary.
+      vocab_size: tokens that it needs room for.
       labels: names of the labels in its data.
 
     Raises:
@@ -176,7 +177,7 @@ def _fit_model(
     model = config.model
     if config.init_from is not None and begin is not None:
         model = dataclasses.replace(begin, dropout_rate=model.dropout_rate)
-    size = max(model.vocab_size, tokenizer.target.vocab_size)
+    size = max(model.vocab_size, vocab_size)
     heads = task_of(config.data).heads(config.data)
     possible = _heads_of(model)
     able = [head for head in heads if head in possible]

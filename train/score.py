@@ -50,7 +50,7 @@ def score_run(
     decoded = task_of(config.data).decoded
     if num_beams is not None and decoded is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
-    own = None if decoded is None else search_of(folder, tokenizer)
+    own = search_of(folder, tokenizer)
     search = own or BeamSearch()
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams, num_return=1)

@@ -3,26 +3,35 @@
 A parameter's path is matched against `PARAMETER_AXES`, which names the logical
 axis of each of its dimensions; `MESH_AXES` says along which axis of the mesh a
 logical axis is cut.  Models know nothing of this.
+
+Of a batch rows are cut along `BATCH_AXES` and tokens along `CONTEXT`: the
+compiler then gathers the keys and values of a row, layer by layer, for the
+queries of each part, and nothing else of a row is whole anywhere.
 """
 
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..models.config import divisors
+from ..models.layers import TransformerLayer
 from .config import MeshConfig
 from .optimizer import path_name
 from .state import TrainState
 
-MESH_AXIS_NAMES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 """Rows of a batch are cut along both."""
+CONTEXT = "context"
+"""Tokens of a row are cut along it."""
+MESH_AXIS_NAMES = (*BATCH_AXES, CONTEXT, "tensor")
 
 _STACK = r"((encoder|decoder)/)?layers"
 _ATTENTION = rf"{_STACK}/(cross_)?attention"
@@ -61,7 +70,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     Raises:
       ValueError: the sizes do not multiply to the number of devices.
     """
-    devices = jax.devices() if devices is None else devices
+    # Those of a process side by side, so that it reads rows that follow each other.
+    in_order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    devices = in_order if devices is None else devices
     sizes = {name: getattr(config, name) for name in MESH_AXIS_NAMES}
     fixed = math.prod(size for size in sizes.values() if size != -1)
     free = [name for name, size in sizes.items() if size == -1]
@@ -74,9 +85,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
             f"{asked} do not multiply to the {len(devices)} devices here: "
             "give sizes that do, at most one of them -1 (all that are left)"
         )
-    return Mesh(
-        np.asarray(devices).reshape(shape), MESH_AXIS_NAMES, axis_types=(AxisType.Auto,) * 3
-    )
+    kinds = (AxisType.Auto,) * len(MESH_AXIS_NAMES)
+    return Mesh(np.asarray(devices).reshape(shape), MESH_AXIS_NAMES, axis_types=kinds)
 
 
 def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
@@ -128,15 +138,83 @@ def state_shardings(state: TrainState, tx: optax.GradientTransformation, mesh: M
     return TrainState(replicated, params, opt_state)
 
 
-def batch_sharding(mesh: Mesh, batch_size: int, micro_batches: int = 1) -> NamedSharding:
-    """Where the rows of a batch lie.
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Where whole rows of a batch lie."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def rows_apart(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are cut."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1) -> None:
+    """Raises ValueError if rows, or the tokens of a row, cannot be dealt out evenly."""
+    check_batch_divides(batch_size, rows_apart(mesh), micro_batches)
+    if length % mesh.shape[CONTEXT]:
+        choices = ", ".join(map(str, divisors(length)))
+        raise ValueError(
+            f"data.length {length} cannot be cut along mesh.{CONTEXT} {mesh.shape[CONTEXT]}: "
+            f"choose it from {choices}, or change the length"
+        )
+
+
+def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """Where an array lies: cut along its rows, and along its last axis, tokens, if they divide."""
+    tokens = (None,) * (len(shape) - 2)
+    if len(shape) > 1 and shape[-1] % mesh.shape[CONTEXT] == 0:
+        tokens = (*tokens, CONTEXT)
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, *tokens))
+
+
+def rows_stay_apart(apply_fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """A model's `apply` with the residual stream cut along its rows, before and after each layer.
+
+    Left to itself the compiler follows the parameters, whose width is cut along `fsdp`: every
+    device then computes attention for the rows of all, and sums of whole activations are
+    exchanged in each layer.  Held to the rows, it gathers a layer's parameters when they are due.
+    """
+    lies = NamedSharding(mesh, PartitionSpec(BATCH_AXES, PartitionSpec.UNCONSTRAINED))
+
+    def around_layer(layer: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        if not isinstance(context.module, TransformerLayer) or context.method_name != "__call__":
+            return layer(*args, **kwargs)
+        x, *rest = args
+        x, out = layer(jax.lax.with_sharding_constraint(x, lies), *rest, **kwargs)
+        return jax.lax.with_sharding_constraint(x, lies), out
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        with nn.intercept_methods(around_layer):
+            return apply_fn(*args, **kwargs)
+
+    return apply
+
+
+@functools.cache
+def process_part(mesh: Mesh) -> tuple[int, int]:
+    """Which part of each batch the devices of this process hold, and of how many parts.
+
+    Processes that share rows, cut along `context` or `tensor`, read the same part.
 
     Raises:
-      ValueError: the rows cannot be dealt out evenly.
+      ValueError: the rows of some process are not one of equal parts.
     """
-    parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    check_batch_divides(batch_size, parts, micro_batches)
-    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    number = rows_apart(mesh)
+    lies = row_sharding(mesh).devices_indices_map((number,))
+    held: dict[int, set[int]] = {}
+    for device, (rows,) in lies.items():
+        held.setdefault(device.process_index, set()).add(rows.indices(number)[0])
+    wide = len(held[jax.process_index()])
+    for process, rows in held.items():
+        first = min(rows)
+        if first % wide or rows != set(range(first, first + wide)):
+            sizes = ", ".join(f"mesh.{name} {size}" for name, size in mesh.shape.items())
+            raise ValueError(
+                f"{sizes}: process {process} of {len(held)} would hold rows that are not one of "
+                f"equal parts of a batch: choose mesh.{CONTEXT} × mesh.tensor to divide the "
+                f"{mesh.size // len(held)} devices of a process, or to be a multiple of them"
+            )
+    return min(held[jax.process_index()]) // wide, number // wide
 
 
 def check_batch_divides(batch_size: int, devices: int, micro_batches: int = 1) -> None:
@@ -150,8 +228,12 @@ def check_batch_divides(batch_size: int, devices: int, micro_batches: int = 1) -
         )
 
 
-def shard_batch(batch: dict[str, Any], sharding: NamedSharding) -> dict[str, jax.Array]:
+def shard_batch(batch: dict[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
     """Places this process's rows; together the processes hold the global batch."""
-    return {
-        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
-    }
+    parts = process_part(mesh)[1]
+
+    def place(rows: Any) -> jax.Array:
+        shape = (parts * rows.shape[0], *rows.shape[1:])
+        return jax.make_array_from_process_local_data(batch_sharding(mesh, shape), rows, shape)
+
+    return {name: place(rows) for name, rows in batch.items()}

@@ -36,7 +36,8 @@ def make_train_step(
 
     Returns:
       The step. `rng` is the run's key, from which the step's own is derived
-      by the step number. Metrics: `loss`, its terms, `gradient_norm`.
+      by the step number. Metrics: `loss`, its terms, `gradient_norm`. A step whose
+      loss or gradient is not finite is skipped: it counts, and changes nothing else.
     """
 
     def total(tree: Any) -> Any:
@@ -60,16 +61,20 @@ def make_train_step(
             micro = micro_batches((batch, keys), num_micro_batches)
             gradients, means = accumulate(gradient_fn, state.params, micro)
         gradients, means = total((gradients, means))
+        loss, norm = weigh(means, objective), optax.tree.norm(gradients)
         updates, opt_state = tx.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {
-            "loss": weigh(means, objective),
-            **means,
-            "gradient_norm": optax.tree.norm(gradients),
-        }
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        params, opt_state = select(finite, (params, opt_state), (state.params, state.opt_state))
+        metrics = {"loss": loss, **means, "gradient_norm": norm}
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return step
+
+
+def select(condition: Array, one: Any, other: Any) -> Any:
+    """`one` where the scalar `condition` holds, `other` where it does not: two trees alike."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
 def divide(sums: Terms, counts: Terms) -> Terms:

@@ -19,20 +19,28 @@ class GenerateArguments:
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     prompt: tuple[str, ...] = ("",)
     """What is continued; several prompts go through the model together."""
-    max_new_tokens: int = 200
-    """The longest continuation, in tokens."""
-    temperature: float = 1.0
-    """Below 1 more predictable, above 1 more varied; 0 always takes the best token."""
+    max_new_tokens: int | None = None
+    """The longest continuation, in tokens. By default 200. (Here and below a folder in Hugging
+    Face's form, or a run imported from one, may have defaults of its own, in its
+    generation_config.json.)"""
+    temperature: float | None = None
+    """Below 1 more predictable, above 1 more varied; 0 always takes the best token. By default
+    1."""
     top_k: int | None = None
-    """Only the k best tokens are considered."""
+    """Only the k best tokens are considered. By default, or with 0, all are."""
     top_p: float | None = None
     """Only the best tokens that together have probability p are considered."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     """Above 1 makes tokens that were used already less likely."""
+    num_beams: int | None = None
+    """Above 1 nothing is drawn: the continuations of highest probability are searched for, keeping
+    so many beginnings at a time."""
+    length_penalty: float | None = None
+    """With beams: above 0 favours longer continuations. By default 1."""
     stop: tuple[str, ...] = ()
     """Strings that end a continuation."""
-    num_samples: int = 1
-    """Continuations of each prompt."""
+    num_samples: int | None = None
+    """Continuations of each prompt. By default 1."""
     seed: int = 0
     """Of the random choices: the same seed, the same text."""
     step: int | None = None
@@ -44,22 +52,22 @@ class GenerateArguments:
 def generate_command(arguments: list[str]) -> None:
     """The command `flaxzoo generate RUN --prompt TEXT`."""
     parsed = tyro.cli(GenerateArguments, args=arguments, prog="flaxzoo generate")
-    from ..models.generation import Sampling
-
-    sampling = Sampling(parsed.temperature, parsed.top_k, parsed.top_p, parsed.repetition_penalty)
     enable_compilation_cache()
-    from .sampling import TextGenerator, samples_to_json
+    from .sampling import TextGenerator, merged_request, samples_to_json
 
+    asked = _asked(parsed)
+    # Whether it can be done, before anything is read; beams may be the folder's.
+    known = asked if parsed.num_beams else {**asked, "length_penalty": None}
+    merged_request({}, {name: value for name, value in known.items() if value is not None})
     generator = TextGenerator.of_run(parsed.run, step=parsed.step)
-    alone = len(parsed.prompt) * parsed.num_samples == 1
+    request = generator.request(parsed.prompt, **asked)
+    alone = len(parsed.prompt) * request.num_return == 1
     streaming = alone and not parsed.json
     if streaming:
         _write(parsed.prompt[0])
-    samples = generator(
+    samples = generator.write(
         parsed.prompt,
-        max_new_tokens=parsed.max_new_tokens,
-        sampling=sampling,
-        num_samples=parsed.num_samples,
+        request,
         stop=parsed.stop,
         seed=parsed.seed,
         on_text=_write if streaming else None,
@@ -70,6 +78,21 @@ def generate_command(arguments: list[str]) -> None:
         print()
     else:
         print("\n----\n".join(sample.prompt + sample.text for sample in samples))
+
+
+def _asked(parsed: GenerateArguments) -> dict[str, Any]:
+    """What the options ask for, in the words of `models.generate`."""
+    asked = {
+        "max_new_tokens": parsed.max_new_tokens,
+        "temperature": parsed.temperature,
+        "top_k": parsed.top_k,
+        "top_p": parsed.top_p,
+        "repetition_penalty": parsed.repetition_penalty,
+        "num_beams": parsed.num_beams,
+        "length_penalty": parsed.length_penalty,
+        "num_return_sequences": parsed.num_samples,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _write(text: str) -> None:

@@ -1,7 +1,7 @@
 """BERT, RoBERTa and DistilBERT as Hugging Face has them: configuration, heads, tensors."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from ..bert import WITH_LABELS, WITH_MASKED_WORDS, WITH_POOLER, BertConfig
@@ -256,6 +256,13 @@ def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
     return BertConfig(**settings, head=head, labels=labels)
 
 
+def as_stored(config: BertConfig, names: Callable[[], Set[str]]) -> BertConfig:
+    """A body whose files have no pooler (`add_pooling_layer=False`) is one without."""
+    if config.has_pooler and config.head == "none" and not any("pooler." in n for n in names()):
+        return dataclasses.replace(config, pooler_activation=None)
+    return config
+
+
 def _rate(theirs: Mapping[str, Any], name: str, default: float | None, source: str) -> float | None:
     """The value of a field that may be null."""
     rate = theirs.get(name, default)
@@ -335,7 +342,7 @@ def _check(config: BertConfig, name: str) -> None:
         if config.head in WITH_POOLER:
             only["pooler_activation"] = (None,) if config.head == "none" else ("relu",)
     elif config.head in WITH_POOLER:
-        only["pooler_activation"] = ("tanh",)
+        only["pooler_activation"] = ("tanh", None) if config.head == "none" else ("tanh",)
     for field, values in only.items():
         if (value := getattr(config, field)) not in values:
             choices = ", ".join(map(repr, values))

@@ -1,7 +1,7 @@
 """The families that can be read and written, by the name that a `config.json` has for them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from ..bert import BertConfig
@@ -23,9 +23,11 @@ class Family:
     table: Callable[[Any], Table]
     in_its_terms: Callable[[Any, Any], tuple[Any, Any]] = lambda config, params: (config, params)
     """Another configuration and parameters of ours for the same model, nearer to theirs."""
+    as_stored: Callable[[Any, Callable[[], Set[str]]], Any] = lambda config, names: config
+    """The configuration again, given the names of the tensors, for what only these say."""
 
 
-BERT = Family(bert.config, bert.fields, bert.table)
+BERT = Family(bert.config, bert.fields, bert.table, as_stored=bert.as_stored)
 GPT = Family(gpt.config, gpt.fields, gpt.table, basis.as_gpt2)
 MARIAN = Family(marian.config, marian.fields, marian.table, basis.as_marian)
 FAMILIES: dict[str, Family] = {

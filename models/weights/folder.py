@@ -31,6 +31,12 @@ def config_of_weights(fields: Mapping[str, Any], source: str) -> TransformerConf
     return family(fields.get("model_type"), source).config(fields, source)
 
 
+def config_of_folder(folder: Path, fields: Mapping[str, Any]) -> TransformerConfig:
+    """Our configuration of a folder, given what its `config.json` holds."""
+    config = config_of_weights(fields, str(folder / "config.json"))
+    return family_of(config).as_stored(config, lambda: TensorFiles(folder).shapes().keys())
+
+
 def read_weights(folder: Path, config: TransformerConfig, shapes: Any) -> Any:
     """The parameters of a model, read tensor by tensor to where they are to lie.
 

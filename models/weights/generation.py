@@ -104,12 +104,14 @@ NAMES = _names(FIELDS) | FIELDS.idle - TOKENS
 ARGUMENTS = _names(FIELDS) | _names(DRAWN) | _names(PICKED) | TOKENS | WORDS
 """Of these fields those on which the tokens depend."""
 
-GREEDY: dict[str, Any] = {"temperature": 0.0}
+GENERATION = "generation"
+"""In a run's `config.json`: what the folder asked for that it was imported from."""
+GREEDY: dict[str, Any] = {"temperature": 0.0, "top_k": None, "top_p": None}
 
 NEW_TOKENS = 20
 """How many there are by default."""
-SEQUENCE_TO_SEQUENCE = {"marian", "pegasus"}
-"""Families of encoder-decoders."""
+SEQUENCE_TO_SEQUENCE = {"marian", "pegasus", "transformer"}
+"""Encoder-decoders: their families, and our architecture."""
 # Of a `config.json`, where there is no other file: what their configurations fill in.
 DEFAULTS: dict[str, dict[str, int]] = {
     "marian": {
@@ -148,6 +150,14 @@ class Request:
     """The last token that there is room for; one of `eos_ids`."""
     pad_id: int | None
 
+    def search_ends(self, vocab_size: int) -> list[int]:
+        """`eos_ids` as a search takes them: the one that may be forced first.
+
+        Those that are not among the `vocab_size` tokens are left out: they end nothing.
+        """
+        ends = [token for token in self.eos_ids if token < vocab_size or token == self.forced_id]
+        return sorted(ends, key=lambda token: token != self.forced_id)
+
 
 def request_of(
     theirs: Mapping[str, Any],
@@ -175,7 +185,8 @@ def request_of(
     settings["max_new_tokens"] = _max_new_tokens(theirs, where, prompt_length, longest)
     _check_number(settings, where)
     eos_ids, forced_id = _ends(theirs, where)
-    start = "decoder_start_token_id" if "decoder_start_token_id" in theirs else "bos_token_id"
+    starts = ("decoder_start_token_id", "bos_token_id")  # the second where the first is not there
+    start = next((name for name in starts if name in theirs), starts[0])
     words = _bad_words(theirs, eos_ids, where)
     try:
         method = (
@@ -196,12 +207,12 @@ def request_of(
     )
 
 
-def search_settings(folder: str | Path) -> tuple[BeamSearch, int, int]:
+def search_settings(folder: str | Path, longest: int | None = None) -> tuple[BeamSearch, int, int]:
     """How a folder's translation model is to be searched, as transformers would.
 
     Args:
-      folder: with the `config.json` of a translation model; with `generation_config.json`, or
-        of the time when `config.json` said it.
+      folder: as `generation_arguments` takes it.
+      longest: how many tokens the model has positions for.
 
     Returns:
       The settings, the token that targets begin with, and the one that they end with.
@@ -209,8 +220,7 @@ def search_settings(folder: str | Path) -> tuple[BeamSearch, int, int]:
     Raises:
       WeightsError: a field is not supported, or says nothing that can be done.
     """
-    theirs, config, where = _asked(Path(folder))
-    longest = config.get("max_position_embeddings")
+    theirs, _, where = _asked(local_folder(folder))
     request = request_of(theirs, where, causal=False, longest=longest)
     assert isinstance(request.method, BeamSearch)
     assert request.start_id is not None
@@ -218,38 +228,47 @@ def search_settings(folder: str | Path) -> tuple[BeamSearch, int, int]:
 
 
 def generation_arguments(folder: str | Path) -> dict[str, Any]:
-    """What a folder in Hugging Face's form asks of `models.generate`, under its names.
+    """What a folder asks of `models.generate`, under its names.
 
     `models.generate(model, params, input_ids, **models.generation_arguments(folder))` answers as
     transformers' `model.generate(input_ids)` does.
 
     Args:
-      folder: with `config.json`, and `generation_config.json` unless it is of the time when
-        `config.json` said it; or a name on the Hugging Face hub.
+      folder: in Hugging Face's form, with `config.json`, and `generation_config.json` unless it is
+        of the time when `config.json` said it; or its name on the hub; or a run imported from it.
 
     Raises:
       FileNotFoundError: there is no such folder.
-      WeightsError: a file is broken, a field is not supported, or it is a run folder.
+      WeightsError: a file is broken, a field is not supported, or it is a run that was trained
+        here, which asks for nothing.
     """
-    theirs, config, where = _asked(local_folder(folder))
-    if "model_type" not in config:
-        raise WeightsError(f"{folder} is not in Hugging Face's form: nothing there asks for tokens")
-    request_of(theirs, where, causal=config["model_type"] not in SEQUENCE_TO_SEQUENCE)
+    theirs, causal, where = _asked(local_folder(folder))
+    request_of(theirs, where, causal=causal)
     return {name: value for name, value in theirs.items() if name in ARGUMENTS}
 
 
-def _asked(folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """What a folder asks for; its `config.json`; and the file that asks."""
+def _asked(folder: Path) -> tuple[dict[str, Any], bool, str]:
+    """What a folder asks for; whether its model is causal; and the file that asks."""
     source, config = folder / "generation_config.json", _read(folder / "config.json")
+    if "model_type" not in config:
+        if GENERATION not in config:
+            raise WeightsError(
+                f"{folder} asks for nothing: only a folder in Hugging Face's form does, and a run "
+                "imported from one"
+            )
+        given, source = config[GENERATION], folder / "config.json"
+        if not isinstance(given, dict):
+            raise WeightsError(f"{source}: {GENERATION} {given!r} is no JSON object: restore it")
+        return given, config["model"]["architecture"] not in SEQUENCE_TO_SEQUENCE, str(source)
     if source.is_file():
         given = _read(source)
     else:
         source, asked = folder / "config.json", NAMES | TOKENS
         said = {name: value for name, value in config.items() if name in asked}
-        given = DEFAULTS.get(config.get("model_type", ""), {}) | said
+        given = DEFAULTS.get(config["model_type"], {}) | said
     # Null is what transformers would fill in.
     theirs = {name: value for name, value in given.items() if value is not None}
-    return theirs, config, str(source)
+    return theirs, config["model_type"] not in SEQUENCE_TO_SEQUENCE, str(source)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -286,12 +305,10 @@ def _search(
 
 
 def _sampling(settings: Mapping[str, Any], drawn: Mapping[str, Any], words: Words) -> Sampling:
+    penalty = settings["repetition_penalty"]
     drawn = dict(drawn) | {"top_k": drawn["top_k"] or None}  # 0: all
-    return Sampling(
-        **(drawn if settings["do_sample"] else GREEDY),
-        repetition_penalty=settings["repetition_penalty"],
-        bad_words=tuple(words),
-    )
+    method = Sampling(**drawn, repetition_penalty=penalty, bad_words=tuple(words))
+    return method if settings["do_sample"] else dataclasses.replace(method, **GREEDY)
 
 
 def _check_number(settings: Mapping[str, Any], where: str) -> None:
@@ -327,6 +344,8 @@ def _max_new_tokens(
 def _token(theirs: Mapping[str, Any], name: str, where: str) -> int:
     """The one token of a field, which may be a list of it."""
     tokens = _tokens(theirs, name, where)
+    if name not in theirs:
+        raise WeightsError(f"{where} has no {name}: give it, one token's id")
     if len(tokens) != 1:
         value = theirs.get(name)
         raise WeightsError(f"{where}: {name} {value!r} is not supported: only one token's id")
@@ -350,7 +369,8 @@ def _ends(theirs: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], int |
     if forced_id is not None and forced_id not in eos_ids:
         known = theirs.get("eos_token_id")
         raise WeightsError(
-            f"{where}: {name} {theirs[name]!r} is not supported: only of eos_token_id {known}"
+            f"{where}: {name} {theirs[name]!r} is not supported: only of eos_token_id {known} (add "
+            "it there)"
         )
     return eos_ids, forced_id
 

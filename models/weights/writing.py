@@ -125,23 +125,16 @@ def search_fields(search: BeamSearch, max_length: int) -> dict[str, Any]:
     """What `generation_config.json` says of a search, but for ids of tokens.
 
     Args:
-      search: what `weights.generation` would read.
-      max_length: of the model: the longest target, where the search has no limit of its own.
+      search: as a run's own: of several beams, without words or limits of an importer's.
+      max_length: of the model: the longest target.
     """
-    fields: dict[str, Any] = {
+    return {
         "num_beams": search.num_beams,
-        "num_return_sequences": search.num_return,
-        "max_length": (search.max_new_tokens or max_length) + 1,  # the start token is counted
-        "renormalize_logits": search.renormalize,
+        "length_penalty": search.length_penalty,
+        "early_stopping": search.early_stopping,
+        "max_length": max_length + 1,  # the start token is counted
         "suppress_tokens": list(search.suppressed_tokens) or None,
-        "bad_words_ids": [list(word) for word in search.bad_words] or None,
     }
-    if search.num_beams > 1:  # greedy search has neither
-        fields |= {
-            "length_penalty": search.length_penalty,
-            "early_stopping": search.early_stopping,
-        }
-    return fields
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -4,6 +4,7 @@ import tensorflow_datasets as tfds
 from flaxzoo.data import (
     DataError,
     TokenizerConfig,
+    published,
     published_records,
 )
 from flaxzoo.data.choices import ChoiceData
@@ -20,7 +21,7 @@ def data(source, **fields):
 
 
 @pytest.fixture
-def published(monkeypatch, tmp_path):
+def prepared(monkeypatch, tmp_path):
     """Prepares a tiny "published" data set of any features."""
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
 
@@ -59,8 +60,8 @@ def sentiment(n, first=0):
     return [{"label": i % 2, "text": f"text {i}", "idx": i} for i in range(first, first + n)]
 
 
-def test_published_labels_and_splits(published, tokenizer):
-    published("tiny_sentiment", SENTIMENT, train=sentiment(9), validation=sentiment(3, 9))
+def test_published_labels_and_splits(prepared, tokenizer):
+    prepared("tiny_sentiment", SENTIMENT, train=sentiment(9), validation=sentiment(3, 9))
     config = data("tfds:tiny_sentiment")
     labels = config.labels()
     assert labels == ("negative", "positive")
@@ -73,8 +74,8 @@ def test_published_labels_and_splits(published, tokenizer):
     assert other.fingerprint == validation.fingerprint
 
 
-def test_published_without_validation(published, tokenizer):
-    published("tiny_sentiment", SENTIMENT, train=sentiment(40), test=sentiment(3, 90))
+def test_published_without_validation(prepared, tokenizer):
+    prepared("tiny_sentiment", SENTIMENT, train=sentiment(40), test=sentiment(3, 90))
     config = data("tfds:tiny_sentiment", validation_fraction=0.2)
     train = config.train_split(tokenizer, config.labels(), 0)
     validation = config.validation_split(tokenizer, config.labels())
@@ -83,8 +84,8 @@ def test_published_without_validation(published, tokenizer):
         config.whole_source("tfds:tiny_sentiment", tokenizer, config.labels())
 
 
-def test_published_faults(published, tokenizer):
-    published("tiny_sentiment", SENTIMENT, train=[{"label": -1, "text": "x", "idx": 0}])
+def test_published_faults(prepared, tokenizer):
+    prepared("tiny_sentiment", SENTIMENT, train=[{"label": -1, "text": "x", "idx": 0}])
     with pytest.raises(DataError, match=r"has no field 'body': its fields are .*label"):
         data("tfds:tiny_sentiment#label,body").train_split(tokenizer, (), 0)
     with pytest.raises(DataError, match=r"train example 1 has no label \(-1\)"):
@@ -93,42 +94,42 @@ def test_published_faults(published, tokenizer):
         data("tfds:tiny_sentimen").labels()
 
 
-def test_published_tags(published, tokenizer):
+def test_published_tags(prepared, tokenizer):
     tags = ["O", "B-PER", "I-PER"]
     features = {
         "tokens": tfds.features.Sequence(Text()),
         "ner": tfds.features.Sequence(tfds.features.ClassLabel(names=tags)),
     }
     rows = [{"tokens": ["mr", "x", "ran"], "ner": [1, 2, 0]}, {"tokens": ["i", "y"], "ner": [0, 1]}]
-    published("tiny_entities", features, train=rows, dev=rows[:1], test=rows)
+    prepared("tiny_entities", features, train=rows, dev=rows[:1], test=rows)
     config = TaggingData(source="tfds:tiny_entities", tokenizer=TokenizerConfig(), length=12)
     assert config.labels() == ("O", "B-PER", "I-PER")
     assert len(config.train_split(tokenizer, config.labels(), 0).content) == 2
     validation = config.validation_split(tokenizer, config.labels())
     assert validation.rows.gold() == [["B-PER", "I-PER", "O"]]
     tags = tfds.features.Sequence(tfds.features.ClassLabel(names=[*tags, "B-LOC", "I-LOC"]))
-    published("tiny_places", {**features, "ner": tags}, train=rows, dev=rows)
+    prepared("tiny_places", {**features, "ner": tags}, train=rows, dev=rows)
     config = TaggingData(source="tfds:tiny_places", tokenizer=TokenizerConfig(), length=12)
     assert config.labels() == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")  # no example has LOC
-    published("tiny_unknown", features, train=[{"tokens": ["a"], "ner": [-1]}])
+    prepared("tiny_unknown", features, train=[{"tokens": ["a"], "ner": [-1]}])
     config = TaggingData(source="tfds:tiny_unknown", tokenizer=TokenizerConfig(), length=12)
     with pytest.raises(DataError, match=r"train example 1 has -1 among its tags"):
         config.labels()
 
 
-def test_published_labels_of_several(published):
-    published("tiny_sentiment", SENTIMENT, train=sentiment(4), validation=sentiment(4))
+def test_published_labels_of_several(prepared):
+    prepared("tiny_sentiment", SENTIMENT, train=sentiment(4), validation=sentiment(4))
     assert data("tfds:tiny_sentiment", target="several").labels() == ("negative", "positive")
 
 
-def test_a_float_is_no_label(published):
+def test_a_float_is_no_label(prepared):
     features = {"label": np.float32, "text": Text()}
-    published("tiny_scores", features, train=[{"label": 3.5, "text": "a"}])
+    prepared("tiny_scores", features, train=[{"label": 3.5, "text": "a"}])
     with pytest.raises(DataError, match=r"has the label 3.5: .* choose target score"):
         data("tfds:tiny_scores").labels()
 
 
-def test_published_answers(published, tokenizer):
+def test_published_answers(prepared, tokenizer):
     answers = tfds.features.Sequence({"text": Text(), "answer_start": np.int32})
     texts = {name: Text() for name in ("id", "title", "context", "question")}
     answer = {"text": ["red"], "answer_start": [6]}
@@ -137,7 +138,7 @@ def test_published_answers(published, tokenizer):
         {"id": "b", "title": "t", "context": "it is red", "question": "who",
          "answers": {"text": [], "answer_start": []}},
     ]  # fmt: skip
-    published("tiny_squad", {**texts, "answers": answers}, train=rows, validation=rows)
+    prepared("tiny_squad", {**texts, "answers": answers}, train=rows, validation=rows)
     config = SpanData(source="tfds:tiny_squad", tokenizer=TokenizerConfig(), length=32)
     assert config.labels() == ("no answer",)
     split = config.train_split(tokenizer, config.labels(), 0)
@@ -158,7 +159,7 @@ KNOWN = [(kind, name) for kind in KINDS for name in kind.published_fields] + [
 def test_well_known_data_sets_have_the_fields(monkeypatch, tmp_path, kind, name):
     """What TFDS itself says of them; nothing is downloaded."""
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(published_records, "download", lambda builder, source: None)
+    monkeypatch.setattr(published, "download", lambda builder, source: None)
     source = parse_labelled(f"tfds:{name}", kind.forms)
     records = published_records.open_published(source, kind.published_fields)
     features = records.builder.info.features
@@ -167,14 +168,14 @@ def test_well_known_data_sets_have_the_fields(monkeypatch, tmp_path, kind, name)
     assert (name == "glue/sst2") == (names == ("negative", "positive"))
 
 
-def test_published_choices(published, tokenizer):
+def test_published_choices(prepared, tokenizer):
     names = ["goal", "sol1", "sol2"]
     features = {
         **{name: Text() for name in names},
         "label": tfds.features.ClassLabel(num_classes=2),
     }
     rows = [{"goal": "cut", "sol1": "knife", "sol2": "spoon", "label": 1}]
-    published("tiny_piqa", features, train=rows, validation=rows)
+    prepared("tiny_piqa", features, train=rows, validation=rows)
     source = "tfds:tiny_piqa#label,goal,sol1+sol2"
     config = ChoiceData(source=source, tokenizer=TokenizerConfig(), length=32)
     split = config.validation_split(tokenizer, ())

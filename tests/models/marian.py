@@ -2,6 +2,13 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flaxzoo.train.losses import cross_entropy
+
+from .weights import parameters_of
+
 V, P, D = 43, 32, 24
 PAD, EOS = V - 1, 0
 SIZES: dict[str, Any] = {
@@ -62,3 +69,22 @@ def make(
             theirs.final_logits_bias.add_(torch.randn_like(theirs.final_logits_bias))
             theirs.final_logits_bias[0, EOS] += eos_bias
     return theirs.eval()
+
+
+def both_gradients(theirs: Any, model: Any, params: Any, given: dict[str, Any]) -> tuple[Any, Any]:
+    """Ours and torch's gradients of the mean loss of some labels, as trees of our parameters."""
+    import torch
+
+    labels = np.random.RandomState(1).randint(0, V, (3, 7))
+    theirs.final_logits_bias.requires_grad_()
+    inputs = {name: torch.from_numpy(x) for name, x in given.items()}
+    theirs(**inputs, labels=torch.from_numpy(labels)).loss.backward()
+    tensors = dict(theirs.named_parameters()) | dict(theirs.named_buffers())
+    gradients = {name: x.grad for name, x in tensors.items() if x.grad is not None}
+
+    def loss(params: Any) -> jax.Array:
+        projection = model.apply({"params": params}, **given).projection
+        sums = cross_entropy(projection, jnp.asarray(labels), jnp.ones(labels.shape))
+        return sums.loss / labels.size
+
+    return jax.jit(jax.grad(loss))(params), parameters_of(gradients, model.config)

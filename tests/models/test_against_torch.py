@@ -173,7 +173,11 @@ def test_out_and_in_again(case, tmp_path):
     assert not report["missing_keys"]
     assert not report["mismatched_keys"]
     assert not report["unexpected_keys"]
-    np.testing.assert_array_equal(answers(again), answers(theirs))
+    # Of answers the last digit depends on where the numbers lie in memory.
+    expected = theirs.state_dict()
+    assert again.state_dict().keys() == expected.keys()
+    for name, x in again.state_dict().items():
+        assert torch.equal(x, expected[name]), name
     assert_same_answers(again, model, params, "export")
     model_again, params_again = models.load(tmp_path / "ours")
     assert model_again.config == model.config

@@ -178,7 +178,8 @@ def test_what_we_write_is_their_model(tmp_path, family, head):
     given = inputs(family, head)
     with torch.no_grad():
         answers = [m.eval()(**as_torch(given))[0] for m in (again, theirs)]
-    assert torch.equal(*answers)
+    # The same numbers, but where they lie in memory decides how some processors add them up.
+    torch.testing.assert_close(*answers, rtol=0, atol=1e-6)
     output = jax.jit(model.apply)({"params": params}, **given)
     ours = np.asarray(getattr(output, NAMES.get(head, ("logits",))[0]))
     wanted, real = answers[0].numpy(), given["attention_mask"] == 1

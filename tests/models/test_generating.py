@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from flaxzoo import models
+from flaxzoo.models.generating import counting_from_zero
 from flaxzoo.models.weights.rules import WeightsError
 
 from .parity import note_tokens
@@ -28,6 +29,7 @@ FAMILIES = {
     "gpt2": ("GPT2", "GPT2LMHeadModel", GPT),
     "openai-gpt": ("OpenAIGPT", "OpenAIGPTLMHeadModel", GPT),
     "bert": ("Bert", "BertLMHeadModel", BERT | {"is_decoder": True}),
+    "roberta": ("Roberta", "RobertaForCausalLM", BERT | {"is_decoder": True}),
 }
 LENGTHS = (3, 9, 1, 6)
 
@@ -163,6 +165,7 @@ def test_the_same_scores(family, early_stopping, length_penalty):
     settings = models.BeamSearch(
         **asked, penalty_form="power", num_return=4, max_extra_tokens=None, max_new_tokens=12
     )
+    model = counting_from_zero(model)
     found = models.Searcher(model, params).search(rows(), [EOS], settings)
     flat = [hypothesis for row in found for hypothesis in row]
     for hypothesis, sequence in zip(flat, expected.sequences.tolist(), strict=True):
@@ -268,7 +271,7 @@ def test_folders_of_before_there_was_another_file(tmp_path):
     }
     assert asked(model_type="openai-gpt", use_cache=True, do_sample=True) == {"do_sample": True}
     assert asked(model_type="pegasus")["decoder_start_token_id"] == 0
-    with pytest.raises(WeightsError, match="is not in Hugging Face's form"):
+    with pytest.raises(WeightsError, match="asks for nothing"):
         asked(model={})
     with pytest.raises(WeightsError, match=r"config.json: no_repeat_ngram_size 3 is not supported"):
         asked(model_type="gpt2", no_repeat_ngram_size=3)
@@ -288,10 +291,14 @@ REFUSED = {
     "no room": ({"max_length": 9}, "max_length 9 leaves no room behind 9 tokens"),
     "an end elsewhere": ({"forced_eos_token_id": 7}, "forced_eos_token_id 7 .* eos_token_id 5"),
     "two ends at the end": ({"forced_eos_token_id": [5, 7]}, r"forced_eos_token_id \[5, 7\]"),
-    "no token": ({"eos_token_id": 41, "num_beams": 2}, "eos_id 41 is not within the vocabulary"),
+    "no token": (
+        {"eos_token_id": 41, "forced_eos_token_id": 41, "num_beams": 2},
+        "eos_id 41 is not within the vocabulary",
+    ),
     "no such word": ({"bad_words_ids": [[3, 41]]}, r"bad word \[3, 41\]"),
     "nothing left": ({"suppress_tokens": [*range(V)], "eos_token_id": None}, "all 41 tokens"),
     "more than tokens": ({"return_dict_in_generate": True}, "leave return_dict_in_generate True"),
+    "a mask of one row": ({"attention_mask": [1, 1]}, "attention_mask has not the shape"),
     "a mask of another": ({"attention_mask": [[1], [1]]}, "attention_mask has not the shape"),
 }
 

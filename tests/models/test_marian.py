@@ -148,7 +148,8 @@ def test_what_we_write_is_their_model(tmp_path, saved, shape):
     given = {name: torch.from_numpy(x) for name, x in IDS.items()}
     with torch.no_grad():
         answers = [m.eval()(**given).logits for m in (again, theirs)]
-    assert torch.equal(*answers)
+    # The same numbers, but where they lie in memory decides how some processors add them up.
+    torch.testing.assert_close(*answers, rtol=0, atol=1e-6)
     ours = jax.jit(model.apply)({"params": params}, **IDS).logits
     np.testing.assert_allclose(ours, answers[0], atol=1e-5)
     note_answers(again, "export", ours, answers[0])

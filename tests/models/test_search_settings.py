@@ -126,8 +126,7 @@ def test_what_is_not_said_is_as_transformers_fills_it_in(tmp_path):
     assert search_settings(tmp_path) == (dataclasses.replace(greedy, force_eos=True), 58100, 0)
     write(tmp_path, "generation_config.json", {"bos_token_id": 4, "eos_token_id": [5]})
     assert search_settings(tmp_path) == (greedy, 4, 5)
-    write(tmp_path, "config.json", {"model_type": "marian", "max_position_embeddings": 16})
-    assert search_settings(tmp_path)[0].max_new_tokens == 15
+    assert search_settings(tmp_path, longest=16)[0].max_new_tokens == 15
 
 
 REFUSED = {

@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.train.losses import cross_entropy
 
 from . import marian
 from .parity import note_answers, note_tokens
-from .weights import parameters_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -78,20 +76,7 @@ def test_attention_weights(pair):
 @pytest.mark.parametrize("shape", marian.SHAPES)
 def test_every_gradient(pair, shape):
     theirs, model, params = pair(**marian.SHAPES[shape])
-    theirs.final_logits_bias.requires_grad_()
-    given = inputs()
-    labels = np.random.RandomState(1).randint(0, marian.V, (3, 7))
-    theirs(**as_torch(given), labels=torch.from_numpy(labels)).loss.backward()
-    tensors = dict(theirs.named_parameters()) | dict(theirs.named_buffers())
-    gradients = {name: x.grad for name, x in tensors.items() if x.grad is not None}
-
-    def loss(params):
-        projection = model.apply({"params": params}, **given).projection
-        sums = cross_entropy(projection, jnp.asarray(labels), jnp.ones(labels.shape))
-        return sums.loss / labels.size
-
-    ours = jax.jit(jax.grad(loss))(params)
-    expected = parameters_of(gradients, model.config)
+    ours, expected = marian.both_gradients(theirs, model, params, inputs())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, expected)
     largest = jax.tree.map(lambda x: float(jnp.abs(x).max()), ours)
     assert largest["output_bias"] > 1e-2

@@ -210,12 +210,34 @@ def test_a_decoder_that_is_none_is_refused(architecture, is_decoder):
         bert.config(theirs, "here")
 
 
+def test_a_body_saved_without_its_pooler_has_none(tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=8,
+    )  # fmt: skip
+    theirs = transformers.BertModel(config, add_pooling_layer=False).eval()
+    theirs.save_pretrained(tmp_path)
+    model, params = models.load(tmp_path)
+    ids = np.arange(12).reshape(2, 6)
+    output = model.apply({"params": params}, ids)
+    assert output.pooler_output is None
+    expected = theirs(torch.from_numpy(ids)).last_hidden_state.detach().numpy()
+    np.testing.assert_allclose(output.last_hidden_state, expected, atol=1e-5)
+    (tmp_path / "ours").mkdir()
+    write_weights(tmp_path / "ours", model.config, params)
+    again = transformers.BertModel.from_pretrained(tmp_path / "ours", add_pooling_layer=False)
+    assert models.load(tmp_path / "ours")[0].config == model.config
+    assert again.state_dict().keys() == theirs.state_dict().keys()
+
+
 SMALL = {"vocab_size": 16, "max_length": 8, "num_layers": 1, "d_model": 8, "num_heads": 2}
 UNSAYABLE = {
     "a pooler of tanh without token types": {"num_token_types": 0, "head": "choice"},
     "a pooler of relu": {"pooler_activation": "relu", "head": "choice"},
     "a head of another activation": {"head_activation": "relu", "head": "masked_lm"},
-    "a body without a pooler": {"pooler_activation": None, "head": "none"},
     "another epsilon": {"num_token_types": 0, "norm_eps": 1e-3, "head": "span"},
     "no types, but an offset": {"num_token_types": 0, "position_offset": 2, "head": "span"},
     "roberta, another head": {"position_offset": 2, "activation": "relu", "head": "masked_lm"},

@@ -145,6 +145,8 @@ def test_the_command(tmp_path, theirs, capsys):
     ("arguments", "message"),
     [
         (["evaluate", "THEIRS"], "was not trained here: name the data"),
+        (["predict", "THEIRS", "--input", "none.txt"], "no head to predict with: fine-tune it"),
+        (["generate", "THEIRS"], "or use the command embed"),
         (["translate", "THEIRS", "--input", "none.txt"], "head none translates nothing"),
         (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb inf must be above 0"),
         (["export", "THEIRS", "OUT", "--form", "npz", "--file-gb", "1"], "file-gb is of the form"),

@@ -10,11 +10,10 @@ import jax
 import numpy as np
 import optax
 import pytest
-from flaxzoo import data, models, train
-from flaxzoo.data.tokenizer_training import TokenizerConfig
+from flaxzoo import models, train
 from flaxzoo.train import loop, parallel
 
-from .run_folders import assert_same, everything, kept, lines, write_text
+from .run_folders import assert_same, everything, kept, lines, small_run
 
 STEPS = 12
 ONE_DEVICE = train.MeshConfig(data=1)
@@ -23,22 +22,10 @@ ONE_DEVICE = train.MeshConfig(data=1)
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """Rows of an epoch: some 300, more than are trained on. Dropout is on."""
-    file = write_text(tmp_path_factory.mktemp("text") / "text.txt")
-    return train.TrainConfig(
-        model=models.GPTConfig(
-            vocab_size=1, max_length=16, num_layers=2, d_model=16, num_heads=2, dropout_rate=0.2
-        ),
-        data=data.CausalData(
-            source=f"text:{file}#block",
-            validation_fraction=0.1,
-            length=16,
-            tokenizer=TokenizerConfig(kind="characters"),
-        ),
-        optimizer=train.OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=3),
+    return small_run(
+        tmp_path_factory.mktemp("text"),
         mesh=ONE_DEVICE,
         steps=STEPS,
-        batch_size=8,
-        log_every=1,
         evaluate_every=4,
         checkpoint_every=5,
     )
@@ -140,7 +127,7 @@ def test_losses_without_stopping_go_down_and_are_logged(config, tmp_path):
     validation = [row for row in rows if row["split"] == "validation"]
     assert [row["step"] for row in training] == list(range(1, 13))
     assert [row["step"] for row in validation] == [4, 5, 8, 10, 12]
-    assert set(training[0]) >= {"loss", "gradient_norm", "learning_rate"}
+    assert set(training[0]) >= {"loss", "gradient_norm", "learning_rate", "skipped_steps"}
     schedule = train.make_schedule(config.optimizer, STEPS)
     rates = [float(schedule(step)) for step in range(STEPS)]
     assert [row["learning_rate"] for row in training] == pytest.approx(rates)
@@ -260,7 +247,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(
     config, tmp_path, monkeypatch, at, checkpoint_every, message
 ):
     monkeypatch.setattr(loop, "make_program", Poison(at))
-    config = dataclasses.replace(config, checkpoint_every=checkpoint_every)
+    config = dataclasses.replace(config, checkpoint_every=checkpoint_every, skip_bad_steps=0)
     with pytest.raises(train.NonFiniteLoss, match=message):
         train.train(config, tmp_path / "run", quiet=True)
     assert kept(tmp_path / "run") == ([] if at == 2 else [checkpoint_every])

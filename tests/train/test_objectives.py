@@ -76,6 +76,7 @@ OBJECTIVES = {
 }
 WAYS = {
     "every axis": {"mesh": train.MeshConfig(data=2, fsdp=2, tensor=2)},
+    "context": {"mesh": train.MeshConfig(data=2, context=4)},
     "micro-batches": {"mesh": train.MeshConfig(data=2, fsdp=4), "micro_batches": 2},
     "pmap": {"parallel": "pmap"},
 }

@@ -357,3 +357,19 @@ def test_eight_devices_update_as_one(name, sizes, tiny):
     ours = spread(spread(jax.device_put(state, shardings)))
     one = jax.jit(step)
     assert_close(ours, one(one(state)), rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_the_first_moment_in_half_precision(name):
+    config = dataclasses.replace(CONFIG, name=name)
+    half = dataclasses.replace(config, state_dtype="bfloat16")
+    (exact, full), (near, state) = (run(make_optimizer(c, 10), bert_like()) for c in (config, half))
+    dtypes = [
+        {str(x.dtype) for x in jax.tree.leaves(part)} for part in (state[1][0].mu, state[1][0].nu)
+    ]
+    assert dtypes == [{"bfloat16"}, {"float32"}]
+    assert {str(x.dtype) for x in jax.tree.leaves(full[1][0].mu)} == {"float32"}
+    # bfloat16 has 8 bits; a step is at most about as long as its learning rate.
+    for ours, expected in zip(jax.tree.leaves(near), jax.tree.leaves(exact), strict=True):
+        assert ours.dtype == jnp.float32
+        np.testing.assert_allclose(ours, expected, rtol=0.02, atol=3 * 0.1 * 2**-7)

@@ -192,6 +192,7 @@ def test_how_a_run_is_carried_out_may_change(config):
         checkpoint_every=1,
         keep_last=5,
         keep_best=2,
+        skip_bad_steps=9,
         wandb_project="zoo",
         sample_prompt="the",
     )

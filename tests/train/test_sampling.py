@@ -7,6 +7,7 @@ import pytest
 from flaxzoo.data.characters import CharacterTokenizer
 from flaxzoo.data.tokenizer import SpecialIds
 from flaxzoo.data.tokenizer_training import TokenizerConfig, train_tokenizer
+from flaxzoo.models.generation import Generator
 from flaxzoo.train import TextGenerator, sampling
 
 LETTERS = CharacterTokenizer(" abcdefghijklmnopqrstuvwxy\n")  # with two special tokens 29
@@ -18,7 +19,7 @@ def bytes_tokenizer():
     return train_tokenizer(["any text"], TokenizerConfig("byte-bpe", 257))
 
 
-class Script:
+class Script(Generator):
     """A model that says what it is told to."""
 
     def __init__(self, rows, tokens_per_call):
@@ -26,7 +27,7 @@ class Script:
         self.tokens_per_call = tokens_per_call
         self.prompts, self.calls = [], 0
 
-    def stream(self, prompts, *, max_new_tokens, sampling, seed):
+    def stream(self, prompts, *, max_new_tokens, sampling, seed, tokens_per_call=None):
         self.prompts = prompts
         for start in range(0, min(max_new_tokens, self.rows.shape[1]), self.tokens_per_call):
             self.calls += 1

@@ -119,15 +119,15 @@ def test_a_dimension_that_cannot_be_cut():
 @pytest.mark.parametrize(
     ("sizes", "shape"),
     [
-        ({}, (8, 1, 1)),
-        ({"fsdp": 4}, (2, 4, 1)),
-        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 2)),
-        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 2)),
+        ({}, (8, 1, 1, 1)),
+        ({"fsdp": 4}, (2, 4, 1, 1)),
+        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 2)),
+        ({"data": 2, "context": 2, "tensor": 2}, (2, 1, 2, 2)),
     ],
 )
 def test_mesh(sizes, shape):
     made = mesh(**sizes)
-    assert made.axis_names == ("data", "fsdp", "tensor")
+    assert made.axis_names == ("data", "fsdp", "context", "tensor")
     assert made.devices.shape == shape
 
 
@@ -149,10 +149,19 @@ def test_mesh_of_other_than_all_devices(sizes):
         assert f"mesh.{axis} {size}" in str(e.value)
 
 
-def test_batches():
-    placed = sharding.batch_sharding(mesh(fsdp=2, tensor=2), 8)
-    assert placed.spec == PartitionSpec(("data", "fsdp"))
-    rows = sharding.shard_batch({"x": jnp.arange(16).reshape(8, 2)}, placed)["x"]
-    assert {s.data.shape for s in rows.addressable_shards} == {(2, 2)}
+@pytest.mark.parametrize(
+    ("shape", "part"),
+    [((8,), (4,)), ((8, 6), (4, 3)), ((8, 5), (4, 5)), ((8, 3, 4), (4, 3, 2))],
+)
+def test_batches(shape, part):
+    rows = sharding.shard_batch({"x": jnp.zeros(shape)}, mesh(data=2, context=2, tensor=2))["x"]
+    assert {s.data.shape for s in rows.addressable_shards} == {part}
+
+
+def test_batches_that_cannot_be_dealt_out():
+    sharding.check_batch(mesh(fsdp=2, tensor=2), 8, 5)
     with pytest.raises(ValueError, match="batch_size 6 cannot be dealt out to 4 devices"):
-        sharding.batch_sharding(mesh(fsdp=2, tensor=2), 6)
+        sharding.check_batch(mesh(fsdp=2, tensor=2), 6, 5)
+    message = "data.length 18 cannot be cut along mesh.context 4: choose it from 1, 2, 3, 6, 9, 18"
+    with pytest.raises(ValueError, match=message):
+        sharding.check_batch(mesh(data=2, context=4), 8, 18)

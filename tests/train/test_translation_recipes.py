@@ -66,4 +66,4 @@ def test_the_published_train_step_compiles(name):
     parameters = sum(np.prod(x.shape) for x in jax.tree.leaves(state.params))
     # Parameters and two moments, float32; beside them what the README says, nowhere all logits.
     assert memory.argument_size_in_bytes == pytest.approx(12 * parameters, rel=0.01)
-    assert memory.temp_size_in_bytes < (25e9 if "big" in name else 13.5e9)
+    assert memory.temp_size_in_bytes < (26e9 if "big" in name else 13.5e9)

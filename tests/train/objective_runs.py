@@ -1,0 +1,77 @@
+"""A tiny run of every objective."""
+
+import random
+
+from flaxzoo import models, train
+from flaxzoo.data import CausalData, TokenizerConfig, TranslationData
+
+from .encoders import OPTIMIZER, fine_tuning, pretraining, write_documents, write_labelled
+from .run_folders import write_text
+
+WORDS = {"one": "un", "two": "deux", "three": "trois", "four": "quatre", "five": "cinq"}
+
+
+def write_sources(place):
+    """The files that all of `RUNS` read."""
+    write_text(place / "text.txt")
+    write_documents(place / "documents.txt")
+    write_labelled(place)
+    draw = random.Random(0)
+    pairs = [draw.choices(list(WORDS.items()), k=draw.randint(1, 4)) for _ in range(80)]
+    for side, suffix in enumerate(("en", "fr")):
+        text = "".join(" ".join(words[side] for words in pair) + "\n" for pair in pairs)
+        (place / f"pairs.{suffix}").write_text(text)
+
+
+def causal(place, **fields):
+    return train.TrainConfig(
+        model=models.GPTConfig(
+            vocab_size=1, max_length=16, num_layers=2, d_model=16, num_heads=2, dropout_rate=0.2
+        ),
+        data=CausalData(
+            source=f"text:{place}/text.txt#block",
+            validation_fraction=0.1,
+            length=16,
+            tokenizer=TokenizerConfig(kind="characters"),
+        ),
+        optimizer=OPTIMIZER,
+        batch_size=8,
+        **fields,
+    )
+
+
+def translation(place, **fields):
+    pairs = f"pairs:{place}/pairs.en,{place}/pairs.fr"
+    return train.TrainConfig(
+        model=models.EncoderDecoderConfig(
+            vocab_size=1, max_length=16, num_layers=1, d_model=16, num_heads=2, d_ff=32,
+            dropout_rate=0.2,
+        ),
+        data=TranslationData(
+            source=pairs,
+            validation=pairs,
+            length=16,
+            tokenizer=TokenizerConfig(kind="sentencepiece-unigram", vocab_size=290),
+        ),
+        optimizer=OPTIMIZER,
+        label_smoothing=0.1,
+        batch_size=8,
+        **fields,
+    )  # fmt: skip
+
+
+def tuning(kind):
+    return lambda place, **fields: fine_tuning(place, kind, epochs=0.0, **fields)
+
+
+RUNS = {
+    "causal": causal,
+    "pretraining": pretraining,
+    "masked": lambda place, **fields: pretraining(place, next_sentence=False, **fields),
+    "classification": tuning("one"),
+    "tagging": tuning("tag"),
+    "spans": tuning("span"),
+    "choices": tuning("choice"),
+    "translation": translation,
+}
+"""From the folder of the sources, and fields of the configuration, to the configuration."""

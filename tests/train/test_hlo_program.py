@@ -1,0 +1,201 @@
+"""What is read from compiled programs: this CPU's, and lines as the TPU compiler prints them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo.train import hlo_collectives, hlo_program, hlo_work
+from flaxzoo.train.flops import matrix_flops
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+L, B, D = 5, 16, 32
+
+
+def scanned(x, kernels, unroll=1):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, kernels, unroll=unroll)[0]
+
+
+def loss(x, kernels, unroll=1):
+    return jnp.sum(jnp.square(scanned(x, kernels, unroll)))
+
+
+SHAPES = (jax.ShapeDtypeStruct((B, D), jnp.float32), jax.ShapeDtypeStruct((L, D, D), jnp.float32))
+
+
+def compiled(function, *shapes):
+    return jax.jit(function).lower(*shapes).compile()
+
+
+def parsed(program):
+    """What a compiled program's text says."""
+    text = program.as_text()
+    assert text is not None
+    return hlo_program.parse_hlo(text)
+
+
+def test_a_loop_is_counted_as_often_as_it_runs():
+    once = compiled(scanned, *SHAPES)
+    program = parsed(once)
+    assert hlo_work.matrix_flops(program) == L * 2 * B * D * D
+    # XLA's own count has the body once, and everything where the loop is unrolled.
+    unrolled = compiled(functools.partial(scanned, unroll=L), *SHAPES)
+    whole = hlo_work.matrix_flops(parsed(unrolled))
+    assert whole == L * 2 * B * D * D
+    elementwise = 16 * L * B * D
+    assert (unrolled.cost_analysis() or {})["flops"] == pytest.approx(whole, abs=elementwise)
+
+
+@pytest.mark.parametrize("unroll", [1, L])
+def test_products_are_counted_alike_before_and_after_compilation(unroll):
+    step = jax.grad(functools.partial(loss, unroll=unroll), argnums=(0, 1))
+    before = matrix_flops(jax.make_jaxpr(step)(*SHAPES))
+    program = parsed(compiled(step, *SHAPES))
+    assert before == hlo_work.matrix_flops(program) == 3 * L * 2 * B * D * D
+
+
+def test_what_is_recomputed_is_counted():
+    def layer(x, w):
+        return jnp.tanh(jnp.tanh(x @ w) @ w), None
+
+    def gradient(layer):
+        return jax.grad(lambda x, w: jnp.sum(jax.lax.scan(layer, x, w)[0]), argnums=1)
+
+    step, plain = gradient(jax.checkpoint(layer)), gradient(layer)
+    more = matrix_flops(jax.make_jaxpr(step)(*SHAPES))
+    assert matrix_flops(jax.make_jaxpr(plain)(*SHAPES)) < more
+
+
+def test_of_two_branches_the_dearer_counts():
+    def either(x, w):
+        return jax.lax.cond(x[0, 0] > 0, lambda: x @ w[0], lambda: x @ w[0] @ w[1])
+
+    assert matrix_flops(jax.make_jaxpr(either)(*SHAPES)) == 2 * 2 * B * D * D
+
+
+def test_traffic_of_a_loop_is_that_of_the_slices_it_takes():
+    program = parsed(compiled(scanned, *SHAPES))
+    kernels, state = 4 * L * D * D, 4 * L * B * D
+    # Each kernel is read at least once, and no more than a few times: never the whole stack.
+    assert kernels + state <= hlo_work.memory_traffic(program) <= 4 * kernels + 12 * state
+
+
+def sharded(function, in_specs, out_spec, shapes):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    place = functools.partial(NamedSharding, mesh)
+    jitted = jax.jit(
+        function,
+        in_shardings=tuple(place(spec) for spec in in_specs),
+        out_shardings=place(out_spec),
+    )
+    return parsed(jitted.lower(*shapes).compile())
+
+
+P = PartitionSpec
+
+
+def test_a_gather_in_a_loop():
+    program = sharded(scanned, (P("b"), P(None, "b")), P("b"), SHAPES)
+    found = hlo_collectives.collectives(program, 8)
+    gathered = [c for c in found if c.kind == "all-gather" and c.times == L]
+    assert sum(c.bytes_sent for c in gathered) == 4 * D * D * 3 // 4
+    assert {c.group for c in gathered} == {(0, 1, 2, 3)}
+
+
+def test_a_sum_over_the_other_axis():
+    program = sharded(lambda x, w: x @ w[0], (P(None, "a"), P(None, "a")), P(), SHAPES)
+    (found,) = hlo_collectives.collectives(program, 8)
+    assert (found.kind, found.times, found.group) == ("all-reduce", 1, (0, 4))
+    assert found.bytes_sent == 2 * 4 * B * D // 2
+
+
+@pytest.mark.parametrize(
+    ("attributes", "group"),
+    [
+        ("replica_groups={{0,2},{1,3}}, use_global_device_ids=true", (0, 2)),
+        ("replica_groups=[2,4]<=[8]", (0, 1, 2, 3)),
+        ("replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}", (0, 4)),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", (0, 4)),
+        ("replica_groups=mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", (0, 4)),
+        ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}", (0, 2)),
+        ("replica_groups=mesh['axis_0'=8] {'axis_0':(1)4}", (0, 2, 4, 6)),
+        ("source_target_pairs={{0,1},{1,2},{2,3}}", (0, 1)),
+        ("replica_groups={}", tuple(range(8))),
+    ],
+)
+def test_groups_as_they_are_printed(attributes, group):
+    assert hlo_collectives.first_group(attributes, 8) == group
+
+
+TPU = """HloModule jit_step, is_scheduled=true
+
+%fused (p0: ROWS, p1: ROWS) -> f32[40,2048,2048] {
+  %p0 = ROWS{2,1,0:T(8,128)(2,1)} parameter(0)
+  %p1 = ROWS{2,1,0:T(8,128)(2,1)S(1)} parameter(1)
+  ROOT %c = f32[40,2048,2048]{1,2,0:T(8,128)} convolution(%p0, %p1), \
+window={size=40 stride=39 lhs_dilate=40}, dim_labels=0bf_0oi->0bf, metadata={op_name="a(b)"}
+}
+
+%body (arg: (u32[], ROWS, ROWS)) -> (u32[], ROWS, ROWS) {
+  %arg = (u32[]{:T(128)}, ROWS{2,1,0:T(8,128)(2,1)}, ROWS{2,1,0:T(8,128)(2,1)S(1)}) parameter(0)
+  %i = u32[]{:T(128)} get-tuple-element(%arg), index=0
+  %x = ROWS{2,1,0:T(8,128)(2,1)} get-tuple-element(%arg), index=1
+  %y = ROWS{2,1,0:T(8,128)(2,1)S(1)} get-tuple-element(%arg), index=2
+  %f = f32[40,2048,2048]{1,2,0:T(8,128)} fusion(%x, %y), kind=kOutput, calls=%fused
+  %two = u32[]{:T(128)} constant(2)
+  %next = u32[]{:T(128)} add(%i, %two)
+  ROOT %t = (u32[]{:T(128)}, ROWS{2,1,0}, ROWS{2,1,0}) tuple(%next, %x, %y)
+}
+
+%cond (arg.1: (u32[], ROWS, ROWS)) -> pred[] {
+  %limit = u32[]{:T(128)} constant(8)
+  %arg.1 = (u32[]{:T(128)}, ROWS{2,1,0}, ROWS{2,1,0}) parameter(0)
+  %i.1 = u32[]{:T(128)} get-tuple-element(%arg.1), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i.1, %limit), direction=LT
+}
+
+ENTRY %main (a: (u32[], ROWS, /*index=2*/ROWS)) -> (u32[], ROWS, ROWS) {
+  %a = (u32[]{:T(128)}, ROWS{2,1,0}, /*index=2*/ROWS{2,1,0}) parameter(0)
+  ROOT %w = (u32[]{:T(128)}, ROWS{2,1,0}, ROWS{2,1,0}) while(%a), condition=%cond, body=%body
+}
+""".replace("ROWS", "bf16[40,2048,128]")
+
+
+def test_a_program_as_the_tpu_compiler_prints_it():
+    """Heads as holes of a convolution, a loop that counts in twos, arrays beside the units."""
+    program = hlo_program.parse_hlo(TPU)
+    assert hlo_work.matrix_flops(program) == 4 * 2 * 40 * 2048 * 2048 * 128
+    one, scores = 2 * 40 * 2048 * 128, 4 * 40 * 2048 * 2048
+    counter = 4 * 4  # the sum of two whole numbers, and its limit
+    assert hlo_work.memory_traffic(program) == pytest.approx(4 * (one + scores), abs=4 * counter)
+
+
+@pytest.mark.parametrize(
+    ("window", "labels", "left", "right", "out", "depth"),
+    [
+        ("size=1", "0bf_io0->0bf", (64, 2048, 80), (80, 320, 1), (64, 2048, 320), 80),
+        ("size=64", "0fb_0io->fb0", (64, 20, 30), (64, 20, 7), (7, 30, 1), 64 * 20),
+        (
+            "size=1x40 pad=0_0x39_39 rhs_reversal=0x1",
+            "0bf1_i1o0->0b1f",
+            (64, 2048, 80, 1),
+            (80, 40, 128, 1),
+            (64, 2048, 40, 128),
+            80,
+        ),
+    ],
+)
+def test_products_that_are_written_as_convolutions(window, labels, left, right, out, depth):
+    def array(shape):
+        return f"f32[{','.join(map(str, shape))}]{{}}"
+
+    text = (
+        f"ENTRY %main (a: f32[1], b: f32[1]) -> f32[1] {{\n  %a = {array(left)} parameter(0)\n"
+        f"  %b = {array(right)} parameter(1)\n  ROOT %c = {array(out)} convolution(%a, %b), "
+        f"window={{{window}}}, dim_labels={labels}\n}}\n"
+    )
+    program = hlo_program.parse_hlo(text)
+    assert hlo_work.matrix_flops(program) == 2 * np.prod(out) * depth

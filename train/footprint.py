@@ -1,0 +1,36 @@
+"""What a step is for each device, in words, before it is compiled."""
+
+import math
+from typing import Any
+
+import jax
+
+from .config import TrainConfig
+from .state import TrainState
+
+
+def footprint(config: TrainConfig, shapes: TrainState, num_parts: int) -> str:
+    """Says how large a step is, and what of it each device has.
+
+    Args:
+      config: of the run.
+      shapes: of the state, each with its sharding.
+      num_parts: how many devices have rows of their own.
+    """
+    rows, length = config.batch_size, config.data.length
+    own = rows // num_parts // config.micro_batches
+    at_once = f"{own} at once" if config.micro_batches > 1 else "at once"
+    params, optimizer = (bytes_per_device(x) for x in (shapes.params, shapes.opt_state))
+    return (
+        f"a step: {rows:,} rows of {length:,} tokens, {rows * length:,} tokens; each device has "
+        f"{rows // num_parts:,} rows, {at_once}, {params / 1e6:,.1f} MB of parameters and "
+        f"{optimizer / 1e6:,.1f} MB of optimizer state; attention by XLA"
+    )
+
+
+def bytes_per_device(shapes: Any) -> int:
+    """How much of some arrays, given by shape and sharding, lies on each device."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(shapes)
+    )

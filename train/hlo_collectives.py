@@ -1,0 +1,103 @@
+"""What a compiled program exchanges between devices: by kind, with the loops it stands in."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .hlo_program import HloProgram, Instruction
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+_MESH = re.compile(r"replica_groups=mesh\[(.*?)\](?:,\s*device_ids=(\S+))?\s*\{(.*?)\}")
+_USED = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One instruction that exchanges data within groups of devices."""
+
+    kind: str
+    bytes_sent: int
+    """By each device in one run, in a ring: of n devices' whole array all but 1 / n, of an
+    all-reduce twice."""
+    times: int
+    """How often it runs in a step."""
+    group: tuple[int, ...]
+    """The devices of the first group, by their place in the mesh."""
+
+
+def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
+    """All that a program exchanges in one run, each channel once."""
+    found: dict[str, Collective] = {}
+    for number, (instruction, operand_bytes, times) in enumerate(_all(program)):
+        channel = re.search(r"channel_id=(\d+)", instruction.attributes)
+        # A gather that runs beside other work is printed in each part of it.
+        key = channel[1] if channel else f"line {number}"
+        group = first_group(instruction.attributes, num_devices)
+        kind = instruction.opcode.removesuffix("-start")
+        if len(group) > 1:
+            answered = instruction.bytes
+            if instruction.opcode.endswith("-start") and len(instruction.arrays) > 1:
+                answered -= operand_bytes if kind != "all-reduce" else 0
+            sent = _bytes_sent(kind, operand_bytes, answered, len(group))
+            found[key] = Collective(kind, sent, times, group)
+    return list(found.values())
+
+
+def _all(program: HloProgram) -> Iterator[tuple[Instruction, int, int]]:
+    for computation, times in program.runs(fused=True):
+        for instruction in computation.values():
+            if instruction.opcode.removesuffix("-start") in KINDS:
+                operands = (computation.get(name) for name in instruction.operands)
+                yield instruction, sum(x.bytes for x in operands if x is not None), times
+
+
+def _bytes_sent(kind: str, taken: int, answered: int, devices: int) -> int:
+    if kind == "collective-permute":
+        return taken
+    whole = {"all-gather": answered, "all-reduce": 2 * taken}.get(kind, taken)
+    return whole * (devices - 1) // devices
+
+
+def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
+    """The devices that exchange with device 0; all of them where the text does not say."""
+    if pair := _PAIR.search(attributes):
+        return int(pair[1]), int(pair[2])
+    if listed := _LISTED.search(attributes):
+        return tuple(map(int, listed[1].split(",")))
+    if iota := _IOTA.search(attributes):
+        shape, sizes, order = (_numbers(x) for x in iota.groups(default=""))
+        ids = np.arange(num_devices).reshape(sizes)
+        return tuple(ids.transpose(order or None).reshape(shape)[0].tolist())
+    if mesh := _MESH.search(attributes):
+        axes, order, used = mesh.groups(default="")
+        return _group_of_mesh(axes, order, used, num_devices)
+    return tuple(range(num_devices))
+
+
+def _group_of_mesh(axes: str, order: str, used: str, num_devices: int) -> tuple[int, ...]:
+    """`mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`, or of an axis a part, `{'b':(1)2}`."""
+    spanned = {name: (before, size) for name, before, size in _USED.findall(used)}
+    shape: list[int] = []
+    chosen: list[Any] = []
+    for name, text in re.findall(r"'(\w+)'=(\d+)", axes):
+        length = int(text)
+        before, size = spanned.get(name, ("1", "1"))
+        before, size = (int(before), int(size)) if before else (1, length)
+        shape += [before, size, length // before // size]
+        chosen += [0, slice(None), 0]
+    ids = np.arange(num_devices)
+    if layout := re.fullmatch(r"\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", order):
+        sizes, permutation = (_numbers(x) for x in layout.groups(default=""))
+        ids = ids.reshape(sizes).transpose(permutation or None)
+    return tuple(ids.reshape(shape)[tuple(chosen)].flatten().tolist())
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",") if n]

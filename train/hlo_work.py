@@ -1,0 +1,139 @@
+"""What a compiled program computes and moves on one device, with the loops it stands in."""
+
+import math
+import re
+
+import numpy as np
+
+from .hlo_program import Computation, HloProgram, Instruction
+
+_FREE = frozenset(
+    """parameter constant get-tuple-element tuple bitcast while conditional call partition-id
+    replica-id after-all copy-done slice-done all-gather-done all-reduce-done iota
+    collective-permute-done async-done async-update opt-barrier""".split()
+)
+"""What moves nothing, or what was counted where it began."""
+_SLICES = ("dynamic-slice", "slice", "gather")
+
+
+def matrix_flops(program: HloProgram) -> int:
+    """2 · m · n · k of every matrix product in one run on one device."""
+    total = 0
+    for computation, times in program.runs(fused=True):
+        for instruction in computation.values():
+            if instruction.opcode in ("dot", "convolution"):
+                total += times * _product_flops(instruction, computation)
+    return total
+
+
+def _product_flops(instruction: Instruction, computation: Computation) -> int:
+    left = computation[instruction.operands[0]].arrays[0].shape
+    result = math.prod(instruction.arrays[0].shape)
+    if instruction.opcode == "dot":
+        return 2 * result * math.prod(left[i] for i in _dims("lhs_contracting", instruction))
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
+    assert labels is not None, instruction.name
+    lhs, rhs, out = labels.groups()
+    right = computation[instruction.operands[1]].arrays[0].shape
+    taken = right[rhs.index("i")]
+    for dimension in (c for c in out if c.isdigit()):
+        sizes = left[lhs.index(dimension)], right[rhs.index(dimension)]
+        length = instruction.arrays[0].shape[out.index(dimension)]
+        taken *= _pairs(instruction, int(dimension), *sizes, length) / length
+    return round(2 * result * taken)
+
+
+def _dims(name: str, instruction: Instruction) -> list[int]:
+    found = re.search(rf"{name}_dims=\{{([\d,]*)\}}", instruction.attributes)
+    return [int(n) for n in found[1].split(",") if n] if found else []
+
+
+def _pairs(instruction: Instruction, dimension: int, size: int, window: int, length: int) -> int:
+    """Pairs of an output's and the window's places that meet an element, not padding or a hole.
+
+    A TPU's products are convolutions, whose batch and outer axes are windows over such holes.
+    """
+
+    def setting(name: str, default: str) -> str:
+        found = re.search(rf"window=\{{[^}}]*\b{name}=([\dx_-]+)", instruction.attributes)
+        return found[1].split("x")[dimension] if found else default
+
+    stride, dilation = int(setting("stride", "1")), int(setting("lhs_dilate", "1"))
+    apart = int(setting("rhs_dilate", "1"))
+    before = int(setting("pad", "0_0").split("_")[0])
+    places = np.arange(length)[:, None] * stride + np.arange(window)[None] * apart - before
+    inside = (places >= 0) & (places <= (size - 1) * dilation) & (places % dilation == 0)
+    return int(inside.sum())
+
+
+def memory_traffic(program: HloProgram) -> int:
+    """Bytes that one run reads from and writes to a device's main memory.
+
+    As XLA counts them: what each instruction that is not fused into another takes and answers; of
+    an array that it only takes slices of, the slices.
+    """
+    total = 0
+    for computation, times in program.runs():
+        for instruction in computation.values():
+            if instruction.opcode not in _FREE:
+                total += times * _traffic(instruction, computation, program)
+    return total
+
+
+def _traffic(instruction: Instruction, computation: Computation, program: HloProgram) -> int:
+    opcode = instruction.opcode
+    if opcode.endswith("-start"):  # a copy that runs beside other work, from or to main memory
+        return instruction.arrays[0].bytes if instruction.arrays else 0
+    if opcode == "fusion" and instruction.called:
+        return _fusion_traffic(instruction, computation, program.computations[instruction.called])
+    written = _far(instruction)
+    operands = [computation[name] for name in instruction.operands if name in computation]
+    if opcode in _SLICES:
+        return 2 * written
+    if opcode == "dynamic-update-slice":
+        return 2 * _far(operands[1])
+    return written + sum(map(_far, operands))
+
+
+def _fusion_traffic(instruction: Instruction, computation: Computation, fused: Computation) -> int:
+    users: dict[str, list[Instruction]] = {}
+    for inner in fused.values():
+        for name in inner.operands:
+            users.setdefault(name, []).append(inner)
+    parameters = {
+        int(x.attributes.split(")")[0]): x for x in fused.values() if x.opcode == "parameter"
+    }
+    total = 0
+    for number, name in enumerate(instruction.operands):
+        given = computation.get(name)
+        if given is None or not _far(given):
+            continue
+        total += min(
+            _far(given),
+            sum(
+                _read(x, parameters[number], fused) for x in users.get(parameters[number].name, [])
+            ),
+        )
+    return total + _fusion_writes(instruction, fused)
+
+
+def _read(user: Instruction, parameter: Instruction, fused: Computation) -> int:
+    if user.opcode in _SLICES:
+        return user.bytes
+    if user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
+        return 0  # what is updated in place is not read
+    return parameter.bytes
+
+
+def _fusion_writes(instruction: Instruction, fused: Computation) -> int:
+    root = next(x for x in fused.values() if x.is_root)
+    while root.opcode in ("bitcast", "copy") and root.operands[0] in fused:
+        root = fused[root.operands[0]]
+    if root.opcode == "dynamic-update-slice":
+        return fused[root.operands[1]].bytes
+    return _far(instruction)
+
+
+def _far(instruction: Instruction) -> int:
+    """Bytes of what lies in main memory."""
+    return sum(x.bytes for x in instruction.arrays if not x.near)
