@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def kernel(tmp_path, monkeypatch, flaxzoo_cache):
         "FLAXZOO_NOTEBOOK_TEST": "1",
         "FLAXZOO_CACHE": str(flaxzoo_cache),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "",  # one device, as readers have; the tests' own process has eight
+        # One device, as readers have; the tests' own process has eight.
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1",
         "IPYTHONDIR": str(tmp_path / "ipython"),
         "TMPDIR": str(tmp_path),
     }

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import os
 import random
 import re
 import shlex
@@ -130,7 +131,8 @@ def tagged(sentence):
 def test_every_command_and_python_block_runs(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     # Of processes that are started: this one has its eight devices.
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+    monkeypatch.setenv("XLA_FLAGS", flags)
     subprocess.run(["bash", "-c", cutting()], check=True)
     ran = commands()
     assert len(ran) >= 20

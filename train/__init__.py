@@ -33,14 +33,16 @@ if TYPE_CHECKING:
     from .opening import open_run
     from .optimizer import make_optimizer
     from .optimizer_config import OptimizerConfig
+    from .plan import make_plan
     from .prediction import predict
     from .recipes import recipe
     from .sampling import Sample, TextGenerator
     from .schedules import make_schedule
     from .score import score_run
-    from .sharding import make_mesh, parameter_shardings
+    from .sharding import make_mesh, parameter_shardings, shard_batch, state_shardings
     from .state import TrainState, count_parameters, init_state
     from .step import make_train_step
+    from .topologies import parse_topology
     from .translating import TextTranslator, Translation
 
 # Everything is imported when first asked for: `flaxzoo --help` needs none of it.
@@ -68,14 +70,16 @@ _HOME = {
     "opening": ("open_run",),
     "optimizer": ("make_optimizer",),
     "optimizer_config": ("OptimizerConfig",),
+    "plan": ("make_plan",),
     "prediction": ("predict",),
     "recipes": ("recipe",),
     "sampling": ("Sample", "TextGenerator"),
     "schedules": ("make_schedule",),
     "score": ("score_run",),
-    "sharding": ("make_mesh", "parameter_shardings"),
+    "sharding": ("make_mesh", "parameter_shardings", "shard_batch", "state_shardings"),
     "state": ("TrainState", "count_parameters", "init_state"),
     "step": ("make_train_step",),
+    "topologies": ("parse_topology",),
     "translating": ("TextTranslator", "Translation"),
 }
 _FILE_OF = {name: file for file, names in _HOME.items() for name in names}
@@ -110,13 +114,17 @@ __all__ = [
     "init_state",
     "make_mesh",
     "make_optimizer",
+    "make_plan",
     "make_schedule",
     "make_train_step",
     "open_run",
     "parameter_shardings",
+    "parse_topology",
     "predict",
     "recipe",
     "score_run",
+    "shard_batch",
+    "state_shardings",
     "train",
     "translation",
 ]

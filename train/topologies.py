@@ -9,6 +9,7 @@ compiler says when it refuses one.
 
 import dataclasses
 import math
+import os
 import re
 from typing import Any
 
@@ -143,5 +144,6 @@ def environment(topology: Topology) -> dict[str, str]:
     """What a process that compiles for these devices must find in its environment."""
     if topology.chip is not None:
         return TPU_ENVIRONMENT
-    flag = f"--xla_force_host_platform_device_count={topology.num_devices}"
-    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
+    flags = os.environ.get("XLA_FLAGS", "")
+    flags = f"{flags} --xla_force_host_platform_device_count={topology.num_devices}"
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}

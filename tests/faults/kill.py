@@ -34,7 +34,7 @@ from pathlib import Path
 SCRATCH = Path(tempfile.mkdtemp(prefix="flaxzoo-kill-"))
 os.environ |= {
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1",
     "FLAXZOO_CACHE": str(SCRATCH / "cache"),
 }
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(SCRATCH / "xla"))

@@ -42,9 +42,10 @@ def train(file, workdir, *options):
 
 
 def python(*arguments):
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     return subprocess.run(
         [sys.executable, "-W", "error", *map(str, arguments)],
-        env={**os.environ, "XLA_FLAGS": ""},
+        env={**os.environ, "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
         check=False,

@@ -36,12 +36,18 @@ def config(tmp_path_factory):
     )
 
 
+def set_devices(monkeypatch, number):
+    """Says how many devices a process has that is started now."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={number}"
+    monkeypatch.setenv("XLA_FLAGS", flags)
+
+
 @pytest.fixture
 def run_in_two(monkeypatch, tmp_path):
     """`run_in_two(devices, *jobs)`: the status of two processes that do `jobs` of several.py."""
 
     def run(devices, *jobs, silence=60):
-        monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
+        set_devices(monkeypatch, devices)
         asked = [[to_dict(config), str(folder), *rest] for config, folder, *rest in jobs]
         (tmp_path / "jobs.json").write_text(json.dumps(asked))
         program = Path(__file__).with_name("several.py")
@@ -139,7 +145,7 @@ COMMAND = (
 
 @pytest.mark.slow
 def test_what_several_processes_cannot_do_is_one_line(config, tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
+    set_devices(monkeypatch, 1)
     options = ["--data.source", config.data.source, "--workdir", str(tmp_path / "run")]
     command = [*COMMAND.split(), "--optimizer.warmup-steps", "1", *options]
     assert cli.main(["launch", "--processes", "2", "--", *command]) == 2

@@ -51,7 +51,8 @@ def command(source, workdir, steps):
 
 
 def one_device():
-    return {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+    return {**os.environ, "XLA_FLAGS": flags}
 
 
 def last_step(workdir):
