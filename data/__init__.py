@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .pair_sources import Pair
     from .parallel_text import ParallelText, open_parallel
     from .pipeline import BatchIterator, TrainBatches, evaluation_batches, train_iterator
+    from .prepared import PreparedRows
+    from .preparing import prepare
     from .pretraining import PretrainingData, PretrainingRows
     from .rows import Rows
     from .sentence_corpus import SentenceCorpus, build_sentence_corpus
@@ -61,6 +63,8 @@ _HOME = {
     "pair_sources": ("Pair",),
     "parallel_text": ("ParallelText", "open_parallel"),
     "pipeline": ("BatchIterator", "TrainBatches", "evaluation_batches", "train_iterator"),
+    "prepared": ("PreparedRows",),
+    "preparing": ("prepare",),
     "pretraining": ("PretrainingData", "PretrainingRows"),
     "rows": ("Rows",),
     "sentence_corpus": ("SentenceCorpus", "build_sentence_corpus"),
@@ -102,6 +106,7 @@ __all__ = [
     "Pair",
     "PairCorpus",
     "ParallelText",
+    "PreparedRows",
     "PretrainingData",
     "PretrainingRows",
     "Rows",
@@ -135,6 +140,7 @@ __all__ = [
     "open_parallel",
     "parse_source",
     "parse_sources",
+    "prepare",
     "read_documents",
     "read_lines",
     "spell",

@@ -19,6 +19,8 @@ from .packing import (
     first_fit,
     split_once,
 )
+from .prepared import SPLITS, is_prepared, prepared_split, prepared_tokenizer
+from .row_records import pieces_of, row_of
 from .rows import Rows
 from .tokenizer import Tokenizer
 
@@ -36,26 +38,9 @@ def row_from_spans(
         length: The row's length T, at least the sum of the spans' lengths.
 
     Returns:
-        Four int32 [T] arrays. ``labels`` are the tokens that follow ``input_ids`` in the
-        document; ``segment_ids`` count the spans from 1; ``position_ids`` start at 0 in
-        each span. Padding, at the end, is 0 in all four.
+        See ``row_of``.
     """
-    row = {name: np.zeros(length, np.int32) for name in ARRAYS}
-    end = 0
-    for segment, (first, size) in enumerate(spans, start=1):
-        document = int(np.searchsorted(corpus.pair_starts, first, "right")) - 1
-        # Each document before this one holds one token more than pairs.
-        tokens = corpus.tokens[first + document : first + document + size + 1]
-        place = slice(end, end := end + size)
-        row["input_ids"][place] = tokens[:-1]
-        row["labels"][place] = tokens[1:]
-        row["segment_ids"][place] = segment
-        row["position_ids"][place] = np.arange(size)
-    return row
-
-
-ARRAYS = ("input_ids", "labels", "segment_ids", "position_ids")
-"""The arrays of an example, int32 [T] each."""
+    return row_of(pieces_of(corpus, spans), length)
 
 
 @dataclass(frozen=True)
@@ -151,8 +136,18 @@ class CausalData(DocumentsData):
     packing: Packing = "concat"
     """concat: fill every row, cutting documents; first-fit: keep documents whole."""
 
+    def make_tokenizer(self) -> Tokenizer:
+        """See ``DataConfig``; prepared rows have theirs."""
+        if is_prepared(self.source) and self.tokenizer.path is None:
+            return prepared_tokenizer(self.source)
+        return super().make_tokenizer()
+
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Packed rows; with `concat`, cut anew in every epoch."""
+        """Packed rows; with `concat`, cut anew in every epoch, unless they were prepared."""
+        if is_prepared(self.source):
+            asked = {"length": self.length, "packing": self.packing, **self._held_out()}
+            splits = SPLITS if self.validation else SPLITS[:1]
+            return prepared_split(self.source, splits, tokenizer, asked)
         corpus = _corpus(self.texts(), tokenizer)
         rows = CausalRows(corpus, self.length, self.packing, seed)
         _ = rows.rows_per_epoch  # a text shorter than a row is refused here
@@ -160,24 +155,43 @@ class CausalData(DocumentsData):
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Every validation token once."""
+        if self.validation is not None:
+            return self.whole_source(self.validation, tokenizer, labels)
+        if is_prepared(self.source):
+            asked = {"length": self.length, **self._held_out()}
+            return prepared_split(self.source, SPLITS[1:], tokenizer, asked)
         return self._every_token(self.validation_documents(), tokenizer)
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Every token of a source once."""
+        if is_prepared(source):
+            return prepared_split(source, SPLITS, tokenizer, {"length": self.length})
         return self._every_token(load_whole(source), tokenizer)
+
+    def _held_out(self) -> dict[str, float]:
+        """What a prepared source must have held out; nothing if another one validates."""
+        return {} if self.validation else {"validation_fraction": self.validation_fraction}
 
     def _every_token(self, documents: Documents, tokenizer: Tokenizer) -> DataSplit:
         corpus = _corpus(documents, tokenizer)
         return _split(CausalEvaluationRows(corpus, self.length), corpus)
 
 
-def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:
-    """Without its own ends a document's first token would go unpredicted, its bytes counted."""
+def check_ends(tokenizer: Tokenizer) -> None:
+    """Without its own ends a document's first token would go unpredicted, its bytes counted.
+
+    Raises:
+        DataError: The tokenizer has no token that begins, or none that ends a document.
+    """
     if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no token that begins and one that ends a "
             "document: train one (--data.tokenizer.kind), or name one of a causal language model"
         )
+
+
+def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:
+    check_ends(tokenizer)
     return build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
 
 

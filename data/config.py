@@ -13,8 +13,8 @@ from .corpus import Texts
 from .documents import Documents, load_documents, load_whole
 from .errors import DataError
 from .rows import Rows
-from .tokenizer import Tokenizer
-from .tokenizer_training import TokenizerConfig
+from .tokenizer import Tokenizer, load_tokenizer
+from .tokenizer_training import TokenizerConfig, train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class DataConfig(ABC):
 
     source: str
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
-    tfds:NAME/CONFIG#field, or several of them, joined by " + "; of labelled examples one of
+    tfds:NAME/CONFIG#field, or several of them, joined by " + "; for next tokens also
+    prepared:FOLDER, which `flaxzoo prepare` made; of labelled examples one of
     tsv:GLOB, conll:GLOB, squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG."""
     validation: str | None = None
     """A source to validate on; by default a part of `source`."""
@@ -64,6 +65,12 @@ class DataConfig(ABC):
     @abstractmethod
     def texts(self) -> Texts:
         """The training texts, to train a vocabulary on."""
+
+    def make_tokenizer(self) -> Tokenizer:
+        """The tokenizer of a new run: an existing one, or one trained on its texts."""
+        if self.tokenizer.path is not None:
+            return load_tokenizer(self.tokenizer.path)
+        return train_tokenizer(self.texts(), self.tokenizer)
 
     def labels(self) -> tuple[str, ...]:
         """The names of the labels in the training examples, in order of their ids."""

@@ -262,8 +262,12 @@ class Division:
                 "make several of it (text:GLOB#block or #line), or set validation_fraction 0 "
                 "and name a separate source for validation"
             )
-        limit = int(fraction * 2**128).to_bytes(16, "big")
-        return cls(min(max(limit, ordered[1]), ordered[-1]))
+        return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))
+
+    @classmethod
+    def of_each(cls, fraction: float) -> "Division":
+        """The limit that asks for no document but the one at hand: a split may stay empty."""
+        return cls(int(fraction * 2**128).to_bytes(16, "big"))
 
     def split(self, digest: bytes) -> Split:
         """Says where a document belongs."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import causal, mlm, pretraining, translation
+from . import mlm, pretraining, row_records, translation
 from .config import DataConfig
 
 
@@ -53,7 +53,7 @@ def _classification(data: Any, num_labels: int, _: int) -> RowShapes:
 
 
 _SHAPES: dict[str, Callable[[Any, int, int], RowShapes]] = {
-    "causal": lambda data, *_: _each(causal.ARRAYS, data.length),
+    "causal": lambda data, *_: _each(row_records.ARRAYS, data.length),
     "pretraining": _pretraining,
     "translation": lambda data, *_: _each(translation.ARRAYS, data.length),
     "classify": _classification,

@@ -47,6 +47,11 @@ class SentenceCorpus:
         """All sentences one after the other, uint16 or uint32 [num_tokens], memory-mapped."""
         return np.load(self.folder / "tokens.npy", mmap_mode="r")
 
+    @property
+    def token_counts(self) -> np.ndarray:
+        """How often each token that is there is there, int64 [different tokens]."""
+        return np.unique(self.tokens, return_counts=True)[1]
+
     @cached_property
     def sentence_starts(self) -> np.ndarray:
         """Where each sentence starts in ``tokens`` and the end, int64 [num_sentences + 1]."""

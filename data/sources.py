@@ -8,6 +8,7 @@ r"""Where text comes from, under one name scheme.
                            google-research/bert reads its text
 ``jsonl:GLOB#field``       JSON lines; the string in ``field`` (default ``text``)
 ``tfds:name/config#field`` a published TensorFlow Dataset (field default ``text``)
+``prepared:FOLDER``        no documents, but the rows that ``preparing`` made of some
 ``SOURCE + SOURCE``        several sources, one after the other. Only a ``+`` between
                            spaces and before a kind joins: ``text:a + b.txt`` is a file
 =========================  ==========================================================
@@ -27,19 +28,21 @@ from .errors import DataError
 from .json_text import parse_object, pick
 from .text_lines import file_lines, matching_files
 
-SourceKind = Literal["builtin", "text", "jsonl", "tfds"]
+SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared"]
 
 _EXAMPLES: dict[SourceKind, str] = {
     "builtin": "builtin:python-docs",
     "text": "text:GLOB",
     "jsonl": "jsonl:GLOB#field",
     "tfds": "tfds:name/config#field",
+    "prepared": "prepared:FOLDER",
 }
 _DEFAULT_PART: dict[SourceKind, str] = {
     "builtin": "",
     "text": "file",
     "jsonl": "text",
     "tfds": "text",
+    "prepared": "",
 }
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("python-docs",)
@@ -53,9 +56,9 @@ class Source:
     Attributes:
         name: The name as the user wrote it.
         kind: Which reader it needs.
-        location: The glob, the name of the built-in text, or TFDS's ``name/config``.
+        location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
         part: What a document is: ``file``, ``line``, ``block`` or ``sentences`` for text,
-            the field's name for JSON lines and TFDS, empty for built-in text.
+            the field's name for JSON lines and TFDS, else empty.
     """
 
     name: str
@@ -101,7 +104,8 @@ def parse_source(name: str) -> Source:
     if not colon or kind not in _EXAMPLES:
         raise DataError(_unknown_kind(name, kind, bool(colon)))
     kind = cast(SourceKind, kind)
-    location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
+    parted = "#" in rest and kind != "prepared"  # a folder may have one in its name
+    location, mark, part = rest.rpartition("#") if parted else (rest, "", "")
     if not location or (mark and not part):
         raise DataError(f"source {name!r} is incomplete: write {_EXAMPLES[kind]}")
     part = part or _DEFAULT_PART[kind]
@@ -131,22 +135,38 @@ def read_documents(source: Source) -> Iterator[str]:
             valid or lacks the field (with file and line).
         ValueError: The source is a published TFDS data set, which ``documents`` reads.
     """
-    if source.kind == "builtin":
-        yield from _python_docs()
-        return
+    found = False
+    for document in documents_in(source):
+        found = True
+        yield document
+    if not found:
+        raise _no_text(source)
+
+
+def documents_in(source: Source) -> Iterator[str]:
+    """As ``read_documents``, of a source that may hold no document."""
     if source.kind == "tfds":
         raise ValueError(f"{source.name!r} is not local text: use load_documents")
+    if source.kind == "prepared":
+        raise DataError(
+            f"{source.name!r} holds rows for causal language modelling and no text: name the text "
+            "that it was made of"
+        )
+    texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source)
+    yield from (text for text in texts if text and not text.isspace())
+
+
+def _no_text(source: Source) -> DataError:
+    """Says that a local source holds no document."""
     paths = matching_files(source.location, source.name)
-    found = False
-    for path in paths:
-        reader = _read_text(path, source.part) if source.kind == "text" else None
-        for document in reader or _read_json_lines(path, source.part):
-            if document and not document.isspace():
-                found = True
-                yield document
-    if not found:
-        files = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files of {source.name!r}"
-        raise DataError(f"no text in {files}: empty or only white space; give a file with text")
+    files = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files of {source.name!r}"
+    return DataError(f"no text in {files}: empty or only white space; give a file with text")
+
+
+def _texts_of_files(source: Source) -> Iterator[str]:
+    read = _read_text if source.kind == "text" else _read_json_lines
+    for path in matching_files(source.location, source.name):
+        yield from read(path, source.part)
 
 
 def _python_docs() -> Iterator[str]:

@@ -28,6 +28,7 @@ COMMANDS = {
     "embed": ("text_commands", "write a vector for each line of a file"),
     "list": ("commands", "print the published model sizes and the recipes"),
     "tokenizer": ("commands", "train a vocabulary on texts"),
+    "prepare": ("prepare_command", "tokenise and pack texts once, by any number of workers"),
 }
 """The file of each, and what it does."""
 

@@ -85,8 +85,11 @@ def rows_at_once(config: TrainConfig, num_rows: int) -> int:
     return min(config.batch_size // config.micro_batches, num_rows, largest)
 
 
-def unigram_entropy(tokens: np.ndarray) -> float:
-    """Entropy in nats of single tokens: the least loss of a model that sees no context."""
-    counts = np.unique(tokens, return_counts=True)[1]
-    p = counts / counts.sum()
+def unigram_entropy(counts: np.ndarray) -> float:
+    """Entropy in nats of single tokens: the least loss of a model that sees no context.
+
+    Args:
+      counts: how often each token is there, int [tokens]; a token may not be there at all.
+    """
+    p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())

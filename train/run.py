@@ -14,7 +14,6 @@ from typing import Any, get_args
 from ..data.atomic import build_folder
 from ..data.config import DataSplit
 from ..data.tokenizer import Tokenizer
-from ..data.tokenizer_training import train_tokenizer
 from ..data.translation import encode_source
 from ..models.bert import WITH_MASKED_WORDS, BertConfig
 from ..models.config import TransformerConfig, architecture_of
@@ -111,7 +110,7 @@ def _anew(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
     """A new run, with a vocabulary of its own or that of the run it begins with."""
     labels = config.data.labels()
     if config.init_from is None:
-        tokenizer = train_tokenizer(config.data.texts(), config.data.tokenizer)
+        tokenizer = config.data.make_tokenizer()
         return fit_model(config, None, tokenizer.target.vocab_size, labels), tokenizer
     source, tokenizer = open_run(config.init_from)
     step = chosen_step(local_folder(config.init_from), config.init_step)

@@ -167,7 +167,7 @@ def _translation_texts(
 
 def _entropy(score: str) -> Callable[[DataSplit], tuple[str, str, float]]:
     name = "unigram entropy of the training text"
-    return lambda split: (score, name, unigram_entropy(split.content.tokens))
+    return lambda split: (score, name, unigram_entropy(split.content.token_counts))
 
 
 _CLASSIFICATION_OBJECTIVES = {

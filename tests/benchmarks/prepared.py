@@ -1,0 +1,66 @@
+"""How fast do prepared rows come? Batches of training, as `flaxzoo train` reads them.
+
+    flaxzoo prepare 'text:books/*.txt#block' OUT --tokenizer TOKENIZER --length 1024
+    python tests/benchmarks/prepared.py OUT [--batch-size 64] [--seconds 10] [--num-workers 0]
+
+Rows are drawn from all shards at random. "median" of the rounds is tokens to predict (padding is
+not counted) a second, of one process. Prints one JSON line.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from typing import Any
+
+from flaxzoo import data
+from flaxzoo.data.prepared import SPLITS, prepared_split, prepared_tokenizer
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second, round by round, after a first second that is not counted."""
+    source = f"prepared:{arguments.folder}"
+    split = prepared_split(source, SPLITS[:1], prepared_tokenizer(source), {})
+    batches = data.train_iterator(
+        split.rows,
+        batch_size=arguments.batch_size,
+        seed=0,
+        num_steps=1 << 31,
+        num_workers=arguments.num_workers,
+    )
+    read(batches, 1.0)
+    rates = [read(batches, arguments.seconds) for _ in range(arguments.rounds)]
+    batches.close()
+    return {
+        "data": split.facts,
+        "length": next(iter(split.rows.row(0, 0).values())).shape[0],
+        "cores": len(os.sched_getaffinity(0)),
+        "median": round(statistics.median(rates)),
+        "rounds": [round(rate) for rate in rates],
+    }
+
+
+def read(batches: data.BatchIterator, seconds: float) -> float:
+    """Reads for a while; answers tokens a second."""
+    tokens, start = 0, time.perf_counter()
+    while (passed := time.perf_counter() - start) < seconds:
+        tokens += int((next(batches)["segment_ids"] > 0).sum())
+    return tokens / passed
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--num-workers", type=int, default=0)
+    print(json.dumps(measure(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

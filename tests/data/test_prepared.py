@@ -1,0 +1,204 @@
+"""Training on prepared rows: the order, the parts of processes, and what does not fit."""
+
+import dataclasses
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from flaxzoo.data import (
+    CausalData,
+    DataError,
+    PretrainingData,
+    TokenizerConfig,
+    load_documents,
+    load_tokenizer,
+    prepare,
+    train_iterator,
+    train_tokenizer,
+)
+
+LENGTH = 8
+RUN = {"batch_size": 4, "seed": 7, "num_steps": 12}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with texts, a tokenizer and the rows that were prepared of both."""
+    place = tmp_path_factory.mktemp("place")
+    draw = np.random.default_rng(0)
+    for number in range(3):
+        lines = ["".join(draw.choice(list("abcde "), draw.integers(2, 40))) for _ in range(30)]
+        (place / f"{number}.txt").write_text("\n\n".join(lines))
+    train_tokenizer(["abcde "], TokenizerConfig("characters")).save(place / "letters")
+    source = f"text:{place}/*.txt#block"
+    prepare(source, place / "rows", place / "letters", length=LENGTH, validation_fraction=0.2)
+    return place
+
+
+@pytest.fixture
+def config(place):
+    return CausalData(
+        source=f"prepared:{place}/rows",
+        validation_fraction=0.2,
+        length=LENGTH,
+        tokenizer=TokenizerConfig("byte-bpe", 300),
+    )
+
+
+@pytest.fixture
+def split(config):
+    return config.train_split(config.make_tokenizer(), (), 0)
+
+
+def flat(batches):
+    """Every row of the batches, as bytes."""
+    return [
+        b"".join(batch[name][i].tobytes() for name in sorted(batch))
+        for batch in batches
+        for i in range(len(batch["labels"]))
+    ]
+
+
+def read(rows, **options):
+    iterator = train_iterator(rows, **{**RUN, **options})
+    batches = list(iterator)
+    iterator.close()
+    return batches
+
+
+def test_the_tokenizer_is_the_stored_one(place, config):
+    stored = load_tokenizer(place / "letters")
+    assert config.make_tokenizer().fingerprint == stored.fingerprint
+    named = dataclasses.replace(config, tokenizer=TokenizerConfig(path=str(place / "letters")))
+    assert named.make_tokenizer().fingerprint == stored.fingerprint
+
+
+def test_an_epoch_has_every_row_once(split):
+    count = split.rows.rows_per_epoch
+    expected = flat([{k: v[None] for k, v in split.rows.row(0, i).items()} for i in range(count)])
+    rows = flat(read(split.rows, batch_size=1, num_steps=2 * count))
+    first, second = rows[:count], rows[count:]
+    assert first != second
+    assert sorted(first) == sorted(second) == sorted(expected)
+
+
+def test_it_holds_the_text_and_knows_how_much(place, config, split):
+    """What is trained and validated on is what would be without preparing."""
+    tokenizer = config.make_tokenizer()
+    plain = dataclasses.replace(config, source=f"text:{place}/*.txt#block")
+    for ours, theirs in (
+        (split, plain.train_split(tokenizer, (), 0)),
+        (config.validation_split(tokenizer, ()), plain.validation_split(tokenizer, ())),
+    ):
+        assert ours.content.num_bytes == theirs.content.num_bytes
+        counts = ours.content.token_counts
+        assert counts[counts > 0].tolist() == theirs.content.token_counts.tolist()
+        assert ours.facts.startswith(theirs.facts)
+    # Another source validates: then all of it is trained on.
+    other = dataclasses.replace(config, validation=f"text:{place}/0.txt#block")
+    whole = other.train_split(tokenizer, (), 0)
+    assert whole.facts.startswith("90 documents")
+    assert whole.facts == config.whole_source(config.source, tokenizer, ()).facts
+    held_out = other.validation_split(tokenizer, ())
+    assert held_out.facts.startswith("30 documents")
+    back = dataclasses.replace(plain, validation=config.source)
+    assert back.validation_split(tokenizer, ()).facts == whole.facts
+    assert len({split.fingerprint, whole.fingerprint, held_out.fingerprint}) == 3
+
+
+def test_processes_read_parts_that_make_the_whole(split):
+    whole = read(split.rows)
+    parts = [read(split.rows, process_index=i, process_count=2) for i in range(2)]
+    for batch, *halves in zip(whole, *parts, strict=True):
+        assert {half["labels"].shape for half in halves} == {(2, LENGTH)}
+        for name in batch:
+            assert np.array_equal(batch[name], np.concatenate([half[name] for half in halves]))
+
+
+def test_resumed_in_another_process_it_is_the_same(split):
+    whole = read(split.rows)
+    iterator = train_iterator(split.rows, **RUN)
+    before = [next(iterator) for _ in range(5)]
+    state = iterator.get_state()
+    iterator.close()
+    packed = pickle.dumps(split.rows)
+    assert len(packed) < 1000, "the names of its files, and nothing that is open"
+    iterator = train_iterator(pickle.loads(packed), **RUN)
+    iterator.set_state(state)
+    after = list(iterator)
+    iterator.close()
+    assert flat(before + after) == flat(whole)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"length": 16}, "was prepared with length 8, and data.length is 16: give --data.length 8"),
+        ({"packing": "first-fit"}, "with packing 'concat', and data.packing is 'first-fit'"),
+        ({"validation_fraction": 0.1}, "with validation_fraction 0.2, and data.validation_fract"),
+        ({"tokenizer": TokenizerConfig(path="other")}, "another tokenizer than this one of char"),
+        ({"source": "prepared:nothing"}, "no prepared rows in nothing: make them by flaxzoo pre"),
+        ({"source": "prepared:a + prepared:b"}, "joins prepared rows: prepare the joined texts"),
+        ({"source": "prepared:"}, "is incomplete: write prepared:FOLDER"),
+    ],
+)
+def test_what_does_not_fit_is_named(config, fields, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train_tokenizer(["xyz"], TokenizerConfig("characters")).save("other")
+    asked = dataclasses.replace(config, **fields)
+    with pytest.raises(DataError, match=message):
+        asked.train_split(asked.make_tokenizer(), (), 0)
+
+
+def test_only_next_tokens_are_learned_of_it(config):
+    for load in (
+        lambda: load_documents(config.source, "train", validation_fraction=0.0),
+        lambda: PretrainingData(
+            source=config.source, length=LENGTH, tokenizer=config.tokenizer
+        ).texts(),
+    ):
+        with pytest.raises(DataError, match="holds rows for causal language modelling and no text"):
+            load()
+
+
+def test_nothing_held_out_is_named(place, config, tmp_path):
+    source = f"text:{place}/0.txt#block"
+    prepare(source, tmp_path / "rows", place / "letters", length=LENGTH, validation_fraction=0)
+    asked = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows", validation_fraction=0.0)
+    with pytest.raises(DataError, match="has no rows for validation: name --data"):
+        asked.validation_split(asked.make_tokenizer(), ())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda file: file.unlink(), "train.array_record is missing: run the flaxzoo prepare"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "bytes where it had"),
+        (lambda file: file.write_bytes(bytes(file.stat().st_size)), "has changed since it was"),
+        (lambda file: (file.parents[2] / "manifest.json").unlink(), "not prepared to its end"),
+    ],
+    ids=["missing", "shorter", "another", "unfinished"],
+)
+def test_a_folder_that_is_not_whole_is_named(place, config, tmp_path, damage, message):
+    shutil.copytree(place / "rows", tmp_path / "rows")
+    asked = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows")
+    damage(next((tmp_path / "rows").rglob("train.array_record")))
+    with pytest.raises(DataError, match=message):
+        asked.train_split(load_tokenizer(place / "letters"), (), 0)
+
+
+def test_a_flipped_bit_is_named_when_it_is_read(place, config, tmp_path):
+    (tmp_path / "long.txt").write_text("abcde" * 4000)  # so that its start is not in its end
+    tokenizer, rows = load_tokenizer(place / "letters"), tmp_path / "rows"
+    source = f"text:{tmp_path}/long.txt"
+    prepare(source, rows, place / "letters", length=LENGTH, validation_fraction=0)
+    (file,) = rows.rglob("train.array_record")
+    raw = bytearray(file.read_bytes())
+    raw[64 + 50] ^= 1  # in the first record: behind the headers of the file and of the record
+    file.write_bytes(raw)
+    asked = dataclasses.replace(config, source=f"prepared:{rows}", validation_fraction=0.0)
+    split = asked.train_split(tokenizer, (), 0)
+    with pytest.raises(DataError, match=r"train.array_record is damaged \(.*hash mismatch"):
+        split.rows.row(0, 0)
+    assert split.rows.row(0, 1)["segment_ids"].all()
