@@ -9,6 +9,7 @@ pairs.
 
 import hashlib
 import json
+import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -255,9 +256,10 @@ class TokenWriter:
 
 def _raw_to_npy(raw: Path, place: Path, dtype: np.dtype) -> None:
     """Puts numpy's header before the tokens, whose number was not known at the start."""
-    source = np.memmap(raw, dtype, mode="r")
-    target = np.lib.format.open_memmap(place, mode="w+", dtype=dtype, shape=source.shape)
-    target[:] = source
-    target.flush()
-    del source, target
+    shape = (raw.stat().st_size // dtype.itemsize,)
+    facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    # Written and not mapped: on a full disk a map ends the process by a signal.
+    with raw.open("rb") as source, place.open("wb") as target:
+        np.lib.format.write_array_header_1_0(target, facts)
+        shutil.copyfileobj(source, target)
     raw.unlink()

@@ -192,7 +192,11 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
             raise DataError(f"{part.location} changed while it was read: start again")
         (temporary / FACTS).write_bytes(to_json(shard_facts(shard)))
 
-    whole = read_shard(build_folder(place, fill))
+    try:
+        whole = read_shard(build_folder(place, fill))
+    except OSError as error:
+        reason = error.strerror or "the disk may be full"  # numpy tells only numbers
+        raise DataError(f"cannot write {place} ({reason}): mend that, and run it again") from error
     assert whole is not None
     return whole
 
@@ -297,10 +301,13 @@ def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Setting
     from array_record.python.array_record_module import ArrayRecordWriter
 
     rows = 0
-    with contextlib.closing(ArrayRecordWriter(str(path), _WRITER_OPTIONS)) as writer:
-        for spans in _packed(corpus, split, settings):
-            writer.write(encode(pieces_of(corpus, spans), settings.vocab_size))
-            rows += 1
+    try:
+        with contextlib.closing(ArrayRecordWriter(str(path), _WRITER_OPTIONS)) as writer:
+            for spans in _packed(corpus, split, settings):
+                writer.write(encode(pieces_of(corpus, spans), settings.vocab_size))
+                rows += 1
+    except RuntimeError as error:  # of the writer alone
+        raise OSError(None, str(error)) from error
     return RowsFile(
         rows=rows,
         documents=corpus.num_documents,

@@ -1,6 +1,7 @@
 """Every command and every Python block of the README is run, at a tiny size."""
 
 import gzip
+import importlib.util
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from flaxzoo import models
 from flaxzoo.data.huggingface_tokenizer import WORDPIECE_SPECIALS, wordpiece
+from flaxzoo.data.preparing import in_order
 from flaxzoo.models.weights.writing import write_weights
 from flaxzoo.train import cli
 
@@ -127,9 +129,16 @@ def tagged(sentence):
     return "\n".join(f"{word} N N {'I-PER' if word == 'man' else 'O'}" for word in sentence.split())
 
 
+def without_beam(monkeypatch):
+    """Has this process prepare text where Beam is not installed, which has its own tests."""
+    if importlib.util.find_spec("apache_beam") is None:
+        monkeypatch.setattr("flaxzoo.data.beam_pipeline.beam_workers", lambda options: in_order)
+
+
 @pytest.mark.slow
 def test_every_command_and_python_block_runs(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
+    without_beam(monkeypatch)
     # Of processes that are started: this one has its eight devices.
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     monkeypatch.setenv("XLA_FLAGS", flags)

@@ -4,7 +4,8 @@
     python tests/benchmarks/prepared.py OUT [--batch-size 64] [--seconds 10] [--num-workers 0]
 
 Rows are drawn from all shards at random. "median" of the rounds is tokens to predict (padding is
-not counted) a second, of one process. Prints one JSON line.
+not counted) a second, of one process; "per_cpu_second", without workers, divides by the time that
+it was given a core, for a machine that others use as well. Prints one JSON line.
 """
 
 import argparse
@@ -30,15 +31,20 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         num_workers=arguments.num_workers,
     )
     read(batches, 1.0)
+    worked = time.process_time()
     rates = [read(batches, arguments.seconds) for _ in range(arguments.rounds)]
+    worked = time.process_time() - worked
     batches.close()
-    return {
+    found = {
         "data": split.facts,
         "length": next(iter(split.rows.row(0, 0).values())).shape[0],
         "cores": len(os.sched_getaffinity(0)),
         "median": round(statistics.median(rates)),
         "rounds": [round(rate) for rate in rates],
     }
+    if not arguments.num_workers:
+        found["per_cpu_second"] = round(sum(rates) * arguments.seconds / worked)
+    return found
 
 
 def read(batches: data.BatchIterator, seconds: float) -> float:

@@ -1,6 +1,7 @@
 """From files of text to shards, without any workers but this process."""
 
 import dataclasses
+import errno
 import gzip
 import hashlib
 import json
@@ -264,6 +265,32 @@ def test_a_file_that_changes_meanwhile_is_refused(texts, letters, tmp_path, monk
     monkeypatch.setattr(data.preparing, "_write_rows", meddle)
     with pytest.raises(DataError, match="changed while it was read: start again"):
         prepare(f"text:{texts}/0.txt#block", tmp_path / "out", letters, length=LENGTH)
+    assert not list((tmp_path / "out" / "shards").iterdir())
+
+
+@pytest.mark.parametrize("what", ["rows", "facts"])
+def test_a_full_disk_is_told_in_a_line(texts, letters, tmp_path, monkeypatch, what):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Writer:
+        def __init__(self, *arguments):
+            self.write = len
+
+        def close(self):
+            raise RuntimeError("write() failed: No space left on device")
+
+    with monkeypatch.context() as patch:
+        if what == "rows":
+            patch.setattr("array_record.python.array_record_module.ArrayRecordWriter", Writer)
+        else:
+            patch.setattr(data.preparing, "to_json", full)
+            patch.setattr(data.preparing, "begin", lambda *arguments: None)
+            (tmp_path / "out" / "shards").mkdir(parents=True)
+            load_tokenizer(letters).save(tmp_path / "out" / "tokenizer")
+        message = r"cannot write .*0.txt-.* \(.*No space left on device\): mend that, and run it"
+        with pytest.raises(DataError, match=message):
+            prepare(source_of(texts), tmp_path / "out", letters, length=LENGTH)
     assert not list((tmp_path / "out" / "shards").iterdir())
 
 

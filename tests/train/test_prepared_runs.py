@@ -44,6 +44,7 @@ def numbers(workdir):
     ]
 
 
+@pytest.mark.slow
 def test_the_run_is_that_on_the_text_also_when_taken_up(configs, tmp_path):
     folders = [tmp_path / "text", tmp_path / "prepared"]
     for config, folder in zip(configs, folders, strict=True):
