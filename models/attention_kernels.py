@@ -37,6 +37,12 @@ class AttentionCall:
     for_each_query: bool = False
     """Whether the caller's mask has an entry for each query and key."""
 
+    @property
+    def lengths(self) -> str:
+        """Of rows, in words."""
+        same = self.num_queries == self.num_keys
+        return f"{self.num_queries}" if same else f"{self.num_queries} and {self.num_keys}"
+
 
 BLOCK = 128
 """Splash attention takes so many tokens at a time, or a multiple."""
@@ -70,14 +76,14 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         ),
         (
             lambda c: c.num_queries % 2 != 0 or c.num_keys % 2 != 0,
-            "a row has {c.num_queries} tokens, an odd number",
+            "rows have {c.lengths} tokens, an odd number",
         ),
     ),
     "splash": (
         *_LIMITS,
         (
             lambda c: c.num_queries % BLOCK != 0 or c.num_keys % BLOCK != 0,
-            f"a row has {{c.num_queries}} tokens, not a multiple of {BLOCK}",
+            f"rows have {{c.lengths}} tokens, not a multiple of {BLOCK}",
         ),
     ),
 }
@@ -248,7 +254,8 @@ class FusedAttention(nn.Module):
           query: already scaled.
           key: as long as the query's.
           value: of any size.
-          segments: numbers of queries and keys, which see their own.
+          segments: numbers of queries and keys, which see their own. A query that
+            sees none gathers something finite, of which no gradient may be asked.
           banded: whether the window holds; by default it does.
         """
         attend = functools.partial(KERNELS[self.kernel], causal=self.causal)

@@ -98,7 +98,7 @@ class HloProgram:
         Args:
           fused: whether to go into what is fused to one instruction as well.
         """
-        yield from self._runs(self.entry, 1, fused)
+        yield from self._runs(self.entry, 1.0, fused)
 
     def _runs(self, name: str, times: float, fused: bool) -> Iterator[tuple[Computation, float]]:
         computation = self.computations[name]
@@ -110,13 +110,13 @@ class HloProgram:
     def _called(self, instruction: Instruction, fused: bool) -> list[tuple[str, float]]:
         opcode = instruction.opcode
         if opcode == "while":
-            return [(instruction.attribute("body"), self.trip_count(instruction))]
+            return [(instruction.attribute("body"), float(self.trip_count(instruction)))]
         if opcode == "conditional":
             found = _BRANCHES.search(instruction.attributes)
             names = found[1].split(",") if found else []
             return [(name.strip(" %"), 1 / len(names)) for name in names]
         into = opcode in ("call", "async-start") or (fused and opcode == "fusion")
-        return [(instruction.called, 1)] if into and instruction.called else []
+        return [(instruction.called, 1.0)] if into and instruction.called else []
 
     def trip_count(self, loop: Instruction) -> int:
         """How often a `while` runs: as it is noted beside it, or the limit that it counts to."""
