@@ -358,7 +358,8 @@ class EncoderDecoder(nn.Module):
                     "a decoder_attention_mask for each token leaves open where it stands: give "
                     "decoder_position_ids"
                 )
-            return Visible(length, attention_mask.shape[2], attention_mask, None), position_ids
+            slots = attention_mask.shape[2]
+            return Visible(length, slots, attention_mask, None, start=start), position_ids
         check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
         num_keys = length if cache is None else cache.length
         visible = Visible(length, num_keys, attention_mask, segment_ids, causal=True, start=start)
