@@ -1,7 +1,6 @@
-"""Scaled dot-product attention, its masks and its key/value cache.
+"""Scaled dot-product attention and its key/value cache.
 
-Vaswani et al. 2017, "Attention is all you need", section 3.2.  In every mask
-`True` means *may be seen*.
+Vaswani et al. 2017, "Attention is all you need", section 3.2.
 """
 
 from typing import Any
@@ -9,19 +8,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from .attention_kernels import FusedAttention
 from .config import Execution, TransformerConfig
 from .dropout import RowKeys, dropout
 from .linear import Linear
-
-AnyArray = Array | np.ndarray
-"""What a caller may give: arrays of jax, or numpy's outside a compiled function."""
-
-Size = Any
-"""An int; or, in a program that is exported with free sizes, not yet a number."""
+from .masks import AnyArray, Mask, Size, Structure
 
 # Added to hidden scores.  Finite, so that a row that may see nothing (padding)
 # gives a uniform average and not NaN.
@@ -122,46 +116,27 @@ def check_inputs(
         )
 
 
-def causal_mask(
-    query_index: Int[Array, " T"], key_index: Int[Array, " S"], window: int | None = None
-) -> Bool[Array, "1 1 T S"]:
-    """Each query sees itself and what came before it.
-
-    With `window`, only the last `window` of these: the band of Child et al.
-    2019, "Generating long sequences with sparse transformers".
-    """
-    distance = query_index[:, None] - key_index[None, :]
-    mask = distance >= 0
-    if window is not None:
-        mask &= distance < window
-    return mask[None, None]
+def source_length(encoded: Array | None, cache: Cache | None) -> Size:
+    """How many tokens the encoder has seen, whose output is given or was cached."""
+    if encoded is not None:
+        return encoded.shape[1]
+    assert cache is not None
+    cross = cache.cross[0] if isinstance(cache.cross, tuple) else cache.cross
+    return cross.key.shape[-1]
 
 
-def last_seen(mask: Bool[Array, "#B 1 T S"], window: int) -> Bool[Array, "#B 1 T S"]:
-    """Of what each query sees the last `window`: a band where keys do not stand side by side."""
-    behind = jnp.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
-    return mask & (behind <= window)
-
-
-def visible_mask(
-    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
-    segment_ids: Int[AnyArray, "B S"] | None,
-    query_segment_ids: Int[AnyArray, "B T"] | None = None,
-) -> Bool[Array, "#B 1 #T #S"]:
-    """Real tokens are seen; in packed rows only by their own document, padding (0) by nobody.
-
-    The queries are the keys' own tokens, or those of `query_segment_ids`. An `attention_mask` of
-    three axes says it for each query.
-    """
-    mask = jnp.ones((1, 1, 1, 1), bool)
-    if attention_mask is not None:
-        mask = jnp.asarray(attention_mask != 0)
-        mask = mask[:, None] if mask.ndim == 3 else mask[:, None, None, :]
-    if segment_ids is not None:
-        queries = segment_ids if query_segment_ids is None else query_segment_ids
-        same = queries[:, :, None] == segment_ids[:, None, :]
-        mask &= (same & (segment_ids != 0)[:, None, :])[:, None]
-    return mask
+def check_source(
+    mask: Int[AnyArray, "B columns"] | None, encoded: Array | None, cache: Cache | None
+) -> None:
+    """Raises ValueError unless a mask of the source has a column for each of its tokens."""
+    if mask is None:
+        return
+    length = source_length(encoded, cache)
+    if mask.shape[1] != length:
+        raise ValueError(
+            f"attention_mask has {mask.shape[1]} columns for {length} encoded tokens: give one "
+            "for each"
+        )
 
 
 def attention_weights(
@@ -171,10 +146,16 @@ def attention_weights(
     scale: Float[Array, ""] | float | None = None,
 ) -> Float[Array, "B N T S"]:
     """softmax(Q Kᵀ / √H), in float32 (Vaswani et al., equation 1); or with a scale of its own."""
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    query = (query * factor).astype(query.dtype)
+    query = _scaled(query, scale)
     scores = jnp.einsum("BTNH,BNHS->BNTS", query, key, preferred_element_type=jnp.float32)
     return jax.nn.softmax(jnp.where(mask, scores, HIDDEN), axis=-1)
+
+
+def _scaled(
+    query: Float[Array, "B T N H"], scale: Float[Array, ""] | float | None
+) -> Float[Array, "B T N H"]:
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    return (query * factor).astype(query.dtype)
 
 
 def default_positions(
@@ -214,7 +195,7 @@ class MultiHeadAttention(nn.Module):
     Attributes:
       config: sizes (values have H = D / N, queries and keys `key_dim`);
         `attention_bias` adds biases to the four projections.
-      execution: precision.
+      execution: precision, and the kernel of masks that are not written out.
       output_init_std: standard deviation of the initial output projection.
     """
 
@@ -226,7 +207,7 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        mask: Bool[Array, "#B 1 #T #S"],
+        mask: Mask,
         cache: LayerCache | None = None,
         index: Int[Array, ""] | int = 0,
         rng: RowKeys | None = None,
@@ -238,7 +219,8 @@ class MultiHeadAttention(nn.Module):
 
         Args:
           x: the residual stream.
-          mask: what each query may see.
+          mask: what each query may see. Not written out, a kernel computes
+            attention, without a cache, dropout or weights to answer.
           cache: keys and values of earlier calls.
           index: the next slot of the cache to write.
           rng: keys of dropout.
@@ -252,6 +234,10 @@ class MultiHeadAttention(nn.Module):
         """
         c = self.config
         query = self._project("query", c.key_dim, x)
+        if isinstance(mask, Structure):
+            assert not isinstance(encoded, LayerCache)
+            source = x if encoded is None else encoded
+            return self._output(self._fused(query, source, mask, scale)), None, None
         if isinstance(encoded, LayerCache):
             held = cache = encoded
         else:
@@ -269,15 +255,31 @@ class MultiHeadAttention(nn.Module):
         # there are few queries.
         context = jnp.einsum("BNTS,BNSH->BNTH", dropped.astype(held.value.dtype), held.value)
         context = jnp.einsum("BNTH->BTNH", context)
-        output = Linear(
-            (c.d_model,),
+        return self._output(context), cache, weights if output_attentions else None
+
+    def _fused(
+        self,
+        query: Float[Array, "B T N H"],
+        source: Float[Array, "B S D"],
+        mask: Structure,
+        scale: Float[Array, ""] | float | None,
+    ) -> Float[Array, "B T N V"]:
+        """What each query gathers, by a kernel."""
+        c = self.config
+        key = self._project("key", c.key_dim, source)
+        value = self._project("value", c.head_dim, source)
+        fused = FusedAttention(self.execution.attention, mask.causal, mask.window, name="fused")
+        return fused(_scaled(query, scale), key, value, mask.segments, mask.banded)
+
+    def _output(self, context: Float[Array, "B T N V"]) -> Float[Array, "B T D"]:
+        return Linear(
+            (self.config.d_model,),
             self.output_init_std,
             num_input_axes=2,
-            use_bias=c.attention_bias,
+            use_bias=self.config.attention_bias,
             execution=self.execution,
             name="output",
         )(context)
-        return output, cache, weights if output_attentions else None
 
     def _project(
         self, name: str, size: int, x: Float[Array, "B S D"]

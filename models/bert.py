@@ -26,18 +26,16 @@ from jaxtyping import Array, Bool, Float, Int
 from .attention import (
     AnyArray,
     Cache,
-    Size,
     advance_cache,
-    causal_mask,
     check_inputs,
     default_positions,
-    visible_mask,
 )
 from .config import Architecture, Execution, Preset, TransformerConfig, one_token, register
 from .dropout import RowKeys, dropout, row_keys
 from .heads import HEADS, CausalLMOutput, EncoderOutput, HeadInputs
-from .layers import LayerNorm, SharedInputs, run_transformer_layers
+from .layers import LayerNorm, run_transformer_layers, share
 from .linear import Embedding, Linear
+from .masks import Visible
 
 POOLERS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 WITH_POOLER = ("none", "pretraining", "next_sentence", "sequence", "choice")
@@ -201,9 +199,14 @@ class BERT(nn.Module):
             counted = attention_mask if self.config.head == "causal_lm" else None
             position_ids = default_positions(start, input_ids.shape[1], counted, segment_ids)
         x, table = self._embed(input_ids, token_type_ids, position_ids, rng)
-        num_keys = input_ids.shape[1] if cache is None else cache.length
-        mask = self._mask(start, input_ids.shape[1], num_keys, attention_mask, segment_ids)
-        shared = SharedInputs(mask, None, start, rng, output_attentions)
+        visible = Visible(
+            input_ids.shape[1],
+            input_ids.shape[1] if cache is None else cache.length,
+            *(attention_mask, segment_ids),
+            causal=self.config.head == "causal_lm",
+            start=start,
+        )
+        shared = share(self.config, self.execution, visible, cache, rng, output_attentions)
         x, (layers, attentions) = run_transformer_layers(
             self.config, self.execution, x, cache, shared
         )
@@ -268,19 +271,6 @@ class BERT(nn.Module):
             x += types(np.zeros((1, 1), np.int32) if token_type_ids is None else token_type_ids)
         x = LayerNorm(c.norm_eps, e, name="embedding_norm")(x)
         return dropout(x, c.dropout_rate, rng, "embedding"), tokens.embedding
-
-    def _mask(
-        self,
-        start: Int[Array, ""],
-        length: Size,
-        num_keys: Size,
-        attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
-        segment_ids: Int[AnyArray, "B T"] | None,
-    ) -> Bool[Array, "#B 1 #T #S"]:
-        mask = visible_mask(attention_mask, segment_ids)
-        if self.config.head != "causal_lm":
-            return mask
-        return causal_mask(start + jnp.arange(length), jnp.arange(num_keys)) & mask
 
     def _pool(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"] | None:
         """An affine map and a non-linearity over the first token, where the head looks at it."""

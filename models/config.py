@@ -132,6 +132,10 @@ class Execution:
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, all but matrix products, or
     every layer from its input."""
+    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
+    """What computes attention: a kernel that never holds all pairs of tokens, cudnn (GPUs) or
+    splash (TPUs), where it can serve; else XLA. auto: XLA, or what suits the devices that a
+    program compiles for, which `train` knows and says."""
 
 
 @dataclasses.dataclass(frozen=True)

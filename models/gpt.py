@@ -23,17 +23,15 @@ from .attention import (
     AnyArray,
     Cache,
     advance_cache,
-    causal_mask,
     check_inputs,
     default_positions,
-    last_seen,
-    visible_mask,
 )
 from .config import Architecture, Execution, Preset, TransformerConfig, register
 from .dropout import RowKeys, dropout
 from .heads import CausalLMOutput, Projection
-from .layers import LayerNorm, SharedInputs, run_transformer_layers, sinusoidal_positions
+from .layers import LayerNorm, run_transformer_layers, share, sinusoidal_positions
 from .linear import Embedding, look_up
+from .masks import Visible
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,15 +152,8 @@ class GPT(nn.Module):
         x = embed(input_ids) + self._positions(position_ids)
         x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
 
-        query_index, key_index = start + jnp.arange(length), jnp.arange(num_keys)
-        visible = visible_mask(attention_mask, segment_ids)
-        mask = causal_mask(query_index, key_index) & visible
-        banded = None
-        if c.local_window is not None and attention_mask is not None and attention_mask.ndim == 3:
-            banded = last_seen(mask, c.local_window)
-        elif c.local_window is not None:
-            banded = causal_mask(query_index, key_index, c.local_window) & visible
-        shared = SharedInputs(mask, banded, start, rng, output_attentions)
+        visible = Visible(length, num_keys, attention_mask, segment_ids, causal=True, start=start)
+        shared = share(c, e, visible, cache, rng, output_attentions, window=c.local_window)
         x, (layers, attentions) = run_transformer_layers(c, e, x, cache, shared)
         if c.norm_position == "pre":
             x = LayerNorm(c.norm_eps, e, name="final_norm")(x)

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from .attention import Cache, LayerCache, MultiHeadAttention
+from .attention_kernels import mask_for
 from .config import Execution
 from .dropout import DROPOUT_MASK, RowKeys, dropout, fold_in
 from .linear import Linear
+from .masks import Mask, Visible, alternate
 
 
 def exact_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -123,16 +125,62 @@ class LayerInputs:
 class SharedInputs:
     """What all layers see alike."""
 
-    mask: Bool[Array, "#B 1 #T #S"]
-    banded_mask: Bool[Array, "#B 1 T S"] | None
+    mask: Mask
+    banded_mask: Mask | None
     """What every second layer sees instead."""
     cache_index: Int[Array, ""] | int
     rng: RowKeys | None
     output_attentions: bool = struct.field(pytree_node=False)
     encoded: Float[Array, "B S D"] | None = None
     """What the encoder answered, for the layers of a decoder."""
-    cross_mask: Bool[Array, "#B 1 #T #S"] | None = None
+    cross_mask: Mask | None = None
     """What these see of it."""
+
+
+def share(
+    config: Any,
+    execution: Execution,
+    visible: Visible,
+    cache: Cache | None,
+    rng: RowKeys | None,
+    output_attentions: bool,
+    *,
+    window: int | None = None,
+    encoded: Float[Array, "B S D"] | None = None,
+    cross: Visible | None = None,
+) -> SharedInputs:
+    """What a stack's layers see alike, each mask as whoever computes attention takes it.
+
+    Args:
+      config: sizes.
+      execution: names the kernel.
+      visible: what each token may see.
+      cache: keys and values of earlier calls.
+      rng: keys of dropout.
+      output_attentions: whether to answer the attention weights as well.
+      window: if given, every second layer sees only the last so many tokens.
+      encoded: what the encoder answered, for the layers of a decoder.
+      cross: what these may see of it.
+    """
+
+    def taken(visible: Visible | None) -> Mask | None:
+        if visible is None:
+            return None
+        return mask_for(
+            visible,
+            config,
+            execution,
+            dropped=rng is not None,
+            cached=cache is not None,
+            weights=output_attentions,
+        )
+
+    mask = taken(visible)
+    assert mask is not None
+    banded = None if window is None else dataclasses.replace(visible, window=window)
+    return SharedInputs(
+        mask, taken(banded), visible.start, rng, output_attentions, encoded, taken(cross)
+    )
 
 
 @struct.dataclass
@@ -174,7 +222,7 @@ class TransformerLayer(nn.Module):
     ) -> tuple[Array, LayerOutputs]:
         mask = shared.mask
         if shared.banded_mask is not None:
-            mask = jnp.where(own.index % 2 == 1, shared.banded_mask, mask)
+            mask = alternate(own.index % 2 == 1, shared.banded_mask, mask)
         attention = MultiHeadAttention(
             self.config, self.execution, self._output_std(), name="attention"
         )

@@ -32,10 +32,10 @@ from .attention import (
     AnyArray,
     Cache,
     advance_cache,
-    causal_mask,
     check_inputs,
+    check_source,
     default_positions,
-    visible_mask,
+    source_length,
 )
 from .config import Architecture, Execution, Preset, TransformerConfig, divisors, register
 from .dropout import RowKeys, dropout, fold_in
@@ -47,9 +47,11 @@ from .layers import (
     SharedInputs,
     TransformerLayer,
     run_cached_layers,
+    share,
     sinusoidal_positions,
 )
 from .linear import Embedding, look_up
+from .masks import Visible
 from .transformer_presets import BASE, TABLE_3
 
 
@@ -289,18 +291,23 @@ class EncoderDecoder(nn.Module):
             encoded, attentions = self._encode(
                 input_ids, attention_mask, segment_ids, position_ids, rng, output_attentions
             )
-        _check_covers(attention_mask, encoded, cache)
+        check_source(attention_mask, encoded, cache)
         start = jnp.zeros((), jnp.int32) if cache is None else cache.index
-        mask, positions = self._place(
+        visible, positions = self._place(
             decoder_input_ids,
             decoder_attention_mask,
             decoder_segment_ids,
             decoder_position_ids,
             *(start, cache),
         )
-        cross_mask = visible_mask(attention_mask, segment_ids, decoder_segment_ids)
-        shared = SharedInputs(
-            mask, None, start, fold_in(rng, 1), output_attentions, encoded, cross_mask
+        shared = share(
+            *(self.config.decoder, self.execution, visible, cache, fold_in(rng, 1)),
+            output_attentions,
+            encoded=encoded,
+            cross=Visible(
+                *(decoder_input_ids.shape[1], source_length(encoded, cache)),
+                *(attention_mask, segment_ids, decoder_segment_ids),
+            ),
         )
         x = self._scaled(self.token_embedding(decoder_input_ids))
         x, outputs = self.decoder(x, positions, cache, shared)
@@ -326,8 +333,10 @@ class EncoderDecoder(nn.Module):
         if position_ids is None:
             zero = jnp.zeros((), jnp.int32)
             position_ids = default_positions(zero, input_ids.shape[1], attention_mask, segment_ids)
-        mask = visible_mask(attention_mask, segment_ids)
-        shared = SharedInputs(mask, None, 0, fold_in(rng, 0), output_attentions)
+        length = input_ids.shape[1]
+        visible = Visible(length, length, attention_mask, segment_ids)
+        c, e = self.config, self.execution
+        shared = share(c, e, visible, None, fold_in(rng, 0), output_attentions)
         table = self.token_embedding if self.config.share_embeddings else self.source_embedding
         x, outputs = self.encoder(self._scaled(table(input_ids)), position_ids, None, shared)
         return x, outputs.attentions
@@ -340,23 +349,23 @@ class EncoderDecoder(nn.Module):
         position_ids: Int[AnyArray, "#B #T"] | None,
         start: Int[Array, ""],
         cache: Cache | None,
-    ) -> tuple[Bool[Array, "#B 1 #T slots"], Int[AnyArray, "#B #T"]]:
+    ) -> tuple[Visible, Int[AnyArray, "#B #T"]]:
         """What each token of the target sees of the target, and where it stands."""
+        length = input_ids.shape[1]
         if attention_mask is not None and attention_mask.ndim == 3:
             if position_ids is None:  # the tokens need not be one sequence
                 raise ValueError(
                     "a decoder_attention_mask for each token leaves open where it stands: give "
                     "decoder_position_ids"
                 )
-            return jnp.asarray(attention_mask)[:, None], position_ids
+            slots = attention_mask.shape[2]
+            return Visible(length, slots, attention_mask, None, start=start), position_ids
         check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
-        length = input_ids.shape[1]
         num_keys = length if cache is None else cache.length
-        mask = causal_mask(start + jnp.arange(length), jnp.arange(num_keys))
-        mask &= visible_mask(attention_mask, segment_ids)
+        visible = Visible(length, num_keys, attention_mask, segment_ids, causal=True, start=start)
         if position_ids is None:
             position_ids = default_positions(start, length, attention_mask, segment_ids)
-        return mask, position_ids
+        return visible, position_ids
 
     def _scaled(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Section 3.4."""
@@ -368,25 +377,6 @@ class EncoderDecoder(nn.Module):
         table = self.token_embedding if c.tie_output else self.output_embedding
         bias = self.output_bias if c.output_bias else None
         return Projection(x, table.embedding.astype(self.execution.dtype), bias)
-
-
-def _check_covers(
-    mask: Int[AnyArray, "B columns"] | None, encoded: Array | None, cache: Cache | None
-) -> None:
-    """Raises ValueError unless a mask of the source has a column for each of its tokens."""
-    if mask is None:
-        return
-    if encoded is not None:
-        length = encoded.shape[1]
-    else:
-        assert cache is not None
-        cross = cache.cross[0] if isinstance(cache.cross, tuple) else cache.cross
-        length = cross.key.shape[-1]
-    if mask.shape[1] != length:
-        raise ValueError(
-            f"attention_mask has {mask.shape[1]} columns for {length} encoded tokens: give one "
-            "for each"
-        )
 
 
 def _smallest_inputs(_: EncoderDecoderConfig) -> dict[str, np.ndarray]:

@@ -175,6 +175,7 @@ OPERATIONAL_FIELDS = (
     "parallel",
     "execution.layers",
     "execution.remat",
+    "execution.attention",
     "data.num_workers",
     "log_every",
     "evaluate_every",

@@ -9,13 +9,14 @@ from .config import TrainConfig
 from .state import TrainState
 
 
-def footprint(config: TrainConfig, shapes: TrainState, num_parts: int) -> str:
+def footprint(config: TrainConfig, shapes: TrainState, num_parts: int, attention: str) -> str:
     """Says how large a step is, and what of it each device has.
 
     Args:
       config: of the run.
       shapes: of the state, each with its sharding.
       num_parts: how many devices have rows of their own.
+      attention: what computes it, in words.
     """
     rows, length = config.batch_size, config.data.length
     own = rows // num_parts // config.micro_batches
@@ -24,7 +25,7 @@ def footprint(config: TrainConfig, shapes: TrainState, num_parts: int) -> str:
     return (
         f"a step: {rows:,} rows of {length:,} tokens, {rows * length:,} tokens; each device has "
         f"{rows // num_parts:,} rows, {at_once}, {params / 1e6:,.1f} MB of parameters and "
-        f"{optimizer / 1e6:,.1f} MB of optimizer state; attention by XLA"
+        f"{optimizer / 1e6:,.1f} MB of optimizer state; {attention}"
     )
 
 

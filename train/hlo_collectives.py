@@ -46,11 +46,11 @@ def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
             if instruction.opcode.endswith("-start") and len(instruction.arrays) > 1:
                 answered -= operand_bytes if kind != "all-reduce" else 0
             sent = _bytes_sent(kind, operand_bytes, answered, len(group))
-            found[key] = Collective(kind, sent, times, group)
+            found[key] = Collective(kind, sent, round(times), group)
     return list(found.values())
 
 
-def _all(program: HloProgram) -> Iterator[tuple[Instruction, int, int]]:
+def _all(program: HloProgram) -> Iterator[tuple[Instruction, int, float]]:
     for computation, times in program.runs(fused=True):
         for instruction in computation.values():
             if instruction.opcode.removesuffix("-start") in KINDS:

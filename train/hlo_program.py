@@ -22,6 +22,8 @@ _LINE = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*)")
 _HEADER = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{$")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_KERNEL_NOTES = re.compile(r"kernel_metadata=\{\n.*\n\}")
+"""What a kernel notes of itself, on lines of its own."""
 _TRIP_COUNT = re.compile(r'known_trip_count[^\d]*"?n"?[^\d]*(\d+)')
 
 
@@ -90,31 +92,31 @@ class HloProgram:
     computations: dict[str, Computation]
     entry: str
 
-    def runs(self, *, fused: bool = False) -> Iterator[tuple[Computation, int]]:
-        """Every computation that runs, and how often; of branches each, as if all were taken.
+    def runs(self, *, fused: bool = False) -> Iterator[tuple[Computation, float]]:
+        """Every computation that runs, and how often; branches as if they took turns.
 
         Args:
           fused: whether to go into what is fused to one instruction as well.
         """
-        yield from self._runs(self.entry, 1, fused)
+        yield from self._runs(self.entry, 1.0, fused)
 
-    def _runs(self, name: str, times: int, fused: bool) -> Iterator[tuple[Computation, int]]:
+    def _runs(self, name: str, times: float, fused: bool) -> Iterator[tuple[Computation, float]]:
         computation = self.computations[name]
         yield computation, times
         for instruction in computation.values():
             for called, number in self._called(instruction, fused):
                 yield from self._runs(called, times * number, fused)
 
-    def _called(self, instruction: Instruction, fused: bool) -> list[tuple[str, int]]:
+    def _called(self, instruction: Instruction, fused: bool) -> list[tuple[str, float]]:
         opcode = instruction.opcode
         if opcode == "while":
-            return [(instruction.attribute("body"), self.trip_count(instruction))]
+            return [(instruction.attribute("body"), float(self.trip_count(instruction)))]
         if opcode == "conditional":
             found = _BRANCHES.search(instruction.attributes)
             names = found[1].split(",") if found else []
-            return [(name.strip(" %"), 1) for name in names]
+            return [(name.strip(" %"), 1 / len(names)) for name in names]
         into = opcode in ("call", "async-start") or (fused and opcode == "fusion")
-        return [(instruction.called, 1)] if into and instruction.called else []
+        return [(instruction.called, 1.0)] if into and instruction.called else []
 
     def trip_count(self, loop: Instruction) -> int:
         """How often a `while` runs: as it is noted beside it, or the limit that it counts to."""
@@ -151,7 +153,7 @@ def parse_hlo(text: str) -> HloProgram:
     """Reads a module's text."""
     computations: dict[str, Computation] = {}
     entry, current = "", {}
-    for line in text.splitlines():
+    for line in _KERNEL_NOTES.sub("kernel_metadata={}", text).splitlines():
         if header := _HEADER.match(line):
             current = computations[header[2]] = {}
             if header[1]:

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 
+from .hlo_kernels import kernel_flops
 from .hlo_program import Computation, HloProgram, Instruction
 
 _FREE = frozenset(
@@ -17,13 +18,15 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 
 def matrix_flops(program: HloProgram) -> int:
-    """2 · m · n · k of every matrix product in one run on one device."""
-    total = 0
+    """2 · m · n · k of every matrix product in one run on one device, those of kernels included."""
+    total = 0.0
     for computation, times in program.runs(fused=True):
         for instruction in computation.values():
             if instruction.opcode in ("dot", "convolution"):
                 total += times * _product_flops(instruction, computation)
-    return total
+            elif instruction.opcode == "custom-call":
+                total += times * kernel_flops(instruction, computation)
+    return round(total)
 
 
 def _product_flops(instruction: Instruction, computation: Computation) -> int:
@@ -72,12 +75,12 @@ def memory_traffic(program: HloProgram) -> int:
     As XLA counts them: what each instruction that is not fused into another takes and answers; of
     an array that it only takes slices of, the slices.
     """
-    total = 0
+    total = 0.0
     for computation, times in program.runs():
         for instruction in computation.values():
             if instruction.opcode not in _FREE:
                 total += times * _traffic(instruction, computation, program)
-    return total
+    return round(total)
 
 
 def _traffic(instruction: Instruction, computation: Computation, program: HloProgram) -> int:

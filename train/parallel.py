@@ -18,11 +18,14 @@ from ..models.shapes import init_params
 from .config import TrainConfig
 from .evaluation import make_evaluate_fn
 from .footprint import footprint
+from .kernels import choose_kernel, with_kernel
 from .objectives import Batch, Objective, Predictions, Terms
 from .optimizer import make_optimizer
 from .sharding import (
+    CONTEXT,
     check_batch,
     check_batch_divides,
+    kernels_apart,
     make_mesh,
     process_part,
     rows_apart,
@@ -83,7 +86,9 @@ class _Functions:
 
 def _functions(config: TrainConfig, objective: Objective, mesh: Mesh | None = None) -> _Functions:
     model = create(config.model, config.execution)
-    apply_fn = model.apply if mesh is None else rows_stay_apart(model.apply, mesh)
+    apply_fn = model.apply
+    if mesh is not None:
+        apply_fn = kernels_apart(rows_stay_apart(apply_fn, mesh), mesh)
     tx = make_optimizer(config.optimizer, config.steps)
     # Named, for a run must not depend on what jax is configured to use.
     root = jax.random.key(config.seed, impl="threefry2x32")
@@ -109,6 +114,8 @@ class MeshStep:
     state: TrainState
     """Shapes, dtypes and shardings of the state."""
     mesh: Mesh
+    attention: str
+    """What computes attention, in words."""
 
     def trace(self, batch: Any) -> Any:
         """The step with shapes for its arrays, to be lowered and compiled for the mesh's devices.
@@ -125,7 +132,8 @@ def mesh_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> MeshStep
     Raises:
       ValueError: mesh, batch and parameters do not fit each other.
     """
-    f = _functions(config, objective, mesh)
+    chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
+    f = _functions(with_kernel(config, chosen.kernel), objective, mesh)
     check_batch(mesh, config.batch_size, config.data.length, config.micro_batches)
     shapes = jax.eval_shape(f.init)
     shardings = state_shardings(shapes, f.tx, mesh)
@@ -136,7 +144,7 @@ def mesh_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> MeshStep
         out_shardings=(shardings, everywhere),
         donate_argnums=0,
     )
-    return MeshStep(f, step, _with_shardings(shapes, shardings), mesh)
+    return MeshStep(f, step, _with_shardings(shapes, shardings), mesh, chosen.description)
 
 
 def _jit_program(config: TrainConfig, objective: Objective) -> Program:
@@ -158,7 +166,7 @@ def _jit_program(config: TrainConfig, objective: Objective) -> Program:
         from_global=lambda state: state,
         shapes=compiled.state,
         description=_describe(mesh),
-        footprint=footprint(config, compiled.state, rows_apart(mesh)),
+        footprint=footprint(config, compiled.state, rows_apart(mesh), compiled.attention),
         part=process_part(mesh),
     )
 
@@ -169,9 +177,10 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
             f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
             "leave it out (--parallel jit)"
         )
-    f = _functions(config, objective)
     devices = jax.local_devices()
     number = len(devices)
+    chosen = choose_kernel(config, devices[0])
+    f = _functions(with_kernel(config, chosen.kernel), objective)
     check_batch_divides(config.batch_size, number, config.micro_batches)
     # Each device cuts its own rows into micro-batches.
     step = jax.pmap(
@@ -212,7 +221,7 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
         from_global=replicate,
         shapes=placed,
         description=f"pmap over {number} × {devices[0].device_kind}",
-        footprint=footprint(config, placed, number),
+        footprint=footprint(config, placed, number, chosen.description),
     )
 
 

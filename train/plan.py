@@ -49,6 +49,8 @@ class Plan:
     """Of all matrix products of a step without recomputation, over all devices."""
     seconds: float
     """That the plan took."""
+    attention: str = ""
+    """What computes it, in words."""
     temporaries: int | None = None
     """At the peak; None where the compiler refused, or was not asked."""
     program: int = 0
@@ -93,7 +95,7 @@ class Estimate:
         assert chip is not None
         compute = plan.device_flops / chip.flops
         memory = plan.device_traffic / chip.memory_bandwidth
-        exchange = sum(x.seconds or 0.0 for x in plan.exchanges)
+        exchange = sum((x.seconds or 0.0 for x in plan.exchanges), 0.0)
         parts = compute, memory, exchange
         return cls(*parts, max(parts), sum(parts))
 

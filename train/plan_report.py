@@ -32,6 +32,7 @@ def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]
         f"a step: {config.batch_size:,} rows of {config.data.length:,} tokens, micro-batches "
         f"{config.micro_batches}, {config.execution.dtype}, remat {config.execution.remat}"
     )
+    yield plan.attention
     yield verdict(plan, topology)
     yield from _advice(plan, config, topology)
     yield ""

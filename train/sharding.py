@@ -21,6 +21,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from ..models.attention_kernels import FusedAttention
 from ..models.config import divisors
 from ..models.layers import TransformerLayer
 from .config import MeshConfig
@@ -185,6 +186,37 @@ def rows_stay_apart(apply_fn: Callable[..., Any], mesh: Mesh) -> Callable[..., A
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         with nn.intercept_methods(around_layer):
+            return apply_fn(*args, **kwargs)
+
+    return apply
+
+
+def kernels_apart(apply_fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """A model's `apply` whose attention kernels run on each device, for its rows and heads.
+
+    The compiler cannot cut a kernel: left to itself it gathers what lies apart.
+    """
+
+    def lies(x: jax.Array) -> PartitionSpec:
+        if x.ndim == 4:
+            return PartitionSpec(BATCH_AXES, None, MESH_AXES["heads"])
+        return PartitionSpec(BATCH_AXES) if x.ndim == 2 else PartitionSpec()
+
+    def around_kernel(kernel: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        if not isinstance(context.module, FusedAttention) or context.method_name != "__call__":
+            return kernel(*args, **kwargs)
+        query, *_ = args
+        apart = jax.shard_map(
+            kernel,
+            mesh=mesh,
+            in_specs=jax.tree.map(lies, args),
+            out_specs=lies(query),
+            check_vma=False,  # of kernels nobody has said along which axes they differ
+        )
+        return apart(*args)
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        with nn.intercept_methods(around_kernel):
             return apply_fn(*args, **kwargs)
 
     return apply

@@ -5,13 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models.attention import (
-    attention_weights,
-    causal_mask,
-    default_positions,
-    visible_mask,
-)
+from flaxzoo.models.attention import attention_weights, default_positions
 from flaxzoo.models.layers import ACTIVATIONS, LayerNorm
+from flaxzoo.models.masks import causal_mask, visible_mask
 
 
 @pytest.mark.parametrize("base", [10_000.0, 100_000.0])

@@ -199,3 +199,34 @@ def test_products_that_are_written_as_convolutions(window, labels, left, right, 
     )
     program = hlo_program.parse_hlo(text)
     assert hlo_work.matrix_flops(program) == 2 * np.prod(out) * depth
+
+
+KERNEL = """
+%region (x: bf16[2,4,1024,64]) -> bf16[2,4,1024,64] {
+  %blocks = s8[1,2,2]{2,1,0} constant({...})
+  %places = s32[1024,128]{1,0} iota(), iota_dimension=0
+  %x = bf16[2,4,1024,64]{3,2,1,0} parameter(0)
+  ROOT %splash_mha_dq_no_residuals.1 = bf16[2,4,1024,64]{3,2,1,0} custom-call(%blocks, %x, %x, %x, %places), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"block_q": 512
+}}, metadata={op_name="step"}
+}
+
+%other (x: bf16[2,4,1024,64]) -> bf16[2,4,1024,64] {
+  %blocks = s8[1,2,2]{2,1,0} constant({...})
+  %x = bf16[2,4,1024,64]{3,2,1,0} parameter(0)
+  ROOT %splash_mha_dkv_no_residuals.1 = bf16[2,4,1024,64]{3,2,1,0} custom-call(%blocks, %x, %x, %x), custom_call_target="tpu_custom_call"
+}
+
+ENTRY %main (x: bf16[2,4,1024,64], turn: s32[]) -> bf16[2,4,1024,64] {
+  %x = bf16[2,4,1024,64]{3,2,1,0} parameter(0)
+  %turn = s32[] parameter(1)
+  ROOT %chosen = bf16[2,4,1024,64]{3,2,1,0} conditional(%turn, %x, %x), branch_computations={%region, %other}
+}
+"""  # noqa: E501
+
+
+def test_kernels_are_counted_by_the_blocks_they_compute_and_branches_by_turns():
+    program = hlo_program.parse_hlo(KERNEL)
+    product = 2 * 2 * 4 * 1024**2 * 64
+    # Three products over three of four blocks, where later keys are hidden; or four over all.
+    assert hlo_work.matrix_flops(program) == product * (3 * 3 / 4 + 4) / 2
