@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
 
+from .array_types import Array, Bool, Float, Int
 from .config import Execution, TransformerConfig
 from .dropout import RowKeys, dropout
 from .linear import Linear

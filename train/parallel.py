@@ -45,6 +45,9 @@ class Program:
     """Makes the state before the first step, on the devices."""
     step: Callable[[Any, NumpyBatch], tuple[Any, dict[str, jax.Array]]]
     """Takes one step; consumes the state it is given."""
+    lower: Callable[[Any, NumpyBatch], Any]
+    """What `step` would compile for these, as `jax.stages.Lowered`; once it is compiled, `step`
+    need not."""
     evaluate: Callable[[Any, NumpyBatch], tuple[Terms, Terms, Predictions]]
     """Sums, counts and predictions of a batch, without dropout."""
     to_global: Callable[[Any], TrainState]
@@ -153,6 +156,7 @@ def _jit_program(config: TrainConfig, objective: Objective) -> Program:
     return Program(
         init=jax.jit(f.init, out_shardings=shardings),
         step=lambda state, batch: step(state, shard_batch(batch, mesh), f.rng),
+        lower=lambda state, batch: step.lower(state, shard_batch(batch, mesh), f.rng),
         evaluate=lambda state, batch: evaluate(state.params, shard_batch(batch, mesh)),
         to_global=lambda state: state,
         from_global=lambda state: state,
@@ -207,6 +211,7 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
     return Program(
         init=lambda: replicate(jax.jit(f.init)()),
         step=take_step,
+        lower=lambda state, batch: step.lower(state, _deal(batch, number), f.rng),
         evaluate=evaluate_batch,
         to_global=lambda state: jax.device_put(_first(state), one),
         from_global=replicate,
