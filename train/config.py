@@ -175,6 +175,7 @@ OPERATIONAL_FIELDS = (
     "parallel",
     "execution.layers",
     "execution.remat",
+    "optimizer.state_memory",
     "data.num_workers",
     "log_every",
     "evaluate_every",

@@ -19,6 +19,7 @@ from .config import TrainConfig
 from .evaluation import make_evaluate_fn
 from .footprint import footprint
 from .objectives import Batch, Objective, Predictions, Terms
+from .offload import from_host_and_back, on_host
 from .optimizer import make_optimizer
 from .sharding import (
     check_batch,
@@ -133,8 +134,12 @@ def mesh_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> MeshStep
     shapes = jax.eval_shape(f.init)
     shardings = state_shardings(shapes, f.tx, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
+    take_step = f.make_step()
+    if config.optimizer.state_memory == "host":
+        within, shardings = shardings, on_host(shapes, shardings, mesh.local_devices[0])
+        take_step = from_host_and_back(take_step, within, shardings)
     step = jax.jit(
-        f.make_step(),
+        take_step,
         in_shardings=(shardings, None, everywhere),  # of a batch they are its arrays' own
         out_shardings=(shardings, everywhere),
         donate_argnums=0,
@@ -173,6 +178,8 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
             f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
             "leave it out (--parallel jit)"
         )
+    if config.optimizer.state_memory != "device":
+        raise ValueError("optimizer.state_memory host is for --parallel jit: leave one of them out")
     f = _functions(config, objective)
     devices = jax.local_devices()
     number = len(devices)

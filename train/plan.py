@@ -49,6 +49,8 @@ class Plan:
     """Of all matrix products of a step without recomputation, over all devices."""
     seconds: float
     """That the plan took."""
+    host: int = 0
+    """Of the optimizer, in the memory of the device's host."""
     temporaries: int | None = None
     """At the peak; None where the compiler refused, or was not asked."""
     program: int = 0

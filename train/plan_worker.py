@@ -15,6 +15,7 @@ from .hlo_collectives import Collective, collectives
 from .hlo_program import parse_hlo
 from .hlo_work import matrix_flops as compiled_flops
 from .hlo_work import memory_traffic
+from .offload import HOST
 from .parallel import MeshStep, mesh_step
 from .plan import Exchange, Plan
 from .sharding import make_mesh
@@ -58,6 +59,7 @@ def plan_run(
         num_parameters=count_parameters(step.state.params),
         parameters=bytes_per_device(step.state.params),
         optimizer=bytes_per_device((step.state.opt_state, step.state.step)),
+        host=bytes_per_device(step.state.opt_state, HOST),
         batch=bytes_per_device(batch),
         model_flops=0,
         seconds=0.0,
