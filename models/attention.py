@@ -9,8 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
 
+from .array_types import Array, Bool, Float, Int
 from .attention_kernels import FusedAttention
 from .config import Execution, TransformerConfig
 from .dropout import RowKeys, dropout

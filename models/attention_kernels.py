@@ -13,8 +13,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
 
+from .array_types import Array, Bool, Float
 from .config import Execution
 from .masks import Mask, Segments, Size, Visible
 

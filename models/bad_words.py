@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int
+
+from .array_types import Array, Float, Int
 
 ANY, NOTHING = -1, -2
 """What stands before a shorter word, and before the first token of a row."""

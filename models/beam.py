@@ -20,8 +20,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
 
+from .array_types import Array, Int
 from .bad_words import bad_words, check_bad_words, newest
 from .beam_models import CausalBeams, EncoderDecoderBeams, beams_of
 from .beam_step import BeamState, Finished, Rules, best_candidates, choose, empty_state

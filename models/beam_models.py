@@ -8,8 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
 
+from .array_types import Array, Bool, Float, Int
 from .attention import Cache, init_cache
 
 

@@ -8,8 +8,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
 
+from .array_types import Array, Bool, Float, Int
 from .attention import Cache
 from .bad_words import BadWords, hide_bad_words, push
 

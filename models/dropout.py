@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry_2x32
-from jaxtyping import Array, Float, Key
+
+from .array_types import Array, Float, Key
 
 DROPOUT_MASK = "dropout_mask"
 """The name under which rematerialisation may keep the masks: a byte an element."""

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Key
 
+from .array_types import Array, Bool, Float, Int, Key
 from .attention import HIDDEN, Cache, init_cache
 from .bad_words import BadWords, bad_words, check_bad_words, hide_bad_words, newest, push
 from .decoding_layout import separate_layers

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
+from .array_types import Array, Bool, Float, Int
 from .attention import (
     AnyArray,
     Cache,

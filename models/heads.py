@@ -14,8 +14,8 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
 
+from .array_types import Array, Float, Int
 from .attention import AnyArray, Cache
 from .config import Execution
 from .dropout import RowKeys, dropout

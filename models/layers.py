@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int
 
+from .array_types import Array, Float, Int
 from .attention import Cache, LayerCache, MultiHeadAttention
 from .attention_kernels import mask_for
 from .config import Execution

@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
 
+from .array_types import Array, Float, Int
 from .config import Execution
 
 FEW_ROWS = range(2, 9)

@@ -9,7 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Int
+
+from .array_types import Array, Bool, Int
 
 AnyArray = Array | np.ndarray
 """What a caller may give: arrays of jax, or numpy's outside a compiled function."""

@@ -4,8 +4,8 @@ import functools
 from typing import Any
 
 import jax
-from jaxtyping import Array, Key
 
+from .array_types import Array, Key
 from .config import smallest_inputs
 
 

@@ -26,8 +26,8 @@ from typing import Any, ClassVar, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
 
+from .array_types import Array, Bool, Float, Int
 from .attention import (
     AnyArray,
     Cache,

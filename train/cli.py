@@ -16,6 +16,7 @@ COMMANDS = {
         "plan_command",
         "tell whether a run would fit other devices, and how fast",
     ),
+    "bench": ("bench_command", "time a recipe's train step here, without any data"),
     "launch": ("commands", "train in several processes of this machine"),
     "evaluate": ("commands", "print a trained model's loss and scores, as JSON"),
     "generate": ("text_commands", "let a trained model continue a text"),

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -12,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import tyro
 
 from ..data.tokenizer_training import TokenizerKind
+from .compilation_cache import enable_compilation_cache
 from .config import TrainConfig
 from .recipes import RECIPES, describe, recipe
 
@@ -290,13 +290,3 @@ def _silence_orbax() -> None:
     """Of a fault while it writes we tell in one line, and it in a traceback for each thread."""
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-
-
-def enable_compilation_cache() -> None:
-    """Compiled programs are kept between commands, unless jax was told where already."""
-    import jax
-
-    from ..data.documents import default_cache_dir
-
-    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
-        jax.config.update("jax_compilation_cache_dir", os.fspath(default_cache_dir() / "xla"))

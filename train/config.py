@@ -176,6 +176,7 @@ OPERATIONAL_FIELDS = (
     "execution.layers",
     "execution.remat",
     "execution.attention",
+    "optimizer.state_memory",
     "data.num_workers",
     "log_every",
     "evaluate_every",

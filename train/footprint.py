@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from .config import TrainConfig
+from .offload import HOST
 from .state import TrainState
 
 
@@ -22,16 +23,24 @@ def footprint(config: TrainConfig, shapes: TrainState, num_parts: int, attention
     own = rows // num_parts // config.micro_batches
     at_once = f"{own} at once" if config.micro_batches > 1 else "at once"
     params, optimizer = (bytes_per_device(x) for x in (shapes.params, shapes.opt_state))
+    host = bytes_per_device(shapes.opt_state, HOST)
+    beside = f" (and {host / 1e6:,.1f} MB in its host's memory)" if host else ""
     return (
         f"a step: {rows:,} rows of {length:,} tokens, {rows * length:,} tokens; each device has "
         f"{rows // num_parts:,} rows, {at_once}, {params / 1e6:,.1f} MB of parameters and "
-        f"{optimizer / 1e6:,.1f} MB of optimizer state; {attention}"
+        f"{optimizer / 1e6:,.1f} MB of optimizer state{beside}; {attention}"
     )
 
 
-def bytes_per_device(shapes: Any) -> int:
-    """How much of some arrays, given by shape and sharding, lies on each device."""
+def bytes_per_device(shapes: Any, memory: str | None = None) -> int:
+    """How much of some arrays, given by shape and sharding, lies on each device.
+
+    Args:
+      shapes: of the arrays.
+      memory: another memory that the devices reach, `offload.HOST`.
+    """
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(shapes)
+        if (x.sharding.memory_kind == HOST) == (memory == HOST)
     )

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
 
+from ..models.array_types import Array, Float, Int
 from ..models.heads import Projection
 
 CHUNK_LENGTH = 128

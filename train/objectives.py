@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
+from ..models.array_types import Array, Float
 from .losses import (
     CrossEntropy,
     cross_entropy,

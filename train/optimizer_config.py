@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 OptimizerName = Literal["adamw", "lamb"]
 StateDtype = Literal["float32", "bfloat16"]
+StateMemory = Literal["device", "host"]
 ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 
 
@@ -35,6 +36,8 @@ class OptimizerConfig:
     epsilon: float = 1e-8
     state_dtype: StateDtype = "float32"
     """Of the first moment; bfloat16 saves two bytes a parameter. The second is always float32."""
+    state_memory: StateMemory = "device"
+    """Where the moments lie between steps; host: in the memory of the devices' hosts."""
     weight_decay: float = 0.1
     """Applied to matrices only: neither to biases nor to the scales of norms."""
     max_gradient_norm: float | None = 1.0
@@ -46,7 +49,12 @@ class OptimizerConfig:
     expressions, each for the whole path of a parameter, of a part of the model or of a layer."""
 
     def __post_init__(self) -> None:
-        choices_of = {"name": OptimizerName, "schedule": ScheduleName, "state_dtype": StateDtype}
+        choices_of = {
+            "name": OptimizerName,
+            "schedule": ScheduleName,
+            "state_dtype": StateDtype,
+            "state_memory": StateMemory,
+        }
         for name, kind in choices_of.items():
             if getattr(self, name) not in get_args(kind):
                 choices = ", ".join(get_args(kind))

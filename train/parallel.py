@@ -20,6 +20,7 @@ from .evaluation import make_evaluate_fn
 from .footprint import footprint
 from .kernels import choose_kernel, with_kernel
 from .objectives import Batch, Objective, Predictions, Terms
+from .offload import from_host_and_back, on_host
 from .optimizer import make_optimizer
 from .sharding import (
     CONTEXT,
@@ -48,6 +49,9 @@ class Program:
     """Makes the state before the first step, on the devices."""
     step: Callable[[Any, NumpyBatch], tuple[Any, dict[str, jax.Array]]]
     """Takes one step; consumes the state it is given."""
+    lower: Callable[[Any, NumpyBatch], Any]
+    """What `step` would compile for these, as `jax.stages.Lowered`; once it is compiled, `step`
+    need not."""
     evaluate: Callable[[Any, NumpyBatch], tuple[Terms, Terms, Predictions]]
     """Sums, counts and predictions of a batch, without dropout."""
     to_global: Callable[[Any], TrainState]
@@ -138,8 +142,12 @@ def mesh_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> MeshStep
     shapes = jax.eval_shape(f.init)
     shardings = state_shardings(shapes, f.tx, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
+    take_step = f.make_step()
+    if config.optimizer.state_memory == "host":
+        within, shardings = shardings, on_host(shapes, shardings, mesh.local_devices[0])
+        take_step = from_host_and_back(take_step, within, shardings)
     step = jax.jit(
-        f.make_step(),
+        take_step,
         in_shardings=(shardings, None, everywhere),  # of a batch they are its arrays' own
         out_shardings=(shardings, everywhere),
         donate_argnums=0,
@@ -161,6 +169,7 @@ def _jit_program(config: TrainConfig, objective: Objective) -> Program:
     return Program(
         init=jax.jit(f.init, out_shardings=shardings),
         step=lambda state, batch: step(state, shard_batch(batch, mesh), f.rng),
+        lower=lambda state, batch: step.lower(state, shard_batch(batch, mesh), f.rng),
         evaluate=lambda state, batch: evaluate(state.params, shard_batch(batch, mesh)),
         to_global=lambda state: state,
         from_global=lambda state: state,
@@ -177,6 +186,8 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
             f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
             "leave it out (--parallel jit)"
         )
+    if config.optimizer.state_memory != "device":
+        raise ValueError("optimizer.state_memory host is for --parallel jit: leave one of them out")
     devices = jax.local_devices()
     number = len(devices)
     chosen = choose_kernel(config, devices[0])
@@ -216,6 +227,7 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
     return Program(
         init=lambda: replicate(jax.jit(f.init)()),
         step=take_step,
+        lower=lambda state, batch: step.lower(state, _deal(batch, number), f.rng),
         evaluate=evaluate_batch,
         to_global=lambda state: jax.device_put(_first(state), one),
         from_global=replicate,

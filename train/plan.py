@@ -51,6 +51,8 @@ class Plan:
     """That the plan took."""
     attention: str = ""
     """What computes it, in words."""
+    host: int = 0
+    """Of the optimizer, in the memory of the device's host."""
     temporaries: int | None = None
     """At the peak; None where the compiler refused, or was not asked."""
     program: int = 0

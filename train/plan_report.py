@@ -88,6 +88,8 @@ def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
     yield "bytes on each device"
     yield f"  parameters   {size(plan.parameters)} (the model has {plan.num_parameters:,})"
     yield f"  optimizer    {size(plan.optimizer)}"
+    if plan.host:
+        yield f"    on its host  {size(plan.host)} of the optimizer; its way is not estimated"
     yield f"  batch        {size(plan.batch)}"
     if plan.temporaries is None:
         yield "  temporaries  unknown, for the step was not compiled"

@@ -9,23 +9,20 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ..data.row_shapes import row_shapes
 from .config import TrainConfig, from_dict
-from .flops import matrix_flops
 from .footprint import bytes_per_device
 from .hlo_collectives import Collective, collectives
 from .hlo_program import parse_hlo
 from .hlo_work import matrix_flops as compiled_flops
 from .hlo_work import memory_traffic
+from .offload import HOST
 from .parallel import MeshStep, mesh_step
 from .plan import Exchange, Plan
-from .sharding import batch_sharding, make_mesh
+from .sharding import make_mesh
 from .state import count_parameters
+from .step_shapes import batch_shapes, model_flops
 from .tasks import objective_of
 from .topologies import Chip, Topology, parse_topology, topology_devices
-
-NUM_CHOICES = 4
-"""Of a question, which the data would tell."""
 
 
 def main() -> None:
@@ -62,6 +59,7 @@ def plan_run(
         num_parameters=count_parameters(step.state.params),
         parameters=bytes_per_device(step.state.params),
         optimizer=bytes_per_device((step.state.opt_state, step.state.step)),
+        host=bytes_per_device(step.state.opt_state, HOST),
         batch=bytes_per_device(batch),
         model_flops=0,
         seconds=0.0,
@@ -78,26 +76,10 @@ def _check_slices(mesh: Mesh, topology: Topology) -> None:
         )
 
 
-def batch_shapes(config: TrainConfig, step: MeshStep) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a global batch, and where they lie."""
-    labels = len(getattr(config.model, "labels", ()))
-    return {
-        name: jax.ShapeDtypeStruct(
-            (rows := (config.batch_size, *shape)), dtype, sharding=batch_sharding(step.mesh, rows)
-        )
-        for name, (shape, dtype) in row_shapes(config.data, labels, NUM_CHOICES).items()
-    }
-
-
 def _compiled(
     plan: Plan, config: TrainConfig, step: MeshStep, batch: Any, mesh: Mesh, topology: Topology
 ) -> Plan:
-    # Of XLA's attention every product is in sight.
-    plain = dataclasses.replace(
-        config, execution=dataclasses.replace(config.execution, remat="none", attention="xla")
-    )
-    model_flops = matrix_flops(mesh_step(plain, objective_of(plain), mesh).trace(batch).jaxpr)
-    plan = dataclasses.replace(plan, model_flops=model_flops)
+    plan = dataclasses.replace(plan, model_flops=model_flops(config, mesh))
     try:
         executable = step.trace(batch).lower().compile()
     except jax.errors.JaxRuntimeError as error:

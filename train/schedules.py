@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, ArrayLike
 
+from ..models.array_types import Array, ArrayLike
 from .optimizer_config import OptimizerConfig
 
 

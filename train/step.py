@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Key
 
+from ..models.array_types import Array, Key
 from ..models.dropout import row_keys
 from .objectives import Batch, Objective, Terms
 from .state import TrainState

@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable
 from typing import Any, cast
 
-from jaxtyping import Array
-
 from ..data.config import DataConfig, DataSplit
 from ..data.translation import TranslationRows
+from ..models.array_types import Array
 from ..models.beam import BeamSearch
 from . import objectives
 from .config import TrainConfig

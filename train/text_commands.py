@@ -8,7 +8,8 @@ from typing import Any
 
 import tyro
 
-from .commands import Positional, enable_compilation_cache, say
+from .commands import Positional, say
+from .compilation_cache import enable_compilation_cache
 
 
 @dataclasses.dataclass(frozen=True)

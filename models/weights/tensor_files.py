@@ -12,7 +12,6 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from .rules import Shape, WeightsError
 
@@ -65,6 +64,8 @@ class _File:
     """A safetensors file in memory: the length of a header, the header, numbers."""
 
     def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
         self.path = path
         with _errors_of(path):
             safe_open(path, framework="np")  # refuses whatever is not as the following takes it
@@ -139,6 +140,8 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
 @contextmanager
 def _errors_of(file: Path) -> Iterator[None]:
     """Says which file is broken."""
+    from safetensors import SafetensorError
+
     try:
         yield
     except (SafetensorError, OSError) as error:

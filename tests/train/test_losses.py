@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -270,3 +271,16 @@ def largest_array(loss):
 def test_logits_are_never_whole():
     assert largest_array(plain) >= 2 * 300 * 50
     assert largest_array(ours) <= 2 * 128 * 50
+
+
+def temporaries(loss, length):
+    """Bytes beside what goes in and comes out, as the compiler plans them."""
+    compiled = with_gradient(loss).lower(*problem(T=length, D=8, V=2000)).compile()
+    memory: Any = compiled.memory_analysis()
+    return memory.temp_size_in_bytes
+
+
+def test_memory_does_not_grow_with_length_times_vocabulary():
+    longer = 3 * 256  # positions more, of two rows
+    assert temporaries(plain, 1024) - temporaries(plain, 256) >= 4 * 2 * longer * 2000
+    assert temporaries(ours, 1024) - temporaries(ours, 256) <= 4 * 2 * longer * 4 * 8

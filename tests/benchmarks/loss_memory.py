@@ -1,0 +1,53 @@
+"""Memory that the loss over a vocabulary and its gradient take, as the compiler plans it.
+
+    python tests/benchmarks/loss_memory.py
+
+Temporaries (MiB) of the compiled gradient for one row of T positions of width 256, in float32,
+on the devices here: of flaxzoo's chunks, and of all logits at once. Nothing is run.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flaxzoo.models.heads import Projection
+from flaxzoo.train.losses import cross_entropy
+
+WIDTH = 256
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+VOCABULARIES = (8192, 32768, 131072)
+
+
+def chunks(hidden, kernel, labels, weights):
+    return cross_entropy(Projection(hidden, kernel), labels, weights).loss
+
+
+def whole(hidden, kernel, labels, weights):
+    logits = Projection(hidden, kernel).logits()
+    return jnp.sum(weights * optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+
+def temporaries(loss, length: int, vocabulary: int) -> int:
+    """Bytes beside what goes in and comes out."""
+    arrays = (
+        jax.ShapeDtypeStruct((1, length, WIDTH), jnp.float32),
+        jax.ShapeDtypeStruct((vocabulary, WIDTH), jnp.float32),
+        jax.ShapeDtypeStruct((1, length), jnp.int32),
+        jax.ShapeDtypeStruct((1, length), jnp.float32),
+    )
+    compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arrays).compile()
+    memory: Any = compiled.memory_analysis()
+    return memory.temp_size_in_bytes
+
+
+def main() -> None:
+    print(f"{'V':>8} {'T':>6} {'chunks':>10} {'whole':>10}  ratio")
+    for vocabulary in VOCABULARIES:
+        for length in LENGTHS:
+            ours, plain = (temporaries(f, length, vocabulary) / 2**20 for f in (chunks, whole))
+            print(f"{vocabulary:>8} {length:>6} {ours:>10.1f} {plain:>10.1f}  {plain / ours:.1f}")
+
+
+if __name__ == "__main__":
+    main()
