@@ -6,8 +6,6 @@ Temporaries (MiB) of the compiled gradient for one row of T positions of width 2
 on the devices here: of flaxzoo's chunks, and of all logits at once. Nothing is run.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -37,7 +35,8 @@ def temporaries(loss, length: int, vocabulary: int) -> int:
         jax.ShapeDtypeStruct((1, length), jnp.float32),
     )
     compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arrays).compile()
-    memory: Any = compiled.memory_analysis()
+    memory = compiled.memory_analysis()
+    assert memory is not None
     return memory.temp_size_in_bytes
 
 

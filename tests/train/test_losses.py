@@ -2,7 +2,6 @@
 
 import math
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -276,7 +275,8 @@ def test_logits_are_never_whole():
 def temporaries(loss, length):
     """Bytes beside what goes in and comes out, as the compiler plans them."""
     compiled = with_gradient(loss).lower(*problem(T=length, D=8, V=2000)).compile()
-    memory: Any = compiled.memory_analysis()
+    memory = compiled.memory_analysis()
+    assert memory is not None
     return memory.temp_size_in_bytes
 
 
