@@ -1,7 +1,8 @@
 """Input files to shards on the workers of Apache Beam, which the extra ``prepare`` installs."""
 
+import contextlib
+import io
 import logging
-import shutil
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from .errors import DataError
 from .preparing import Workers, prepare_shard
-from .shards import SHARDS, Settings, shard_name
+from .shards import Settings
 from .sources import Source
 
 # Beam's own default first downloads a program to run pipelines with.
@@ -30,8 +31,8 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
         DataError: Beam is not installed, or refuses the options.
     """
     beam = _import_beam()
+    given = _options(beam, options)
     try:
-        given = beam.options.pipeline_options.PipelineOptions([_IN_PROCESS, *options])
         pipeline = beam.Pipeline(options=given)
     except ValueError as error:
         listed = " ".join(options)
@@ -63,13 +64,29 @@ def _import_beam() -> Any:
         logging.disable(disabled)
 
 
+def _options(beam: Any, options: Sequence[str]) -> Any:
+    """Parses Beam's options, all of them before any work.
+
+    Of those it does not know Beam only warns, for a runner elsewhere may know them.
+    """
+    pipeline_options = beam.options.pipeline_options
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            given = pipeline_options.PipelineOptions([_IN_PROCESS, *options])
+            given.get_all_options()
+    except SystemExit:
+        raise DataError(
+            f"Apache Beam refuses {' '.join(options)}: {told.getvalue().splitlines()[-1]}"
+        ) from None
+    return given
+
+
 def _attempt(part: Source, folder: str, settings: Settings) -> None:
     """Makes a shard, or leaves it unmade.
 
     A fault of the file would only be tried again by the runner; ``preparing.finish`` meets it
-    once more and tells it. No older shard of the file may then be there to be taken for it.
+    once more and tells it.
     """
-    try:
+    with contextlib.suppress(DataError, OSError):
         prepare_shard(part, Path(folder), settings)
-    except (DataError, OSError):
-        shutil.rmtree(Path(folder, SHARDS, shard_name(part)), ignore_errors=True)

@@ -168,7 +168,7 @@ def prepared_split(
         _check_file(path, file)
     paths = tuple((str(path), file.rows) for path, file in found)
     files = [file for _, file in found]
-    counts = np.load(folder / COUNTS)[[SPLITS.index(split) for split in splits]].sum(0)
+    counts = _token_counts(folder / COUNTS)[[SPLITS.index(split) for split in splits]].sum(0)
     rows = PreparedRows(paths, settings.length, settings.vocab_size)
     content = PreparedContent(sum(file.text_bytes for file in files), counts)
     facts = (
@@ -176,6 +176,9 @@ def prepared_split(
         f"{sum(file.tokens for file in files):,} tokens to predict, in {rows.rows_per_epoch:,} "
         "prepared rows"
     )
+    unknown = tokenizer.special_ids.unk
+    if unknown is not None and counts[unknown]:
+        facts += f"; {counts[unknown]:,} of {counts.sum():,} tokens are unknown to the tokenizer"
     whole = hashlib.blake2b(f"{settings.format} {settings.tokenizer}".encode(), digest_size=16)
     for file in files:
         whole.update(file.sha256.encode())
@@ -210,6 +213,13 @@ def _check_settings(
             f"{tokenizer.vocab_size:,} tokens: prepare another folder with --tokenizer, or leave "
             "--data.tokenizer.path out"
         )
+
+
+def _token_counts(path: Path) -> np.ndarray:
+    try:
+        return np.load(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is missing or damaged ({error}): {_AGAIN}") from None
 
 
 def _check_file(path: Path, file: RowsFile) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -160,6 +161,16 @@ def begin(folder: Path, settings: Settings, tokenizer: Tokenizer) -> None:
             f"{folder} was prepared with other settings ({', '.join(changed)}): give the same, "
             "or name another folder"
         )
+    if not _is_tokenizer(folder / TOKENIZER, settings.tokenizer):
+        shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+        build_folder(folder / TOKENIZER, tokenizer.save)
+
+
+def _is_tokenizer(folder: Path, fingerprint: str) -> bool:
+    try:
+        return load_tokenizer(folder).fingerprint == fingerprint
+    except DataError:
+        return False
 
 
 def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
@@ -178,11 +189,16 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
             it is read; or the shard cannot be written.
     """
     place = folder / SHARDS / shard_name(part)
-    digest = _input_digest(part)
+    older = place.exists()  # before it is read: another worker may be about to finish it
+    try:
+        digest = _input_digest(part)
+    except DataError:
+        shutil.rmtree(place, ignore_errors=True)  # of a file that is gone there is no shard
+        raise
     found = read_shard(place)
     if found is not None and found.input_sha256 == digest and _is_undamaged(place, found):
         return found
-    if place.exists():
+    if older:
         shutil.rmtree(place)
     tokenizer = _tokenizer(folder / TOKENIZER, settings.tokenizer)
 
@@ -202,7 +218,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
 
 
 def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Shard]:
-    """Writes the manifest, when every shard was made; makes those that are missing.
+    """Writes the manifest, when every shard was made.
 
     Args:
         folder: Of all shards.
@@ -213,20 +229,21 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
         The shards, in the order of the input files.
 
     Raises:
-        DataError: What kept a shard from being made, see ``prepare_shard``; or a split has
-            no row at all.
+        DataError: A shard is missing: what keeps it from being made here, see
+            ``prepare_shard``, or, if nothing does, that the workers did not; or a split has no
+            row at all.
     """
     shards: list[Shard] = []
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
     for part in parts:
         place = folder / SHARDS / shard_name(part)
-        shards.append(read_shard(place) or prepare_shard(part, folder, settings))
+        shards.append(read_shard(place) or _missing(part, folder, parts, settings))
         counts += np.load(place / COUNTS)
     _check_splits(shards, settings)
     _forget_others(folder, {shard.name for shard in shards})
     whole = {
         **dataclasses.asdict(settings),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "finished_by": {name: found for name in _PACKAGES if (found := _version(name))},
         "shards": [shard_facts(shard) for shard in shards],
     }
     content = io.BytesIO()
@@ -234,6 +251,17 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
     write_file(folder / COUNTS, content.getvalue())
     write_file(folder / MANIFEST, to_json(whole))
     return shards
+
+
+def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Settings) -> NoReturn:
+    """Tells why a shard that workers were to make is not there."""
+    names = [shard_name(one) for one in parts]
+    missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
+    prepare_shard(part, folder, settings)  # raises what is wrong with the file
+    raise DataError(
+        f"{missing} of {len(parts)} shards are not in {folder} now that the workers have ended, "
+        "yet can be made here: have every worker see that folder and the texts, under these names"
+    )
 
 
 def _input_digest(part: Source) -> str:
@@ -246,11 +274,10 @@ def _input_digest(part: Source) -> str:
 
 
 def _is_undamaged(place: Path, shard: Shard) -> bool:
+    hashes = {rows_path(place, split): facts.sha256 for split, facts in shard.splits.items()}
+    hashes[place / COUNTS] = shard.counts_sha256
     try:
-        return all(
-            file_sha256(rows_path(place, split)) == facts.sha256
-            for split, facts in shard.splits.items()
-        )
+        return all(file_sha256(path) == sha256 for path, sha256 in hashes.items())
     except DataError:
         return False
 
@@ -294,7 +321,7 @@ def _fill(
         counts[number] = _token_counts(corpus)
         shutil.rmtree(place / "corpus")
     np.save(place / COUNTS, counts)
-    return Shard(shard_name(part), part.name, digest, splits)
+    return Shard(shard_name(part), part.name, digest, file_sha256(place / COUNTS), splits)
 
 
 def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Settings) -> RowsFile:

@@ -104,12 +104,14 @@ class Shard:
         name: Of its folder.
         input: The name of the source that is this file alone.
         input_sha256: Of what was read, hexadecimal.
+        counts_sha256: Of the file of token counts.
         splits: The rows of each split that has any.
     """
 
     name: str
     input: str
     input_sha256: str
+    counts_sha256: str
     splits: dict[str, RowsFile]
 
 

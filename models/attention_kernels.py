@@ -1,4 +1,4 @@
-"""Kernels that compute attention without ever holding a score for every pair of tokens.
+"""Kernels that compute attention block by block, and hold no scores of all pairs of tokens.
 
 Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with
 IO-awareness"; cuDNN has it for NVIDIA's GPUs, and as "splash attention" jax brings
@@ -140,7 +140,12 @@ def cudnn_attention(
     Causal order, and a window beside it, are arguments of the kernel. (A window without causal
     order would let queries see all that comes after them, and lengths of rows are right for
     padding at their end alone: neither is used.) Segments become a finite addition to the
-    scores, so that a row that sees nothing has no NaN.
+    scores, so that a row that sees nothing has no NaN: B · T · S numbers, of which older versions
+    of jax compute the gradient as well.
+
+    Raises:
+      RuntimeError, NotImplementedError, ValueError: jax finds no cuDNN, or one that cannot serve
+        these sizes or this device; see `LIMITS`.
     """
     mask = None
     if segments is not None:
@@ -170,6 +175,7 @@ def splash_attention(
     """Splash attention, for TPUs; scores are not scaled. Blocks that are hidden are not computed.
 
     Heads of less than 128 are given as they are: the compiler lays them out in tiles of 128.
+    T and S are multiples of 128.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 

@@ -19,6 +19,8 @@ from .state import count_parameters
 from .step_shapes import model_flops, synthetic_batch
 from .tasks import objective_of
 
+UNTIMED_STEPS = 3
+"""Before those that are timed."""
 PROFILED_STEPS = 3
 
 
@@ -41,7 +43,6 @@ class Bench:
     compile_seconds: float
     cached: bool
     """Whether the compiler was not needed, for the cache had the program."""
-    untimed_steps: int
     seconds: tuple[float, ...]
     """Of each timed step."""
     model_flops: int
@@ -63,20 +64,23 @@ class Bench:
         return None if peak is None else self.model_flops / self.median / self.num_devices / peak
 
 
-def bench(
-    config: TrainConfig, *, timed_steps: int, untimed_steps: int, profile: Path | None = None
-) -> Bench:
+def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None) -> Bench:
     """Times a run's train step as the training loop takes it.
 
     Args:
       config: the run, with all that only its data would tell (`plan_assumptions.without_data`).
       timed_steps: how many steps are timed.
-      untimed_steps: how many go before them.
       profile: a folder for a trace of `PROFILED_STEPS` more steps.
 
     Raises:
-      ValueError: mesh, batch and parameters do not fit each other.
+      ValueError: mesh, batch and parameters do not fit each other, or there are
+        several processes.
     """
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"bench is for the devices of one process, and here are {jax.process_count()}: start "
+            "it alone"
+        )
     program = make_program(config, objective_of(config))
     devices = jax.local_devices()
     batch = synthetic_batch(config)
@@ -87,10 +91,11 @@ def bench(
         traced = time.perf_counter()
         executable = lowered.compile()
         compiled = time.perf_counter()
-    state, _ = _take_steps(program, state, batch, untimed_steps)
+    state, _ = _take_steps(program, state, batch, UNTIMED_STEPS)
     state, seconds = _take_steps(program, state, batch, timed_steps)
     peak_bytes, peak_source = _peak(executable, devices)
     if profile is not None:
+        profile.mkdir(parents=True, exist_ok=True)
         with jax.profiler.trace(profile):
             _take_steps(program, state, batch, PROFILED_STEPS)
     return Bench(
@@ -104,7 +109,6 @@ def bench(
         trace_seconds=traced - started,
         compile_seconds=compiled - traced,
         cached=bool(hits),
-        untimed_steps=untimed_steps,
         seconds=seconds,
         model_flops=model_flops(config, make_mesh(config.mesh)),
         peak_bytes=peak_bytes,
@@ -138,7 +142,7 @@ def _peak(executable: Any, devices: list[Any]) -> tuple[int, str]:
     """Bytes at the peak on the fullest device, and who says so."""
     stats = [device.memory_stats() or {} for device in devices]
     if all("peak_bytes_in_use" in x for x in stats):
-        return max(x["peak_bytes_in_use"] for x in stats), "measured by the device"
+        return max(x["peak_bytes_in_use"] for x in stats), "measured since this process began"
     memory = executable.memory_analysis()
     new = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
@@ -156,7 +160,7 @@ def report(b: Bench) -> Iterator[str]:
     )
     yield (
         f"step         {duration(b.median)} (median), {duration(min(b.seconds))} (least) of "
-        f"{len(b.seconds)} steps after {b.untimed_steps}"
+        f"{len(b.seconds)} steps after {UNTIMED_STEPS}"
     )
     yield f"speed        {b.tokens / b.median:,.0f} tokens/s at the median (all places of rows)"
     yield (

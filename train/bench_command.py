@@ -29,8 +29,6 @@ def bench_command(arguments: list[str]) -> None:
     add_options(parser, base)
     parsed = parser.parse_args(arguments[1:])
     config = with_options(base, parsed)
-    if parsed.profile is not None:
-        parsed.profile.mkdir(parents=True, exist_ok=True)
     enable_compilation_cache()
     from .bench import bench, report
     from .plan_assumptions import without_data
@@ -38,7 +36,6 @@ def bench_command(arguments: list[str]) -> None:
     measured = bench(
         without_data(config, functools.partial(print, file=sys.stderr)),
         timed_steps=parsed.timed_steps,
-        untimed_steps=parsed.untimed_steps,
         profile=parsed.profile,
     )
     print("\n".join(report(measured)))
@@ -52,9 +49,6 @@ def _parser(name: str) -> argparse.ArgumentParser:
         prog=program, usage=f"{program} [options]", description=WHAT, allow_abbrev=False
     )
     parser.add_argument("--timed-steps", type=_at_least_one, default=20)
-    parser.add_argument(
-        "--untimed-steps", type=_at_least_one, default=3, help="steps that go before them"
-    )
     parser.add_argument(
         "--profile", type=Path, help="a folder for a trace of a few steps, for xprof or Perfetto"
     )

@@ -1,6 +1,7 @@
 """What a compiled program exchanges between devices: by kind, with the loops it stands in."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -46,7 +47,7 @@ def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
             if instruction.opcode.endswith("-start") and len(instruction.arrays) > 1:
                 answered -= operand_bytes if kind != "all-reduce" else 0
             sent = _bytes_sent(kind, operand_bytes, answered, len(group))
-            found[key] = Collective(kind, sent, round(times), group)
+            found[key] = Collective(kind, sent, math.ceil(times), group)
     return list(found.values())
 
 

@@ -112,9 +112,8 @@ class HloProgram:
         if opcode == "while":
             return [(instruction.attribute("body"), float(self.trip_count(instruction)))]
         if opcode == "conditional":
-            found = _BRANCHES.search(instruction.attributes)
-            names = found[1].split(",") if found else []
-            return [(name.strip(" %"), 1 / len(names)) for name in names]
+            names = _branches(instruction)
+            return [(name, 1 / len(names)) for name in names]
         into = opcode in ("call", "async-start") or (fused and opcode == "fusion")
         return [(instruction.called, 1.0)] if into and instruction.called else []
 
@@ -137,6 +136,14 @@ class HloProgram:
         counter = body[root.operands[int(read.attribute("index"))]]
         added = [_value(body[name]) for name in counter.operands if _is_integer(body[name])]
         return max(sum(added), 1) if counter.opcode == "add" else 1
+
+
+def _branches(conditional: Instruction) -> list[str]:
+    """The computations that it chooses from: numbered ones, or two."""
+    found = _BRANCHES.search(conditional.attributes)
+    if found:
+        return [name.strip(" %") for name in found[1].split(",")]
+    return [conditional.attribute(f"{which}_computation") for which in ("true", "false")]
 
 
 def _is_integer(instruction: Instruction) -> bool:

@@ -71,4 +71,6 @@ def _bound(name: str, shape: tuple[int, ...], config: TrainConfig) -> int:
         return model.vocab_size
     if name.endswith("_positions"):
         return config.data.length
-    return 2  # labels, choices, and the parts of a row
+    if name == "token_type_ids":
+        return max(model.num_token_types, 1)
+    return 2  # labels and choices

@@ -99,7 +99,7 @@ def measure(point: Point) -> dict[str, float]:
         steps=100,
         batch_size=point.tokens // point.length,
     )
-    measured = bench(config, timed_steps=point.steps, untimed_steps=1)
+    measured = bench(config, timed_steps=point.steps)
     return {
         "trace": measured.trace_seconds,
         "compile": measured.compile_seconds,

@@ -170,6 +170,24 @@ def test_an_interrupted_run_goes_on(texts, letters, tmp_path):
     assert contents(out) == contents(whole)
 
 
+def test_workers_that_made_nothing_are_told_of(texts, letters, tmp_path):
+    """As those that do not see the folder; the one who asked does not do their work unasked."""
+    with pytest.raises(DataError, match=r"3 of 3 shards are not in .*/out now that the workers"):
+        prepare(source_of(texts), tmp_path / "out", letters, length=LENGTH, workers=lambda *_: None)
+    assert read_manifest(tmp_path / "out") is None
+
+
+@pytest.mark.parametrize("name", ["token_counts.npy", "tokenizer"])
+def test_what_lies_beside_the_rows_is_mended(texts, letters, tmp_path, name):
+    out = tmp_path / "out"
+    prepare(source_of(texts), out, letters, length=LENGTH)
+    before = contents(out)
+    for path in [path for path in out.rglob("*") if path.is_file() and name in str(path)]:
+        path.write_bytes(path.read_bytes()[:5])
+    prepare(source_of(texts), out, letters, length=LENGTH)
+    assert contents(out) == before
+
+
 def test_a_changed_file_is_prepared_anew_and_a_damaged_shard_mended(texts, letters, tmp_path):
     out = tmp_path / "out"
     prepare(source_of(texts), out, letters, length=LENGTH)
@@ -198,7 +216,7 @@ def test_the_manifest_says_what_is_there(texts, letters, tmp_path):
         facts["tokenizer"] == tokenizer.fingerprint == load_tokenizer(out / "tokenizer").fingerprint
     )
     assert (facts["length"], facts["packing"], facts["validation_fraction"]) == (8, "concat", 0.05)
-    assert {"flaxzoo", "array-record"} <= facts["versions"].keys()
+    assert {"flaxzoo", "array-record"} <= facts["finished_by"].keys()
     names = [shard["name"].rpartition("-")[0] for shard in facts["shards"]]
     assert names == ["0.txt", "1.txt.gz", "2.txt", "empty.txt"]
     assert facts["shards"][3]["splits"] == {}

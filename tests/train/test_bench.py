@@ -55,7 +55,7 @@ def test_the_timed_step_is_that_of_training(train_config, monkeypatch, parallel)
         return programs[0]
 
     monkeypatch.setattr(bench, "make_program", counted)
-    measured = bench.bench(config, timed_steps=4, untimed_steps=1)
+    measured = bench.bench(config, timed_steps=4)
     assert len(programs) == 1
     assert len(measured.seconds) == 4
     assert min(measured.seconds) > 0
@@ -81,18 +81,17 @@ def test_utilisation_is_the_formula(train_config, monkeypatch):
         trace_seconds=1.0,
         compile_seconds=2.0,
         cached=False,
-        untimed_steps=3,
         seconds=(0.4, 0.5, 3.0),
         model_flops=int(989e12),
         peak_bytes=1 << 30,
-        peak_source="measured by the device",
+        peak_source="measured since this process began",
     )
     assert measured.utilisation == pytest.approx(989e12 / 0.5 / 4 / 989e12)
     text = "\n".join(bench.report(measured))
     assert "50.0% = FLOPs / (median × 4 × 9.89e+14), the peak of NVIDIA H200 in bfloat16" in text
     assert "500 ms (median), 400 ms (least) of 3 steps" in text
     assert "4,000 tokens/s" in text
-    assert "1.00 GiB on a device at the peak, measured by the device" in text
+    assert "1.00 GiB on a device at the peak, measured since this process began" in text
     assert "compile      2 s, after 1 s of tracing, not in the compilation cache" in text
 
 
@@ -104,7 +103,7 @@ def test_a_device_that_counts_is_believed():
         def memory_stats(self):
             return {"peak_bytes_in_use": self.peak}
 
-    assert bench._peak(None, [Device(3), Device(5)]) == (5, "measured by the device")
+    assert bench._peak(None, [Device(3), Device(5)]) == (5, "measured since this process began")
 
 
 def test_peaks_are_of_devices_that_plan_knows_too():

@@ -1,4 +1,4 @@
-"""`kill -9` at random moments, a few times; `tests/faults/kill.py` does it more often."""
+"""`kill -9` at random moments, once for each objective; `tests/faults/kill.py` does more."""
 
 import json
 import subprocess
@@ -12,11 +12,10 @@ SCRIPT = Path(__file__).parent.parent / "faults" / "kill.py"
 
 @pytest.mark.slow
 def test_nothing_is_lost():
-    arguments = [sys.executable, str(SCRIPT), "--kills", "4", "--kills-per-run", "2"]
-    arguments += ["--objectives", "causal", "translation"]
+    arguments = [sys.executable, str(SCRIPT), "--kills", "8", "--kills-per-run", "1"]
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
-    assert (counts["killed"], counts["resumed"], counts["lost"]) == (4, 4, 0), done.stderr
-    assert counts["by_objective"].keys() == {"causal", "translation"}
+    assert (counts["killed"], counts["resumed"], counts["lost"]) == (8, 8, 0), done.stderr
+    assert len(counts["by_objective"]) == 8
     assert counts["during_save"] > 0

@@ -79,10 +79,17 @@ def test_a_faulty_file_is_named_and_the_others_are_done(place, tmp_path, capfd):
 
 
 @needs_beam
-def test_options_that_beam_refuses(place, tmp_path, capfd):
-    assert prepare(place, tmp_path / "rows", "--runner", "Nobody") == 2
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--runner", "Nobody"), "--runner Nobody ("),
+        (("--direct_num_workers", "two"), "--direct_num_workers two: "),
+    ],
+)
+def test_options_that_beam_refuses(place, tmp_path, capfd, options, said):
+    assert prepare(place, tmp_path / "rows", *options) == 2
     error = capfd.readouterr().err
-    assert error.startswith("flaxzoo: Apache Beam refuses --runner Nobody (")
+    assert error.startswith(f"flaxzoo: Apache Beam refuses {said}")
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "rows").exists()
 
