@@ -60,12 +60,17 @@ def verdict(plan: Plan, topology: Topology) -> str:
             "too much"
         )
     assert plan.peak is not None
+    if plan.peak > room:
+        return (
+            f"may not fit: the compiler takes it, but all parts add up to {size(plan.peak)} of "
+            f"{size(room)}"
+        )
     return f"fits: {size(plan.peak)} of {size(room)} on each device at the peak"
 
 
 def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]:
-    """What would help where it does not fit."""
-    if plan.refusal is None or topology.chip is None:
+    """What would help where it does not fit, or hardly."""
+    if topology.chip is None or (plan.peak is not None and plan.peak <= topology.chip.memory):
         return
     if plan.parameters + plan.optimizer > topology.chip.memory / 2:
         spread = plan.mesh["fsdp"] * plan.mesh["tensor"]

@@ -236,3 +236,10 @@ def test_a_step_that_does_not_fit_says_by_how_much_and_what_would_help(train_con
     assert "--execution.remat full" in text
     assert "--micro-batches, up to 4" in text
     assert "estimate" not in text
+
+
+def test_a_step_that_the_compiler_takes_and_whose_parts_are_too_much(train_config):
+    tight = example(temporaries=14 * GIB)
+    text = "\n".join(report(tight, train_config(batch_size=64), parse_topology("v5e:4x4")))
+    assert "may not fit: the compiler takes it, but all parts add up to 17.00 GiB of 15.75" in text
+    assert "what would help: --execution.remat full" in text
