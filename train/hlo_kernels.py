@@ -1,5 +1,7 @@
 """Work of the kernels that a compiled program calls, of which no product is in sight."""
 
+import math
+
 from .hlo_program import Computation, Instruction
 
 PRODUCTS = {
@@ -15,17 +17,19 @@ def kernel_flops(instruction: Instruction, computation: Computation) -> int:
     products = next((p for name, p in PRODUCTS.items() if instruction.name.startswith(name)), None)
     if products is None:
         return 0
-    shapes = [computation[name].arrays[0].shape for name in instruction.operands]
-    (rows, heads, num_queries, key_dim), (*_, num_keys, _), (*_, head_dim) = [
-        shape for shape in shapes if len(shape) == 4
+    arrays = [computation[name].arrays[0] for name in instruction.operands]
+    # Queries, keys and values stand before other numbers; of one row alone they have no axis of
+    # rows.
+    (*rows_and_heads, num_queries, key_dim), (*_, num_keys, _), (*_, head_dim) = [
+        x.shape for x in arrays if x.dtype.startswith(("bf", "f"))
     ][:3]
-    pairs = rows * heads * num_queries * num_keys
+    pairs = math.prod(rows_and_heads) * num_queries * num_keys
     over_keys, over_values = products
     done = 2 * pairs * (over_keys * key_dim + over_values * head_dim)
-    # Beside a mask of blocks, which comes first, stand the queries' places if keys behind them
-    # are hidden.
-    hidden = any(len(shape) == 2 for shape in shapes)
-    return round(done * _computed(shapes[0])) if hidden else done
+    # Beside a mask of blocks, which comes first, stand the places of queries or keys if keys
+    # behind a query are hidden; of one row alone both sides' segments have two axes as well.
+    hidden = sum(len(x.shape) == 2 for x in arrays) % 2 == 1
+    return round(done * _computed(arrays[0].shape)) if hidden else done
 
 
 def _computed(blocks: tuple[int, ...]) -> float:

@@ -230,3 +230,20 @@ def test_kernels_are_counted_by_the_blocks_they_compute_and_branches_by_turns():
     product = 2 * 2 * 4 * 1024**2 * 64
     # Three products over three of four blocks, where later keys are hidden; or four over all.
     assert hlo_work.matrix_flops(program) == product * (3 * 3 / 4 + 4) / 2
+
+
+@pytest.mark.parametrize(
+    ("places", "part"), [(", %ids, %sides, %ids", 3 / 4), (", %ids, %sides", 1)]
+)
+def test_a_kernel_of_one_row(places, part):
+    text = f"""
+ENTRY %main (x: bf16[4,1024,64]) -> bf16[4,1024,64] {{
+  %blocks = s8[1,2,2]{{2,1,0}} constant({{...}})
+  %ids = s32[1024,128]{{1,0}} iota(), iota_dimension=0
+  %sides = s32[8,1024]{{1,0}} iota(), iota_dimension=0
+  %x = bf16[4,1024,64]{{2,1,0}} parameter(0)
+  ROOT %splash_mha_fwd_segmented.1 = bf16[4,1024,64]{{2,1,0}} custom-call(%blocks, %blocks, %x, %x, %x{places}), custom_call_target="tpu_custom_call"
+}}
+"""  # noqa: E501
+    product = 2 * 4 * 1024**2 * 64
+    assert hlo_work.matrix_flops(hlo_program.parse_hlo(text)) == 2 * product * part
