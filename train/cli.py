@@ -70,6 +70,14 @@ def _run(command: str, arguments: list[str]) -> int:
     try:
         commands = import_module(f".{COMMANDS[command][0]}", __package__)
         return getattr(commands, f"{command.replace('-', '_')}_command")(arguments) or 0
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("flaxzoo", ""):
+            raise
+        return _fail(
+            f"{command} needs the package {error.name}, which is not installed: install flaxzoo "
+            "with all that it needs (pip without --no-deps)",
+            2,
+        )
     except NonFiniteLoss as error:
         return _fail(str(error), 3)
     except ToldElsewhere:

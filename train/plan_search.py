@@ -70,7 +70,10 @@ def search(config: TrainConfig, topology: Topology, tries: int, say: Say) -> int
             if found[-1][1].refusal is not None:
                 break
     if untried := len(meshes) - len(tried):
-        say(f"not compiled: {untried} further meshes that would send more (--tries {tries})")
+        say(
+            f"not compiled: {untried} further meshes that by a rough count would send more "
+            f"(--tries {tries})"
+        )
     _print(found, topology)
     return 0 if fitting else 1
 
@@ -97,6 +100,8 @@ def _able(asked: list[TrainConfig], topology: Topology, say: Say) -> list[tuple[
 def _plan(config: TrainConfig, topology: Topology, say: Say) -> tuple[TrainConfig, Plan]:
     plan = make_plan(config, topology)
     fits = "fits" if plan.refusal is None else "does not fit"
+    if topology.chip is None:
+        fits = "planned"
     say(
         f"{mesh_name(plan.mesh)}, remat {config.execution.remat}: {fits} "
         f"({duration(plan.seconds)} to plan)"
@@ -116,7 +121,7 @@ def _seconds(plan: Plan, topology: Topology) -> float:
 
 
 def _print(found: list[tuple[TrainConfig, Plan]], topology: Topology) -> None:
-    table = Table("mesh", "remat", "parts", "peak", "step (estimate)", "of peak", box=None)
+    table = Table("mesh", "remat", "micro-batches", "peak", "step (estimate)", "of peak", box=None)
     for config, plan in sorted(found, key=lambda pair: _seconds(pair[1], topology)):
         table.add_row(
             mesh_name(plan.mesh),

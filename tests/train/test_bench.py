@@ -23,15 +23,30 @@ from flaxzoo.train.step_shapes import NUM_CHOICES, synthetic_batch
 SMALL = "--model.num-layers 1 --model.d-model 16 --model.num-heads 2 --batch-size 2".split()
 
 
-def test_it_runs_where_there_is_nothing_but_jax_flax_and_optax(tmp_path):
-    options = [*SMALL, "--timed-steps", "2", "--profile", str(tmp_path / "trace")]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("bare.py")), "bench", "quickstart", *options],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"},
+def bare(*arguments):
+    """The command `flaxzoo` where there is nothing but jax, flax and optax."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+    return subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("bare.py")), *arguments],
+        env={**os.environ, "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_other_commands_name_the_package_that_is_missing_there():
+    done = bare("list")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "flaxzoo: list needs the package tyro, which is not installed: install flaxzoo with all "
+        "that it needs (pip without --no-deps)\n"
+    )
+
+
+def test_it_runs_where_there_is_nothing_but_jax_flax_and_optax(tmp_path):
+    options = [*SMALL, "--timed-steps", "2", "--profile", str(tmp_path / "trace")]
+    done = bare("bench", "quickstart", *options)
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert "attention by XLA" in lines["a"]
