@@ -35,12 +35,17 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Shares compiled programs between runs of the tests, and with their subprocesses."""
+    """Shares compiled programs between runs of the tests, and with their subprocesses.
+
+    Each worker of pytest-xdist has its own, for jax does not write an entry at once: another
+    process may find half of it.
+    """
     if config.pluginmanager.hasplugin("cacheprovider"):
         folder = str(config.cache.mkdir("jax-compilation"))  # type: ignore[union-attr]
     else:
         folder = os.path.join(tempfile.gettempdir(), "flaxzoo-tests-jax-compilation")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(folder, worker)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     check_shapes()

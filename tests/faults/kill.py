@@ -36,8 +36,8 @@ os.environ |= {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1",
     "FLAXZOO_CACHE": str(SCRATCH / "cache"),
+    "JAX_COMPILATION_CACHE_DIR": str(SCRATCH / "xla"),  # whoever is killed leaves half an entry
 }
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(SCRATCH / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
