@@ -53,10 +53,15 @@ def search(config: TrainConfig, topology: Topology, tries: int, say: Say) -> int
     """Compiles the likeliest meshes and prints them; answers 0 if one fits, else 1.
 
     Raises:
-      ValueError: no mesh goes with the batch and the model.
+      ValueError: no mesh goes with the batch and the model, or one is given.
     """
     if tries < 1:
         raise ValueError(f"tries {tries} must be at least 1")
+    if config.mesh != MeshConfig():
+        raise ValueError(
+            f"mesh {dataclasses.asdict(config.mesh)}: --search chooses the mesh: leave out "
+            "--mesh.* or --search"
+        )
     asked = list(candidates(config, topology))
     able = _able(asked, topology, say)
     meshes = [full for full, _ in able]

@@ -12,7 +12,7 @@ from flaxzoo.train.parallel import make_program, mesh_step
 from flaxzoo.train.plan import Estimate, Exchange, Plan
 from flaxzoo.train.plan_assumptions import without_data
 from flaxzoo.train.plan_report import report
-from flaxzoo.train.plan_search import candidates
+from flaxzoo.train.plan_search import candidates, search
 from flaxzoo.train.recipes import RECIPES
 from flaxzoo.train.sharding import make_mesh
 from flaxzoo.train.tasks import objective_of
@@ -164,6 +164,12 @@ def test_a_compiler_that_breaks_off(monkeypatch, train_config):
 
 
 @pytest.mark.slow
+def test_a_search_leaves_no_mesh_to_choose(train_config):
+    config = train_config(mesh=train.MeshConfig(fsdp=4))
+    with pytest.raises(ValueError, match="--search chooses the mesh: leave out"):
+        search(config, parse_topology("cpu:4"), 3, print)
+
+
 def test_a_search_prints_the_best_first(capfd):
     arguments = "quickstart --topology cpu:4 --search --tries 3 --model.num-layers 1"
     assert cli.main(["plan", *arguments.split()]) == 0
