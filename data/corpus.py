@@ -26,6 +26,7 @@ from .tokenizer import SpecialIds, Tokenizer
 
 # Characters handed to the tokenizer at once: enough for its threads, small in memory.
 _CHUNK_CHARACTERS = 1 << 21
+_COUNTED_AT_ONCE = 1 << 22
 _FORMAT = 2
 _FACTS = "corpus.json"
 
@@ -70,8 +71,8 @@ class TokenCorpus:
 
     @property
     def token_counts(self) -> np.ndarray:
-        """How often each token that is there is there, int64 [different tokens]."""
-        return np.unique(self.tokens, return_counts=True)[1]
+        """How often each token is there, int64 [V]."""
+        return count_tokens(self.tokens, self.vocab_size)
 
     @cached_property
     def document_starts(self) -> np.ndarray:
@@ -252,6 +253,15 @@ class TokenWriter:
         self._file.close()
         if fault[0] is None and self.position:
             _raw_to_npy(self._raw, self._place, self._dtype)
+
+
+def count_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """How often each token is there, int64 [V]; reads a part of a mapped file at a time."""
+    counts = np.zeros(vocab_size, np.int64)
+    for start in range(0, len(tokens), _COUNTED_AT_ONCE):
+        some = tokens[start : start + _COUNTED_AT_ONCE]
+        counts += np.bincount(some, minlength=vocab_size)
+    return counts
 
 
 def _raw_to_npy(raw: Path, place: Path, dtype: np.dtype) -> None:

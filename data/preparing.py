@@ -53,7 +53,6 @@ from .sources import Source, documents_in, parse_sources
 from .text_lines import matching_files
 from .tokenizer import Tokenizer, load_tokenizer
 
-_COUNTED_AT_ONCE = 1 << 22
 # One record is read at a time, in any order.
 _WRITER_OPTIONS = "group_size:1"
 _PACKAGES = ("flaxzoo", "apache-beam", "array-record", "numpy", "sentencepiece", "tokenizers")
@@ -318,7 +317,7 @@ def _fill(
             continue
         corpus = build_corpus(texts, tokenizer, place / "corpus")
         splits[split] = _write_rows(rows_path(place, split), corpus, split, settings)
-        counts[number] = _token_counts(corpus)
+        counts[number] = corpus.token_counts
         shutil.rmtree(place / "corpus")
     np.save(place / COUNTS, counts)
     return Shard(shard_name(part), part.name, digest, file_sha256(place / COUNTS), splits)
@@ -356,14 +355,6 @@ def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[S
     spans, row_starts = first_fit(corpus.pair_counts, length)
     for row in range(len(row_starts) - 1):
         yield spans[row_starts[row] : row_starts[row + 1]].tolist()
-
-
-def _token_counts(corpus: TokenCorpus) -> np.ndarray:
-    counts = np.zeros(corpus.vocab_size, np.int64)
-    for start in range(0, len(corpus.tokens), _COUNTED_AT_ONCE):
-        some = corpus.tokens[start : start + _COUNTED_AT_ONCE]
-        counts += np.bincount(some, minlength=corpus.vocab_size)
-    return counts
 
 
 def _check_splits(shards: list[Shard], settings: Settings) -> None:

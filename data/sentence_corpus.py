@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .atomic import build_folder
-from .corpus import TokenWriter, chunks, corpus_key, read_facts, write_facts
+from .corpus import TokenWriter, chunks, corpus_key, count_tokens, read_facts, write_facts
 from .documents import Documents
 from .errors import DataError
 from .sentences import lines_as_sentences, split_sentences, splitter
@@ -49,8 +49,8 @@ class SentenceCorpus:
 
     @property
     def token_counts(self) -> np.ndarray:
-        """How often each token that is there is there, int64 [different tokens]."""
-        return np.unique(self.tokens, return_counts=True)[1]
+        """How often each token is there, int64 [V]."""
+        return count_tokens(self.tokens, self.vocab_size)
 
     @cached_property
     def sentence_starts(self) -> np.ndarray:

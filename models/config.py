@@ -133,8 +133,8 @@ class Execution:
     """What the backward pass recomputes: nothing, all but matrix products, or
     every layer from its input."""
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
-    """What computes attention: a kernel that never holds all pairs of tokens, cudnn (GPUs) or
-    splash (TPUs), where it can serve; else XLA. auto: XLA, or what suits the devices that a
+    """What computes attention: a kernel that works block by block, cudnn (GPUs) or splash (TPUs),
+    where it can serve; else XLA. auto: XLA, or what suits the devices that a
     program compiles for, which `train` knows and says."""
 
 

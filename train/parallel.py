@@ -180,7 +180,8 @@ def _jit_program(config: TrainConfig, objective: Objective) -> Program:
     )
 
 
-def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
+def _check_pmap(config: TrainConfig) -> None:
+    """Raises ValueError for what is only done under `jit`."""
     if jax.process_count() > 1:
         raise ValueError(
             f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
@@ -188,6 +189,10 @@ def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
         )
     if config.optimizer.state_memory != "device":
         raise ValueError("optimizer.state_memory host is for --parallel jit: leave one of them out")
+
+
+def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
+    _check_pmap(config)
     devices = jax.local_devices()
     number = len(devices)
     chosen = choose_kernel(config, devices[0])
