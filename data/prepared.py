@@ -190,7 +190,8 @@ def _open(source: str) -> tuple[Path, Settings, list[Shard]]:
     settings, shards = read_settings(folder), read_manifest(folder)
     if settings is None:
         raise DataError(
-            f"no prepared rows in {folder}: make them by flaxzoo prepare SOURCE {folder}"
+            f"no prepared rows in {folder}: make them by flaxzoo prepare SOURCE {folder} "
+            "--tokenizer PATH --length T"
         )
     if shards is None:
         raise DataError(f"{folder} is not prepared to its end: run the same flaxzoo prepare again")

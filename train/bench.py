@@ -70,7 +70,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
     Args:
       config: the run, with all that only its data would tell (`plan_assumptions.without_data`).
       timed_steps: how many steps are timed.
-      profile: a folder for a trace of `PROFILED_STEPS` more steps.
+      profile: a folder that is there, for a trace of `PROFILED_STEPS` more steps.
 
     Raises:
       ValueError: mesh, batch and parameters do not fit each other, or there are
@@ -95,7 +95,6 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
     state, seconds = _take_steps(program, state, batch, timed_steps)
     peak_bytes, peak_source = _peak(executable, devices)
     if profile is not None:
-        profile.mkdir(parents=True, exist_ok=True)
         with jax.profiler.trace(profile):
             _take_steps(program, state, batch, PROFILED_STEPS)
     return Bench(

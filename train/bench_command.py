@@ -27,8 +27,10 @@ def bench_command(arguments: list[str]) -> None:
     base = recipe(arguments[0])
     parser = _parser(arguments[0])
     add_options(parser, base)
-    parsed = parser.parse_args(arguments[1:])
+    parsed = parser.read(arguments[1:])
     config = with_options(base, parsed)
+    if parsed.profile is not None:
+        _make_folder(parsed.profile)
     enable_compilation_cache()
     from .bench import bench, report
     from .plan_assumptions import without_data
@@ -46,13 +48,29 @@ def bench_command(arguments: list[str]) -> None:
 def _parser(name: str) -> argparse.ArgumentParser:
     program = f"flaxzoo bench {name}"
     parser = OptionParser(
-        prog=program, usage=f"{program} [options]", description=WHAT, allow_abbrev=False
+        prog=program,
+        usage=f"{program} [options]",
+        description=WHAT,
+        epilog=f"The others are those of a run: flaxzoo train {name} --help tells what they mean.",
+        allow_abbrev=False,
     )
-    parser.add_argument("--timed-steps", type=_at_least_one, default=20)
+    parser.add_argument(
+        "--timed-steps", type=_at_least_one, default=20, help="how many are timed; by default 20"
+    )
     parser.add_argument(
         "--profile", type=Path, help="a folder for a trace of a few steps, for xprof or Perfetto"
     )
     return parser
+
+
+def _make_folder(path: Path) -> None:
+    """Before anything is measured."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--profile {path} cannot be made ({error.strerror}): name another folder"
+        ) from None
 
 
 def _at_least_one(word: str) -> int:

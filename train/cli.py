@@ -66,7 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
-        return _fail(f"no command named {command!r}: choose from {', '.join(COMMANDS)}", 2)
+        from ..models.config import nearest
+
+        return _fail(f"no command named {command!r}: {nearest(command, list(COMMANDS))}", 2)
     try:
         commands = import_module(f".{COMMANDS[command][0]}", __package__)
         return getattr(commands, f"{command.replace('-', '_')}_command")(arguments) or 0

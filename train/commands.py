@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -16,6 +16,11 @@ from .config import TrainConfig
 from .recipes import RECIPES, describe, recipe
 
 Positional = tyro.conf.Positional
+
+
+def named(name: str) -> Any:
+    """What an argument is called in the help, rather than by its type."""
+    return tyro.conf.arg(metavar=name)
 
 
 def say(line: str) -> None:
@@ -84,10 +89,7 @@ def train_command(arguments: list[str]) -> int:
             f"recipes:\n{listed}\n\nAll options of a recipe: flaxzoo train quickstart --help"
         )
         return 0
-    name = arguments[0]
-    parsed, config = parse_recipe(
-        TrainArguments, arguments, f"flaxzoo train {name}", workdir=Path("runs") / name
-    )
+    parsed, config = _parse_train(arguments)
     enable_compilation_cache()
     _silence_orbax()
     from .loop import train
@@ -104,6 +106,18 @@ def train_command(arguments: list[str]) -> int:
     return 0 if result.signal is None else 128 + result.signal
 
 
+def _parse_train(arguments: list[str]) -> tuple[TrainArguments, TrainConfig]:
+    name = arguments[0]
+    program = f"flaxzoo train {name}"
+    return parse_recipe(TrainArguments, arguments, program, workdir=Path("runs") / name)
+
+
+def at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before two dashes, and what behind them is for somebody else."""
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:cut], arguments[cut + 1 :]
+
+
 @dataclasses.dataclass(frozen=True)
 class LaunchArguments:
     """Trains in several processes of this machine, each with its share of the GPUs.
@@ -117,14 +131,16 @@ class LaunchArguments:
 
 def launch_command(arguments: list[str]) -> int:
     """The command `flaxzoo launch --processes N -- train RECIPE [options]`."""
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parsed = tyro.cli(LaunchArguments, args=arguments[:cut], prog="flaxzoo launch")
-    command = arguments[cut + 1 :]
-    if command[:1] != ["train"]:
+    own, command = at_dashes(arguments)
+    if command[:1] != ["train"] and not {"-h", "--help"} & set(own):
         raise ValueError(
             "flaxzoo launch starts the command train, after two dashes: "
-            f"flaxzoo launch --processes {parsed.processes} -- train quickstart"
+            "flaxzoo launch --processes 2 -- train quickstart"
         )
+    parsed = tyro.cli(LaunchArguments, args=own, prog="flaxzoo launch")
+    if not command[1:] or command[1] in ("-h", "--help"):
+        return train_command(command[1:])
+    _parse_train(command[1:])  # what is wrong with it is told once, before any process starts
     from .launch import launch
 
     return launch([sys.executable, "-m", f"{__package__}.cli", *command], parsed.processes)
@@ -134,7 +150,7 @@ def launch_command(arguments: list[str]) -> int:
 class EvaluateArguments:
     """Prints loss (nats) and the scores of a run's kind of data as JSON."""
 
-    run: Positional[str]
+    run: Positional[Annotated[str, named("RUN")]]
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     data: str | None = None
     """A source such as the run was trained on; by default what it validates on."""
@@ -160,7 +176,7 @@ def evaluate_command(arguments: list[str]) -> None:
 class AverageArguments:
     """Averages the last checkpoints of a run into a run folder of its own."""
 
-    run: Positional[Path]
+    run: Positional[Annotated[Path, named("RUN")]]
     """The run folder; train with --keep-last N to have N checkpoints."""
     last: int = 5
     """How many checkpoints, the newest."""
@@ -183,10 +199,10 @@ def average_command(arguments: list[str]) -> None:
 class ImportArguments:
     """Makes a run folder of a model in Hugging Face's form: to be used, and to begin runs with."""
 
-    source: Positional[str]
+    source: Positional[Annotated[str, named("SOURCE")]]
     """A folder with config.json, model.safetensors (or several and their index) and the
     tokenizer's files; or a name on the Hugging Face hub."""
-    output: Positional[Path]
+    output: Positional[Annotated[Path, named("OUTPUT")]]
     """The run folder that is made."""
 
 
@@ -202,9 +218,9 @@ def import_command(arguments: list[str]) -> None:
 class ExportArguments:
     """Writes a model for others: for transformers, as plain arrays, or as a program."""
 
-    run: Positional[str]
+    run: Positional[Annotated[str, named("RUN")]]
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
-    output: Positional[Path]
+    output: Positional[Annotated[Path, named("OUTPUT")]]
     """What is made: of the forms huggingface and stablehlo a folder, else a file."""
     form: Literal["huggingface", "safetensors", "npz", "stablehlo"] = "huggingface"
     """huggingface: what transformers reads. safetensors, npz: the arrays by our own paths.
@@ -257,9 +273,9 @@ class _NoArguments:
 class TokenizerArguments:
     """Trains a tokenizer on a source of text and saves it in a folder."""
 
-    source: Positional[str]
+    source: Positional[Annotated[str, named("SOURCE")]]
     """builtin:python-docs, text:GLOB[#line|#block], jsonl:GLOB#field or tfds:NAME/CONFIG#field."""
-    output: Positional[Path]
+    output: Positional[Annotated[Path, named("OUTPUT")]]
     """The folder that is made."""
     kind: TokenizerKind = "byte-bpe"
     """Which kind of tokenizer."""

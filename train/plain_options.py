@@ -10,9 +10,24 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from ..models.config import nearest
+
 
 class OptionParser(argparse.ArgumentParser):
     """Says in one line what is wrong, as ValueError."""
+
+    def read(self, arguments: list[str]) -> argparse.Namespace:
+        """All arguments.
+
+        Raises:
+          ValueError: an option is unknown, the message names the nearest, or has no such value.
+        """
+        parsed, unknown = self.parse_known_args(arguments)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            known = [flag for action in self._actions for flag in action.option_strings]
+            self.error(f"no option {name}: {nearest(name, known)}")
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         """Raises ValueError."""
@@ -22,7 +37,7 @@ class OptionParser(argparse.ArgumentParser):
 def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
     """An option for each field of a configuration, those within it as `--model.num-layers`."""
     for name, value, hint in _fields(config):
-        _add(parser, name, hint, f"by default {value}".replace("%", "%%"))
+        _add(parser, name, hint, f"{_choices(hint)}by default {value}".replace("%", "%%"))
 
 
 def with_options(config: Any, parsed: argparse.Namespace, prefix: str = "") -> Any:
@@ -68,9 +83,20 @@ def _add(parser: argparse.ArgumentParser, name: str, hint: Any, help: str) -> No
     parser.add_argument(flag, help=help, metavar=own.upper(), **common)
 
 
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _choices(hint: Any) -> str:
+    words = [
+        word for kind in _kinds(hint) if get_origin(kind) is Literal for word in get_args(kind)
+    ]
+    return f"{' | '.join(words)}; " if words else ""
+
+
 def _reader(hint: Any) -> Callable[[str], Any]:
     """What makes a value of a type out of a word; None is written so."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = _kinds(hint)
     kind = next(k for k in kinds if k is not type(None))
 
     def read(word: str) -> Any:

@@ -41,6 +41,8 @@ def plan_command(arguments: list[str]) -> int:
     from .plan_search import search
     from .topologies import parse_topology
 
+    if not parsed.topology:
+        raise ValueError("plan needs the devices' name: --topology v5e:4x4, or cpu:8")
     topology = parse_topology(parsed.topology)
     config = without_data(config, say)
     if parsed.search:

@@ -101,7 +101,8 @@ def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
     else:
         of = "the TPU compiler's" if topology.chip else "as compiled for a CPU"
         yield f"  temporaries  {size(plan.temporaries)} at the peak, {of}"
-        yield f"  program      {size(plan.program)}"
+        if plan.program:
+            yield f"  program      {size(plan.program)}"
 
 
 def _work(plan: Plan) -> Iterator[str]:

@@ -14,39 +14,51 @@ from .plan import Estimate, Plan, make_plan, survey
 from .plan_report import duration, mesh_name, size
 from .topologies import Topology
 
-MOST_TENSOR = 16
-"""Further apart than this devices do not share a layer."""
+MOST_SHARED = 16
+"""Further apart than this devices share neither a layer (tensor) nor a row (context)."""
 Remat = Literal["none", "dots", "full"]
 Say = Callable[[str], None]
 
 
 def candidates(config: TrainConfig, topology: Topology) -> Iterator[TrainConfig]:
-    """The run on every mesh of data, fsdp and tensor, each with as few rows at a time as asked."""
-    number = topology.num_devices
-    for tensor in (n for n in divisors(number) if n <= MOST_TENSOR):
-        for fsdp in divisors(number // tensor):
-            data = number // tensor // fsdp
-            rows, left = divmod(config.batch_size, data * fsdp)
-            if left or data % topology.slices:
+    """The run on every mesh, each with as few rows at a time as asked."""
+    for mesh in _meshes(topology.num_devices):
+        rows, left = divmod(config.batch_size, mesh.data * mesh.fsdp)
+        if left or mesh.data % topology.slices:
+            continue
+        parts = max(n for n in divisors(rows) if n <= config.micro_batches)
+        yield dataclasses.replace(config, mesh=mesh, micro_batches=parts)
+
+
+def _meshes(number: int) -> Iterator[MeshConfig]:
+    for shared in divisors(number):
+        for tensor in divisors(shared):
+            context = shared // tensor
+            if max(tensor, context) > MOST_SHARED:
                 continue
-            parts = max(n for n in divisors(rows) if n <= config.micro_batches)
-            mesh = MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
-            yield dataclasses.replace(config, mesh=mesh, micro_batches=parts)
+            for fsdp in divisors(number // shared):
+                data = number // shared // fsdp
+                yield MeshConfig(data=data, fsdp=fsdp, tensor=tensor, context=context)
 
 
 def sent_bytes(plan: Plan, config: TrainConfig) -> float:
     """About how much each device sends in a step: what decides which meshes are compiled first.
 
     Parameters are gathered twice and gradients dealt out once for every part of the batch;
-    tensor-parallel layers sum activations four times.
+    tensor-parallel layers sum activations four times; where rows are cut, keys and values are
+    gathered twice and their gradients dealt out.
     """
     model: Any = config.model
-    data, fsdp, tensor = (plan.mesh[axis] for axis in ("data", "fsdp", "tensor"))
+    data, fsdp, tensor, context = (
+        plan.mesh[axis] for axis in ("data", "fsdp", "tensor", "context")
+    )
     gathered = 3 * 2 * config.micro_batches * plan.num_parameters / tensor * (1 - 1 / fsdp)
-    summed = 2 * 4 * plan.num_parameters / tensor / fsdp * (1 - 1 / data)
+    copies = data * context
+    summed = 2 * 4 * plan.num_parameters / tensor / fsdp * (1 - 1 / copies)
     width = 2 * model.d_model * plan.tokens / data / fsdp
-    activations = 4 * 2 * model.num_layers * width * (1 - 1 / tensor)
-    return gathered + summed + activations
+    activations = 4 * 2 * model.num_layers * width / context * (1 - 1 / tensor)
+    keys_and_values = 3 * 2 * model.num_layers * width / tensor * (1 - 1 / context)
+    return gathered + summed + activations + keys_and_values
 
 
 def search(config: TrainConfig, topology: Topology, tries: int, say: Say) -> int:
@@ -126,7 +138,8 @@ def _seconds(plan: Plan, topology: Topology) -> float:
 
 
 def _print(found: list[tuple[TrainConfig, Plan]], topology: Topology) -> None:
-    table = Table("mesh", "remat", "micro-batches", "peak", "step (estimate)", "of peak", box=None)
+    timed = ("step (estimate)", "of peak") if topology.chip else ()
+    table = Table("mesh", "remat", "micro-batches", "peak", *timed, box=None)
     for config, plan in sorted(found, key=lambda pair: _seconds(pair[1], topology)):
         table.add_row(
             mesh_name(plan.mesh),
@@ -138,9 +151,9 @@ def _print(found: list[tuple[TrainConfig, Plan]], topology: Topology) -> None:
     Console(soft_wrap=True, width=120).print(table)
 
 
-def _speed(plan: Plan, topology: Topology) -> tuple[str, str]:
+def _speed(plan: Plan, topology: Topology) -> tuple[str, ...]:
     if topology.chip is None or plan.refusal is not None:
-        return "", ""
+        return ()
     estimate = Estimate.of(plan, topology)
     best, worst = estimate.utilisation(plan, topology)
     return (

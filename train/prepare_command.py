@@ -2,11 +2,13 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from ..data.causal import Packing
-from .commands import Positional, say
+from ..data.shards import FACTS, SHARDS
+from .commands import Positional, at_dashes, named, say
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,9 +20,9 @@ class PrepareArguments:
     same names (a shared file system). Run again it keeps what is whole, and makes what is not.
     """
 
-    source: Positional[str]
+    source: Positional[Annotated[str, named("SOURCE")]]
     """text:GLOB[#line|#block], jsonl:GLOB#field, builtin:python-docs; or several, with " + "."""
-    output: Positional[Path]
+    output: Positional[Annotated[Path, named("OUT")]]
     """The folder that is made, to train on as --data.source prepared:FOLDER."""
     tokenizer: Path
     """A folder or file: RUN/tokenizer, or what `flaxzoo tokenizer train` made, for example."""
@@ -34,11 +36,12 @@ class PrepareArguments:
 
 def prepare_command(arguments: list[str]) -> None:
     """The command `flaxzoo prepare SOURCE OUT --tokenizer PATH --length T [-- BEAM'S OPTIONS]`."""
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parsed = tyro.cli(PrepareArguments, args=arguments[:cut], prog="flaxzoo prepare")
+    own, for_beam = at_dashes(arguments)
+    parsed = tyro.cli(PrepareArguments, args=own, prog="flaxzoo prepare")
     from ..data.beam_pipeline import beam_workers
     from ..data.preparing import prepare
 
+    before = _written(parsed.output)
     shards = prepare(
         parsed.source,
         parsed.output,
@@ -46,14 +49,21 @@ def prepare_command(arguments: list[str]) -> None:
         length=parsed.length,
         packing=parsed.packing,
         validation_fraction=parsed.validation_fraction,
-        workers=beam_workers(arguments[cut + 1 :]),
+        workers=beam_workers(for_beam),
     )
     train, held_out = (
         sum(shard.splits[split].rows for shard in shards if split in shard.splits)
         for split in ("train", "validation")
     )
+    kept = len(before & _written(parsed.output))
+    made = len({shard.name for shard in shards}) - kept
     say(
-        f"{parsed.output}: {len(shards):,} shards, {train:,} rows of {parsed.length} tokens to "
-        f"train on, {held_out:,} to validate on; go on with: flaxzoo train RECIPE "
-        f"--data.source prepared:{parsed.output} --data.length {parsed.length}"
+        f"{parsed.output}: {made:,} shards made, {kept:,} found whole; {train:,} rows of "
+        f"{parsed.length} tokens to train on, {held_out:,} to validate on; go on with: "
+        f"flaxzoo train RECIPE --data.source prepared:{parsed.output} --data.length {parsed.length}"
     )
+
+
+def _written(folder: Path) -> set[tuple[Path, int]]:
+    """The shards of a folder, each with the time at which it was finished."""
+    return {(path, path.stat().st_mtime_ns) for path in folder.glob(f"{SHARDS}/*/{FACTS}")}

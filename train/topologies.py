@@ -13,8 +13,6 @@ import os
 import re
 from typing import Any
 
-from ..models.config import nearest
-
 GIB = 1 << 30
 
 
@@ -89,8 +87,9 @@ def parse_topology(name: str) -> Topology:
     found = re.fullmatch(r"(?:(\d+)\*)?(\w+):([\dx]+)", name)
     if found is None or found[2] not in (*CHIPS, "cpu"):
         raise ValueError(
-            f"topology {name!r} is unknown: give a chip ({', '.join(CHIPS)}) and a shape, as "
-            "v5p:8x8x8, several slices as 4*v6e:16x16, or virtual devices as cpu:512"
+            f"topology {name!r} is unknown: {_same_devices(name)}give a chip "
+            f"({', '.join(CHIPS)}) and a shape, as v5p:8x8x8, several slices as 4*v6e:16x16, or "
+            "virtual devices as cpu:512; for a GPU there is flaxzoo bench, which runs on it"
         )
     slices, kind, shape = int(found[1] or 1), found[2], found[3]
     if kind == "cpu":
@@ -102,14 +101,24 @@ def parse_topology(name: str) -> Topology:
         return Topology(name, None, 1, (int(shape),))
     chip = CHIPS[kind]
     if shape not in chip.shapes:
-        known = nearest(shape, list(chip.shapes))
         raise ValueError(
-            f"topology {name!r}: {kind} has no shape {shape}: {known} (all: "
-            f"{', '.join(chip.shapes)})"
+            f"topology {name!r}: {kind} has no shape {shape}: choose from {', '.join(chip.shapes)}"
         )
     if not 1 <= slices <= MOST_SLICES:
         raise ValueError(f"topology {name!r}: give from 1 to {MOST_SLICES} slices")
     return Topology(name, chip, slices, tuple(map(int, shape.split("x"))))
+
+
+def _same_devices(name: str) -> str:
+    """What a name that Google Cloud gives a machine, as v5p-16, is called here."""
+    found = re.fullmatch(r"(v4|v5litepod|v5e|v5p|v6e)-(\d+)", name)
+    if found is None:
+        return ""
+    kind = found[1].replace("litepod", "e")
+    cores = 2 if CHIPS[kind].shapes is not _FLAT else 1  # v4 and v5p are counted by cores
+    sizes = {math.prod(map(int, shape.split("x"))): shape for shape in CHIPS[kind].shapes}
+    shape = sizes.get(int(found[2]) // cores)
+    return f"its chips are {kind}:{shape}; " if shape else ""
 
 
 def topology_devices(topology: Topology) -> list[Any]:

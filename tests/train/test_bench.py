@@ -161,11 +161,14 @@ def test_options_are_read_as_train_reads_them(name):
         ("quickstar", "did you mean quickstart"),
         ("quickstart --batch-size x", "--batch-size: invalid int value: 'x' (all options: "),
         ("quickstart --parallel some", "--parallel: 'some': choose from jit, pmap"),
-        ("quickstart --nothing 3", "unrecognized arguments: --nothing 3"),
+        (
+            "quickstart --model.num-layer=3",
+            "--model.num-layer: did you mean --model.num-layers",
+        ),
         ("quickstart --timed-steps 0", "--timed-steps: 0 must be at least 1"),
         ("quickstart --steps -1", "steps -1 must be at least 0"),
         ("quickstart --mesh.fsdp 3", "do not multiply to the 8 devices"),
-        ("quickstart --profile FILE", "FILE"),
+        ("quickstart --profile FILE", "FILE cannot be made (File exists): name another folder"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, tmp_path, arguments, message):
@@ -187,3 +190,4 @@ def test_help_lists_the_options_and_their_defaults(capsys):
     out = capsys.readouterr().out
     assert "--optimizer.state-dtype" in out
     assert "by default float32" in out
+    assert "jit | pmap; by default jit" in out

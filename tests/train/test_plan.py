@@ -139,7 +139,8 @@ def test_a_command_from_beginning_to_end(capfd):
         ("quickstart --topology v5p:3x3x3", "v5p has no shape 3x3x3"),
         ("quickstart --topology cpu:8 --mesh.fsdp 3", "do not multiply to the 8 devices"),
         ("quickstart --topology cpu:8 --mesh.tensor 8", "cannot be cut along mesh.tensor 8"),
-        ("quickstart", "give a chip (v4, v5e, v5p, v6e) and a shape"),
+        ("quickstart", "the devices' name: --topology v5e:4x4, or cpu:8"),
+        ("quickstart --topology v9:2", "give a chip (v4, v5e, v5p, v6e) and a shape"),
         ("quickstar --topology cpu:8", "did you mean quickstart"),
     ],
 )
@@ -174,9 +175,9 @@ def test_a_search_prints_the_best_first(capfd):
     arguments = "quickstart --topology cpu:4 --search --tries 3 --model.num-layers 1"
     assert cli.main(["plan", *arguments.split()]) == 0
     said = capfd.readouterr()
-    assert "6 meshes: 0 cannot cut the model, 0 have too much to hold, 6 are left" in said.err
+    assert "10 meshes: 0 cannot cut the model, 0 have too much to hold, 10 are left" in said.err
     lines = said.out.splitlines()
-    assert lines[0].split()[:2] == ["mesh", "remat"]
+    assert lines[0].split() == ["mesh", "remat", "micro-batches", "peak"]
     assert len(lines) == 4
 
 
@@ -187,7 +188,7 @@ def test_candidates_are_meshes_of_all_devices(train_config, name):
     assert len({c.mesh for c in found}) == len(found) >= 4
     for config in found:
         mesh = config.mesh
-        assert mesh.data * mesh.fsdp * mesh.tensor == 8
+        assert mesh.data * mesh.fsdp * mesh.tensor * mesh.context == 8
         assert mesh.data % topology.slices == 0
         assert config.batch_size % (mesh.data * mesh.fsdp * config.micro_batches) == 0
 
@@ -198,7 +199,7 @@ def example(**fields):
         **{
             "topology": "v5e:4x4",
             "num_devices": 16,
-            "mesh": {"data": 1, "fsdp": 16, "tensor": 1},
+            "mesh": {"data": 1, "fsdp": 16, "tensor": 1, "context": 1},
             "tokens": 10_000,
             "num_parameters": 10**9,
             "parameters": GIB,

@@ -268,9 +268,13 @@ def test_gpus_are_dealt_out(monkeypatch, capfd):
     ("arguments", "message"),
     [
         ([], "starts the command train, after two dashes"),
+        (["train", "quickstart"], "starts the command train, after two dashes"),
         (["--", "evaluate", "runs/x"], "starts the command train, after two dashes"),
+        (["--", "train", "quickstar"], "no recipe named 'quickstar': did you mean quickstart"),
     ],
 )
-def test_only_training_is_launched(capsys, arguments, message):
+def test_what_cannot_be_launched_is_told_once(capfd, arguments, message):
     assert cli.main(["launch", "--processes", "2", *arguments]) == 2
-    assert message in capsys.readouterr().err
+    said = capfd.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1

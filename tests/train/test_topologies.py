@@ -17,6 +17,9 @@ def test_names(name, slices, devices):
     [
         ("v5p:3x3x3", r"v5p has no shape 3x3x3: .*2x2x1, 2x2x2"),
         ("v5e:4x4x4", "v5e has no shape 4x4x4"),
+        ("v5litepod-8", "its chips are v5e:2x4; give a chip"),
+        ("v5p-16", "its chips are v5p:2x2x2; give a chip"),
+        ("a100:8", "for a GPU there is flaxzoo bench"),
         ("v9:2x2", r"topology 'v9:2x2' is unknown: give a chip \(v4, v5e, v5p, v6e\)"),
         ("v5p", "is unknown"),
         ("", "is unknown"),
