@@ -14,7 +14,6 @@ from .config import TrainConfig
 from .parallel import NumpyBatch, Program, make_program
 from .peaks import PEAK_FLOPS
 from .plan_report import duration, size
-from .sharding import make_mesh
 from .state import count_parameters
 from .step_shapes import model_flops, synthetic_batch
 from .tasks import objective_of
@@ -109,7 +108,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
         compile_seconds=compiled - traced,
         cached=bool(hits),
         seconds=seconds,
-        model_flops=model_flops(config, make_mesh(config.mesh)),
+        model_flops=model_flops(config),
         peak_bytes=peak_bytes,
         peak_source=peak_source,
     )

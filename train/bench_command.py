@@ -45,7 +45,7 @@ def bench_command(arguments: list[str]) -> None:
         print(f"trace        {parsed.profile}: open it with xprof or ui.perfetto.dev")
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
+def _parser(name: str) -> OptionParser:
     program = f"flaxzoo bench {name}"
     parser = OptionParser(
         prog=program,

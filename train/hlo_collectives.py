@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .hlo_program import HloProgram, Instruction
+from .hlo_program import Computation, HloProgram, Instruction
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -36,12 +36,11 @@ class Collective:
 def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
     """All that a program exchanges in one run, each channel once."""
     found: dict[str, Collective] = {}
-    for number, (instruction, operand_bytes, times) in enumerate(_all(program)):
+    for number, (kind, instruction, operand_bytes, times) in enumerate(_all(program)):
         channel = re.search(r"channel_id=(\d+)", instruction.attributes)
         # A gather that runs beside other work is printed in each part of it.
-        key = channel[1] if channel else f"line {number}"
+        key = f"{kind} {channel[1]}" if channel else f"line {number}"
         group = first_group(instruction.attributes, num_devices)
-        kind = instruction.opcode.removesuffix("-start")
         if len(group) > 1:
             answered = instruction.bytes
             if instruction.opcode.endswith("-start") and len(instruction.arrays) > 1:
@@ -51,12 +50,21 @@ def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
     return list(found.values())
 
 
-def _all(program: HloProgram) -> Iterator[tuple[Instruction, int, float]]:
+def _all(program: HloProgram) -> Iterator[tuple[str, Instruction, int, float]]:
     for computation, times in program.runs(fused=True):
         for instruction in computation.values():
-            if instruction.opcode.removesuffix("-start") in KINDS:
+            kind = instruction.opcode.removesuffix("-start")
+            if kind in KINDS:
+                if kind == "all-reduce" and _is_scattered(instruction, computation):
+                    kind = "reduce-scatter"
                 operands = (computation.get(name) for name in instruction.operands)
-                yield instruction, sum(x.bytes for x in operands if x is not None), times
+                yield kind, instruction, sum(x.bytes for x in operands if x is not None), times
+
+
+def _is_scattered(reduction: Instruction, computation: Computation) -> bool:
+    """Whether it is fused with a slice of it: so the TPU's compiler writes a reduce-scatter."""
+    root = next(x for x in computation.values() if x.is_root)
+    return root.opcode == "dynamic-slice" and root.operands[0] == reduction.name
 
 
 def _bytes_sent(kind: str, taken: int, answered: int, devices: int) -> int:

@@ -8,16 +8,14 @@ next chunk begins.  The few logits of the other heads are taken as they are.
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ..models.array_types import Array, Float, Int
 from ..models.heads import Projection
-
-CHUNK_LENGTH = 128
-"""Positions of each row whose logits exist at one time."""
+from .chunks import over_positions
 
 
 class CrossEntropy(NamedTuple):
@@ -54,14 +52,8 @@ def cross_entropy(
         there. Not differentiated.
       label_smoothing: ε, at least 0 and below 1.
     """
-    length = labels.shape[1]
-    chunk = min(CHUNK_LENGTH, length)
-    padding = -length % chunk
-    hidden = jnp.pad(projection.hidden, ((0, 0), (0, padding), (0, 0)))
-    labels, weights = (jnp.pad(x, ((0, 0), (0, padding))) for x in (labels, weights))
-    hidden, labels, weights = (_cut(x, chunk) for x in (hidden, labels, weights))
     return _cross_entropy(
-        label_smoothing, hidden, projection.kernel, projection.bias, labels, weights
+        label_smoothing, projection.hidden, projection.kernel, projection.bias, labels, weights
     )
 
 
@@ -104,15 +96,6 @@ def squared_error(
     return jnp.sum(jnp.where(weights != 0, weights * errors, 0))
 
 
-def _cut(x: Array, chunk: int) -> Array:
-    """Cuts `[B, T, …]` into `[T / chunk, B, chunk, …]`.
-
-    Position t goes to chunk t mod `T / chunk`, so that each chunk of rows that are
-    spread over devices has positions of every device.
-    """
-    return jnp.moveaxis(x.reshape(x.shape[0], chunk, -1, *x.shape[2:]), 2, 0)
-
-
 def _sums(
     logits: Array, labels: Array, weights: Array, smoothing: float
 ) -> tuple[CrossEntropy, Array]:
@@ -139,38 +122,18 @@ def _x_log_x(x: float) -> float:
     return x * math.log(x)
 
 
-def _over_chunks(function: Any, chunks: Any) -> Any:
-    """(Σ sums, all that is the chunks' own) of `function(chunk) -> (sums, own)`, one by one.
-
-    `chunks` and what is the chunks' own have a leading axis; of a length of 1
-    nothing is summed, and no zeros are made to begin with.
-    """
-    first = jax.tree.map(lambda x: x[0], chunks)
-    if jax.tree.leaves(chunks)[0].shape[0] == 1:
-        sums, own = function(first)
-        return sums, jax.tree.map(lambda x: x[None], own)
-
-    def body(total, chunk):
-        sums, own = function(chunk)
-        return jax.tree.map(jnp.add, total, sums), own
-
-    shapes, _ = jax.eval_shape(function, first)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(body, zeros, chunks)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy(smoothing, hidden, kernel, bias, labels, weights):
-    def chunk(inputs):
-        h, label, weight = inputs
-        return _sums(Projection(h, kernel, bias).logits(), label, weight, smoothing)[0], ()
+    def chunk(kernel, bias, h, label, weight):
+        logits = Projection(h, kernel, bias).logits()
+        return (_sums(logits, label, weight, smoothing)[0], None, None), None
 
-    return _over_chunks(chunk, (hidden, labels, weights))[0]
+    (total, _, _), _ = over_positions(chunk, hidden, kernel, bias, labels, weights)
+    return total
 
 
 def _forward(smoothing, hidden, kernel, bias, labels, weights):
-    def chunk(inputs):
-        h, label, weight = inputs
+    def chunk(kernel, bias, h, label, weight):
         logits = Projection(h, kernel, bias).logits()
         total, log_normaliser = _sums(logits, label, weight, smoothing)
         softmax = jnp.exp(logits - log_normaliser[..., None])
@@ -187,7 +150,7 @@ def _forward(smoothing, hidden, kernel, bias, labels, weights):
         bias_gradient = None if bias is None else jnp.sum(exact, axis=(0, 1))
         return (total, kernel_gradient, bias_gradient), hidden_gradient
 
-    sums, hidden_gradient = _over_chunks(chunk, (hidden, labels, weights))
+    sums, hidden_gradient = over_positions(chunk, hidden, kernel, bias, labels, weights)
     total, kernel_gradient, bias_gradient = sums
     kernel_gradient = kernel_gradient.T.astype(kernel.dtype)
     bias_gradient = None if bias is None else bias_gradient.astype(bias.dtype)

@@ -105,7 +105,20 @@ def _functions(config: TrainConfig, objective: Objective, mesh: Mesh | None = No
         make_train_step, apply_fn, objective, tx, num_micro_batches=config.micro_batches
     )
     evaluate = make_evaluate_fn(apply_fn, objective)
+    if mesh is not None:
+        evaluate = _on_mesh(evaluate, mesh)
     return _Functions(init, tx, make_step, evaluate, step_rng)
+
+
+def _on_mesh(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """The function traced where jax says what the mesh is, for `chunks` asks it."""
+
+    @functools.wraps(function)
+    def traced(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args)
+
+    return traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +155,7 @@ def mesh_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> MeshStep
     shapes = jax.eval_shape(f.init)
     shardings = state_shardings(shapes, f.tx, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    take_step = f.make_step()
+    take_step = _on_mesh(f.make_step(), mesh)
     if config.optimizer.state_memory == "host":
         within, shardings = shardings, on_host(shapes, shardings, mesh.local_devices[0])
         take_step = from_host_and_back(take_step, within, shardings)

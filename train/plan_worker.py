@@ -79,7 +79,7 @@ def _check_slices(mesh: Mesh, topology: Topology) -> None:
 def _compiled(
     plan: Plan, config: TrainConfig, step: MeshStep, batch: Any, mesh: Mesh, topology: Topology
 ) -> Plan:
-    plan = dataclasses.replace(plan, model_flops=model_flops(config, mesh))
+    plan = dataclasses.replace(plan, model_flops=model_flops(config))
     try:
         executable = step.trace(batch).lower().compile()
     except jax.errors.JaxRuntimeError as error:

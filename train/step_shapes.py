@@ -5,13 +5,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from ..data.row_shapes import RowShapes, row_shapes
-from .config import TrainConfig
+from .config import MeshConfig, TrainConfig
 from .flops import matrix_flops
 from .parallel import MeshStep, NumpyBatch, mesh_step
-from .sharding import batch_sharding
+from .sharding import batch_sharding, make_mesh
 from .tasks import objective_of
 
 NUM_CHOICES = 4
@@ -32,13 +31,15 @@ def batch_shapes(config: TrainConfig, step: MeshStep) -> dict[str, jax.ShapeDtyp
     }
 
 
-def model_flops(config: TrainConfig, mesh: Mesh) -> int:
+def model_flops(config: TrainConfig) -> int:
     """Operations of all matrix products of a step over all devices, without recomputation."""
-    # Of XLA's attention every product is in sight.
     plain = dataclasses.replace(
-        config, execution=dataclasses.replace(config.execution, remat="none", attention="xla")
+        config,
+        # Of XLA's attention every product is in sight.
+        execution=dataclasses.replace(config.execution, remat="none", attention="xla"),
+        optimizer=dataclasses.replace(config.optimizer, state_memory="device"),
     )
-    step = mesh_step(plain, objective_of(plain), mesh)
+    step = mesh_step(plain, objective_of(plain), make_mesh(MeshConfig(), jax.devices()[:1]))
     return matrix_flops(step.trace(batch_shapes(plain, step)).jaxpr)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo.models.heads import Projection
-from flaxzoo.train import losses
+from flaxzoo.train import MeshConfig, chunks, losses
 from flaxzoo.train.losses import cross_entropy
+from flaxzoo.train.sharding import make_mesh
 
 
 def problem(B=2, T=300, D=6, V=50, dtype=jnp.float32):
@@ -70,9 +71,40 @@ def test_value_and_gradient_are_those_of_optax(length):
 def test_the_chunk_changes_nothing(monkeypatch):
     arrays = problem(T=20)
     whole = with_gradient(ours)(*arrays)
-    monkeypatch.setattr(losses, "CHUNK_LENGTH", 3)
+    monkeypatch.setattr(chunks, "CHUNK_LENGTH", 3)
     cut = with_gradient(ours)(*arrays)
     for a, b in zip(jax.tree.leaves(cut), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"data": 8},
+        {"data": 1, "fsdp": 8},
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"data": 1, "fsdp": 2, "context": 2, "tensor": 2},
+        {"data": 2, "context": 4},
+        {"data": 1, "context": 8},  # 20 positions cannot be cut
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_on_a_mesh_it_is_the_same(monkeypatch, sizes, with_bias):
+    hidden, kernel, labels, weights = problem(B=8, T=20, D=8, V=50)
+    bias = jax.random.normal(jax.random.key(1), (50,)) if with_bias else None
+
+    def loss(hidden, kernel, bias):
+        return cross_entropy(Projection(hidden, kernel, bias), labels, weights, 0.1).loss
+
+    expected = jax.value_and_grad(loss, (0, 1, 2))(hidden, kernel, bias)
+    monkeypatch.setattr(chunks, "CHUNK_LENGTH", 4)
+    mesh = make_mesh(MeshConfig(**sizes))
+    with jax.sharding.set_mesh(mesh):
+        ours = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(hidden, kernel, bias)
+        alone = jax.jit(loss)(hidden, kernel, bias)
+    assert alone == pytest.approx(float(expected[0]), rel=1e-6)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data.row_shapes import row_shapes
-from flaxzoo.train import cli, plan, plan_worker
+from flaxzoo.train import chunks, cli, plan, plan_worker
 from flaxzoo.train.footprint import bytes_per_device
 from flaxzoo.train.parallel import make_program, mesh_step
 from flaxzoo.train.plan import Estimate, Exchange, Plan
@@ -82,6 +82,17 @@ def test_under_fsdp_parameters_travel_and_activations_do_not(planned):
     made = planned(mesh=train.MeshConfig(data=1, fsdp=8), execution=models.Execution(remat="full"))
     sent = sum(x.bytes_sent for x in made.exchanges)
     assert sent < 12 * 4 * made.num_parameters
+
+
+def test_the_vocabulary_travels_once_whatever_the_chunks(train_config, monkeypatch):
+    sent = []
+    for chunk in (16, 4):
+        monkeypatch.setattr(chunks, "CHUNK_LENGTH", chunk)
+        config = train_config(mesh=train.MeshConfig(data=2, fsdp=4))
+        made = plan_worker.plan_run(config, CPUS, jax.devices(), compiled=True)
+        sent.append(sum(x.bytes_sent for x in made.exchanges))
+    assert config.data.length == 16
+    assert sent[1] == pytest.approx(sent[0], rel=0.02)
 
 
 @pytest.mark.parametrize("kind", ["pretraining", "masked", *KINDS])
