@@ -85,6 +85,8 @@ def memory_traffic(program: HloProgram) -> int:
 
 def _traffic(instruction: Instruction, computation: Computation, program: HloProgram) -> int:
     opcode = instruction.opcode
+    if opcode == "slice-start":  # of ((what it is taken of), the slice, …)
+        return instruction.arrays[1].bytes
     if opcode.endswith("-start"):  # a copy that runs beside other work, from or to main memory
         return instruction.arrays[0].bytes if instruction.arrays else 0
     if opcode == "fusion" and instruction.called:

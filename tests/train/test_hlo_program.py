@@ -173,6 +173,53 @@ def test_a_program_as_the_tpu_compiler_prints_it():
     assert hlo_work.memory_traffic(program) == pytest.approx(4 * (one + scores), abs=4 * counter)
 
 
+SCATTERED = """HloModule jit_step, is_scheduled=true
+
+%add (x: bf16[], y: bf16[]) -> bf16[] {
+  %x = bf16[] parameter(0)
+  %y = bf16[] parameter(1)
+  ROOT %s = bf16[] add(%x, %y)
+}
+
+%all-reduce-scatter (p: bf16[64,16]) -> bf16[16,16] {
+  %p = bf16[64,16]{1,0} parameter(0)
+  %r = bf16[64,16]{1,0} all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  %o = u32[] constant(0)
+  ROOT %d = bf16[16,16]{1,0} dynamic-slice(%r, %o, %o), dynamic_slice_sizes={16,16}
+}
+
+ENTRY %main (a: bf16[64,16], b: bf16[16,16]) -> bf16[16,16] {
+  %a = bf16[64,16]{1,0} parameter(0)
+  %b = bf16[16,16]{1,0} parameter(1)
+  %g = bf16[64,16]{1,0} all-gather(%b), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %f = bf16[16,16]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter
+}
+"""
+
+
+def test_a_sum_fused_with_a_slice_of_it_is_dealt_out():
+    """As the TPU's compiler writes it; its channel is another's too."""
+    found = hlo_collectives.collectives(hlo_program.parse_hlo(SCATTERED), 4)
+    sent = 2 * 64 * 16 * 3 // 4
+    assert {(x.kind, x.bytes_sent) for x in found} == {
+        ("all-gather", sent),
+        ("reduce-scatter", sent),
+    }
+
+
+def test_a_slice_that_is_fetched_beside_other_work_is_read_once():
+    line = (
+        "((bf16[64,16]{1,0}), bf16[8,16]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), "
+        "slice={[0:8], [0:16]}"
+    )
+    program = hlo_program.parse_hlo(
+        "ENTRY %main (a: bf16[64,16]) -> bf16[8,16] {\n"
+        f"  %a = bf16[64,16]{{1,0}} parameter(0)\n  %s = {line}\n"
+        "  ROOT %d = bf16[8,16]{1,0:S(1)} slice-done(%s)\n}\n"
+    )
+    assert hlo_work.memory_traffic(program) == 2 * 8 * 16
+
+
 @pytest.mark.parametrize(
     ("window", "labels", "left", "right", "out", "depth"),
     [
