@@ -3,7 +3,6 @@
 For what is too large to have at all positions at once: the logits over a vocabulary.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -12,10 +11,15 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from ..models.array_types import Array
+from ..models.config import divisors
 from .sharding import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES
 
-CHUNK_LENGTH = 128
-"""Positions of each row whose logits exist at one time."""
+MOST_POSITIONS = 1024
+"""Of all rows of a device, whose logits exist at one time.
+
+The kernel's gradient, in float32, is read and written once a chunk: with so many positions its
+product takes 256 operations for each of those bytes, which is about what chips can do beside it.
+"""
 
 
 def over_positions(
@@ -36,20 +40,27 @@ def over_positions(
       The sums over all chunks and devices, and what each position has.
     """
 
-    def over_chunks(chunk, kernel, bias, hidden, labels, weights):
-        length = labels.shape[1]
-        padding = -length % min(chunk, length)
-        chunks = jax.tree.map(
-            lambda x: _cut(_pad(x, padding), min(chunk, length)), (hidden, labels, weights)
-        )
+    def over_chunks(kernel, bias, hidden, labels, weights):
+        rows, length = labels.shape
+        chunk = chunk_length(rows, length)
+        padding = -length % chunk
+        chunks = jax.tree.map(lambda x: _cut(_pad(x, padding), chunk), (hidden, labels, weights))
         sums, own = _over_chunks(lambda inputs: function(kernel, bias, *inputs), chunks)
         return sums, jax.tree.map(lambda x: _join(x)[:, :length], own)
 
     return _on_each_device(over_chunks, labels.shape[1])(kernel, bias, hidden, labels, weights)
 
 
+def chunk_length(rows: int, length: int) -> int:
+    """Positions of each of `rows` rows that are taken together, of `length`."""
+    needed = min(-(-rows * length // MOST_POSITIONS), length)
+    even = next(number for number in divisors(length) if number >= needed)
+    # Nothing is padded where that takes less than twice as many chunks.
+    return -(-length // (even if even < 2 * needed else needed))
+
+
 def _on_each_device(function: Any, length: int) -> Any:
-    """`function(chunk, kernel, bias, *arrays)` on each device, for the positions that it has.
+    """`function(kernel, bias, *arrays)` on each device, for the positions that it has.
 
     On a mesh (`jax.sharding.use_abstract_mesh`) the compiler, left to itself, gathers the kernel
     for every chunk and sums its gradient over all devices after every chunk. Here a device gathers
@@ -57,17 +68,16 @@ def _on_each_device(function: Any, length: int) -> Any:
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.axis_names != MESH_AXIS_NAMES:  # none, or that of pmap
-        return functools.partial(function, CHUNK_LENGTH)
+        return function
     positions = None if length % mesh.shape[CONTEXT] else CONTEXT
     axes = (*BATCH_AXES, positions) if positions else BATCH_AXES
     if math.prod(mesh.shape[axis] for axis in axes) == 1:
-        return functools.partial(function, CHUNK_LENGTH)
+        return function
     width = MESH_AXES["model"]
-    chunk = max(1, CHUNK_LENGTH // (mesh.shape[CONTEXT] if positions else 1))
 
     def on_one(kernel, *arrays):
         whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)
-        (total, kernel_gradient, bias_gradient), own = function(chunk, whole, *arrays)
+        (total, kernel_gradient, bias_gradient), own = function(whole, *arrays)
         others = tuple(axis for axis in axes if axis != width)
         if kernel_gradient is not None:
             part = kernel_gradient.astype(kernel.dtype)

@@ -90,7 +90,7 @@ def _traffic(instruction: Instruction, computation: Computation, program: HloPro
     if opcode.endswith("-start"):  # a copy that runs beside other work, from or to main memory
         return instruction.arrays[0].bytes if instruction.arrays else 0
     if opcode == "fusion" and instruction.called:
-        return _fusion_traffic(instruction, computation, program.computations[instruction.called])
+        return _fusion_traffic(instruction, computation, program)
     written = _far(instruction)
     operands = [computation[name] for name in instruction.operands if name in computation]
     if opcode in _SLICES:
@@ -100,43 +100,66 @@ def _traffic(instruction: Instruction, computation: Computation, program: HloPro
     return written + sum(map(_far, operands))
 
 
-def _fusion_traffic(instruction: Instruction, computation: Computation, fused: Computation) -> int:
-    users: dict[str, list[Instruction]] = {}
-    for inner in fused.values():
-        for name in inner.operands:
-            users.setdefault(name, []).append(inner)
-    parameters = {
-        int(x.attributes.split(")")[0]): x for x in fused.values() if x.opcode == "parameter"
-    }
+def _fusion_traffic(instruction: Instruction, computation: Computation, program: HloProgram) -> int:
+    fused = program.computations[instruction.called or ""]
     total = 0
     for number, name in enumerate(instruction.operands):
         given = computation.get(name)
-        if given is None or not _far(given):
-            continue
-        total += min(
-            _far(given),
-            sum(
-                _read(x, parameters[number], fused) for x in users.get(parameters[number].name, [])
-            ),
-        )
+        if given is not None and _far(given):
+            total += min(_far(given), _read(_parameter(fused, number), fused, program))
     return total + _fusion_writes(instruction, fused)
 
 
-def _read(user: Instruction, parameter: Instruction, fused: Computation) -> int:
-    if user.opcode in _SLICES:
-        return user.bytes
-    if user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
-        return 0  # what is updated in place is not read
-    return parameter.bytes
+def _parameter(fused: Computation, number: int) -> Instruction:
+    return next(
+        x
+        for x in fused.values()
+        if x.opcode == "parameter" and int(x.attributes.split(")")[0]) == number
+    )
+
+
+def _read(array: Instruction, fused: Computation, program: HloProgram) -> int:
+    """Bytes that a fusion reads of an array: of one that it only takes slices of, the slices."""
+    users = [x for x in fused.values() if array.name in x.operands]
+    if not users:
+        return array.bytes
+    total = 0
+    for user in users:
+        if user.opcode in _SLICES:
+            total += user.bytes
+        elif _is_in_place(user):
+            total += _read(user, fused, program)
+        elif user.opcode == "fusion":  # within a fusion
+            inner = program.computations[user.called or ""]
+            given = _parameter(inner, user.operands.index(array.name))
+            total += _read(given, inner, program)
+        elif user.opcode != "dynamic-update-slice" or user.operands[0] != array.name:
+            total += array.bytes  # what is updated in place is not read
+    return total
 
 
 def _fusion_writes(instruction: Instruction, fused: Computation) -> int:
     root = next(x for x in fused.values() if x.is_root)
-    while root.opcode in ("bitcast", "copy") and root.operands[0] in fused:
-        root = fused[root.operands[0]]
-    if root.opcode == "dynamic-update-slice":
-        return fused[root.operands[1]].bytes
-    return _far(instruction)
+    answers = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    if len(answers) != len(instruction.arrays):
+        return _far(instruction)
+    total = 0
+    for answer, array in zip(answers, instruction.arrays, strict=True):
+        while _is_in_place(answer) and answer.operands[0] in fused:
+            answer = fused[answer.operands[0]]
+        if answer.opcode == "dynamic-update-slice":
+            total += fused[answer.operands[1]].bytes
+        elif not array.near:
+            total += array.bytes
+    return total
+
+
+def _is_in_place(instruction: Instruction) -> bool:
+    """Whether it only calls the array by another shape or tiling."""
+    aliased = instruction.opcode == "fusion" and "output_to_operand_aliasing" in (
+        instruction.attributes
+    )
+    return aliased or instruction.opcode in ("bitcast", "copy")
 
 
 def _far(instruction: Instruction) -> int:

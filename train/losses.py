@@ -1,7 +1,7 @@
 """Losses as sums over weighted items, in float32, and how many items were right.
 
 Logits over a vocabulary `[B, T, V]` are the largest array of a language model's
-step by far.  `cross_entropy` has them for `CHUNK_LENGTH` positions at a time:
+step by far.  `cross_entropy` has them for a chunk of the positions at a time:
 each chunk's logits, their softmax and their gradient are used up before the
 next chunk begins.  The few logits of the other heads are taken as they are.
 """

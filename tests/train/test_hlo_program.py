@@ -207,6 +207,49 @@ def test_a_sum_fused_with_a_slice_of_it_is_dealt_out():
     }
 
 
+STACKED = """HloModule jit_step, is_scheduled=true
+
+%relabelled (q: pred[24,64]) -> pred[24,64] {
+  %q = pred[24,64]{1,0:T(32,128)(4,1)} parameter(0)
+  ROOT %c = pred[24,64]{1,0:T(8,128)(4,1)} copy(%q)
+}
+
+%inner (m: pred[24,64], n: s32[]) -> pred[1,64] {
+  %m = pred[24,64]{1,0:T(32,128)(4,1)} parameter(0)
+  %n = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %l = pred[24,64]{1,0:T(8,128)(4,1)} fusion(%m), kind=kLoop, \
+output_to_operand_aliasing={{}: (0, {})}, calls=%relabelled
+  ROOT %e = pred[1,64]{1,0} dynamic-slice(%l, %n, %z), dynamic_slice_sizes={1,64}
+}
+
+%outer (p: pred[24,64], i: s32[], s: f32[24,64]) -> (f32[24,64], f32[1,64]) {
+  %p = pred[24,64]{1,0:T(32,128)(4,1)} parameter(0)
+  %i = s32[] parameter(1)
+  %s = f32[24,64]{1,0} parameter(2)
+  %o = s32[] constant(0)
+  %f = pred[1,64]{1,0} fusion(%p, %i), kind=kLoop, calls=%inner
+  %v = f32[1,64]{1,0} convert(%f)
+  %u = f32[24,64]{1,0} dynamic-update-slice(%s, %v, %i, %o)
+  ROOT %t = (f32[24,64]{1,0}, f32[1,64]{1,0}) tuple(%u, %v)
+}
+
+ENTRY %main (a: pred[24,64], b: s32[], d: f32[24,64]) -> (f32[24,64], f32[1,64]) {
+  %a = pred[24,64]{1,0:T(32,128)(4,1)} parameter(0)
+  %b = s32[] parameter(1)
+  %d = f32[24,64]{1,0} parameter(2)
+  ROOT %g = (f32[24,64]{1,0}, f32[1,64]{1,0}) fusion(%a, %b, %d), kind=kLoop, calls=%outer
+}
+"""
+
+
+def test_of_what_all_layers_keep_a_layer_moves_its_own():
+    """Through fusions in fusions, and beside what else a fusion answers."""
+    taken, kept, answered, number = 64, 4 * 64, 4 * 64, 4
+    traffic = hlo_work.memory_traffic(hlo_program.parse_hlo(STACKED))
+    assert traffic == taken + kept + answered + number
+
+
 def test_a_slice_that_is_fetched_beside_other_work_is_read_once():
     line = (
         "((bf16[64,16]{1,0}), bf16[8,16]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), "

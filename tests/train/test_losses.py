@@ -36,6 +36,12 @@ def with_gradient(loss, factor=1.0):
     return jax.jit(jax.value_and_grad(lambda *args: factor * loss(*args), argnums=(0, 1)))
 
 
+@pytest.fixture
+def few_positions(monkeypatch):
+    """At most 128 of each of two rows at a time."""
+    monkeypatch.setattr(chunks, "MOST_POSITIONS", 256)
+
+
 def test_by_hand():
     # D = 1, V = 2, h = 1, W = (0, ln 3): the softmax is (1/4, 3/4).
     kernel = jnp.array([[0.0], [math.log(3)]])
@@ -58,6 +64,7 @@ def test_uniform_logits_cost_the_logarithm_of_the_vocabulary():
 
 
 @pytest.mark.parametrize("length", [1, 127, 128, 129, 300])
+@pytest.mark.usefixtures("few_positions")
 def test_value_and_gradient_are_those_of_optax(length):
     arrays = problem(T=length)
     loss, gradients = with_gradient(ours, 0.37)(*arrays)
@@ -71,10 +78,27 @@ def test_value_and_gradient_are_those_of_optax(length):
 def test_the_chunk_changes_nothing(monkeypatch):
     arrays = problem(T=20)
     whole = with_gradient(ours)(*arrays)
-    monkeypatch.setattr(chunks, "CHUNK_LENGTH", 3)
-    cut = with_gradient(ours)(*arrays)
-    for a, b in zip(jax.tree.leaves(cut), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    for positions in (6, 14):  # four chunks of 5, three of 7 and one place of padding
+        monkeypatch.setattr(chunks, "MOST_POSITIONS", positions)
+        cut = with_gradient(ours)(*arrays)
+        for a, b in zip(jax.tree.leaves(cut), jax.tree.leaves(whole), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "chunk"),
+    [
+        (2, 20, 20),
+        (8, 1024, 128),
+        (16, 1024, 64),
+        (12, 1024, 64),  # 86 would do, if it were a divisor
+        (8, 1031, 115),  # a prime
+        (4096, 20, 1),
+    ],
+)
+def test_a_chunk_has_few_positions_and_hardly_pads(rows, length, chunk):
+    assert chunks.chunk_length(rows, length) == chunk
+    assert rows * chunk <= chunks.MOST_POSITIONS or chunk == 1
 
 
 @pytest.mark.parametrize(
@@ -98,7 +122,7 @@ def test_on_a_mesh_it_is_the_same(monkeypatch, sizes, with_bias):
         return cross_entropy(Projection(hidden, kernel, bias), labels, weights, 0.1).loss
 
     expected = jax.value_and_grad(loss, (0, 1, 2))(hidden, kernel, bias)
-    monkeypatch.setattr(chunks, "CHUNK_LENGTH", 4)
+    monkeypatch.setattr(chunks, "MOST_POSITIONS", 4)
     mesh = make_mesh(MeshConfig(**sizes))
     with jax.sharding.set_mesh(mesh):
         ours = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(hidden, kernel, bias)
@@ -299,6 +323,7 @@ def largest_array(loss):
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
 
+@pytest.mark.usefixtures("few_positions")
 def test_logits_are_never_whole():
     assert largest_array(plain) >= 2 * 300 * 50
     assert largest_array(ours) <= 2 * 128 * 50
@@ -312,6 +337,7 @@ def temporaries(loss, length):
     return memory.temp_size_in_bytes
 
 
+@pytest.mark.usefixtures("few_positions")
 def test_memory_does_not_grow_with_length_times_vocabulary():
     longer = 3 * 256  # positions more, of two rows
     assert temporaries(plain, 1024) - temporaries(plain, 256) >= 4 * 2 * longer * 2000

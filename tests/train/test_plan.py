@@ -86,8 +86,8 @@ def test_under_fsdp_parameters_travel_and_activations_do_not(planned):
 
 def test_the_vocabulary_travels_once_whatever_the_chunks(train_config, monkeypatch):
     sent = []
-    for chunk in (16, 4):
-        monkeypatch.setattr(chunks, "CHUNK_LENGTH", chunk)
+    for positions in (1024, 4):
+        monkeypatch.setattr(chunks, "MOST_POSITIONS", positions)
         config = train_config(mesh=train.MeshConfig(data=2, fsdp=4))
         made = plan_worker.plan_run(config, CPUS, jax.devices(), compiled=True)
         sent.append(sum(x.bytes_sent for x in made.exchanges))
