@@ -4,7 +4,9 @@ import contextlib
 import hashlib
 import json
 import socket
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -76,6 +78,19 @@ class MetricsLog:
         )
 
 
+@contextlib.contextmanager
+def _absent(package: str) -> Iterator[None]:
+    """Has what is imported here do without a package, unless it is there already."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # pyright: ignore[reportArgumentType]  (as importlib has it)
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
 class _Board:
     """TensorBoard's file of events.
 
@@ -84,8 +99,9 @@ class _Board:
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        from tensorboardX.proto import event_pb2
-        from tensorboardX.record_writer import RecordWriter
+        with _absent("torch"):  # of which tensorboardX wants the name of a type: two seconds
+            from tensorboardX.proto import event_pb2
+            from tensorboardX.record_writer import RecordWriter
 
         protocol: Any = event_pb2  # its names are made at run time
         self._event = protocol.Event

@@ -1,5 +1,7 @@
 """`models.generate` of causal models, against transformers' own under the same names."""
 
+import functools
+import itertools
 import json
 import warnings
 
@@ -55,14 +57,26 @@ def make(family, folder):
     return theirs, *models.load(folder)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request, tmp_path_factory):
-    return make(request.param, tmp_path_factory.mktemp(request.param))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """`made(family)`: its torch model and ours."""
+    return functools.cache(lambda family: make(family, tmp_path_factory.mktemp(family)))
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-    return make("gpt2", tmp_path_factory.mktemp("gpt2"))
+def gpt2(made):
+    return made("gpt2")
+
+
+def dealt(names, for_all=()):
+    """Pairs of a family and a name: the first family has all, the others share them out.
+
+    A search knows nothing of the model but its logits, and each pair compiles a program.
+    """
+    first, *others = FAMILIES
+    rest = [name for name in names if name not in for_all]
+    turns = zip(itertools.cycle(others), rest, strict=False)
+    return [*itertools.product([first], names), *itertools.product(others, for_all), *turns]
 
 
 def rows():
@@ -138,9 +152,9 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_the_same_array(family, name):
-    theirs, model, params = family
+@pytest.mark.parametrize(("family", "name"), dealt(ASKED, for_all=("greedy", "beams")))
+def test_the_same_array(made, family, name):
+    theirs, model, params = made(family)
     ids, mask = padded()
     asked = {"eos_token_id": EOS} | ASKED[name]
     expected = reference(theirs, ids, mask, **asked).sequences.numpy()
@@ -154,11 +168,18 @@ def test_the_same_array(family, name):
         np.testing.assert_array_equal(models.generate(model, params, ids, **asked), expected)
 
 
-@pytest.mark.parametrize(
-    ("early_stopping", "length_penalty"), [(True, 1.0), (False, 2.0), (False, -1.0), ("never", 0.7)]
-)
-def test_the_same_scores(family, early_stopping, length_penalty):
-    theirs, model, params = family
+ENDINGS = {
+    "first": (True, 1.0),
+    "short": (False, -1.0),
+    "never": ("never", 0.7),
+    "long": (False, 2.0),
+}
+
+
+@pytest.mark.parametrize(("family", "ending"), dealt(ENDINGS))
+def test_the_same_scores(made, family, ending):
+    theirs, model, params = made(family)
+    early_stopping, length_penalty = ENDINGS[ending]
     asked = {"num_beams": 4, "early_stopping": early_stopping, "length_penalty": length_penalty}
     number = {"max_new_tokens": 12, "num_return_sequences": 4, "eos_token_id": EOS}
     expected = reference(theirs, *padded(), **asked, **number, pad_token_id=PAD)

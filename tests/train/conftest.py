@@ -1,4 +1,6 @@
+import contextlib
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +71,8 @@ def batches() -> list[dict[str, np.ndarray]]:
     return [{k: v.astype(np.int32) for k, v in batch.items()} for batch in made]
 
 
-@pytest.fixture(scope="module")
-def on_one_device() -> Any:
-    """Compiles for one of the eight devices, which is quicker."""
+@contextlib.contextmanager
+def _on_one_device() -> Iterator[None]:
     import jax
     from flaxzoo.train import parallel
 
@@ -82,8 +83,15 @@ def on_one_device() -> Any:
 
 
 @pytest.fixture(scope="module")
+def on_one_device() -> Iterator[None]:
+    """Compiles for one of the eight devices, which is quicker."""
+    with _on_one_device():
+        yield
+
+
+@pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the data of `encoders.py`, for the runs of a file of tests."""
+    """A folder with the data of `encoders.py`, and the runs on it that several tests look at."""
     from .encoders import write_documents, write_labelled
 
     folder = tmp_path_factory.mktemp("tasks")
@@ -92,18 +100,29 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def pretrained(place: Path, on_one_device: None) -> Path:
-    """The run folder of a tiny BERT with both objectives."""
+def _pretrained(place: Path, name: str, **fields: Any) -> Path:
     from flaxzoo import train
 
     from .encoders import pretraining
 
-    train.train(pretraining(place), place / "pretrained", quiet=True)
-    return place / "pretrained"
+    with _on_one_device():
+        train.train(pretraining(place, **fields), place / name, quiet=True)
+    return place / name
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def pretrained(place: Path) -> Path:
+    """The run folder of a tiny BERT with both objectives."""
+    return _pretrained(place, "pretrained")
+
+
+@pytest.fixture(scope="session")
+def masked(place: Path) -> Path:
+    """The run folder of a tiny BERT with masked words alone."""
+    return _pretrained(place, "masked", next_sentence=False)
+
+
+@pytest.fixture(scope="session")
 def tuned(place: Path, pretrained: Path) -> Any:
     """`tuned(kind)`: the result of fine-tuning that BERT for a kind of data."""
     from flaxzoo import train
@@ -113,7 +132,8 @@ def tuned(place: Path, pretrained: Path) -> Any:
     @functools.cache
     def tuned(kind: str) -> Any:
         config = fine_tuning(place, kind, init_from=str(pretrained))
-        result = train.train(config, place / kind, quiet=True)
+        with _on_one_device():
+            result = train.train(config, place / kind, quiet=True)
         assert result.finished
         return result
 

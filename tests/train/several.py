@@ -5,6 +5,7 @@ process 1 does something (see `DEEDS`).
 """
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import jax
 from flaxzoo.train import loop, parallel, processes
 from flaxzoo.train.config import from_dict
+from flaxzoo.train.tasks import objective_of
 
 DEEDS = {
     "stop": lambda: signal.raise_signal(signal.SIGTERM),
@@ -23,12 +25,18 @@ DEEDS = {
 }
 
 
-def go(config, workdir, do=None, at=None, program_of=parallel.make_program):
+@functools.cache
+def program_of(config):
+    """Runs of one configuration share what they trace and compile."""
+    return parallel.make_program(config, objective_of(config))
+
+
+def go(config, workdir, do=None, at=None, program_of=program_of):
     """Trains; the last process (of one, that one) does something in the step `at`."""
     actor = jax.process_index() == jax.process_count() - 1
 
     def make_program(config, objective):
-        program = program_of(config, objective)
+        program = program_of(config)
 
         def step(state, batch):
             if actor and do is not None and int(state.step) + 1 == at:

@@ -11,6 +11,8 @@ from flaxzoo.data import CausalData, TokenizerConfig
 from flaxzoo.train.averaging import average_checkpoints
 from flaxzoo.train.run import prepare_run
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 
 @pytest.fixture(scope="module")
 def ended(train_config, tmp_path_factory):

@@ -15,6 +15,8 @@ from flaxzoo.train import cli
 from flaxzoo.train.metrics import read_metrics
 from flaxzoo.train.recipes import RECIPES
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 WORDS = "the cat sat on a mat and then it saw some dog run away from her big red house".split()
 TINY = (
     "--data.validation None --data.validation-fraction 0.1 --data.length 16 "

@@ -18,6 +18,8 @@ from flaxzoo.train.importing import import_model
 from ..models import broken_folders
 from ..models.broken_folders import BREAKS
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 WORDS = [*WORDPIECE_SPECIALS, "the", "cat", "sat", "##s", "good", "bad"]
 CONFIG = models.BertConfig(
     vocab_size=16, max_length=32, num_layers=2, d_model=16, num_heads=2, d_ff=32, head="none"

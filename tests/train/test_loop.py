@@ -17,6 +17,7 @@ from .run_folders import assert_same, everything, kept, lines, small_run
 
 STEPS = 12
 ONE_DEVICE = train.MeshConfig(data=1)
+TWO_DEVICES = train.MeshConfig(data=1, fsdp=2)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,8 @@ def config(tmp_path_factory):
 def program_of(config):
     # Runs of one configuration share what they compile; subprocesses do not (below).
     with pytest.MonkeyPatch.context() as patch:
-        if config.mesh == ONE_DEVICE:
-            make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
+        if number := {ONE_DEVICE: 1, TWO_DEVICES: 2}.get(config.mesh):
+            make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:number])
             patch.setattr(parallel, "make_mesh", make_mesh)
         return parallel.make_program(config, train.CAUSAL)
 
@@ -66,7 +67,7 @@ def go(config, workdir, stop=None, **options):
 
 LAYOUTS = {
     "one device": {},
-    "fsdp 2": {"mesh": train.MeshConfig(fsdp=2)},
+    "fsdp 2": {"mesh": TWO_DEVICES},
     "pmap": {"parallel": "pmap"},
 }
 

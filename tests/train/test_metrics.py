@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 import types
 
@@ -74,3 +75,15 @@ def test_weights_and_biases_may_be_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"wandb_project 'zoo' needs .*pip install 'flaxzoo\[wan"):
         MetricsLog(tmp_path, first_step=0, wandb_project="zoo")
+
+
+def test_torch_is_not_imported_for_it(tmp_path):
+    """As tensorboardX would: it takes longer than the rest of what a training run imports."""
+    program = (
+        "import importlib.util, pathlib, sys; from flaxzoo.train.metrics import MetricsLog\n"
+        "with MetricsLog(pathlib.Path(sys.argv[1]), first_step=0, wandb_project=None) as it:\n"
+        "    it.write(1, 'train', {'loss': 3.0})\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert importlib.util.find_spec('torch')\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True)

@@ -175,13 +175,13 @@ def test_a_compiler_that_breaks_off(monkeypatch, train_config):
         plan.make_plan(train_config(), CPUS)
 
 
-@pytest.mark.slow
 def test_a_search_leaves_no_mesh_to_choose(train_config):
     config = train_config(mesh=train.MeshConfig(fsdp=4))
     with pytest.raises(ValueError, match="--search chooses the mesh: leave out"):
         search(config, parse_topology("cpu:4"), 3, print)
 
 
+@pytest.mark.slow
 def test_a_search_prints_the_best_first(capfd):
     arguments = "quickstart --topology cpu:4 --search --tries 3 --model.num-layers 1"
     assert cli.main(["plan", *arguments.split()]) == 0

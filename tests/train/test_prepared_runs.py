@@ -9,6 +9,8 @@ from flaxzoo import data, train
 
 from .run_folders import assert_same, everything, kept, lines, small_run
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 STEPS = 4
 
 

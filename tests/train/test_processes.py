@@ -38,6 +38,7 @@ def config(tmp_path_factory):
 
 def set_devices(monkeypatch, number):
     """Says how many devices a process has that is started now."""
+    jax.devices()  # this one's are eight, whatever comes first
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={number}"
     monkeypatch.setenv("XLA_FLAGS", flags)
 
@@ -68,11 +69,11 @@ def assert_close(ours, theirs):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=2e-5, err_msg=name)
 
 
-def one_device(config, objective):
+def one_device(config):
     with pytest.MonkeyPatch.context() as patch:
         make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
         patch.setattr(parallel, "make_mesh", make_mesh)
-        return parallel.make_program(config, objective)
+        return parallel.make_program(config, train.CAUSAL)
 
 
 @pytest.mark.slow
@@ -126,8 +127,9 @@ def test_a_run_moves_between_processes(config, run_in_two, tmp_path, capfd):
     ],
 )
 def test_a_process_that_is_lost_takes_the_others_with_it(
-    config, run_in_two, tmp_path, capfd, do, status, told
+    config, run_in_two, tmp_path, capfd, monkeypatch, do, status, told
 ):
+    monkeypatch.setattr(launch, "ENDING_SECONDS", 1.0)  # for those that do not end by themselves
     started = time.monotonic()
     config = dataclasses.replace(config, steps=10_000, checkpoint_every=10_000)
     assert run_in_two(1, (config, tmp_path / "run", do, 3), silence=5) == status

@@ -25,11 +25,8 @@ SCORES = {
 
 
 @pytest.mark.parametrize("next_sentence", [True, False])
-def test_pretraining_reports_both_objectives(place, pretrained, next_sentence):
-    folder = pretrained
-    if not next_sentence:
-        folder = place / "masked only"
-        train.train(pretraining(place, next_sentence=False), folder, quiet=True)
+def test_pretraining_reports_both_objectives(pretrained, masked, next_sentence):
+    folder = pretrained if next_sentence else masked
     scores = train.score_run(folder, say=lambda line: None)
     expected = {"loss", "masked_token", "masked_accuracy", "perplexity", "masked_tokens"}
     if next_sentence:
@@ -139,10 +136,9 @@ def test_predict_says_what_continues_a_text(pretrained, tmp_path, capsys):
     assert "line 1 has 1 texts: write two, parted by a tab" in capsys.readouterr().err
 
 
-def test_predict_wants_a_head(place, tmp_path, capsys):
-    train.train(pretraining(place, next_sentence=False, steps=1), place / "no pairs", quiet=True)
+def test_predict_wants_a_head(masked, tmp_path, capsys):
     (tmp_path / "input").write_text("the cat\n")
-    assert cli.main(["predict", str(place / "no pairs"), "--input", str(tmp_path / "input")]) == 2
+    assert cli.main(["predict", str(masked), "--input", str(tmp_path / "input")]) == 2
     assert "pretraining data has no labels to predict" in capsys.readouterr().err
 
 

@@ -15,6 +15,8 @@ from flaxzoo.train import cli
 from flaxzoo.train.config import from_dict, to_dict
 from flaxzoo.train.translating import TextTranslator, Translation, note_of_empty
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 WORDS = dict(
     zip("one two three four five".split(), "un deux trois quatre cinq".split(), strict=True)
 )
