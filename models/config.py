@@ -19,9 +19,14 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
+def alike(name: str, valid: list[str]) -> list[str]:
+    """Up to three of `valid` that `name` may be a slip of."""
+    return difflib.get_close_matches(name, valid, n=3, cutoff=0.4)
+
+
 def nearest(name: str, valid: list[str]) -> str:
     """`valid` as text for an error message, the names most like `name` first."""
-    close = difflib.get_close_matches(name, valid, n=3, cutoff=0.4)
+    close = alike(name, valid)
     return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(valid)}"
 
 

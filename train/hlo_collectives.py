@@ -38,8 +38,9 @@ def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
     found: dict[str, Collective] = {}
     for number, (kind, instruction, operand_bytes, times) in enumerate(_all(program)):
         channel = re.search(r"channel_id=(\d+)", instruction.attributes)
-        # A gather that runs beside other work is printed in each part of it.
-        key = f"{kind} {channel[1]}" if channel else f"line {number}"
+        # A gather that runs beside other work is printed in each part of it; others may have the
+        # same channel.
+        key = f"{kind} {channel[1]} {operand_bytes}" if channel else f"line {number}"
         group = first_group(instruction.attributes, num_devices)
         if len(group) > 1:
             answered = instruction.bytes

@@ -145,21 +145,19 @@ def _fusion_writes(instruction: Instruction, fused: Computation) -> int:
         return _far(instruction)
     total = 0
     for answer, array in zip(answers, instruction.arrays, strict=True):
+        if array.near:
+            continue
         while _is_in_place(answer) and answer.operands[0] in fused:
             answer = fused[answer.operands[0]]
-        if answer.opcode == "dynamic-update-slice":
-            total += fused[answer.operands[1]].bytes
-        elif not array.near:
-            total += array.bytes
+        updated = answer.opcode == "dynamic-update-slice"
+        total += fused[answer.operands[1]].bytes if updated else array.bytes
     return total
 
 
 def _is_in_place(instruction: Instruction) -> bool:
     """Whether it only calls the array by another shape or tiling."""
-    aliased = instruction.opcode == "fusion" and "output_to_operand_aliasing" in (
-        instruction.attributes
-    )
-    return aliased or instruction.opcode in ("bitcast", "copy")
+    same = "output_to_operand_aliasing={{}: (0, {})}" in instruction.attributes
+    return (instruction.opcode == "fusion" and same) or instruction.opcode in ("bitcast", "copy")
 
 
 def _far(instruction: Instruction) -> int:

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from ..models.config import nearest
+from ..models.config import alike
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -20,13 +20,15 @@ class OptionParser(argparse.ArgumentParser):
         """All arguments.
 
         Raises:
-          ValueError: an option is unknown, the message names the nearest, or has no such value.
+          ValueError: an option is unknown (the message names the nearest) or has no such value.
         """
         parsed, unknown = self.parse_known_args(arguments)
         if unknown:
             name = unknown[0].partition("=")[0]
             known = [flag for action in self._actions for flag in action.option_strings]
-            self.error(f"no option {name}: {nearest(name, known)}")
+            near = alike(name, known) if name.startswith("-") else []
+            meant = f": did you mean {' or '.join(near)}?" if near else ""
+            self.error(f"nothing is called {name}{meant}")
         return parsed
 
     def error(self, message: str) -> NoReturn:

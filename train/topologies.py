@@ -115,7 +115,7 @@ def _same_devices(name: str) -> str:
     if found is None:
         return ""
     kind = found[1].replace("litepod", "e")
-    cores = 2 if CHIPS[kind].shapes is not _FLAT else 1  # v4 and v5p are counted by cores
+    cores = 2 if kind in ("v4", "v5p") else 1  # of a chip: these are counted by their cores
     sizes = {math.prod(map(int, shape.split("x"))): shape for shape in CHIPS[kind].shapes}
     shape = sizes.get(int(found[2]) // cores)
     return f"its chips are {kind}:{shape}; " if shape else ""

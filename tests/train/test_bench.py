@@ -165,6 +165,7 @@ def test_options_are_read_as_train_reads_them(name):
             "quickstart --model.num-layer=3",
             "--model.num-layer: did you mean --model.num-layers",
         ),
+        ("quickstart 4", "nothing is called 4 (all options: flaxzoo bench quickstart --help)"),
         ("quickstart --timed-steps 0", "--timed-steps: 0 must be at least 1"),
         ("quickstart --steps -1", "steps -1 must be at least 0"),
         ("quickstart --mesh.fsdp 3", "do not multiply to the 8 devices"),

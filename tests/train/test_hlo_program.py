@@ -243,6 +243,21 @@ ENTRY %main (a: pred[24,64], b: s32[], d: f32[24,64]) -> (f32[24,64], f32[1,64])
 """
 
 
+def test_a_channel_may_have_several_sums():
+    sums = "\n".join(
+        f"  %r{n} = f32[{n}]{{0}} all-reduce(%a{n}), channel_id=1, replica_groups={{{{0,1}}}}, "
+        "to_apply=%add"
+        for n in (8, 1024)
+    )
+    program = hlo_program.parse_hlo(
+        "ENTRY %main (a8: f32[8], a1024: f32[1024]) -> f32[] {\n"
+        "  %a8 = f32[8]{0} parameter(0)\n  %a1024 = f32[1024]{0} parameter(1)\n"
+        f"{sums}\n  ROOT %c = f32[] constant(0)\n}}\n"
+    )
+    found = hlo_collectives.collectives(program, 2)
+    assert sorted(x.bytes_sent for x in found) == [4 * 8, 4 * 1024]
+
+
 def test_of_what_all_layers_keep_a_layer_moves_its_own():
     """Through fusions in fusions, and beside what else a fusion answers."""
     taken, kept, answered, number = 64, 4 * 64, 4 * 64, 4
