@@ -4,6 +4,7 @@ Every command is a function, imported when it is asked for: `flaxzoo --help`
 needs neither jax nor anything else that is slow to import.
 """
 
+import dis
 import os
 import sys
 from importlib import import_module
@@ -99,14 +100,16 @@ def _is_user_error(error: Exception) -> bool:
     """Whether a user caused it and can mend it; everything else is a bug, with its traceback.
 
     Files that cannot be read or written are; so is a value that flaxzoo itself
-    refused, but not one that a library below stumbled over.
+    refused (`raise`), but not one that Python or a library below stumbled over.
     """
     if isinstance(error, OSError):
         return True
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_globals["__name__"].startswith("flaxzoo.")
+    if trace is None or not trace.tb_frame.f_globals["__name__"].startswith("flaxzoo."):
+        return False
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _fail(message: str, status: int) -> int:

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from flaxzoo import data, models
@@ -345,3 +346,20 @@ def test_a_loss_that_is_not_finite_has_its_own_status(flaxzoo, text, tmp_path):
     assert last.startswith("flaxzoo: the loss of step ")
     assert "lower --optimizer.peak-learning-rate" in last
     assert "Traceback" not in messages
+
+
+@pytest.mark.parametrize(
+    ("body", "is_bug"), [("one, two = arguments", True), ("raise ValueError('choose two')", False)]
+)
+def test_a_bug_keeps_its_traceback(monkeypatch, capsys, body, is_bug):
+    """A ValueError that Python itself raises is nobody's mistake but ours."""
+    module = types.ModuleType("flaxzoo.train.broken")
+    exec(f"def broken_command(arguments): {body}", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(cli.COMMANDS, "broken", ("broken", ""))
+    if is_bug:
+        with pytest.raises(ValueError, match="not enough values to unpack"):
+            cli.main(["broken", "alone"])
+    else:
+        assert cli.main(["broken", "alone"]) == 2
+        assert capsys.readouterr().err == "flaxzoo: choose two\n"
