@@ -16,6 +16,8 @@ _MESH = re.compile(r"replica_groups=mesh\[(.*?)\](?:,\s*device_ids=(\S+))?\s*\{(
 _USED = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_HOSTS_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_HOSTS_SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}')
 _PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 
 
@@ -48,7 +50,7 @@ def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
                 answered -= operand_bytes if kind != "all-reduce" else 0
             sent = _bytes_sent(kind, operand_bytes, answered, len(group))
             found[key] = Collective(kind, sent, math.ceil(times), group)
-    return list(found.values())
+    return [*found.values(), *_between_slices(program, num_devices)]
 
 
 def _all(program: HloProgram) -> Iterator[tuple[str, Instruction, int, float]]:
@@ -60,6 +62,31 @@ def _all(program: HloProgram) -> Iterator[tuple[str, Instruction, int, float]]:
                     kind = "reduce-scatter"
                 operands = (computation.get(name) for name in instruction.operands)
                 yield kind, instruction, sum(x.bytes for x in operands if x is not None), times
+
+
+def _between_slices(program: HloProgram, num_devices: int) -> Iterator[Collective]:
+    """What the TPU's compiler leaves to the hosts of slices: each device sends its own part."""
+    for computation, times in program.runs():
+        for instruction in computation.values():
+            kind = _HOSTS_KIND.search(instruction.attributes)
+            slices = _HOSTS_SLICES.search(instruction.attributes)
+            if instruction.opcode != "send" or kind is None or slices is None:
+                continue
+            number, part = _count(slices[1]), instruction.arrays[0].bytes
+            name = kind[1].lower().replace("_", "-")
+            whole = part * number if name == "all-gather" else part
+            sent = _bytes_sent(name, part, whole, number)
+            group = tuple(range(0, num_devices, num_devices // number))
+            yield Collective(name, sent, math.ceil(times), group)
+
+
+def _count(listed: str) -> int:
+    """How many numbers there are in `1,2` or `1:4`, which is one to four."""
+    total = 0
+    for item in listed.split(","):
+        first, _, last = item.partition(":")
+        total += int(last or first) - int(first) + 1
+    return total
 
 
 def _is_scattered(reduction: Instruction, computation: Computation) -> bool:

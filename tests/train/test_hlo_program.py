@@ -258,6 +258,24 @@ def test_a_channel_may_have_several_sums():
     assert sorted(x.bytes_sent for x in found) == [4 * 8, 4 * 1024]
 
 
+@pytest.mark.parametrize(
+    ("kind", "slices", "sent"),
+    [("ALL_REDUCE", "1,2", 4096), ("ALL_REDUCE", "1:4", 6144), ("ALL_GATHER", "1,2", 4096)],
+)
+def test_what_the_hosts_of_slices_send(kind, slices, sent):
+    program = hlo_program.parse_hlo(
+        "ENTRY %main (a: f32[8,128]) -> f32[] {\n"
+        "  %a = f32[8,128]{1,0} parameter(0)\n  %k = token[] after-all()\n"
+        "  %s = (f32[8,128]{1,0}, u32[], token[]) send(%a, %k), channel_id=4, "
+        'is_host_transfer=true, frontend_attributes={_xla_megascale_reduce_operation="SUM",'
+        f'_xla_megascale_target="{{{slices}}}x{{0:3}}",_xla_megascale_transfer_type="{kind}"}}\n'
+        "  ROOT %c = f32[] constant(0)\n}\n"
+    )
+    (found,) = hlo_collectives.collectives(program, 8)
+    assert (found.kind, found.bytes_sent) == (kind.lower().replace("_", "-"), sent)
+    assert found.group == ((0, 4) if slices == "1,2" else (0, 2, 4, 6))
+
+
 def test_of_what_all_layers_keep_a_layer_moves_its_own():
     """Through fusions in fusions, and beside what else a fusion answers."""
     taken, kept, answered, number = 64, 4 * 64, 4 * 64, 4
