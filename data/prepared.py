@@ -21,6 +21,7 @@ from .errors import DataError
 from .row_records import decode, row_of
 from .shards import (
     COUNTS,
+    MANIFEST,
     SHARDS,
     SPLITS,
     TOKENIZER,
@@ -193,6 +194,11 @@ def _open(source: str) -> tuple[Path, Settings, list[Shard]]:
             f"no prepared rows in {folder}: make them by flaxzoo prepare SOURCE {folder} "
             "--tokenizer PATH --length T"
         )
+    if shards is None and (folder / MANIFEST).exists():
+        raise DataError(
+            f"{folder / MANIFEST} is damaged, or another version of flaxzoo wrote it: run the same "
+            "flaxzoo prepare again"
+        )
     if shards is None:
         raise DataError(f"{folder} is not prepared to its end: run the same flaxzoo prepare again")
     return folder, settings, shards
@@ -205,8 +211,8 @@ def _check_settings(
         own, option = getattr(settings, name), name.replace("_", "-")
         if own != value:
             raise DataError(
-                f"{folder} was prepared with {name} {own!r}, and data.{name} is {value!r}: give "
-                f"--data.{option} {own}, or prepare another folder with --{option} {value}"
+                f"{folder} was prepared with {name} {own!r}, and data.{name} is {value!r}: train "
+                f"with --data.{option} {own}, or prepare another folder with --{option} {value}"
             )
     if tokenizer.fingerprint != settings.tokenizer:
         raise DataError(

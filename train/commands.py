@@ -133,8 +133,9 @@ def launch_command(arguments: list[str]) -> int:
     """The command `flaxzoo launch --processes N -- train RECIPE [options]`."""
     own, command = at_dashes(arguments)
     if command[:1] != ["train"] and not {"-h", "--help"} & set(own):
+        instead = f", not {command[0]!r}" if command else ""
         raise ValueError(
-            "flaxzoo launch starts the command train, after two dashes: "
+            f"flaxzoo launch starts the command train{instead}, after two dashes: "
             "flaxzoo launch --processes 2 -- train quickstart"
         )
     parsed = tyro.cli(LaunchArguments, args=own, prog="flaxzoo launch")

@@ -200,6 +200,12 @@ def _check_pmap(config: TrainConfig) -> None:
             f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
             "leave it out (--parallel jit)"
         )
+    cut = [name for name in ("fsdp", "context", "tensor") if getattr(config.mesh, name) != 1]
+    if cut:
+        raise ValueError(
+            f"mesh.{cut[0]} {getattr(config.mesh, cut[0])} is for --parallel jit, for under pmap "
+            "every device has the whole model: leave one of them out"
+        )
     if config.optimizer.state_memory != "device":
         raise ValueError("optimizer.state_memory host is for --parallel jit: leave one of them out")
 

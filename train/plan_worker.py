@@ -47,6 +47,8 @@ def plan_run(
     Raises:
       ValueError: mesh, batch and parameters do not fit each other.
     """
+    if config.parallel != "jit":
+        raise ValueError(f"parallel {config.parallel} cannot be planned: leave it out")
     mesh = make_mesh(config.mesh, devices)
     _check_slices(mesh, topology)
     step = mesh_step(config, objective_of(config), mesh)

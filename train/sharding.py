@@ -83,7 +83,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     if math.prod(shape) != len(devices) or min(shape) < 1:
         asked = ", ".join(f"mesh.{name} {size}" for name, size in sizes.items())
         raise ValueError(
-            f"{asked} do not multiply to the {len(devices)} devices here: "
+            f"{asked} do not multiply to the {len(devices)} devices: "
             "give sizes that do, at most one of them -1 (all that are left)"
         )
     kinds = (AxisType.Auto,) * len(MESH_AXIS_NAMES)

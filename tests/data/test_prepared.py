@@ -133,7 +133,7 @@ def test_resumed_in_another_process_it_is_the_same(split):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"length": 16}, "was prepared with length 8, and data.length is 16: give --data.length 8"),
+        ({"length": 16}, "was prepared with length 8, and data.length is 16: train with --data"),
         ({"packing": "first-fit"}, "with packing 'concat', and data.packing is 'first-fit'"),
         ({"validation_fraction": 0.1}, "with validation_fraction 0.2, and data.validation_fract"),
         ({"tokenizer": TokenizerConfig(path="other")}, "another tokenizer than this one of char"),
@@ -176,8 +176,9 @@ def test_nothing_held_out_is_named(place, config, tmp_path):
         (lambda file: file.write_bytes(file.read_bytes()[:-1]), "bytes where it had"),
         (lambda file: file.write_bytes(bytes(file.stat().st_size)), "has changed since it was"),
         (lambda file: (file.parents[2] / "manifest.json").unlink(), "not prepared to its end"),
+        (lambda file: (file.parents[2] / "manifest.json").write_text("{"), "or another version"),
     ],
-    ids=["missing", "shorter", "another", "unfinished"],
+    ids=["missing", "shorter", "another", "unfinished", "no manifest"],
 )
 def test_a_folder_that_is_not_whole_is_named(place, config, tmp_path, damage, message):
     shutil.copytree(place / "rows", tmp_path / "rows")

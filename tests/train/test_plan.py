@@ -150,6 +150,7 @@ def test_a_command_from_beginning_to_end(capfd):
         ("quickstart --topology v5p:3x3x3", "v5p has no shape 3x3x3"),
         ("quickstart --topology cpu:8 --mesh.fsdp 3", "do not multiply to the 8 devices"),
         ("quickstart --topology cpu:8 --mesh.tensor 8", "cannot be cut along mesh.tensor 8"),
+        ("quickstart --topology cpu:8 --parallel pmap", "parallel pmap cannot be planned"),
         ("quickstart", "the devices' name: --topology v5e:4x4, or cpu:8"),
         ("quickstart --topology v9:2", "give a chip (v4, v5e, v5p, v6e) and a shape"),
         ("quickstar --topology cpu:8", "did you mean quickstart"),

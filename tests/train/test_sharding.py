@@ -143,7 +143,7 @@ def test_mesh(sizes, shape):
     ],
 )
 def test_mesh_of_other_than_all_devices(sizes):
-    with pytest.raises(ValueError, match="do not multiply to the 8 devices here: give sizes") as e:
+    with pytest.raises(ValueError, match="do not multiply to the 8 devices: give sizes") as e:
         mesh(**sizes)
     for axis, size in sizes.items():
         assert f"mesh.{axis} {size}" in str(e.value)
