@@ -23,6 +23,9 @@ def named(name: str) -> Any:
     return tyro.conf.arg(metavar=name)
 
 
+RunName = Positional[Annotated[str, named("RUN")]]
+
+
 def say(line: str) -> None:
     """What is not the answer goes to standard error."""
     print(line, file=sys.stderr)
@@ -151,7 +154,7 @@ def launch_command(arguments: list[str]) -> int:
 class EvaluateArguments:
     """Prints loss (nats) and the scores of a run's kind of data as JSON."""
 
-    run: Positional[Annotated[str, named("RUN")]]
+    run: RunName
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     data: str | None = None
     """A source such as the run was trained on; by default what it validates on."""
@@ -219,7 +222,7 @@ def import_command(arguments: list[str]) -> None:
 class ExportArguments:
     """Writes a model for others: for transformers, as plain arrays, or as a program."""
 
-    run: Positional[Annotated[str, named("RUN")]]
+    run: RunName
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     output: Positional[Annotated[Path, named("OUTPUT")]]
     """What is made: of the forms huggingface and stablehlo a folder, else a file."""

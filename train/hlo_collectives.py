@@ -36,7 +36,7 @@ class Collective:
 
 
 def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
-    """All that a program exchanges in one run, each channel once."""
+    """All that a program exchanges in one run, each once."""
     found: dict[str, Collective] = {}
     for number, (kind, instruction, operand_bytes, times) in enumerate(_all(program)):
         channel = re.search(r"channel_id=(\d+)", instruction.attributes)

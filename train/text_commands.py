@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from .commands import Positional, named, say
+from .commands import Positional, RunName, named, say
 from .compilation_cache import enable_compilation_cache
 
 
@@ -16,7 +16,7 @@ from .compilation_cache import enable_compilation_cache
 class GenerateArguments:
     """Continues texts with a trained model."""
 
-    run: Positional[Annotated[str, named("RUN")]]
+    run: RunName
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     prompt: tuple[str, ...] = ("",)
     """What is continued; several prompts go through the model together."""
@@ -105,7 +105,7 @@ def _write(text: str) -> None:
 class PredictArguments:
     """Prints a fine-tuned model's prediction for each example, a line of JSON each."""
 
-    run: Positional[Annotated[str, named("RUN")]]
+    run: RunName
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     input: str
     """The file of examples; - is standard input. On each line a text, or two with a tab between
@@ -130,7 +130,7 @@ def predict_command(arguments: list[str]) -> None:
 class FillMaskArguments:
     """Prints the most probable words for each [MASK] of a text."""
 
-    run: Positional[Annotated[str, named("RUN")]]
+    run: RunName
     """The run folder of a masked language model; or a folder in Hugging Face's form, or a name on
     its hub."""
     text: Positional[Annotated[str, named("TEXT")]]
@@ -163,7 +163,7 @@ def fill_mask_command(arguments: list[str]) -> None:
 class TranslateArguments:
     """Translates a file line by line; an empty line stays one."""
 
-    run: Positional[Annotated[str, named("RUN")]]
+    run: RunName
     """The run folder of a model that translates; or a folder in Hugging Face's form, or a name on
     its hub."""
     input: str
@@ -228,7 +228,7 @@ def _search(parsed: TranslateArguments, search: Any) -> Any:
 class EmbedArguments:
     """Writes a vector for each line of a file, the mean of the model's hidden states."""
 
-    run: Positional[Annotated[str, named("RUN")]]
+    run: RunName
     """The run folder; or a folder in Hugging Face's form, or a name on its hub."""
     input: str
     """A file with a text on each line; - is standard input."""

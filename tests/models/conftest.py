@@ -5,10 +5,10 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def close() -> Any:
-    """`close(actual, expected)`: asserts that numbers differ by float32's rounding only."""
+def assert_close() -> Any:
+    """`assert_close(actual, expected)`: asserts that numbers differ by float32's rounding only."""
 
-    def close(actual: Any, expected: Any, atol: float = 1e-5) -> None:
+    def assert_close(actual: Any, expected: Any, atol: float = 1e-5) -> None:
         np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
-    return close
+    return assert_close

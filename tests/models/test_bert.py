@@ -51,7 +51,7 @@ def padded(lengths, side, width=12):
 
 @pytest.mark.parametrize("head", [*ROWS, *TOKENS])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_and_companions_change_nothing(bert, close, head, side):
+def test_padding_and_companions_change_nothing(bert, assert_close, head, side):
     model, lengths = bert(head), (12, 7, 2)
     given = padded(lengths, side)
     together = answers(model(**given))
@@ -67,7 +67,7 @@ def test_padding_and_companions_change_nothing(bert, close, head, side):
                 found = found[place]
             elif side == "left" and head in ROWS:
                 continue  # the first token stands elsewhere: what it pools is padding
-            close(found, expected[0])
+            assert_close(found, expected[0])
         assert all(np.isfinite(x).all() for x in together.values())
 
 
@@ -87,18 +87,18 @@ def test_every_token_sees_both_sides(bert):
         assert (difference.max((0, 2)) > 1e-3).all()
 
 
-def test_token_types_matter_and_default_to_0(bert, close):
+def test_token_types_matter_and_default_to_0(bert, assert_close):
     model = bert("masked_lm")
     plain = model.logits(input_ids=IDS)
-    close(model.logits(input_ids=IDS, token_type_ids=0 * TYPES), plain)
+    assert_close(model.logits(input_ids=IDS, token_type_ids=0 * TYPES), plain)
     assert np.abs(model.logits(input_ids=IDS, token_type_ids=TYPES) - plain).max() > 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_positions_count_from_0_in_every_row(bert, close, kind):
+def test_positions_count_from_0_in_every_row(bert, assert_close, kind):
     model = bert("masked_lm", **KINDS[kind])
     plain = model.logits(input_ids=IDS)
-    close(model.logits(input_ids=IDS, position_ids=np.arange(12)[None].repeat(3, 0)), plain)
+    assert_close(model.logits(input_ids=IDS, position_ids=np.arange(12)[None].repeat(3, 0)), plain)
     # The last one that there is, the first beyond it, and the one before the first.
     shifted = np.arange(12)[None] + np.array([[4], [5], [-1]])
     logits = model.logits(input_ids=IDS, position_ids=shifted)
@@ -107,7 +107,7 @@ def test_positions_count_from_0_in_every_row(bert, close, kind):
 
 
 @pytest.mark.parametrize("head", ["none", *TOKENS])
-def test_packed_rows_are_their_texts_one_by_one(bert, close, head):
+def test_packed_rows_are_their_texts_one_by_one(bert, assert_close, head):
     model, cuts = bert(head), ((7, 4, 1), (12,), (1, 7))
     segments = np.zeros((3, 12), int)
     for row, lengths in enumerate(cuts):
@@ -121,22 +121,22 @@ def test_packed_rows_are_their_texts_one_by_one(bert, close, head):
                 model(input_ids=IDS[row, place][None], token_type_ids=TYPES[row, place][None])
             )
             for name, found in packed.items():
-                close(found[row, place], alone[name][0])
+                assert_close(found[row, place], alone[name][0])
 
 
 @pytest.mark.parametrize("head", ["pretraining", "masked_lm"])
-def test_masked_positions_are_the_same_as_all(bert, close, head):
+def test_masked_positions_are_the_same_as_all(bert, assert_close, head):
     model = bert(head)
     positions = np.array([[3, 0, 11], [5, 5, 0], [10, 0, 0]])
     given = {"input_ids": IDS, "token_type_ids": TYPES}
     every, gathered = answers(model(**given)), answers(model(**given, masked_positions=positions))
     name = "logits" if head == "masked_lm" else "prediction_logits"
     assert gathered[name].shape == (3, 3, 29)
-    close(gathered[name], np.take_along_axis(every[name], positions[..., None], axis=1))
-    close(gathered["last_hidden_state"], every["last_hidden_state"])
+    assert_close(gathered[name], np.take_along_axis(every[name], positions[..., None], axis=1))
+    assert_close(gathered["last_hidden_state"], every["last_hidden_state"])
 
 
-def test_choices_are_scored_one_by_one(bert, close):
+def test_choices_are_scored_one_by_one(bert, assert_close):
     choice, one = bert("choice"), bert("sequence")
     ids, mask = RNG.integers(0, 29, (2, 3, 8)), np.ones((2, 3, 8), int)
     mask[0, 1, 5:] = mask[1, 2, 3:] = 0
@@ -150,44 +150,44 @@ def test_choices_are_scored_one_by_one(bert, close):
     for b in range(2):
         rows = {"input_ids": ids[b], "attention_mask": mask[b], "token_type_ids": types[b]}
         alone = one.apply({**body, "head": {"classifier": wide}}, **rows)
-        close(output.logits[b], alone.logits[:, 0])
-        close(output.pooler_output[3 * b : 3 * b + 3], alone.pooler_output)
+        assert_close(output.logits[b], alone.logits[:, 0])
+        assert_close(output.pooler_output[3 * b : 3 * b + 3], alone.pooler_output)
 
 
-def test_choices_drop_each_their_own(bert, close):
+def test_choices_drop_each_their_own(bert, assert_close):
     model = bert("choice", dropout_rate=0.5)
     ids = np.repeat(IDS[:, None], 2, axis=1)
     logits = model.logits(input_ids=ids, rng=models.row_keys(jax.random.key(0), 3))
     assert np.abs(logits[:, 0] - logits[:, 1]).max() > 0.01
     part = model.logits(input_ids=ids[1:], rng=models.row_keys(jax.random.key(0), 2, 1))
-    close(part, logits[1:])
+    assert_close(part, logits[1:])
 
 
 @pytest.mark.parametrize("head", ["pretraining", "sequence", "token", "span"])
 @pytest.mark.parametrize(
     ("layers", "remat"), [("scan", "dots"), ("unroll", "none"), ("separate", "none")]
 )
-def test_all_ways_to_run_the_layers_answer_the_same(bert, close, head, layers, remat):
+def test_all_ways_to_run_the_layers_answer_the_same(bert, assert_close, head, layers, remat):
     given = {**padded((12, 7, 2), "right"), "rng": models.row_keys(jax.random.key(0), 3)}
     usual = answers(bert(head, dropout_rate=0.2)(**given))
     other = answers(bert(head, dropout_rate=0.2, layers=layers, remat=remat)(**given))
     for name, expected in usual.items():
-        close(other[name], expected)
+        assert_close(other[name], expected)
 
 
-def test_dropout_only_with_a_key(bert, close):
+def test_dropout_only_with_a_key(bert, assert_close):
     model = bert("sequence", dropout_rate=0.3)
     plain = model.logits(input_ids=IDS)
-    close(plain, bert("sequence").logits(input_ids=IDS))
+    assert_close(plain, bert("sequence").logits(input_ids=IDS))
     dropped = model.logits(input_ids=IDS, rng=models.row_keys(jax.random.key(0), 3))
     assert np.abs(dropped - plain).max() > 0.1
 
 
-def test_attention_weights(bert, close):
+def test_attention_weights(bert, assert_close):
     given = padded((12, 7, 2), "right")
     weights = np.stack(bert("token")(**given, output_attentions=True).attentions)
     assert weights.shape == (2, 3, 4, 12, 12)
-    close(weights.sum(-1), 1)
+    assert_close(weights.sum(-1), 1)
     for row, n in enumerate((12, 7, 2)):
         assert (weights[:, row, :, :, n:] == 0).all()
         assert (weights[:, row, :, :, :n] > 0).all()
@@ -201,28 +201,28 @@ def test_scores_are_float32_in_any_precision(bert):
         assert getattr(output, name).dtype == jnp.float32
 
 
-def test_logits_are_tied_to_the_embeddings_and_have_a_bias(bert, close):
+def test_logits_are_tied_to_the_embeddings_and_have_a_bias(bert, assert_close):
     model = bert("masked_lm")
     output = model(input_ids=IDS)
     table, bias = model.params["token_embedding"]["embedding"], model.params["head"]["bias"]
-    close(output.logits, np.einsum("BTD,VD->BTV", output.projection.hidden, table) + bias)
+    assert_close(output.logits, np.einsum("BTD,VD->BTV", output.projection.hidden, table) + bias)
 
 
-def test_mean_pool(close):
+def test_mean_pool(assert_close):
     hidden = jnp.array([[[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]], [[7.0, 7.0]] * 3])
     pooled = mean_pool(hidden, np.array([[1, 1, 0], [0, 0, 0]]))
-    close(pooled, [[2, 4], [0, 0]])
+    assert_close(pooled, [[2, 4], [0, 0]])
 
 
 # The causal head: the same body, seeing backwards only.
 
 
-def test_the_causal_head_sees_nothing_ahead(bert, close):
+def test_the_causal_head_sees_nothing_ahead(bert, assert_close):
     model = bert("causal_lm")
     other = IDS.copy()
     other[:, 5] = (other[:, 5] + 1) % 29
     before, after = model.logits(input_ids=IDS), model.logits(input_ids=other)
-    close(after[:, :5], before[:, :5], 1e-6)
+    assert_close(after[:, :5], before[:, :5], 1e-6)
     assert np.abs(after[:, 5] - before[:, 5]).max() > 0.1
 
 

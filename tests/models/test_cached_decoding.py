@@ -22,7 +22,7 @@ BERT_RUNS = [(name, layers) for name in ("bert", "roberta") for layers in LAYERS
 
 @pytest.mark.parametrize(("name", "layers"), GPT_RUNS)
 @pytest.mark.parametrize("chunks", [(5, *[1] * 7), (4, 4, 4)], ids=str)
-def test_pieces_are_the_full_pass(tiny, close, name, layers, chunks):
+def test_pieces_are_the_full_pass(tiny, assert_close, name, layers, chunks):
     model = tiny(layers=layers, **MODELS[name])
     cache = models.init_cache(model.config, model.execution, 3, 14)
     logits, start = [], 0
@@ -31,11 +31,11 @@ def test_pieces_are_the_full_pass(tiny, close, name, layers, chunks):
         logits.append(np.asarray(out.logits))
         cache, start = out.cache, start + n
     assert int(cache.index) == 12
-    close(np.concatenate(logits, axis=1), model.logits(input_ids=IDS))
+    assert_close(np.concatenate(logits, axis=1), model.logits(input_ids=IDS))
 
 
 @pytest.mark.parametrize(("name", "layers"), [*GPT_RUNS, *BERT_RUNS])
-def test_left_padded_prompts_are_the_full_pass(tiny, close, name, layers):
+def test_left_padded_prompts_are_the_full_pass(tiny, assert_close, name, layers):
     model, lengths = tiny(layers=layers, **MODELS[name]), (7, 2, 7)
     mask = (np.arange(13) >= 7 - np.array(lengths)[:, None]).astype(int)
     prompt = np.full((3, 7), 28)
@@ -51,4 +51,4 @@ def test_left_padded_prompts_are_the_full_pass(tiny, close, name, layers):
     decoded = np.concatenate(logits, axis=1)
     for row, n in enumerate(lengths):
         alone = model.logits(input_ids=IDS[row : row + 1, : n + 5])
-        close(decoded[row, 7 - n :], alone[0])
+        assert_close(decoded[row, 7 - n :], alone[0])

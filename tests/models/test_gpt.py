@@ -21,22 +21,22 @@ LAYERS = ("scan", "unroll", "separate")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("changed", [0, 5, 11])
-def test_nothing_before_a_token_knows_of_it(tiny, close, kind, changed):
+def test_nothing_before_a_token_knows_of_it(tiny, assert_close, kind, changed):
     model = tiny(**KINDS[kind])
     other = IDS.copy()
     other[:, changed] = (other[:, changed] + 1) % 29
     before, after = model.logits(input_ids=IDS), model.logits(input_ids=other)
-    close(after[:, :changed], before[:, :changed], 1e-6)
+    assert_close(after[:, :changed], before[:, :changed], 1e-6)
     assert np.abs(after[:, changed] - before[:, changed]).max() > 0.1
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-def test_attention_weights(tiny, close, layers):
+def test_attention_weights(tiny, assert_close, layers):
     weights = tiny(local_window=3, layers=layers)(input_ids=IDS, output_attentions=True).attentions
     weights = np.stack(weights)  # [L, B, N, T, S]
     assert weights.shape == (2, 3, 4, 12, 12)
     assert weights.dtype == np.float32
-    close(weights.sum(-1), 1)
+    assert_close(weights.sum(-1), 1)
     distance = np.arange(12)[:, None] - np.arange(12)
     dense, band = distance >= 0, (distance >= 0) & (distance < 3)
     for layer, visible in zip(weights, (dense, band), strict=True):
@@ -66,7 +66,7 @@ def test_a_stack_of_bands_reaches_no_further_than_its_windows():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing(tiny, close, kind, side):
+def test_padding_changes_nothing(tiny, assert_close, kind, side):
     model, lengths = tiny(**KINDS[kind]), (12, 7, 1)
     ids, mask = np.full((3, 12), 28), np.zeros((3, 12), int)
     places = [slice(12 - n, 12) if side == "left" else slice(n) for n in lengths]
@@ -76,12 +76,12 @@ def test_padding_changes_nothing(tiny, close, kind, side):
     assert np.isfinite(padded).all()
     for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
         alone = model.logits(input_ids=IDS[row : row + 1, :n])
-        close(padded[row, place], alone[0])
+        assert_close(padded[row, place], alone[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("explicit", [False, True], ids=["counted", "given"])
-def test_packed_rows_are_their_documents_one_by_one(tiny, close, kind, explicit):
+def test_packed_rows_are_their_documents_one_by_one(tiny, assert_close, kind, explicit):
     model, cuts = tiny(**KINDS[kind]), ((7, 4, 1), (12,), (1, 7))
     segments, positions = np.zeros((3, 12), int), np.zeros((3, 12), int)
     for row, lengths in enumerate(cuts):
@@ -96,7 +96,7 @@ def test_packed_rows_are_their_documents_one_by_one(tiny, close, kind, explicit)
             place = segments[row] == number
             alone = model.logits(input_ids=IDS[row : row + 1, place])
             assert alone.shape[1] == n
-            close(packed[row, place], alone[0])
+            assert_close(packed[row, place], alone[0])
 
 
 def test_cache_has_the_computations_precision():
@@ -127,14 +127,14 @@ def loss_and_gradient(model):
     ("layers", "remat"),
     [("scan", "dots"), ("unroll", "none"), ("separate", "none")],
 )
-def test_all_ways_to_run_have_the_same_loss_and_gradient(tiny, close, layers, remat):
+def test_all_ways_to_run_have_the_same_loss_and_gradient(tiny, assert_close, layers, remat):
     value, gradient = loss_and_gradient(tiny(dropout_rate=0.2))
     other = tiny(dropout_rate=0.2, layers=layers, remat=remat)
     other_value, other_gradient = loss_and_gradient(other)
     assert abs(value - other_value) < 1e-5
     if layers == "separate":
         _, gradient = models.separate_layers(tiny(dropout_rate=0.2).model, gradient)
-    jax.tree.map(lambda a, b: close(a, b), other_gradient, gradient)
+    jax.tree.map(lambda a, b: assert_close(a, b), other_gradient, gradient)
 
 
 def test_separate_layers_hold_the_same_numbers(tiny):
@@ -226,12 +226,12 @@ def test_initial_values(scaled):
 
 
 @pytest.mark.parametrize("bad", [29, 1000, -1])
-def test_an_id_outside_the_vocabulary_gives_nan_and_no_neighbour(tiny, close, bad):
+def test_an_id_outside_the_vocabulary_gives_nan_and_no_neighbour(tiny, assert_close, bad):
     ids = IDS.copy()
     ids[1, 6] = bad
     logits = tiny().logits(input_ids=ids)
     assert np.isnan(logits[1, 6:]).all()
-    close(logits[[0, 2]], tiny().logits(input_ids=IDS)[[0, 2]])
+    assert_close(logits[[0, 2]], tiny().logits(input_ids=IDS)[[0, 2]])
 
 
 @pytest.mark.parametrize("kind", ["learned", "sinusoidal"])
@@ -277,13 +277,13 @@ def test_each_place_drops_at_its_own_rate(tiny, rates, number):
     assert str(jax.make_jaxpr(forward)(model.params, rng)).count("name=dropout_mask") == number
 
 
-def test_each_layer_scales_its_scores(tiny, close):
+def test_each_layer_scales_its_scores(tiny, assert_close):
     """The first one's by 1: as ever."""
     plain, scaled = (
         np.stack(tiny(**fields)(input_ids=IDS, output_attentions=True).attentions)
         for fields in ({}, {"scale_scores_by_layer": True})
     )
-    close(scaled[0], plain[0], 1e-6)
+    assert_close(scaled[0], plain[0], 1e-6)
     assert np.abs(scaled[1] - plain[1]).max() > 0.01
 
 

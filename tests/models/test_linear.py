@@ -13,22 +13,22 @@ def operands(*batch):
 
 
 @pytest.mark.parametrize("batch", [(1,), (2, 1), (2, 4), (9,)], ids=str)
-def test_rows_are_multiplied_with_the_transposed_matrix(close, batch):
+def test_rows_are_multiplied_with_the_transposed_matrix(assert_close, batch):
     x, matrix = operands(*batch)
     bias = np.arange(24, dtype=np.float32)
-    close(jax.jit(affine)(x, matrix), x @ matrix.T)
-    close(jax.jit(affine)(x, matrix, bias), x @ matrix.T + bias)
+    assert_close(jax.jit(affine)(x, matrix), x @ matrix.T)
+    assert_close(jax.jit(affine)(x, matrix, bias), x @ matrix.T + bias)
 
 
-def test_gradients_of_a_few_rows(close):
+def test_gradients_of_a_few_rows(assert_close):
     (x, matrix), bias = operands(2, 3), np.arange(24, dtype=np.float32)
     assert 6 in FEW_ROWS
     gradients = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(affine(*a))), (0, 1, 2)))
     slope = np.cos(x @ matrix.T + bias)
     of_x, of_matrix, of_bias = gradients(x, matrix, bias)
-    close(of_x, slope @ matrix)
-    close(of_bias, slope.sum((0, 1)))
-    close(of_matrix, np.einsum("bto,bti->oi", slope, x))
+    assert_close(of_x, slope @ matrix)
+    assert_close(of_bias, slope.sum((0, 1)))
+    assert_close(of_matrix, np.einsum("bto,bti->oi", slope, x))
 
 
 def test_few_rows_keep_the_matrix_on_the_left():

@@ -12,15 +12,18 @@ def required(names):
     """Distributions that `names` need, and theirs, extras left out."""
     found, open_ = set(), list(names)
     while open_:
-        name = re.sub(r"[-_.]+", "-", open_.pop()).lower()
+        asked, condition, _ = open_.pop().partition(";")
+        name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", asked)[0]).lower()
         if name in found:
             continue
         try:
             needs = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:  # of another system or Python
+        except metadata.PackageNotFoundError:
+            if not condition:  # else it may be for another system or Python
+                raise
             continue
         found.add(name)
-        open_ += [re.split(r"[^\w.-]", need)[0] for need in needs if "extra ==" not in need]
+        open_ += [need for need in needs if "extra ==" not in need]
     return found
 
 
