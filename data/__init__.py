@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .byte_pairs import byte_pair_table, merge_byte_pairs
-    from .causal import CausalData, CausalEvaluationRows, CausalRows, Packing
+    from .causal import CausalData, CausalEvaluationRows, CausalRows
     from .choices import ChoiceData, ChoiceRows
     from .classification import ClassificationData, ClassificationRows
-    from .config import DataConfig, DataSplit
+    from .config import DataConfig
     from .corpus import TokenCorpus, build_corpus, open_corpus
     from .documents import Documents, default_cache_dir, load_documents, load_whole
     from .errors import DataError
     from .mlm import Masking
     from .next_sentence import Segments
     from .number_words import NumberWords, spell
+    from .packing import Packing
     from .pair_corpus import PairCorpus, build_pair_corpus
     from .pair_sources import Pair
     from .parallel_text import ParallelText, open_parallel
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from .prepared import PreparedRows
     from .preparing import prepare
     from .pretraining import PretrainingData, PretrainingRows
-    from .rows import Rows
+    from .rows import DataSplit, Rows
     from .sentence_corpus import SentenceCorpus, build_sentence_corpus
     from .sentences import split_sentences
     from .sources import Source, parse_source, parse_sources, read_documents
@@ -49,10 +50,11 @@ if TYPE_CHECKING:
 
 _HOME = {
     "byte_pairs": ("byte_pair_table", "merge_byte_pairs"),
-    "causal": ("CausalData", "CausalEvaluationRows", "CausalRows", "Packing"),
+    "causal": ("CausalData", "CausalEvaluationRows", "CausalRows"),
+    "packing": ("Packing",),
     "choices": ("ChoiceData", "ChoiceRows"),
     "classification": ("ClassificationData", "ClassificationRows"),
-    "config": ("DataConfig", "DataSplit"),
+    "config": ("DataConfig",),
     "corpus": ("TokenCorpus", "build_corpus", "open_corpus"),
     "documents": ("Documents", "default_cache_dir", "load_documents", "load_whole"),
     "errors": ("DataError",),
@@ -66,7 +68,7 @@ _HOME = {
     "prepared": ("PreparedRows",),
     "preparing": ("prepare",),
     "pretraining": ("PretrainingData", "PretrainingRows"),
-    "rows": ("Rows",),
+    "rows": ("DataSplit", "Rows"),
     "sentence_corpus": ("SentenceCorpus", "build_sentence_corpus"),
     "sentences": ("split_sentences",),
     "sources": ("Source", "parse_source", "parse_sources", "read_documents"),

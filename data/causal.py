@@ -4,15 +4,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
-from .config import DataSplit, DocumentsData
+from .config import DocumentsData
 from .corpus import TokenCorpus, build_corpus
 from .documents import Documents, default_cache_dir, load_whole
-from .errors import DataError
 from .packing import (
+    Packing,
     Span,
     check_fills_a_row,
     concat_then_split,
@@ -20,11 +20,9 @@ from .packing import (
     split_once,
 )
 from .prepared import SPLITS, is_prepared, prepared_split, prepared_tokenizer
-from .row_records import pieces_of, row_of
-from .rows import Rows
+from .row_records import check_ends, pieces_of, row_of
+from .rows import DataSplit, Rows
 from .tokenizer import Tokenizer
-
-Packing = Literal["concat", "first-fit"]
 
 
 def row_from_spans(
@@ -175,19 +173,6 @@ class CausalData(DocumentsData):
     def _every_token(self, documents: Documents, tokenizer: Tokenizer) -> DataSplit:
         corpus = _corpus(documents, tokenizer)
         return _split(CausalEvaluationRows(corpus, self.length), corpus)
-
-
-def check_ends(tokenizer: Tokenizer) -> None:
-    """Without its own ends a document's first token would go unpredicted, its bytes counted.
-
-    Raises:
-        DataError: The tokenizer has no token that begins, or none that ends a document.
-    """
-    if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
-        raise DataError(
-            f"this {tokenizer.kind} tokenizer has no token that begins and one that ends a "
-            "document: train one (--data.tokenizer.kind), or name one of a causal language model"
-        )
 
 
 def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:

@@ -14,8 +14,9 @@ import numpy as np
 from .documents import Split
 from .errors import DataError
 from .framing import Frame, FramedTokens, frame_texts
-from .labelled_data import LabelledData, Loaded, output, softmax
+from .labelled_data import LabelledData, Loaded
 from .labelled_sources import LabelledSource, Record, read_fields, read_objects
+from .predictions import output, softmax
 from .published_records import PublishedRecords
 from .text_lines import input_lines
 from .tokenizer import Tokenizer

@@ -14,7 +14,7 @@ import numpy as np
 from .documents import Split
 from .errors import DataError
 from .framing import Frame, FramedTokens, frame_texts
-from .labelled_data import LabelledData, Loaded, label_id, output, sigmoid, softmax
+from .labelled_data import LabelledData, Loaded
 from .labelled_sources import (
     LabelledSource,
     Record,
@@ -22,6 +22,7 @@ from .labelled_sources import (
     read_fields,
     read_objects,
 )
+from .predictions import label_id, output, sigmoid, softmax
 from .published_records import PublishedRecords
 from .text_lines import input_lines
 from .tokenizer import Tokenizer

@@ -7,33 +7,14 @@ from a source to rows.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .corpus import Texts
 from .documents import Documents, load_documents, load_whole
 from .errors import DataError
-from .rows import Rows
+from .rows import DataSplit
 from .tokenizer import Tokenizer, load_tokenizer
 from .tokenizer_training import TokenizerConfig, train_tokenizer
-
-
-@dataclass(frozen=True)
-class DataSplit:
-    """One split, ready to be batched.
-
-    Attributes:
-        rows: The examples as arrays; those of training may differ from epoch to epoch.
-        content: What the rows are made of: a corpus, or the list of all examples, those
-            included that are not trained on (the rows have what they keep).
-        fingerprint: A stable hash of the texts or examples and the tokenizer; labelled data
-            put their settings in, too. For other data the run's config.json has these.
-        facts: What is in it, for the log: ``400 documents, 929,728 tokens``.
-    """
-
-    rows: Rows
-    content: Any
-    fingerprint: str
-    facts: str
 
 
 @dataclass(frozen=True, kw_only=True)

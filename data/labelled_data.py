@@ -4,21 +4,22 @@ A kind of data (``classification.ClassificationData`` …) says which sources it
 record becomes an example, and how examples become rows; everything else is here.
 """
 
-import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from .config import DataConfig, DataSplit
+from .config import DataConfig
 from .documents import Division, Split, text_digest
 from .errors import DataError
+from .hashing import digest
 from .labelled_sources import LabelledSource, Record, parse_labelled, read_fields, with_known_fields
 from .published_records import PublishedRecords, open_published
+from .rows import DataSplit
 from .tokenizer import Tokenizer
 
 # Settings whose outcome is in the examples or the tokenizer.
@@ -306,49 +307,3 @@ def divide(whole: Loaded[E], fraction: float, name: str) -> dict[Split, Loaded[E
         split: Loaded(tuple(examples), whole.class_names, whole.notes)
         for split, examples in parts.items()
     }
-
-
-def digest(*parts: Iterable[str]) -> str:
-    """Hashes texts, in order."""
-    whole = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        for text in part:
-            raw = text.encode()
-            whole.update(len(raw).to_bytes(8, "big") + raw)
-    return whole.hexdigest()
-
-
-def label_id(label: str, ids: dict[str, int], place: str) -> int:
-    """Finds a label among those of the training data.
-
-    Raises:
-        DataError: It is not among them; the message names them.
-    """
-    if label not in ids:
-        known = list(ids)
-        shown = ", ".join(known[:20]) + (f" … ({len(known)} in all)" if len(known) > 20 else "")
-        raise DataError(
-            f"{place} has the label {label!r}, which the training data have not: they have {shown}"
-            "; correct it, or name the labels' column after a #"
-        )
-    return ids[label]
-
-
-def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarray:
-    """Takes one of a model's outputs, which must be one item for each row."""
-    values = np.asarray(predictions[name])
-    if len(values) != rows:
-        raise ValueError(f"{name} is for {len(values)} rows, but there are {rows}")
-    return cast(np.ndarray, values)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last axis, float64."""
-    logits = np.asarray(logits, np.float64)
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """The probability of each item by itself, float64."""
-    return 0.5 * (1 + np.tanh(0.5 * np.asarray(logits, np.float64)))  # which cannot overflow

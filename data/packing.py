@@ -12,12 +12,14 @@ cut. A row has room for ``T`` tokens of each side; *best-fit* plans which pairs 
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
 from .errors import DataError
 
 Span = tuple[int, int]
+Packing = Literal["concat", "first-fit"]
 
 # Rows that are kept open at once: bounds the planning time at documents x rows.
 _OPEN_ROWS = 64

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .documents import Split
 from .errors import DataError
-from .labelled_data import digest
+from .hashing import digest
 from .labelled_sources import LabelledSource, Record, read_fields
 from .published_records import PublishedRecords
 from .text_lines import file_lines

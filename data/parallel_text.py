@@ -27,7 +27,7 @@ from typing import Literal
 
 from .documents import Division, Split, text_digest
 from .errors import DataError
-from .labelled_data import digest
+from .hashing import digest
 from .labelled_sources import LabelledSource, parse_labelled
 from .pair_sources import FieldPairs, FilePairs, Pair, Part, PublishedPairs
 from .published_records import PublishedRecords, open_published

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .config import DataSplit
 from .errors import DataError
 from .row_records import decode, row_of
+from .rows import DataSplit
 from .shards import (
     COUNTS,
     MANIFEST,

@@ -22,12 +22,11 @@ from typing import NoReturn
 import numpy as np
 
 from .atomic import build_folder, write_file
-from .causal import Packing, check_ends
 from .corpus import TokenCorpus, build_corpus
 from .documents import Division, Split, text_digest
 from .errors import DataError
-from .packing import Span, first_fit, split_once
-from .row_records import encode, pieces_of
+from .packing import Packing, Span, first_fit, split_once
+from .row_records import check_ends, encode, pieces_of
 from .shards import (
     COUNTS,
     FACTS,

@@ -5,13 +5,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .config import DataSplit, DocumentsData
+from .config import DocumentsData
 from .documents import Documents, default_cache_dir, load_whole
 from .errors import DataError
 from .framing import Frame, frame_texts
-from .labelled_data import digest
+from .hashing import digest
 from .mlm import Masking
 from .next_sentence import Segments
+from .rows import DataSplit
 from .sentence_corpus import SentenceCorpus, build_sentence_corpus
 from .sentence_pairs import SentencePairRows, read_pairs
 from .tokenizer import Tokenizer

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .corpus import TokenCorpus
+from .errors import DataError
 from .packing import Span
+from .tokenizer import Tokenizer
 
 ARRAYS = ("input_ids", "labels", "segment_ids", "position_ids")
 """The arrays of an example, int32 [T] each."""
@@ -88,3 +90,16 @@ def decode(record: bytes, vocab_size: int) -> Pieces:
     sizes = np.frombuffer(record, _SIZE, count=number, offset=_SIZE.itemsize).astype(np.int64)
     start = (1 + number) * _SIZE.itemsize
     return Pieces(np.frombuffer(record, token_dtype(vocab_size), offset=start), sizes)
+
+
+def check_ends(tokenizer: Tokenizer) -> None:
+    """Without its own ends a document's first token would go unpredicted, its bytes counted.
+
+    Raises:
+        DataError: The tokenizer has no token that begins, or none that ends a document.
+    """
+    if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
+        raise DataError(
+            f"this {tokenizer.kind} tokenizer has no token that begins and one that ends a "
+            "document: train one (--data.tokenizer.kind), or name one of a causal language model"
+        )

@@ -7,7 +7,7 @@ import numpy as np
 
 from .errors import DataError
 from .framing import FramedTokens
-from .labelled_data import output, softmax
+from .predictions import output, softmax
 from .text_lines import input_lines
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .framing import FramedTokens
-from .labelled_data import output, softmax
+from .predictions import output, softmax
 from .squad import SpanExample
 from .windows import most_context
 

@@ -16,7 +16,7 @@ from .conll import read_sentences, read_words
 from .documents import Split
 from .errors import DataError
 from .framing import Frame, FramedTokens
-from .labelled_data import LabelledData, Loaded, label_id, output
+from .labelled_data import LabelledData, Loaded
 from .labelled_sources import (
     LabelledSource,
     Record,
@@ -24,6 +24,7 @@ from .labelled_sources import (
     read_fields,
     read_objects,
 )
+from .predictions import label_id, output
 from .published_records import PublishedRecords
 from .tag_schemes import span_labels
 from .tagged_sentences import TaggingExample, from_columns, from_record, in_bio, words_of

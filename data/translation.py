@@ -13,15 +13,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .config import DataConfig, DataSplit
+from .config import DataConfig
 from .corpus import corpus_key
 from .documents import default_cache_dir
 from .errors import DataError
-from .labelled_data import digest
+from .hashing import digest
 from .number_words import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell
 from .packing import best_fit
 from .pair_corpus import PairCorpus, build_pair_corpus, end_of_text, pair_at
 from .parallel_text import ParallelText, open_parallel
+from .rows import DataSplit
 from .tokenizer import Tokenizer
 
 VOCABULARY_PAIRS = 1_000_000

@@ -11,7 +11,7 @@ from ..models.config import TransformerConfig, create
 from ..models.loading import read_params
 from ..models.shapes import parameter_shapes
 from .errors import RunError
-from .optimizer import path_name
+from .tree import path_name
 
 HEAD = "head/"
 """Below this name stands what belongs to an objective; everything else is the body."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from .state import TrainState
-from .step import Metrics, StepFn
+from .state import Metrics, StepFn, TrainState
 
 HOST = "pinned_host"
 """What jax calls the memory that devices read of their host."""

@@ -20,6 +20,7 @@ import optax
 from ..models.config import nearest
 from .optimizer_config import OptimizerConfig
 from .schedules import make_schedule
+from .tree import path_name
 
 # Matrices by the name of the array: biases and the scales of norms do not decay.
 DECAYED = ("kernel", "embedding")
@@ -27,11 +28,6 @@ DECAYED = ("kernel", "embedding")
 STACK = "layers"
 BELOW_STACK = r"(token|position|token_type)_embedding|embedding_norm"
 ABOVE_STACK = r"final_norm|pooler|head|output_embedding"
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """A parameter's place in the tree as `layers/attention/query/kernel`."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def is_decayed(name: str) -> bool:

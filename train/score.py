@@ -16,7 +16,7 @@ from .opening import open_run, search_of
 from .progress import Progress
 from .run import Say, label_names
 from .tasks import objective_of, score, task_of
-from .translating import TextTranslator
+from .translating import TextTranslator, note_of_empty
 
 
 def score_run(
@@ -72,7 +72,18 @@ def score_run(
         say(f"translated and scored: all {len(split.content.sources):,} pairs")
         with Progress().counter("sentences", len(split.content.sources)) as advance:
             translator = TextTranslator(model, params, tokenizer, own)
-            written = decoded(translator, split, search, advance, say)
+            translated = translator(
+                split.content.sources,
+                search=search,
+                places=[pair.place for pair in split.content],
+                on_batch=advance,
+            )
+        note = note_of_empty(split.content.sources, translated)
+        if note is not None:
+            say(note)
+        texts = [translations[0].text for translations in translated]
+        scores = decoded(split.content.targets, texts)
+        written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
     objective = objective_of(config)
     number = split.rows.rows_per_epoch
     evaluation = evaluate(

@@ -25,8 +25,8 @@ from ..models.attention_kernels import FusedAttention
 from ..models.config import divisors
 from ..models.layers import TransformerLayer
 from .config import MeshConfig
-from .optimizer import path_name
 from .state import TrainState
+from .tree import path_name
 
 BATCH_AXES = ("data", "fsdp")
 """Rows of a batch are cut along both."""

@@ -1,11 +1,14 @@
 """What a training step takes and gives back."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+
+from ..models.array_types import Array, Key
 
 
 @struct.dataclass
@@ -16,6 +19,10 @@ class TrainState:
     """How many steps were taken, int32[]."""
     params: Any
     opt_state: Any
+
+
+Metrics = dict[str, Array]
+StepFn = Callable[[TrainState, dict[str, Array], Key[Array, ""]], tuple[TrainState, Metrics]]
 
 
 def init_state(params: Any, tx: optax.GradientTransformation) -> TrainState:

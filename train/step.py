@@ -10,10 +10,7 @@ import optax
 from ..models.array_types import Array, Key
 from ..models.dropout import row_keys
 from .objectives import Batch, Objective, Terms
-from .state import TrainState
-
-Metrics = dict[str, Array]
-StepFn = Callable[[TrainState, Batch, Key[Array, ""]], tuple[TrainState, Metrics]]
+from .state import Metrics, StepFn, TrainState
 
 
 def make_train_step(

@@ -5,13 +5,12 @@ Everything else (run folders, the loop, checkpoints, evaluation, prediction) is 
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from ..data.config import DataConfig, DataSplit
 from ..data.translation import TranslationRows
 from ..models.array_types import Array
-from ..models.beam import BeamSearch
 from . import objectives
 from .config import TrainConfig
 from .evaluation import Evaluation, unigram_entropy
@@ -23,14 +22,9 @@ from .scores import (
     regression_scores,
     translation_scores,
 )
-from .translating import TextTranslator, note_of_empty
 
 Scores = dict[str, Any]
 Say = Callable[[str], None]
-OnBatch = Callable[[int, int], None]
-"""Told after each batch how many rows and tokens it had."""
-Decode = Callable[[TextTranslator, DataSplit, BeamSearch, OnBatch, Say], Scores]
-"""Given what translates, the split, the search, and who is told of each batch and of all else."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +41,8 @@ class Task:
     """The scores that a line of progress shows."""
     use: str
     """What a finished run is good for: a command, with {run} for its folder."""
-    decoded: Decode | None = None
-    """Scores of what a finished model writes, which takes longer."""
+    decoded: Callable[[Sequence[str], Sequence[str]], Scores] | None = None
+    """Scores of what a finished model writes, given the references and the texts it wrote."""
     baseline: Callable[[DataSplit], tuple[str, str, float]] | None = None
     """What a model that knows only frequencies would reach: the score to compare, name, value."""
 
@@ -143,27 +137,6 @@ def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Any) -> 
     }
 
 
-def _translation_texts(
-    translator: TextTranslator,
-    split: DataSplit,
-    search: BeamSearch,
-    on_batch: OnBatch,
-    say: Say,
-) -> Scores:
-    translated = translator(
-        split.content.sources,
-        search=search,
-        places=[pair.place for pair in split.content],
-        on_batch=on_batch,
-    )
-    note = note_of_empty(split.content.sources, translated)
-    if note is not None:
-        say(note)
-    texts = [translations[0].text for translations in translated]
-    scores = translation_scores(split.content.targets, texts)
-    return {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
-
-
 def _entropy(score: str) -> Callable[[DataSplit], tuple[str, str, float]]:
     name = "unigram entropy of the training text"
     return lambda split: (score, name, unigram_entropy(split.content.token_counts))
@@ -230,6 +203,6 @@ TASKS: dict[str, Task] = {
         scores=_translation_losses,
         headline=("nll", "perplexity", "accuracy"),
         use="translate {run} --input FILE",
-        decoded=_translation_texts,
+        decoded=translation_scores,
     ),
 }

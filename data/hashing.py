@@ -1,0 +1,14 @@
+"""Hashes of texts."""
+
+import hashlib
+from collections.abc import Iterable
+
+
+def digest(*parts: Iterable[str]) -> str:
+    """Hashes texts, in order."""
+    whole = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        for text in part:
+            raw = text.encode()
+            whole.update(len(raw).to_bytes(8, "big") + raw)
+    return whole.hexdigest()
