@@ -8,8 +8,6 @@ Example::
     logits = model.apply({"params": params}, input_ids=ids).logits
 """
 
-from .attention import Cache, init_cache
-from .beam import BeamSearch, Hypothesis, Searcher, Translator
 from .bert import BERT, BertConfig
 from .config import (
     Execution,
@@ -21,17 +19,19 @@ from .config import (
     preset,
     presets,
 )
-from .decoding_layout import separate_layers
-from .dropout import row_keys
-from .generating import generate
-from .generation import Generator, Sampling
+from .decoding.beam_search import BeamSearch, Hypothesis, Searcher, Translator
+from .decoding.sample import Generator, Sampling
+from .decoding.unstack_layers import separate_layers
 from .gpt import GPT, GPTConfig
-from .heads import mean_pool
-from .layers import sinusoidal_positions
-from .loading import load
-from .shapes import init_params
+from .hf.generate import generate
+from .hf.generation_config import generation_arguments
+from .init import init_params
+from .load import load
+from .nn.attention import Cache, init_cache
+from .nn.dropout import row_keys
+from .nn.heads import mean_pool
+from .nn.layers import sinusoidal_positions
 from .transformer import EncoderDecoder, EncoderDecoderConfig
-from .weights.generation import generation_arguments
 
 __all__ = [
     "BERT",

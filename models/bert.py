@@ -22,20 +22,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .array_types import Array, Bool, Float, Int
-from .attention import (
+from .config import (
+    Architecture,
+    Execution,
+    Preset,
+    TransformerConfig,
+    one_token,
+    register,
+)
+from .nn.attention import (
     AnyArray,
     Cache,
     advance_cache,
     check_inputs,
     default_positions,
 )
-from .config import Architecture, Execution, Preset, TransformerConfig, one_token, register
-from .dropout import RowKeys, dropout, row_keys
-from .heads import HEADS, CausalLMOutput, EncoderOutput, HeadInputs
-from .layers import LayerNorm, run_transformer_layers, share
-from .linear import Embedding, Linear
-from .masks import Visible
+from .nn.dropout import RowKeys, dropout, row_keys
+from .nn.heads import HEADS, CausalLMOutput, EncoderOutput, HeadInputs
+from .nn.layers import LayerNorm, run_transformer_layers, share
+from .nn.linear import Embedding, Linear
+from .nn.masks import Visible
+from .nn.typing import Array, Bool, Float, Int
 
 POOLERS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 WITH_POOLER = ("none", "pretraining", "next_sentence", "sequence", "choice")

@@ -18,20 +18,25 @@ from typing import Any, ClassVar, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from .array_types import Array, Bool, Float, Int
-from .attention import (
+from .config import Architecture, Execution, Preset, TransformerConfig, register
+from .nn.attention import (
     AnyArray,
     Cache,
     advance_cache,
     check_inputs,
     default_positions,
 )
-from .config import Architecture, Execution, Preset, TransformerConfig, register
-from .dropout import RowKeys, dropout
-from .heads import CausalLMOutput, Projection
-from .layers import LayerNorm, run_transformer_layers, share, sinusoidal_positions
-from .linear import Embedding, look_up
-from .masks import Visible
+from .nn.dropout import RowKeys, dropout
+from .nn.heads import CausalLMOutput, Projection
+from .nn.layers import (
+    LayerNorm,
+    run_transformer_layers,
+    share,
+    sinusoidal_positions,
+)
+from .nn.linear import Embedding, look_up
+from .nn.masks import Visible
+from .nn.typing import Array, Bool, Float, Int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from .config import TransformerConfig
-from .shapes import parameter_shapes
+from .init import parameter_shapes
 
 OUTPUTS = (
     *("last_hidden_state", "pooler_output", "logits", "prediction_logits"),

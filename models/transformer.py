@@ -27,8 +27,15 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from .array_types import Array, Bool, Float, Int
-from .attention import (
+from .config import (
+    Architecture,
+    Execution,
+    Preset,
+    TransformerConfig,
+    divisors,
+    register,
+)
+from .nn.attention import (
     AnyArray,
     Cache,
     advance_cache,
@@ -37,10 +44,9 @@ from .attention import (
     default_positions,
     source_length,
 )
-from .config import Architecture, Execution, Preset, TransformerConfig, divisors, register
-from .dropout import RowKeys, dropout, fold_in
-from .heads import Projection, Seq2SeqLMOutput
-from .layers import (
+from .nn.dropout import RowKeys, dropout, fold_in
+from .nn.heads import Projection, Seq2SeqLMOutput
+from .nn.layers import (
     DecoderLayer,
     LayerNorm,
     LayerOutputs,
@@ -50,9 +56,10 @@ from .layers import (
     share,
     sinusoidal_positions,
 )
-from .linear import Embedding, look_up
-from .masks import Visible
-from .transformer_presets import BASE, TABLE_3
+from .nn.linear import Embedding, look_up
+from .nn.masks import Visible
+from .nn.typing import Array, Bool, Float, Int
+from .transformer_table3 import BASE, TABLE_3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,3 +1,5 @@
+"""Imports point one way: between the three packages, and between the rooms of each."""
+
 import ast
 from pathlib import Path
 
@@ -6,7 +8,6 @@ import flaxzoo.models
 import flaxzoo.train
 import pytest
 
-# Which of our packages each may import, and which of others it may not.
 ALLOWED = {"models": {"models"}, "data": {"data"}, "train": {"models", "data", "train"}}
 FORBIDDEN = {
     "models": {"grain", "tensorflow", "tensorflow_datasets", "torch", "transformers"},
@@ -14,40 +15,106 @@ FORBIDDEN = {
     "train": {"tensorflow", "torch", "transformers"},
 }
 PACKAGES = {"models": flaxzoo.models, "data": flaxzoo.data, "train": flaxzoo.train}
-FILES = [
-    pytest.param(package, path, id=f"{package}/{path.name}")
-    for package, module in PACKAGES.items()
-    for path in sorted(Path(str(module.__file__)).parent.glob("*.py"))
-]
+
+# The rooms (and the files beside them) of each package in order: a room imports itself and rooms
+# of earlier lines.
+ORDER = {
+    "models": [
+        {"checksums", "config", "hub", "transformer_table3"},
+        {"nn"},
+        {"bert", "gpt", "transformer", "init"},
+        {"decoding", "stablehlo"},
+        {"hf"},
+        {"load"},
+    ],
+    "data": [
+        {"dataset", "errors", "lazy_names"},
+        {"batching", "io"},
+        {"sources", "tokenizers"},
+        {"corpora"},
+        {"features", "packing"},
+        {"prepared"},
+        {"tasks"},
+    ],
+    "train": [
+        {"compilation_cache", "errors", "optimizer_config", "progress", "state", "tree"},
+        {"config", "optim"},
+        {"distributed", "recipes"},
+        {"objectives"},
+        {"runs"},
+        {"inference"},
+        {"engine"},
+        {"convert", "plan"},
+        {"cli"},
+    ],
+}
+LEVEL = {
+    (package, room): level
+    for package, order in ORDER.items()
+    for level, rooms in enumerate(order)
+    for room in rooms
+}
 
 
-def imports(package, path):
-    """(our package or None, other people's package or None) of every import in a file."""
+def _files():
+    for package, module in PACKAGES.items():
+        root = Path(str(module.__file__)).parent
+        for path in sorted(root.rglob("*.py")):
+            yield pytest.param(package, root, path, id=f"{package}/{path.relative_to(root)}")
+
+
+def room_of(module):
+    """The package of a dotted module of ours, and its room or file below that package."""
+    package, _, rest = module.partition(".")
+    return package, rest.partition(".")[0]
+
+
+def imports(package, root, path):
+    """(dotted module of ours or None, other people's package or None) of every import."""
+    here = [package, *path.relative_to(root).with_suffix("").parts][:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield None, alias.name.split(".")[0]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield None, (node.module or "").split(".")[0]
         elif isinstance(node, ast.ImportFrom):
-            parts = (node.module or "").split(".")
-            if node.level == 0:
-                yield None, parts[0]
-            elif node.level == 1:
-                yield package, None
+            up = node.level - 1
+            assert up <= len(here), f"line {node.lineno} leaves flaxzoo"
+            base = here[: len(here) - up]
+            if node.module:
+                yield ".".join([*base, node.module]), None
             else:
-                assert node.level == 2, f"line {node.lineno} leaves flaxzoo"
-                names = [parts[0]] if node.module else [alias.name for alias in node.names]
-                yield from ((name, None) for name in names)
+                yield from ((".".join([*base, alias.name]), None) for alias in node.names)
 
 
-@pytest.mark.parametrize(("package", "path"), FILES)
-def test_directions(package, path):
-    for ours, theirs in imports(package, path):
-        assert ours is None or ours in ALLOWED[package]
+@pytest.mark.parametrize(("package", "root", "path"), _files())
+def test_imports_point_one_way(package, root, path):
+    is_public_list = path == root / "__init__.py"
+    own = room_of(".".join([package, *path.relative_to(root).with_suffix("").parts]))
+    for ours, theirs in imports(package, root, path):
         assert theirs != "flaxzoo", "imports inside the package are relative"
         assert theirs not in FORBIDDEN[package]
+        if ours is None:
+            continue
+        other = room_of(ours)
+        assert other[0] in ALLOWED[package]
+        if other[0] == package and other != own and not is_public_list:
+            assert LEVEL[other] < LEVEL[own], f"{own[1]} may not import {ours}"
 
 
-@pytest.mark.parametrize("package", ["models", "train"])
+@pytest.mark.parametrize("package", list(PACKAGES))
+def test_every_room_has_its_place_in_the_order(package):
+    root = Path(str(PACKAGES[package].__file__)).parent
+    rooms = {
+        room_of(".".join([package, *p.relative_to(root).with_suffix("").parts]))
+        for p in root.rglob("*.py")
+        if p != root / "__init__.py"
+    }
+    assert rooms == {key for key in LEVEL if key[0] == package}
+
+
+@pytest.mark.parametrize("package", list(PACKAGES))
 def test_every_public_name_is_there(package):
     module = PACKAGES[package]
     for name in module.__all__:

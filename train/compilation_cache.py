@@ -12,7 +12,7 @@ def enable_compilation_cache() -> None:
     """Keeps them in flaxzoo's folder of what can be made again, unless jax was told where."""
     import jax
 
-    from ..data.documents import default_cache_dir
+    from ..data.sources.documents import default_cache_dir
 
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         jax.config.update("jax_compilation_cache_dir", os.fspath(default_cache_dir() / "xla"))

@@ -5,16 +5,21 @@ import json
 import math
 from typing import Any, Literal
 
-from ..data.causal import CausalData
-from ..data.choices import ChoiceData
-from ..data.classification import ClassificationData
-from ..data.config import DataConfig
-from ..data.pretraining import PretrainingData
-from ..data.spans import SpanData
-from ..data.tagging import TaggingData
-from ..data.tokenizer_training import TokenizerConfig
-from ..data.translation import TranslationData
-from ..models.config import Execution, TransformerConfig, config_from_dict, config_to_dict
+from ..data.tasks.base import DataConfig
+from ..data.tasks.bert_pretraining import PretrainingData
+from ..data.tasks.causal_lm import CausalData
+from ..data.tasks.multiple_choice import ChoiceData
+from ..data.tasks.question_answering import SpanData
+from ..data.tasks.sequence_classification import ClassificationData
+from ..data.tasks.token_classification import TaggingData
+from ..data.tasks.translation import TranslationData
+from ..data.tokenizers.training import TokenizerConfig
+from ..models.config import (
+    Execution,
+    TransformerConfig,
+    config_from_dict,
+    config_to_dict,
+)
 from .optimizer_config import OptimizerConfig
 
 DATA_KINDS: dict[str, type[DataConfig]] = {

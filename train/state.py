@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from ..models.array_types import Array, Key
+from ..models.nn.typing import Array, Key
 
 
 @struct.dataclass

@@ -9,8 +9,8 @@ on the devices here: of flaxzoo's chunks, and of all logits at once. Nothing is 
 import jax
 import jax.numpy as jnp
 import optax
-from flaxzoo.models.heads import Projection
-from flaxzoo.train.losses import cross_entropy
+from flaxzoo.models.nn.heads import Projection
+from flaxzoo.train.objectives.losses import cross_entropy
 
 WIDTH = 256
 LENGTHS = (512, 1024, 2048, 4096, 8192)

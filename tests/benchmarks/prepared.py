@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from flaxzoo import data
-from flaxzoo.data.prepared import SPLITS, prepared_split, prepared_tokenizer
+from flaxzoo.data.prepared.read_shards import SPLITS, prepared_split, prepared_tokenizer
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:

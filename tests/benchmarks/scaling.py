@@ -81,7 +81,7 @@ def measure(point: Point) -> dict[str, float]:
     """In this process, which has the devices."""
     from flaxzoo import models, train
     from flaxzoo.data import CausalData, TokenizerConfig
-    from flaxzoo.train.bench import bench
+    from flaxzoo.train.plan.bench import bench
 
     config = train.TrainConfig(
         model=models.GPTConfig(

@@ -9,8 +9,8 @@ import time
 import jax
 import pytest
 from flaxzoo import models
+from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hub import local_folder
-from flaxzoo.models.weights.writing import write_weights
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PROGRAM = """

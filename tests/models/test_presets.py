@@ -6,7 +6,7 @@ import re
 import jax
 import pytest
 from flaxzoo import models
-from flaxzoo.models.shapes import parameter_shapes
+from flaxzoo.models.init import parameter_shapes
 
 # (V, P, L, D, N) from section 4.1 (GPT), table 2 (GPT-2) and table 2.1 (GPT-3) of the papers.
 SIZES = {

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models.shapes import parameter_shapes
+from flaxzoo.models.init import parameter_shapes
 
 SIZES = {"vocab_size": 29, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 4}
 OTHERS = {

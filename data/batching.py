@@ -1,0 +1,232 @@
+"""Grain: from rows to batches, in a global order that nothing but the seed decides.
+
+A batch is a pure function of ``(seed, step)``. Example ``g = step * batch_size + i`` is row
+``permutation(seed, epoch)[g % rows_per_epoch]`` of epoch ``g // rows_per_epoch``; process
+``p`` of ``n`` makes the ``p``-th of ``n`` equal parts of each batch. So the global batch
+depends neither on the number of processes nor on that of workers, and where a run stands is
+one number.
+
+An objective brings its own ``Rows`` and shares everything here.
+"""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grain
+import numpy as np
+from absl import flags
+
+from .dataset import Rows
+from .errors import DataError
+
+Batch = dict[str, np.ndarray]
+
+_SHUFFLE_ROUNDS = 4  # as ``grain.MapDataset.shuffle``
+
+
+@dataclass(frozen=True)
+class TrainBatches:
+    """The batches of a training run in order, for Grain to read at random.
+
+    Attributes:
+        rows: The examples.
+        batch_size: Of the global batch, B.
+        seed: Of the order; any integer.
+        num_steps: The number of batches.
+        process_index: Which part of the batch, in ``[0, process_count)``.
+        process_count: The number of parts.
+    """
+
+    rows: Rows
+    batch_size: int
+    seed: int
+    num_steps: int
+    process_index: int = 0
+    process_count: int = 1
+
+    def __post_init__(self) -> None:
+        local_batch_size(self.batch_size, self.process_count)
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __getitem__(self, index: int) -> Batch:
+        """Makes this process's part of the batch of a step, arrays of [B / process_count, ...]."""
+        local = local_batch_size(self.batch_size, self.process_count)
+        first = index * self.batch_size + self.process_index * local
+        return _stack([self._example(g) for g in range(first, first + local)])
+
+    def _example(self, g: int) -> dict[str, np.ndarray]:
+        epoch, index = divmod(g, self.rows.rows_per_epoch)
+        return self.rows.row(epoch, _shuffled(index, self.rows.rows_per_epoch, self.seed, epoch))
+
+
+class BatchIterator(grain.DatasetIterator[Batch]):
+    """Iterates over the batches of a run, reading ahead; its state is the next step.
+
+    It goes where Grain's own iterators go (``grain.checkpoint``). Theirs would also hold
+    how the reading is spread over workers; this state fits any number of workers and
+    processes. Reading starts at the first ``next``, so restoring wastes nothing.
+    """
+
+    def __init__(self, batches: TrainBatches, num_workers: int = 0) -> None:
+        """Makes an iterator that stands at step 0.
+
+        Args:
+            batches: The batches in order.
+            num_workers: Worker processes that make batches; 0 makes them in a thread.
+        """
+        super().__init__()
+        self._batches = batches
+        self._num_workers = num_workers
+        self._step = 0
+        self._reader: grain.DatasetIterator[Batch] | None = None
+
+    def __next__(self) -> Batch:
+        self._assert_not_closed()
+        if self._step >= len(self._batches):
+            raise StopIteration
+        if self._reader is None:
+            self._reader = self._read_from(self._step)
+        batch = next(self._reader)
+        self._step += 1
+        return batch
+
+    def get_state(self) -> dict[str, int]:
+        """Returns ``{"step": the number of the next batch}``."""
+        return {"step": self._step}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Goes to the step of a state.
+
+        Raises:
+            DataError: The state is not one of ours, or lies behind the end of the run.
+        """
+        step = state.get("step")
+        if not isinstance(step, int) or not 0 <= step <= len(self._batches):
+            raise DataError(
+                f"data iterator state {state} does not fit a run of {len(self._batches)} steps: "
+                "resume with at least as many steps"
+            )
+        self._stop_reading()
+        self._step = step
+
+    def close(self) -> None:
+        """Stops reading ahead; ``next`` then raises ValueError."""
+        self._stop_reading()
+        super().close()
+
+    def _stop_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _read_from(self, step: int) -> grain.DatasetIterator[Batch]:
+        remaining = grain.MapDataset.source(self._batches)[step:]
+        data = remaining.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
+        if self._num_workers > 0:
+            if not flags.FLAGS.is_parsed():  # Grain's workers read absl's flags
+                flags.FLAGS.mark_as_parsed()
+            workers = min(self._num_workers, len(remaining))
+            data = data.mp_prefetch(
+                grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+            )
+        return iter(data)
+
+
+def train_iterator(
+    rows: Rows,
+    *,
+    batch_size: int,
+    seed: int,
+    num_steps: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    num_workers: int = 0,
+) -> BatchIterator:
+    """Iterates over the batches of a training run, reading ahead.
+
+    ``get_state`` and ``set_state`` (or ``grain.checkpoint``) resume exactly, also with
+    another number of workers or processes. Close the iterator when done.
+
+    Args:
+        rows: The examples.
+        batch_size: Of the global batch, B.
+        seed: Of the order; any integer.
+        num_steps: The number of batches.
+        process_index: Which part of the batch this process reads.
+        process_count: The number of processes that share a batch.
+        num_workers: Worker processes that make batches; 0 makes them in a thread.
+
+    Returns:
+        The iterator; each batch has arrays of [B / process_count, ...].
+
+    Raises:
+        DataError: ``batch_size`` is not divisible by ``process_count``.
+    """
+    batches = TrainBatches(rows, batch_size, seed, num_steps, process_index, process_count)
+    return BatchIterator(batches, num_workers)
+
+
+def evaluation_batches(
+    rows: Rows, *, batch_size: int, process_index: int = 0, process_count: int = 1
+) -> Iterator[Batch]:
+    """Iterates once over the rows of epoch 0, in order.
+
+    Args:
+        rows: The examples.
+        batch_size: Of the global batch, B.
+        process_index: Which part of the batch this process reads.
+        process_count: The number of processes that share a batch.
+
+    Yields:
+        Batches of [B / process_count, ...]; the last one is filled up with rows of zeros,
+        which are padding. Every process gets the same number of batches.
+
+    Raises:
+        DataError: ``batch_size`` is not divisible by ``process_count``.
+    """
+    local = local_batch_size(batch_size, process_count)
+    nothing = {name: np.zeros_like(array) for name, array in rows.row(0, 0).items()}
+    for start in range(0, rows.rows_per_epoch, batch_size):
+        first = start + process_index * local
+        yield _stack(
+            [
+                rows.row(0, index) if index < rows.rows_per_epoch else nothing
+                for index in range(first, first + local)
+            ]
+        )
+
+
+def local_batch_size(batch_size: int, process_count: int) -> int:
+    """Divides the global batch.
+
+    Raises:
+        DataError: It does not divide evenly.
+    """
+    if batch_size <= 0 or batch_size % process_count:
+        raise DataError(
+            f"batch_size {batch_size} is not divisible by {process_count} processes: "
+            f"choose a positive multiple of {process_count}"
+        )
+    return batch_size // process_count
+
+
+def _shuffled(index: int, count: int, seed: int, epoch: int) -> int:
+    """Where a permutation of ``range(count)``, which takes no memory, sends an index."""
+    # Not through a Grain data set, whose cost for each row would count beside a prepared row's.
+    shuffle_seed = _shuffle_seed(seed, epoch)
+    return grain.experimental.index_shuffle(
+        index, max_index=count - 1, seed=shuffle_seed, rounds=_SHUFFLE_ROUNDS
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _shuffle_seed(seed: int, epoch: int) -> int:
+    # Grain takes 32 bits, and would use neighbouring seeds for its own epochs.
+    return int(np.random.SeedSequence([seed % 2**64, epoch]).generate_state(1)[0])
+
+
+def _stack(examples: list[dict[str, np.ndarray]]) -> Batch:
+    return {name: np.stack([example[name] for example in examples]) for name in examples[0]}

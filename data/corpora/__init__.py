@@ -1,0 +1,1 @@
+"""Tokenized text as arrays on disk."""

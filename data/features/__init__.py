@@ -1,0 +1,1 @@
+"""From text to model inputs, and from model outputs back to text."""

@@ -1,0 +1,161 @@
+"""The rows of BERT: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, with token types.
+
+Devlin et al. 2018, section 3 and figure 2. A tokenizer without these two marks lends the
+ones that open and close its texts (RoBERTa's ``<s>`` and ``</s>``).
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DataError
+from ..tokenizers.base import Tokenizer
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The marks around texts.
+
+    Attributes:
+        cls: The id that opens a row.
+        sep: The id that closes each text.
+        pad: The id behind the end.
+        length: The row's length T.
+    """
+
+    cls: int
+    sep: int
+    pad: int
+    length: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, length: int) -> "Frame":
+        """Takes the marks of a tokenizer.
+
+        Raises:
+            DataError: It has none.
+        """
+        special = tokenizer.special_ids
+        first = special.bos if special.cls is None else special.cls
+        last = special.eos if special.sep is None else special.sep
+        if first is None or last is None:
+            raise DataError(
+                f"the {tokenizer.kind} tokenizer has no [CLS] and [SEP], which frame every "
+                "example: choose a WordPiece vocabulary"
+            )
+        return cls(first, last, special.pad or 0, length)
+
+    def room(self, texts: int) -> int:
+        """Tokens that are left in a row for one text, or for two."""
+        return self.length - 1 - texts
+
+
+@dataclass(frozen=True, eq=False)
+class FramedTokens:
+    """Many framed examples in flat arrays, which are small and pickle fast.
+
+    Attributes:
+        frame: The marks and the row's length T.
+        ids: All tokens, marks included, int32.
+        starts: Where each example starts in ``ids``, and the end, int64 [n + 1].
+        second: Where the second text starts in its row, T if there is none, int32 [n].
+    """
+
+    frame: Frame
+    ids: np.ndarray
+    starts: np.ndarray
+    second: np.ndarray
+
+    @classmethod
+    def of(
+        cls, frame: Frame, pairs: Iterable[tuple[Sequence[int], Sequence[int] | None]]
+    ) -> "FramedTokens":
+        """Frames texts that fit.
+
+        Args:
+            frame: The marks and the row's length.
+            pairs: The ids of the first and, if there is one, of the second text.
+        """
+        ids, starts, second = array("i"), array("q", [0]), array("i")
+        for one, other in pairs:
+            ids.append(frame.cls)
+            ids.extend(one)
+            ids.append(frame.sep)
+            second.append(frame.length if other is None else len(one) + 2)
+            if other is not None:
+                ids.extend(other)
+                ids.append(frame.sep)
+            starts.append(len(ids))
+        return cls(
+            frame, np.array(ids, np.int32), np.array(starts, np.int64), np.array(second, np.int32)
+        )
+
+    def __len__(self) -> int:
+        return len(self.second)
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Makes ``input_ids``, ``attention_mask`` and ``token_type_ids``, int32 [T] each."""
+        tokens = self.ids[self.starts[index] : self.starts[index + 1]]
+        place = np.arange(self.frame.length, dtype=np.int32)
+        real = place < len(tokens)
+        input_ids = np.full(self.frame.length, self.frame.pad, np.int32)
+        input_ids[: len(tokens)] = tokens
+        return {
+            "input_ids": input_ids,
+            "attention_mask": real.astype(np.int32),
+            "token_type_ids": (real & (place >= self.second[index])).astype(np.int32),
+        }
+
+
+def frame_texts(
+    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, frame: Frame
+) -> tuple[FramedTokens, int]:
+    """Tokenises and frames single texts and pairs, cutting what is too long.
+
+    Args:
+        texts: One or two texts each.
+        tokenizer: Turns them to ids.
+        frame: The marks and the row's length.
+
+    Returns:
+        The framed texts, and how many were cut.
+    """
+    encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
+    pairs: list[tuple[list[int], list[int] | None]] = []
+    cut = 0
+    for pair in texts:
+        one, other = next(encoded), next(encoded) if len(pair) == 2 else None
+        if other is None:
+            kept: tuple[list[int], list[int] | None] = one[: frame.room(1)], None
+            cut += len(one) > frame.room(1)
+        else:
+            first, second = cut_longest_first(len(one), len(other), frame.room(2))
+            kept = one[:first], other[:second]
+            cut += first + second < len(one) + len(other)
+        pairs.append(kept)
+    return FramedTokens.of(frame, pairs), cut
+
+
+def cut_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
+    """Shortens two texts to fit: tokens go from the end of whichever is longer.
+
+    The same as one token at a time from the longer, from the second where they are equal
+    (google-research/bert ``run_classifier.py``, ``create_pretraining_data.py``).
+
+    Args:
+        one: Tokens of the first text.
+        other: Tokens of the second.
+        room: Tokens for both.
+
+    Returns:
+        The tokens to keep of each.
+    """
+    if one + other <= room:
+        return one, other
+    if other <= room // 2:
+        return room - other, other
+    if one <= room - room // 2:
+        return one, room - one
+    return room - room // 2, room // 2

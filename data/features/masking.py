@@ -1,0 +1,199 @@
+"""Masked language modelling (Devlin et al. 2019, section 3.1 and appendix A.1).
+
+Of a row's tokens 15 % are to be predicted; of those 80 % become ``[MASK]``, 10 % a random
+token, and 10 % stay. As in google-research/bert ``create_pretraining_data.py`` the number
+is counted from all tokens of the row, special ones included, of which none is chosen.
+
+Deliberate differences: the masks are drawn anew in every epoch (RoBERTa, Liu et al. 2019,
+section 4.1) where the original writes ten copies of its data; a random token is never a
+special one; and ``[UNK]`` is not predicted.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..tokenizers.base import Tokenizer
+
+_MASKED, _RANDOM = 0.8, 0.9  # below the first: [MASK]; between the two: a random token
+
+
+@dataclass(frozen=True, eq=False)
+class Masking:
+    """How the tokens of a row are masked.
+
+    Attributes:
+        mask: The id of ``[MASK]``.
+        specials: The ids of all special tokens.
+        vocab_size: Random tokens are drawn from ``[0, vocab_size)`` without ``specials`` and
+            ``missing``.
+        max_predictions: The length M of a row's arrays of predictions.
+        rate: The share of a row's tokens that are predicted, in (0, 1).
+        continues: For whole-word masking, which ids go on with the word of the token
+            before them, bool [vocab_size]; None masks single tokens.
+        missing: The ids that the vocabulary leaves out.
+    """
+
+    mask: int
+    specials: tuple[int, ...]
+    vocab_size: int
+    max_predictions: int
+    rate: float = 0.15
+    continues: np.ndarray | None = None
+    missing: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        length: int,
+        *,
+        rate: float = 0.15,
+        max_predictions: int | None = None,
+        whole_word: bool = False,
+    ) -> "Masking":
+        """Makes the rule for a tokenizer.
+
+        Args:
+            tokenizer: Has a mask token.
+            length: The row's length T.
+            rate: See the class.
+            max_predictions: See the class; None for ``rate * length``, rounded up.
+            whole_word: Whether the tokens of a word are masked together.
+
+        Raises:
+            DataError: There is no mask token, or for whole words, no sign of them.
+        """
+        ids = {role: id for role, id in asdict(tokenizer.special_ids).items() if id is not None}
+        if "mask" not in ids:
+            raise DataError(f"this {tokenizer.kind} tokenizer has no mask token: train a wordpiece")
+        return cls(
+            ids["mask"],
+            tuple(sorted(set(ids.values()))),
+            tokenizer.vocab_size,
+            max_predictions or math.ceil(round(rate * length, 6)),
+            rate,
+            continuations(tokenizer) if whole_word else None,
+            tuple(id for id in range(tokenizer.vocab_size) if _piece(tokenizer, id) is None),
+        )
+
+    @cached_property
+    def _ordinary(self) -> np.ndarray:
+        """Which ids are not special, bool [vocab_size]."""
+        ordinary = np.ones(self.vocab_size, bool)
+        ordinary[list(self.specials)] = False
+        return ordinary
+
+    @cached_property
+    def _replacements(self) -> np.ndarray:
+        drawn = self._ordinary.copy()
+        drawn[list(self.missing)] = False
+        return np.flatnonzero(drawn)
+
+    def mask_row(self, ids: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Masks a row; changes it in place.
+
+        Args:
+            ids: The tokens without padding, int32 [n].
+            rng: Decides everything.
+
+        Returns:
+            ``masked_positions`` (ascending), ``masked_labels`` and ``masked_weights``, int32
+            [max_predictions]; 0 in all three where there is no prediction.
+        """
+        budget = min(self.max_predictions, max(1, round(len(ids) * self.rate)))
+        candidates = np.flatnonzero(self._ordinary[ids])
+        chosen = (
+            _some(candidates, budget, rng)
+            if self.continues is None
+            else self._whole_words(ids, candidates, budget, rng)
+        )
+        count = len(chosen)
+        row = {name: np.zeros(self.max_predictions, np.int32) for name in PREDICTIONS}
+        row["masked_positions"][:count] = chosen
+        row["masked_labels"][:count] = ids[chosen]
+        row["masked_weights"][:count] = 1
+        fate = rng.random(count)
+        random = rng.integers(0, len(self._replacements), count)
+        replaced = np.where(fate < _RANDOM, self._replacements[random], ids[chosen])
+        ids[chosen] = np.where(fate < _MASKED, self.mask, replaced)
+        return row
+
+    def _whole_words(
+        self, ids: np.ndarray, candidates: np.ndarray, budget: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Chooses words in random order, leaving out those that are too long for the rest.
+
+        If each word is longer than the budget, the shortest is chosen all the same, so that a
+        row has a prediction; unless it is longer than ``max_predictions``.
+        """
+        assert self.continues is not None
+        goes_on = self.continues[ids[candidates]]
+        goes_on[1:] &= np.diff(candidates) == 1  # nothing goes on over a special token
+        goes_on[:1] = False
+        firsts = np.flatnonzero(~goes_on)
+        sizes = np.diff(firsts, append=len(candidates))
+        left, words = budget, []
+        order = rng.permutation(len(firsts))
+        for word, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+            if size <= left:
+                words.append(word)
+                left -= size
+                if not left:
+                    break
+        if not words and len(sizes) and sizes.min() <= self.max_predictions:
+            words = [int(sizes.argmin())]
+        chosen = np.zeros(len(firsts), bool)
+        chosen[words] = True
+        return candidates[np.repeat(chosen, sizes)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+PREDICTIONS = ("masked_positions", "masked_labels", "masked_weights")
+"""The arrays of a row's predictions, int32 [M] each."""
+
+
+def continuations(tokenizer: Tokenizer) -> np.ndarray:
+    """Finds which ids go on with a word: computed once, from the pieces' spelling.
+
+    In WordPiece these begin with ``##``. In vocabularies that write spaces, a word is what
+    stands between two spaces, and every piece that does not begin with one goes on with it.
+
+    Args:
+        tokenizer: Of any kind but characters.
+
+    Returns:
+        bool [vocab_size].
+
+    Raises:
+        DataError: The vocabulary marks neither words nor their continuations.
+    """
+    pieces = [_piece(tokenizer, id) or "" for id in range(tokenizer.vocab_size)]
+    if tokenizer.kind == "wordpiece":
+        return np.asarray([piece.startswith("##") for piece in pieces])
+    begins = np.asarray([piece.startswith(("Ġ", "▁")) for piece in pieces])
+    if not begins.any():
+        raise DataError(
+            f"this {tokenizer.kind} tokenizer does not say where words begin: leave whole_word out"
+        )
+    return ~begins
+
+
+def _piece(tokenizer: Tokenizer, id: int) -> str | None:
+    try:
+        return tokenizer.token(id)
+    except IndexError:  # an id that the vocabulary leaves out
+        return None
+
+
+def _some(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Chooses so many at random, in ascending order."""
+    if count >= len(candidates):
+        return candidates
+    return np.sort(candidates[np.argpartition(rng.random(len(candidates)), count)[:count]])

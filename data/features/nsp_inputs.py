@@ -1,0 +1,67 @@
+"""Pairs of texts, to be told whether the second continues the first."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..io.files import input_lines
+from .bert_inputs import FramedTokens
+from .predictions import output, softmax
+
+
+@dataclass(frozen=True, eq=False)
+class SentencePairRows:
+    """A row for each pair, with nothing masked; see ``pipeline.Rows``.
+
+    Attributes:
+        tokens: The framed pairs.
+        texts: The pairs themselves.
+        max_predictions: The length M of the arrays of masked positions.
+    """
+
+    tokens: FramedTokens
+    texts: tuple[tuple[str, str], ...]
+    max_predictions: int
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of pairs."""
+        return len(self.tokens)
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one row, the same in every epoch."""
+        nothing = np.zeros(self.max_predictions, np.int32)
+        return {**self.tokens.row(index), "masked_positions": nothing}
+
+    def decode(self, predictions: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+        """Says of each pair ``{"text", "text_b", "is_next", "probability"}``.
+
+        Args:
+            predictions: ``seq_relationship_logits`` float [n, 2]; the first: it continues.
+        """
+        logits = output(predictions, "seq_relationship_logits", len(self.tokens))
+        return [
+            {"text": one, "text_b": other, "is_next": p > 0.5, "probability": p}
+            for (one, other), p in zip(self.texts, softmax(logits)[:, 0].tolist(), strict=True)
+        ]
+
+
+def read_pairs(path: str) -> tuple[tuple[str, str], ...]:
+    """Reads two texts parted by a tab on each line of a file, or of standard input for ``-``.
+
+    Raises:
+        DataError: A line has another number of texts, or there is none.
+    """
+    pairs = []
+    for file, number, line in input_lines(path):
+        texts = line.split("\t")
+        if len(texts) != 2:
+            raise DataError(
+                f"{file} line {number} has {len(texts)} texts: write two, parted by a tab"
+            )
+        pairs.append((texts[0], texts[1]))
+    if not pairs:
+        raise DataError(f"nothing to predict in {path}: it is empty")
+    return tuple(pairs)

@@ -1,0 +1,242 @@
+"""Pairs of segments for next-sentence prediction (Devlin et al. 2019, section 3.1, A.2).
+
+After google-research/bert ``create_pretraining_data.py``: consecutive sentences of a document
+are gathered until a target length is reached, and cut in two at a random sentence. For half
+of the examples the second segment is then replaced by sentences from a random place of
+another document. A tenth of the examples has a random shorter target. What is too long is cut
+at random from either end of the longer segment.
+
+Deliberate differences, so that every example can be made on its own:
+
+- The number of examples is fixed: a document of ``n`` tokens has ``ceil(n / target)``.
+  Where they begin moves from epoch to epoch: example ``k`` begins with the first sentence that
+  starts at token ``k * target - shift`` of its document or later, where ``shift`` is drawn for
+  each document and epoch from what the last example leaves free. So in each epoch the examples
+  of a document tile it: every sentence is offered to one of them, none is favoured.
+- An example has at least two sentences, so exactly half of them (the original: fewer) continue.
+- Sentences that a random second segment displaces wait for another epoch; the original
+  begins its next example with them.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..corpora.sentence_corpus import SentenceCorpus
+from ..errors import DataError
+from .bert_inputs import cut_longest_first
+
+_SHIFTS = 1  # apart from the numbers an example draws
+
+
+class Example(NamedTuple):
+    """An example before masking.
+
+    Attributes:
+        input_ids: ``[CLS] A [SEP] B [SEP]`` or ``[CLS] A [SEP]``, int32 [n].
+        token_type_ids: 1 for B and its ``[SEP]``, int32 [n].
+        label: 0 if B continues A, 1 if it is from another document, None without B.
+    """
+
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
+    label: int | None
+
+
+class Place(NamedTuple):
+    """Where an example was taken from, in sentences of the corpus; for tests and reports.
+
+    Attributes:
+        document: The document of A.
+        first: The first sentence of A.
+        middle: The first sentence after A.
+        other: The first sentence of B; None without B.
+        end: The first sentence after B, without B after A.
+        short: Whether the target length was a random shorter one.
+    """
+
+    document: int
+    first: int
+    middle: int
+    other: int | None
+    end: int
+    short: bool
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The examples of every epoch, to be made in any order.
+
+    Attributes:
+        corpus: The sentences.
+        length: The row's length T, which no example exceeds.
+        cls: The id of ``[CLS]``.
+        sep: The id of ``[SEP]``.
+        seed: Of the places where examples begin.
+        next_sentence: Whether there are pairs; otherwise ``[CLS] sentences [SEP]``.
+        short_fraction: The share of examples with a random shorter target.
+        jitter: Whether the examples begin elsewhere in each epoch.
+    """
+
+    corpus: SentenceCorpus
+    length: int
+    cls: int
+    sep: int
+    seed: int = 0
+    next_sentence: bool = True
+    short_fraction: float = 0.1
+    jitter: bool = True
+
+    def __post_init__(self) -> None:
+        if self.target < 2:
+            raise DataError(
+                f"length {self.length} leaves no room for two tokens beside "
+                f"{self.length - self.target} special ones: choose at least "
+                f"{self.length - self.target + 2}"
+            )
+        if self.next_sentence:
+            self._check_documents()
+
+    def _check_documents(self) -> None:
+        corpus = self.corpus
+        if corpus.num_documents < 2:
+            raise DataError(
+                "next sentences need two documents, and what is trained or validated on has one: "
+                "say what a document is (text:GLOB#block or #sentences), hold out more or name "
+                "more to validate on, or leave next sentences out (--data.no-next-sentence)"
+            )
+        if corpus.num_single == corpus.num_documents:
+            raise DataError(
+                f"each of {corpus.num_documents:,} documents is a single sentence, so nothing "
+                "continues: give longer documents (#file, #block), or --data.no-next-sentence"
+            )
+
+    @property
+    def target(self) -> int:
+        """Tokens of a row that are not special."""
+        return self.length - (3 if self.next_sentence else 2)
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples of an epoch."""
+        return int(self._example_ends[-1])
+
+    @cached_property
+    def _token_starts(self) -> np.ndarray:
+        """Where each document starts in the tokens, and the end, int64 [num_documents + 1]."""
+        return self.corpus.sentence_starts[self.corpus.document_starts]
+
+    @cached_property
+    def _example_ends(self) -> np.ndarray:
+        """The number of examples of each document and those before it."""
+        counts = -(-np.diff(self._token_starts) // self.target)
+        if self.next_sentence:
+            counts[np.diff(self.corpus.document_starts) < 2] = 0
+        return np.cumsum(counts)
+
+    def example(self, epoch: int, index: int, rng: np.random.Generator) -> Example:
+        """Makes one example.
+
+        Args:
+            epoch: From 0.
+            index: In ``[0, num_examples)``.
+            rng: Decides everything but where the example begins.
+
+        Returns:
+            At most ``length`` tokens.
+        """
+        place = self.place(epoch, index, rng)
+        a = self._tokens(place.first, place.middle)
+        if place.other is None:
+            a = _cut(a, self.target, rng)
+            return Example(self._framed(a), np.zeros(len(a) + 2, np.int32), None)
+        b = self._tokens(place.other, place.end)
+        size_a, size_b = cut_longest_first(len(a), len(b), self.target)
+        a, b = _cut(a, size_a, rng), _cut(b, size_b, rng)
+        types = np.zeros(size_a + size_b + 3, np.int32)
+        types[size_a + 2 :] = 1
+        return Example(self._framed(a, b), types, int(place.other != place.middle))
+
+    def place(self, epoch: int, index: int, rng: np.random.Generator) -> Place:
+        """Chooses the sentences of an example; see ``example``."""
+        document = int(np.searchsorted(self._example_ends, index, "right"))
+        last = int(self.corpus.document_starts[document + 1])
+        first = self._begin(epoch, index, document)
+        short = bool(rng.random() < self.short_fraction)
+        target = int(rng.integers(2, self.target, endpoint=True)) if short else self.target
+        end = self._fill(first, last, target)
+        if not self.next_sentence:
+            return Place(document, first, end, None, end, short)
+        first, end = _at_least_two(first, end, last)
+        middle = int(rng.integers(first + 1, end))
+        if rng.random() < 0.5:
+            return Place(document, first, middle, middle, end, short)
+        other = int(rng.integers(self.corpus.num_documents - 1))
+        other += other >= document
+        begin, last = self.corpus.document_starts[other : other + 2].tolist()
+        start = int(rng.integers(begin, last))
+        starts = self.corpus.sentence_starts
+        end = self._fill(start, last, target - int(starts[middle] - starts[first]))
+        return Place(document, first, middle, start, end, short)
+
+    def _begin(self, epoch: int, index: int, document: int) -> int:
+        """The first sentence of an example."""
+        before = int(self._example_ends[document - 1]) if document else 0
+        count = int(self._example_ends[document]) - before
+        start, end = self._token_starts[document : document + 2].tolist()
+        token = start + (index - before) * self.target
+        if self.jitter:
+            free = count * self.target - (end - start)
+            words = [self.seed % 2**64, epoch, document, _SHIFTS]
+            token -= int(np.random.default_rng(words).integers(0, free, endpoint=True))
+        return self._sentence_from(max(token, start), document)
+
+    def _sentence_from(self, token: int, document: int) -> int:
+        """The first sentence that starts at a token or later; one longer than a row, around it."""
+        starts = self.corpus.sentence_starts
+        sentence = int(np.searchsorted(starts, token, "left"))
+        last = int(self.corpus.document_starts[document + 1])
+        if sentence >= last or starts[sentence] - token >= self.target:
+            return sentence - 1
+        return sentence
+
+    def _fill(self, first: int, last: int, target: int) -> int:
+        """The end of the fewest sentences from ``first`` on that have so many tokens."""
+        starts = self.corpus.sentence_starts
+        end = int(np.searchsorted(starts, int(starts[first]) + target, "left"))
+        return min(max(end, first + 1), last)
+
+    def _tokens(self, first: int, end: int) -> np.ndarray:
+        starts = self.corpus.sentence_starts
+        return self.corpus.tokens[int(starts[first]) : int(starts[end])]
+
+    def _framed(self, *segments: np.ndarray) -> np.ndarray:
+        ids = np.empty(1 + sum(len(segment) + 1 for segment in segments), np.int32)
+        ids[0] = self.cls
+        end = 1
+        for segment in segments:
+            ids[end : end + len(segment)] = segment
+            end += len(segment) + 1
+            ids[end - 1] = self.sep
+        return ids
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def _cut(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Takes tokens away, each with equal chance from the front or the back."""
+    excess = len(tokens) - size
+    if excess <= 0:
+        return tokens
+    front = int(rng.binomial(excess, 0.5))
+    return tokens[front : front + size]
+
+
+def _at_least_two(first: int, end: int, last: int) -> tuple[int, int]:
+    """Takes a neighbour in, the next one if there is one, where there is a single sentence."""
+    if end - first > 1:
+        return first, end
+    return (first, end + 1) if end < last else (first - 1, end)

@@ -1,0 +1,99 @@
+"""Files and folders that appear whole or not at all, whoever else writes them.
+
+Everything is written beside its final place and renamed there. A crash leaves no half
+result under the final name; of two processes that do the same work, one wins and the
+other's copy is thrown away (both are equal, since the name says what is inside).
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import DataError
+from .files import input_files
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file by renaming; replaces an older one.
+
+    Args:
+        path: The final place; missing parent folders are made.
+        content: The bytes.
+
+    Raises:
+        DataError: The place cannot be written.
+    """
+    _make_parent(path)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide the file from the group
+        os.replace(temporary, path)
+    except BaseException as error:
+        os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise DataError(f"cannot write {path} ({error.strerror}): mend that") from error
+        raise
+
+
+def check_place(path: Path, made_from: str) -> None:
+    """Checks that a file can be written, before the work that makes it; makes parent folders.
+
+    Args:
+        path: The final place.
+        made_from: What is read for it; see ``text_lines.input_lines``.
+
+    Raises:
+        DataError: The place is a folder, cannot be written, or is what is read, by whatever
+            name or link.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: give the name of a file")
+    for file in input_files(made_from):
+        if path.exists() and path.samefile(file):
+            raise DataError(f"output {path} is the input, which it would replace: name another")
+    _make_parent(path)
+
+
+def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
+    """Makes a folder by filling a sibling and renaming it; keeps one already there.
+
+    Args:
+        path: The final place; missing parent folders are made.
+        fill: Called with an empty folder to write into, if ``path`` does not exist.
+
+    Returns:
+        ``path``, which now exists and is whole.
+
+    Raises:
+        DataError: The place cannot be written.
+    """
+    if path.is_dir():
+        return path
+    _make_parent(path)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        temporary.chmod(0o755)
+        fill(temporary)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if not path.is_dir():  # not another process that was faster: a real failure
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return path
+
+
+def _make_parent(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot make the folder {path.parent} ({error.strerror}): choose another place"
+        ) from None
+    if not os.access(path.parent, os.W_OK):
+        raise DataError(f"the folder {path.parent} is not writable: choose another place")

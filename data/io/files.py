@@ -1,0 +1,127 @@
+r"""Files of text by their names, and the lines in them: in order, and none left out.
+
+Files ending in ``.gz`` are unpacked while reading; ``**`` in a glob means any depth. Lines
+end at ``\n`` only: other Unicode line separators are ordinary characters.
+"""
+
+import glob
+import gzip
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from ..errors import DataError
+
+Line = tuple[str, int, str]
+"""A file's name, the number of a line from 1, and the line."""
+
+STANDARD_INPUT = "-"
+
+
+def input_lines(path: str) -> Iterator[Line]:
+    """Reads the lines of a file that a user names, or of standard input for ``-``.
+
+    Raises:
+        DataError: See ``matching_files`` and ``file_lines``.
+    """
+    if path == STANDARD_INPUT:
+        yield from _decoded(sys.stdin.buffer, "standard input")
+        return
+    for file in input_files(path):
+        yield from file_lines(file)
+
+
+def input_files(path: str) -> list[Path]:
+    """The files that a user names; none for standard input.
+
+    Raises:
+        DataError: See ``matching_files``.
+    """
+    return [] if path == STANDARD_INPUT else matching_files(path, path)
+
+
+def read_lines(path: str) -> list[str]:
+    """Reads texts, one a line; an empty line is an empty text, so none is lost.
+
+    Args:
+        path: A file, or ``-`` for standard input.
+
+    Raises:
+        DataError: See ``input_lines``.
+    """
+    return [line for _, _, line in input_lines(path)]
+
+
+def file_lines(path: Path, *, keep_ends: bool = False) -> Iterator[Line]:
+    r"""Reads the lines of a file; drops a byte order mark.
+
+    Args:
+        path: The file.
+        keep_ends: Whether lines keep their ``\n`` and a ``\r`` before it.
+
+    Raises:
+        DataError: The file cannot be read, is not whole or not UTF-8 (with the line).
+    """
+    with _open(path) as file:
+        try:
+            yield from _decoded(file, str(path), keep_ends)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path} is not a whole gzip file ({error}): fetch it again") from None
+
+
+def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iterator[Line]:
+    for number, raw in enumerate(lines, start=1):
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{name} line {number} is not UTF-8: byte 0x{raw[error.start]:02x} at its byte "
+                f"{error.start + 1}; convert the file to UTF-8, or mend the line"
+            ) from None
+        line = line.removeprefix("\ufeff") if number == 1 else line
+        yield name, number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        if path.suffix == ".gz":
+            return cast(IO[bytes], gzip.open(path, "rb"))
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def matching_files(pattern: str, name: str) -> list[Path]:
+    """Finds the files that a name or a glob names, sorted.
+
+    Args:
+        pattern: The name or the glob.
+        name: Of the source that the pattern is part of, for messages.
+
+    Raises:
+        DataError: There is none, or the name is that of a folder.
+    """
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        files = name.replace(pattern, f"{pattern.rstrip('/')}/**/*", 1)
+        raise DataError(f"{name!r} is a folder: name its files, for example by {files!r}")
+    if path.is_file():  # a plain name may hold [ ] * ? itself
+        return [path]
+    paths = sorted(Path(found) for found in glob.glob(str(path), recursive=True))
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
+        problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
+        source = "" if pattern == name else f"source {name!r}, "
+        raise DataError(
+            f"{problem} {pattern!r} ({source}in folder {Path.cwd()}): check the path"
+            + _join_hint(pattern)
+        )
+    return paths
+
+
+def _join_hint(pattern: str) -> str:
+    hint = "; to join sources write the kind of each: text:GLOB + text:GLOB"
+    return hint if re.search(r"\s\+\s", pattern) else ""

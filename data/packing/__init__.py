@@ -1,0 +1,1 @@
+"""From the lengths of documents to packed rows."""

@@ -1,0 +1,105 @@
+"""A packed row: as the arrays of an example, and as the bytes of a record on disk.
+
+Both come from the row's **pieces**: the tokens of its spans one after the other, each with
+the token that follows it, and the number of pairs of each span. So a record is about as
+long as the row's tokens alone, and what it says is exactly what was packed.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..corpora.token_corpus import TokenCorpus
+from ..errors import DataError
+from ..tokenizers.base import Tokenizer
+from .packing import Span
+
+ARRAYS = ("input_ids", "labels", "segment_ids", "position_ids")
+"""The arrays of an example, int32 [T] each."""
+
+_SIZE = np.dtype("<u4")
+
+
+class Pieces(NamedTuple):
+    """What a row is made of.
+
+    Attributes:
+        tokens: The tokens of all spans, int [sum of sizes + number of spans].
+        sizes: The pairs of each span, one less than its tokens, int [spans].
+    """
+
+    tokens: np.ndarray
+    sizes: np.ndarray
+
+
+def pieces_of(corpus: TokenCorpus, spans: Sequence[Span]) -> Pieces:
+    """Reads the tokens of a row.
+
+    Args:
+        corpus: The tokens.
+        spans: Ranges of pairs, at least one, each inside one document.
+    """
+    firsts, sizes = np.asarray(spans, np.int64).T
+    # Each document before a pair's holds one token more than pairs.
+    firsts = firsts + np.searchsorted(corpus.pair_starts, firsts, "right") - 1
+    ends = firsts + sizes + 1
+    parts = [corpus.tokens[a:b] for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
+    return Pieces(np.concatenate(parts), sizes)
+
+
+def row_of(pieces: Pieces, length: int) -> dict[str, np.ndarray]:
+    """Makes one example.
+
+    Args:
+        pieces: Of the row.
+        length: The row's length T, at least the sum of the sizes.
+
+    Returns:
+        Four int32 [T] arrays. ``labels`` are the tokens that follow ``input_ids`` in the
+        document; ``segment_ids`` count the spans from 1; ``position_ids`` start at 0 in
+        each span. Padding, at the end, is 0 in all four.
+    """
+    tokens, sizes = pieces
+    spans = np.repeat(np.arange(len(sizes)), sizes)
+    pairs = np.arange(len(spans))
+    places = pairs + spans  # each span before a pair's holds one token more than pairs
+    row = {name: np.zeros(length, np.int32) for name in ARRAYS}
+    row["input_ids"][: len(spans)] = tokens[places]
+    row["labels"][: len(spans)] = tokens[places + 1]
+    row["segment_ids"][: len(spans)] = spans + 1
+    row["position_ids"][: len(spans)] = pairs - (np.cumsum(sizes) - sizes)[spans]
+    return row
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """How a token is stored: little-endian, in 2 bytes where they are enough, else in 4."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def encode(pieces: Pieces, vocab_size: int) -> bytes:
+    """Writes a row as ``number of spans, sizes`` (4 bytes each) and ``tokens``."""
+    tokens, sizes = pieces
+    header = np.asarray([len(sizes), *sizes], _SIZE)
+    return header.tobytes() + tokens.astype(token_dtype(vocab_size)).tobytes()
+
+
+def decode(record: bytes, vocab_size: int) -> Pieces:
+    """Reads what ``encode`` wrote."""
+    number = int(np.frombuffer(record, _SIZE, count=1)[0])
+    sizes = np.frombuffer(record, _SIZE, count=number, offset=_SIZE.itemsize).astype(np.int64)
+    start = (1 + number) * _SIZE.itemsize
+    return Pieces(np.frombuffer(record, token_dtype(vocab_size), offset=start), sizes)
+
+
+def check_ends(tokenizer: Tokenizer) -> None:
+    """Without its own ends a document's first token would go unpredicted, its bytes counted.
+
+    Raises:
+        DataError: The tokenizer has no token that begins, or none that ends a document.
+    """
+    if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
+        raise DataError(
+            f"this {tokenizer.kind} tokenizer has no token that begins and one that ends a "
+            "document: train one (--data.tokenizer.kind), or name one of a causal language model"
+        )

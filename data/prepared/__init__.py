@@ -1,0 +1,1 @@
+"""Rows that were tokenized and packed beforehand, as shards on disk."""

@@ -1,0 +1,239 @@
+"""Training on rows that were prepared: Grain reads them from ArrayRecord files at random.
+
+Each epoch has the same rows in another order. Of ``SPLITS`` a run that validates on its own
+source trains on the first and validates on the second; a run that names another source to
+validate on trains on both.
+"""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..dataset import DataSplit
+from ..errors import DataError
+from ..packing.packed_rows import decode, row_of
+from ..sources.source_names import parse_sources
+from ..tokenizers.base import Tokenizer, load_tokenizer
+from .shard_format import (
+    COUNTS,
+    MANIFEST,
+    SHARDS,
+    SPLITS,
+    TOKENIZER,
+    RowsFile,
+    Settings,
+    Shard,
+    end_sha256,
+    files_of,
+    read_manifest,
+    read_settings,
+    rows_path,
+)
+
+
+class _File(NamedTuple):
+    """A file of rows, as Grain wants to be told of it so that it need not look."""
+
+    filename: str
+    skip: int
+    take: int
+    examples_in_shard: int
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """The rows of prepared files; see ``pipeline.Rows``.
+
+    Attributes:
+        files: The files and their numbers of rows, in order.
+        length: The row's length T.
+        vocab_size: Every token is smaller.
+    """
+
+    files: tuple[tuple[str, int], ...]
+    length: int
+    vocab_size: int
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of rows."""
+        return self._ends[-1]
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Reads one example, the same in every epoch; see ``row_records.row_of``.
+
+        Raises:
+            DataError: The file is gone or damaged.
+        """
+        try:
+            record = self._records[index]
+        except (OSError, ValueError, IndexError, RuntimeError) as error:
+            name, _ = self.files[bisect_right(self._ends, index)]
+            raise DataError(f"{name} is damaged ({error}): {_AGAIN}") from None
+        return row_of(decode(record, self.vocab_size), self.length)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The number of rows up to the end of each file."""
+        return list(accumulate(rows for _, rows in self.files))
+
+    @cached_property
+    def _records(self) -> Any:
+        import grain
+
+        files: Any = [_File(name, 0, rows, rows) for name, rows in self.files]
+        return grain.sources.ArrayRecordDataSource(files)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the opened files: a worker process opens them itself.
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class PreparedContent:
+    """What the rows are made of.
+
+    Attributes:
+        num_bytes: UTF-8 bytes of all documents; for bits per byte.
+        token_counts: How often each token is there, int64 [V].
+    """
+
+    num_bytes: int
+    token_counts: np.ndarray
+
+
+_AGAIN = "run the flaxzoo prepare that made it again, which mends it"
+
+
+def is_prepared(source: str) -> bool:
+    """Whether a source is a folder of prepared rows.
+
+    Raises:
+        DataError: It is not a source, see ``parse_source``; or joined with others.
+    """
+    sources = parse_sources(source)
+    prepared = any(one.kind == "prepared" for one in sources)
+    if prepared and len(sources) > 1:
+        raise DataError(f"{source!r} joins prepared rows: prepare the joined texts into one folder")
+    return prepared
+
+
+def prepared_tokenizer(source: str) -> Tokenizer:
+    """Loads the tokenizer that a folder was prepared with.
+
+    Raises:
+        DataError: There are no prepared rows.
+    """
+    folder, _, _ = _open(source)
+    return load_tokenizer(folder / TOKENIZER)
+
+
+def prepared_split(
+    source: str, splits: Sequence[str], tokenizer: Tokenizer, asked: Mapping[str, Any]
+) -> DataSplit:
+    """Opens the rows of a folder.
+
+    Args:
+        source: ``prepared:FOLDER``.
+        splits: Those of ``SPLITS`` to read, one after the other.
+        tokenizer: The run's.
+        asked: Settings of the data's that the folder's must equal, by name.
+
+    Returns:
+        The split; its rows read the files when they are asked for.
+
+    Raises:
+        DataError: There are no prepared rows, or none of these splits; they were prepared with
+            other settings or another tokenizer; a file is missing or another.
+    """
+    folder, settings, shards = _open(source)
+    _check_settings(folder, settings, tokenizer, asked)
+    found = [
+        (rows_path(folder / SHARDS / shard.name, split), file)
+        for split in splits
+        for shard, file in files_of(shards, split)
+    ]
+    if not found:
+        raise DataError(
+            f"{folder} has no rows for {splits[0]}: name --data.validation, or prepare another "
+            "folder with a --validation-fraction above 0"
+        )
+    for path, file in found:
+        _check_file(path, file)
+    paths = tuple((str(path), file.rows) for path, file in found)
+    files = [file for _, file in found]
+    counts = _token_counts(folder / COUNTS)[[SPLITS.index(split) for split in splits]].sum(0)
+    rows = PreparedRows(paths, settings.length, settings.vocab_size)
+    content = PreparedContent(sum(file.text_bytes for file in files), counts)
+    facts = (
+        f"{sum(file.documents for file in files):,} documents, {content.num_bytes:,} bytes, "
+        f"{sum(file.tokens for file in files):,} tokens to predict, in {rows.rows_per_epoch:,} "
+        "prepared rows"
+    )
+    unknown = tokenizer.special_ids.unk
+    if unknown is not None and counts[unknown]:
+        facts += f"; {counts[unknown]:,} of {counts.sum():,} tokens are unknown to the tokenizer"
+    whole = hashlib.blake2b(f"{settings.format} {settings.tokenizer}".encode(), digest_size=16)
+    for file in files:
+        whole.update(file.sha256.encode())
+    return DataSplit(rows, content, whole.hexdigest(), facts)
+
+
+def _open(source: str) -> tuple[Path, Settings, list[Shard]]:
+    folder = Path(parse_sources(source)[0].location).expanduser()
+    settings, shards = read_settings(folder), read_manifest(folder)
+    if settings is None:
+        raise DataError(
+            f"no prepared rows in {folder}: make them by flaxzoo prepare SOURCE {folder} "
+            "--tokenizer PATH --length T"
+        )
+    if shards is None and (folder / MANIFEST).exists():
+        raise DataError(
+            f"{folder / MANIFEST} is damaged, or another version of flaxzoo wrote it: run the same "
+            "flaxzoo prepare again"
+        )
+    if shards is None:
+        raise DataError(f"{folder} is not prepared to its end: run the same flaxzoo prepare again")
+    return folder, settings, shards
+
+
+def _check_settings(
+    folder: Path, settings: Settings, tokenizer: Tokenizer, asked: Mapping[str, Any]
+) -> None:
+    for name, value in asked.items():
+        own, option = getattr(settings, name), name.replace("_", "-")
+        if own != value:
+            raise DataError(
+                f"{folder} was prepared with {name} {own!r}, and data.{name} is {value!r}: train "
+                f"with --data.{option} {own}, or prepare another folder with --{option} {value}"
+            )
+    if tokenizer.fingerprint != settings.tokenizer:
+        raise DataError(
+            f"{folder} was prepared with another tokenizer than this one of {tokenizer.kind}, "
+            f"{tokenizer.vocab_size:,} tokens: prepare another folder with --tokenizer, or leave "
+            "--data.tokenizer.path out"
+        )
+
+
+def _token_counts(path: Path) -> np.ndarray:
+    try:
+        return np.load(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is missing or damaged ({error}): {_AGAIN}") from None
+
+
+def _check_file(path: Path, file: RowsFile) -> None:
+    if not path.is_file():
+        raise DataError(f"{path} is missing: {_AGAIN}")
+    size = path.stat().st_size
+    if size != file.file_bytes:
+        raise DataError(f"{path} has {size:,} bytes where it had {file.file_bytes:,}: {_AGAIN}")
+    if end_sha256(path) != file.end_sha256:
+        raise DataError(f"{path} has changed since it was prepared: {_AGAIN}")

@@ -1,0 +1,302 @@
+"""Documents at random access: local text becomes a TFDS data set, published ones are one.
+
+A document goes to a split by the hash of its own text, so the split does not change when
+files are renamed, reordered or added to. Local sources are written once as ArrayRecord
+files by a TFDS builder of our own (no tensorflow), into a cache whose key is the contents.
+"""
+
+import hashlib
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import DataError
+from ..io.atomic_io import build_folder
+from .source_names import Source, parse_sources, read_documents
+
+Split = Literal["train", "validation"]
+
+_SPLITS: tuple[Split, ...] = ("train", "validation")
+_FORMAT = 1
+_READ_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Documents(Sequence[str]):
+    """The documents of one split, read from disk when asked for.
+
+    Attributes:
+        records: TFDS's data source: random access to dicts of features.
+        field: The feature that holds the text.
+        fingerprint: A stable hash of all documents.
+        indices: The records that belong to the split, int64 [num_documents]; None for all.
+        lines_are_sentences: Whether each line of a document is one sentence; of joined
+            sources each of ``parts`` knows.
+    """
+
+    records: Any
+    field: str
+    fingerprint: str
+    indices: np.ndarray | None = None
+    lines_are_sentences: bool = False
+
+    @property
+    def parts(self) -> tuple["Documents", ...]:
+        """The documents of each source, in order; these themselves if it is a single one."""
+        return self.records.parts if isinstance(self.records, JoinedRecords) else (self,)
+
+    def __len__(self) -> int:
+        return len(self.records) if self.indices is None else len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns a document, or a list of them for a slice."""
+        if isinstance(index, slice):
+            return self.read(range(len(self))[index])
+        return self.read([range(len(self))[index]])[0]
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _READ_AT_ONCE):
+            yield from self.read(range(len(self))[start : start + _READ_AT_ONCE])
+
+    def read(self, places: Sequence[int]) -> list[str]:
+        """Reads several documents at once.
+
+        Args:
+            places: Of the documents, each in ``[0, len(self))``.
+        """
+        if not len(places):
+            return []
+        if self.indices is not None:
+            places = self.indices[list(places)].tolist()
+        return [row[self.field].decode() for row in self.records.__getitems__(list(places))]
+
+
+@dataclass(frozen=True)
+class JoinedRecords:
+    """The documents of several sources as the records of one.
+
+    Attributes:
+        parts: The documents of each source; some may be empty.
+    """
+
+    parts: tuple[Documents, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitems__(self, places: Sequence[int]) -> list[dict[str, bytes]]:
+        """Reads records as TFDS's data sources do."""
+        sizes = [len(part) for part in self.parts]
+        owners = np.searchsorted(np.cumsum(sizes), places, "right")
+        inside = np.asarray(places) - (np.cumsum(sizes) - sizes)[owners]
+        found: dict[int, str] = {}
+        for owner in np.unique(owners).tolist():  # each part is read at once
+            mine = np.flatnonzero(owners == owner)
+            texts = self.parts[owner].read(inside[mine].tolist())
+            found.update(zip(mine.tolist(), texts, strict=True))
+        return [{"text": found[i].encode()} for i in range(len(owners))]
+
+    @classmethod
+    def join(cls, parts: Sequence[Documents]) -> Documents:
+        """Joins the documents of several sources; those of a single one stay what they are."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            whole.update(f"{part.fingerprint} {len(part)}\n".encode())
+        return Documents(cls(tuple(parts)), "text", whole.hexdigest())
+
+
+def default_cache_dir() -> Path:
+    """Returns where prepared data lies: ``$FLAXZOO_CACHE`` or ``~/.cache/flaxzoo``."""
+    return Path(os.environ.get("FLAXZOO_CACHE") or "~/.cache/flaxzoo").expanduser()
+
+
+def load_documents(
+    name: str,
+    split: Split,
+    *,
+    validation_fraction: float,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Documents:
+    """Loads one split of a source, preparing it first if this was not done before.
+
+    Args:
+        name: A source name, or several joined, see ``sources``.
+        split: ``train`` or ``validation``. Local text and published data without a
+            validation split are divided by the hash of each document's text.
+        validation_fraction: The share of documents for validation, in [0, 1); 0 leaves
+            all in ``train``. If chance gives one of the splits nothing, it gets the
+            document with the smallest (validation) or largest (train) hash. All local
+            sources of a joined name are divided as one.
+        cache_dir: Where prepared data lies; None for ``default_cache_dir()``.
+
+    Returns:
+        The documents, in an order that depends on their texts alone.
+
+    Raises:
+        DataError: The source has a fault (see ``read_documents``), has no second document
+            to validate on, or is published and neither on this machine nor within reach.
+    """
+    if not 0 <= validation_fraction < 1:
+        raise DataError(f"validation_fraction {validation_fraction} must be at least 0 and below 1")
+    sources = parse_sources(name)
+    cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+    local = _load_local(sources, split, validation_fraction, cache, name)
+    parts: list[Documents] = []
+    for source in sources:
+        if source.kind == "tfds":
+            from .tfds_documents import load_published
+
+            parts.append(load_published(source, split, validation_fraction, cache))
+        else:
+            parts.append(next(local))
+    return JoinedRecords.join(parts)
+
+
+def load_whole(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Documents:
+    """Loads all of a local source, and of a published one its validation split.
+
+    Args:
+        name: A source name, or several joined, see ``sources``.
+        cache_dir: Where prepared data lies; None for ``default_cache_dir()``.
+
+    Returns:
+        The documents.
+
+    Raises:
+        DataError: See ``load_documents``; a published data set has no validation split.
+    """
+    parts = [
+        load_documents(
+            source.name,
+            "validation" if source.kind == "tfds" else "train",
+            validation_fraction=0.0,
+            cache_dir=cache_dir,
+        )
+        for source in parse_sources(name)
+    ]
+    return JoinedRecords.join(parts)
+
+
+def _load_local(
+    sources: Sequence[Source], split: Split, fraction: float, cache: Path, name: str
+) -> Iterator[Documents]:
+    """Yields the documents of each local source; they are divided into splits as one."""
+    local = [source for source in sources if source.kind != "tfds"]
+    if not local:
+        return
+    if split == "validation" and fraction == 0:
+        raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
+    digests = [Counter(map(text_digest, read_documents(source))) for source in local]
+    division = Division.of(itertools.chain.from_iterable(digests), fraction, name)
+    # Where the limit lies depends on the other sources, too, if there are any.
+    rule = repr(fraction) if len(local) == 1 else division.limit.hex()
+    for source, own in zip(local, digests, strict=True):
+        yield _load_one(source, own, division, _key(own, rule), split, cache)
+
+
+def _load_one(
+    source: Source,
+    digests: Counter[bytes],
+    division: "Division",
+    key: str,
+    split: Split,
+    cache: Path,
+) -> Documents:
+    from .local_dataset import open_texts, write_texts
+
+    def fill(folder: Path) -> None:
+        texts = _Reread(source, digests)
+        write_texts(texts, division, division.splits(digests), folder)
+        if texts.changed:
+            raise DataError(f"source {source.name} changed while it was read: start again")
+
+    mark = "-sentences" if source.lines_are_sentences else ""
+    facts = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
+    if split not in division.splits(digests):
+        return Documents((), *facts)
+    folder = build_folder(cache / "documents" / key, fill)
+    return Documents(open_texts(folder, split), *facts)
+
+
+def text_digest(text: str) -> bytes:
+    """Hashes a document's text to 16 bytes; the bytes' order is the order of hashes."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which documents are for validation: those whose digest is below a limit.
+
+    Attributes:
+        limit: 16 bytes, or more to include the largest digest.
+    """
+
+    limit: bytes
+
+    @classmethod
+    def of(cls, digests: Iterable[bytes], fraction: float, name: str) -> "Division":
+        """Draws the limit so that no split is empty.
+
+        Args:
+            digests: Of the documents, at least one.
+            fraction: The share for validation, in [0, 1).
+            name: The source's name, for the message.
+
+        Raises:
+            DataError: All documents are one and the same, and ``fraction`` is not 0.
+        """
+        if fraction == 0:
+            return cls(b"")
+        ordered = sorted(set(digests))
+        if len(ordered) < 2:
+            raise DataError(
+                f"source {name!r} is a single document, so nothing is left for validation: "
+                "make several of it (text:GLOB#block or #line), or set validation_fraction 0 "
+                "and name a separate source for validation"
+            )
+        return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))
+
+    @classmethod
+    def of_each(cls, fraction: float) -> "Division":
+        """The limit that asks for no document but the one at hand: a split may stay empty."""
+        return cls(int(fraction * 2**128).to_bytes(16, "big"))
+
+    def split(self, digest: bytes) -> Split:
+        """Says where a document belongs."""
+        return "validation" if digest < self.limit else "train"
+
+    def splits(self, digests: Iterable[bytes]) -> tuple[Split, ...]:
+        """Says which splits get any of some documents."""
+        found = {self.split(digest) for digest in digests}
+        return tuple(split for split in _SPLITS if split in found)
+
+
+def _key(digests: Counter[bytes], rule: str) -> str:
+    """Names a prepared data set by what is in it, whatever the order it was read in."""
+    whole = hashlib.blake2b(f"{_FORMAT} {rule}".encode(), digest_size=16)
+    for digest in sorted(digests):
+        whole.update(digest + digests[digest].to_bytes(8, "big"))
+    return whole.hexdigest()
+
+
+class _Reread:
+    """Documents that are read anew for each split, instead of being kept in memory."""
+
+    def __init__(self, source: Source, digests: Counter[bytes]) -> None:
+        self._source, self._digests = source, digests
+        self.changed = False
+
+    def __iter__(self) -> Iterator[str]:
+        seen: Counter[bytes] = Counter()
+        for text in read_documents(self._source):
+            seen[text_digest(text)] += 1
+            yield text
+        self.changed |= seen != self._digests

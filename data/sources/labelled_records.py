@@ -1,0 +1,225 @@
+r"""Where labelled examples come from, under the name scheme of ``sources``.
+
+=============================  ======================================================
+``tsv:GLOB#LABEL,TEXT``        columns parted by tabs, by number from 1 or by name (then
+                               each file begins with a line of names)
+``jsonl:GLOB#label,text``      JSON lines, fields by name
+``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
+``squad:GLOB``                 questions on passages, see ``squad``
+``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
+=============================  ======================================================
+
+Each kind of data says which of these forms it reads and which fields it takes; several
+fields that make up one list are joined by ``+``. Labelled data are small: they are read
+into memory. Every record knows its place, for the messages about it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from ..errors import DataError
+from ..io.files import Line, file_lines, matching_files
+from ..io.json_lines import parse_object, pick
+from .source_names import Source, listed_choices
+
+FORMS = {
+    "tsv": "tsv:GLOB#LABEL,TEXT",
+    "jsonl": "jsonl:GLOB#fields",
+    "conll": "conll:GLOB#COLUMN",
+    "squad": "squad:GLOB",
+    "tfds": "tfds:NAME/CONFIG#fields",
+}
+
+
+@dataclass(frozen=True)
+class LabelledSource:
+    """A parsed source name.
+
+    Attributes:
+        name: The name as the user wrote it.
+        kind: Which reader it needs, a key of ``FORMS``.
+        location: The glob, or TFDS's ``name/config``.
+        fields: The names or numbers of the fields.
+        named: Whether someone named these fields, so that they are no mere custom.
+    """
+
+    name: str
+    kind: str
+    location: str
+    fields: tuple[str, ...]
+    named: bool = True
+
+    @property
+    def plain(self) -> Source:
+        """What the readers of plain text call a source."""
+        return Source(self.name, cast(Any, self.kind), self.location, "")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One labelled thing as it was read.
+
+    Attributes:
+        place: Where it stands: ``train.tsv line 7``.
+        values: One for each field of the source, in the order of the fields.
+    """
+
+    place: str
+    values: tuple[Any, ...]
+
+
+def parse_labelled(
+    name: str, forms: Mapping[str, str], like: LabelledSource | None = None
+) -> LabelledSource:
+    """Parses a source name; touches no file and no network.
+
+    Args:
+        name: For example ``tsv:cola.train.tsv#2,4``.
+        forms: The kinds that are read, and the fields to take of each if none are named.
+        like: A source of the same run; if it is of the same kind, its fields are taken where
+            none are named (of a published data set, if it is the same one).
+
+    Raises:
+        DataError: The kind is not one of these, or nothing follows it.
+    """
+    kind, colon, rest = name.partition(":")
+    if not colon or kind not in forms:
+        known = tuple(FORMS[kind] for kind in forms)
+        if not colon or "/" in kind or Path(name).expanduser().exists():
+            raise DataError(f"source {name!r} has no kind: write one of {', '.join(known)}")
+        nearest = listed_choices(kind, tuple(forms), known)
+        raise DataError(f"this kind of data reads no {kind!r} source ({name!r}): choose {nearest}")
+    if re.search(rf"\s\+\s+({'|'.join(forms)}):", rest):
+        raise DataError(
+            f"labelled sources are not joined ({name!r}): name several files by a glob, as "
+            f"{kind}:FOLDER/*"
+        )
+    location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
+    if not location or (mark and not part):
+        raise DataError(f"source {name!r} is incomplete: write {FORMS[kind]}")
+    if not mark and like is not None and like.kind == kind:
+        known = like.named and (kind != "tfds" or like.location == location)
+        return LabelledSource(name, kind, location, like.fields, known)
+    fields = (part or forms[kind]).split(",") if part or forms[kind] else []
+    if not all(fields):
+        raise DataError(f"source {name!r} has an empty field after the #: write {FORMS[kind]}")
+    return LabelledSource(name, kind, location, tuple(fields), bool(mark))
+
+
+def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> LabelledSource:
+    """Takes the fields of a well-known published data set, unless others were named."""
+    if source.kind != "tfds" or source.named:
+        return source
+    name, _, _ = source.location.partition(":")
+    fields = known.get(name) or known.get(name.split("/")[0])
+    return replace(source, fields=tuple(fields.split(","))) if fields else source
+
+
+def read_fields(
+    source: LabelledSource, roles: str = "the label's and those of the texts"
+) -> Iterator[Record]:
+    """Reads the local sources whose records are made of named fields.
+
+    Args:
+        source: Of the kind ``tsv`` or ``jsonl``.
+        roles: What the columns are, for messages.
+
+    Yields:
+        The records; files in sorted order.
+
+    Raises:
+        DataError: A file is missing, not UTF-8 or not whole; a line has too many or too few
+            columns, is not JSON, or lacks a field (with file and line).
+    """
+    for lines in source_lines(source):
+        if source.kind == "tsv":
+            yield from _read_columns(lines, source, roles)
+        else:
+            yield from read_objects(lines, source.fields)
+
+
+def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:
+    """Reads the lines of each file of a local source."""
+    for path in matching_files(source.location, source.name):
+        yield file_lines(path)
+
+
+def are_json_lines(path: str) -> bool:
+    """Whether a file's name says that it holds JSON lines."""
+    return path.removesuffix(".gz").endswith(".jsonl")
+
+
+def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:
+    """Reads records of JSON lines; empty lines are left out.
+
+    Raises:
+        DataError: A line is no JSON object, or lacks a field.
+    """
+    for file, number, line in lines:
+        if line and not line.isspace():
+            place = f"{file} line {number}"
+            row = parse_object(line, place)
+            yield Record(place, tuple(pick(row, field, place) for field in fields))
+
+
+def _read_columns(lines: Iterator[Line], source: LabelledSource, roles: str) -> Iterator[Record]:
+    fields = source.fields
+    with_header = not all(part.isdecimal() for field in fields for part in field.split("+"))
+    columns: list[int | list[int]] = []
+    width = 0
+    for file, number, line in lines:
+        cells = line.split("\t")
+        place = f"{file} line {number}"
+        if not width:
+            width = len(cells)
+            if not source.named:
+                _check_customary(width, fields, roles, place)
+            columns = [_columns(field, cells, place) for field in fields]
+            if with_header:
+                continue
+        elif not line:
+            continue
+        if len(cells) != width:
+            raise DataError(
+                f"{place} has {len(cells)} columns where the first line has {width}: "
+                "part the columns by one tab each, and put none inside a text"
+            )
+        yield Record(
+            place,
+            tuple([cells[c] for c in at] if isinstance(at, list) else cells[at] for at in columns),
+        )
+
+
+def _check_customary(width: int, fields: tuple[str, ...], roles: str, place: str) -> None:
+    """Columns that nobody named are taken only where there can be no others."""
+    if width != max(int(part) for field in fields for part in field.split("+")):
+        raise DataError(
+            f"{place} has {width} columns: name {roles} after a #, in this order, as #2,4 or by "
+            "the names in the first line"
+        )
+
+
+def _columns(field: str, first_line: list[str], place: str) -> int | list[int]:
+    """Where a field stands in a line; several places for ``3+4``."""
+    found = [_column(part, first_line, place) for part in field.split("+")]
+    return found if "+" in field else found[0]
+
+
+def _column(field: str, first_line: list[str], place: str) -> int:
+    """Where a field stands in a line; counts from 0."""
+    if field in first_line and not field.isdecimal():
+        return first_line.index(field)
+    if field.isdecimal() and 1 <= int(field) <= len(first_line):
+        return int(field) - 1
+    if field.isdecimal():
+        raise DataError(
+            f"{place} has {len(first_line)} columns, so there is no column {field}: "
+            "name others after a #, counted from 1"
+        )
+    raise DataError(
+        f"{place}, taken for the line of names, does not name a column {field!r}: its columns are "
+        f"{', '.join(first_line)} (of a file without names give numbers, as #1,2)"
+    )

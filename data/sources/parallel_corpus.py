@@ -1,0 +1,238 @@
+r"""Where pairs of sentences come from, under the name scheme of ``sources``.
+
+=============================  ======================================================
+``pairs:SRC,TGT``              two files; line n of one translates line n of the other
+``tsv:GLOB#1,2``               columns parted by tabs, the source's first, by number
+                               from 1 or by name (then files begin with a line of names)
+``jsonl:GLOB#en,de``           JSON lines, fields by name
+``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields by name; without
+                               names its languages in their published order
+``builtin:numbers-en-fr``      see ``number_words``
+``SOURCE + SOURCE``            several, one after the other (but no built-in one)
+=============================  ======================================================
+
+To translate the other way round, swap the names. Files ending in ``.gz`` are unpacked
+while reading; a line ends as ``text_lines`` says. No line of
+``pairs:`` is ever left out while reading, so nothing shifts the two sides against each
+other; where both stand on one line, wholly empty lines are passed over.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from ..errors import DataError
+from ..io.hashing import digest
+from .documents import Division, Split, text_digest
+from .labelled_records import LabelledSource, parse_labelled
+from .sentence_pairs import FieldPairs, FilePairs, Pair, Part, PublishedPairs
+from .source_names import listed_choices
+from .tfds_records import PublishedRecords, open_published
+
+FORMS = {
+    "pairs": "pairs:SRC,TGT",
+    "tsv": "tsv:GLOB#1,2",
+    "jsonl": "jsonl:GLOB#en,de",
+    "tfds": "tfds:NAME/CONFIG#en,de",
+    "builtin": "builtin:numbers-en-fr",
+}
+# Kinds of named fields, and those that are taken where none are named.
+_FIELDS = {"tsv": "1,2", "jsonl": "source,target", "tfds": ""}
+_JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(FORMS)}):)")
+
+Which = Split | Literal["whole"]
+"""A split; or all of a source, of a published one its validation split."""
+
+
+@dataclass(frozen=True)
+class Share(Part):
+    """The pairs of a part that are in a split, by the hash of their source text.
+
+    Attributes:
+        whole: The part.
+        division: What is for validation.
+        split: Which share.
+    """
+
+    whole: Part
+    division: Division
+    split: Split
+
+    def __iter__(self) -> Iterator[Pair]:
+        for pair in self.whole:
+            if self.division.split(text_digest(pair.source)) == self.split:
+                yield pair
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """The pairs of a split as they were read, empty sides and all.
+
+    Attributes:
+        parts: Of each source, in order.
+    """
+
+    parts: tuple[Part, ...]
+
+    def __iter__(self) -> Iterator[Pair]:
+        return itertools.chain.from_iterable(self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    @property
+    def name(self) -> str:
+        """The names of the sources."""
+        return " + ".join(part.name for part in self.parts)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal pairs in equal order."""
+        return digest(part.fingerprint for part in self.parts)
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """All sources, read into memory when first asked for."""
+        return tuple(pair.source for pair in self)
+
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        """All targets, of which the n-th translates the n-th source."""
+        return tuple(pair.target for pair in self)
+
+
+def open_parallel(
+    name: str, which: Which, *, validation_fraction: float = 0.0, like: str | None = None
+) -> ParallelText:
+    """Opens a source of pairs.
+
+    Args:
+        name: A source name, or several joined; not a built-in one.
+        which: A split or the whole. Local sources, and published ones without a split to
+            validate on, are divided by the hash of each source text, all as one.
+        validation_fraction: The share of these for validation, in [0, 1).
+        like: The name of the run's own source: where the fields of ``name`` are not
+            given, they are those of a source of the same kind in it.
+
+    Raises:
+        DataError: The kind or a field is unknown, a file is missing, or nothing is there to
+            validate on. Faults inside files are found when the pairs are read.
+    """
+    opened = [_open(part, like) for part in _JOIN.split(name)]
+    if which == "whole":
+        return ParallelText(tuple(_whole(part) for part in opened))
+    divided = [part for part in opened if not _has_validation(part)]
+    if divided and which == "validation" and not validation_fraction:
+        raise DataError(
+            f"{name!r} has no validation split: set validation_fraction above 0, or name a source "
+            "to validate on"
+        )
+    if not divided or not validation_fraction:
+        return ParallelText(tuple(_of_split(part, which) for part in opened))
+    division = _divide(divided, validation_fraction, name)
+    shares = (
+        _of_split(part, which) if _has_validation(part) else Share(part.name, part, division, which)
+        for part in opened
+    )
+    return ParallelText(tuple(shares))
+
+
+def _has_validation(part: Part) -> bool:
+    return isinstance(part, PublishedPairs) and part.records.validation is not None
+
+
+def _whole(part: Part) -> Part:
+    if not isinstance(part, PublishedPairs):
+        return part
+    if part.records.validation is None:
+        has = ", ".join(part.records.builder.info.splits)
+        raise DataError(f"{part.name!r} has no validation split: it has {has}")
+    return replace(part, split="validation")
+
+
+def _of_split(part: Part, split: Split) -> Part:
+    return replace(part, split=split) if isinstance(part, PublishedPairs) else part
+
+
+def _divide(parts: Sequence[Part], fraction: float, name: str) -> Division:
+    digests = {text_digest(pair.source) for part in parts for pair in part}
+    if len(digests) < 2:
+        raise DataError(
+            f"{name!r} has {len(digests)} different source texts, so nothing is left to validate "
+            "on: set validation_fraction 0 and name another source for validation"
+        )
+    return Division.of(digests, fraction, name)
+
+
+def _open(name: str, like: str | None) -> Part:
+    name = name.strip()
+    kind, colon, rest = name.partition(":")
+    if not colon or kind not in FORMS:
+        raise DataError(_unknown_kind(name, kind, bool(colon)))
+    if kind == "builtin":
+        raise DataError(f"{name!r} is endless and is joined with no other source: give it alone")
+    if kind == "pairs":
+        return _open_files(name, rest)
+    source = parse_labelled(name, _FIELDS, _like(kind, like))
+    if kind == "tfds":
+        return PublishedPairs(name, _open_published(source), "train")
+    return FieldPairs(name, _with_two_fields(source))
+
+
+def _like(kind: str, like: str | None) -> LabelledSource | None:
+    """The first source of a kind in a name."""
+    parts = (part.strip() for part in _JOIN.split(like or ""))
+    same = next((part for part in parts if part.startswith(f"{kind}:")), None)
+    return None if same is None else parse_labelled(same, _FIELDS)
+
+
+def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
+    known = tuple(FORMS.values())
+    if not has_colon or "/" in kind or Path(name).expanduser().exists():
+        return f"source {name!r} has no kind: write one of {', '.join(known)}"
+    nearest = listed_choices(kind, tuple(FORMS), known)
+    return f"pairs come from no {kind!r} source ({name!r}): choose {nearest}"
+
+
+def _open_files(name: str, rest: str) -> FilePairs:
+    files = rest.split(",")
+    if len(files) != 2 or not all(files):
+        number = _counted(len(list(filter(None, files))), "file")
+        raise DataError(f"source {name!r} names {number}: write {FORMS['pairs']}")
+    source, target = (_existing(Path(file).expanduser(), name) for file in files)
+    return FilePairs(name, source, target)
+
+
+def _counted(number: int, what: str) -> str:
+    """A number of things: "1 file", "3 files"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _existing(path: Path, name: str) -> Path:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder (source {name!r}): name a file in it")
+    if not path.exists():
+        raise DataError(
+            f"no such file: {path} (source {name!r}), in folder {Path.cwd()}: check the path"
+        )
+    return path
+
+
+def _open_published(source: LabelledSource) -> PublishedRecords:
+    if not source.fields:
+        keys = open_published(source, {}).builder.info.supervised_keys or ()
+        source = replace(source, fields=tuple(key for key in keys if isinstance(key, str)))
+    return open_published(_with_two_fields(source), {})
+
+
+def _with_two_fields(source: LabelledSource) -> LabelledSource:
+    if len(source.fields) != 2:
+        raise DataError(
+            f"{source.name!r} names {_counted(len(source.fields), 'field')}: name the source's "
+            f"and the target's, as {FORMS[source.kind]}"
+        )
+    return source

@@ -1,0 +1,136 @@
+"""Pairs of sentences as they stand in files and published data sets, in order and one to one."""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import DataError
+from ..io.files import file_lines
+from ..io.hashing import digest
+from .documents import Split
+from .labelled_records import LabelledSource, Record, read_fields
+from .tfds_records import PublishedRecords
+
+
+class Pair(NamedTuple):
+    """A sentence, its translation, and where the two stand, for messages."""
+
+    source: str
+    target: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Part(ABC):
+    """The pairs of one source, read anew each time.
+
+    Attributes:
+        name: Of the source, for messages.
+    """
+
+    name: str
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Pair]:
+        """Reads the pairs."""
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal pairs in equal order."""
+        return digest(text for pair in self for text in (pair.source, pair.target))
+
+
+@dataclass(frozen=True)
+class FilePairs(Part):
+    """Two files whose lines translate each other.
+
+    Attributes:
+        source: The file of the sources.
+        target: The file of the targets.
+    """
+
+    source: Path
+    target: Path
+
+    def __iter__(self) -> Iterator[Pair]:
+        sources, targets = file_lines(self.source), file_lines(self.target)
+        number = 0
+        for number, (source, target) in enumerate(itertools.zip_longest(sources, targets), 1):
+            if source is None or target is None:
+                more = 1 + sum(1 for _ in (targets if source is None else sources))
+                raise self._of_different_lengths(number - 1, more, source is None)
+            yield Pair(source[2], target[2], f"line {number} of {self.source} and {self.target}")
+
+    def _of_different_lengths(self, both: int, more: int, source_is_shorter: bool) -> DataError:
+        shorter, longer = self.source, self.target
+        if not source_is_shorter:
+            shorter, longer = longer, shorter
+        return DataError(
+            f"{longer} has {both + more:,} lines, {shorter} has {both:,}: its line {both + 1:,} "
+            "is missing; line n of one must translate line n of the other"
+        )
+
+
+@dataclass(frozen=True)
+class FieldPairs(Part):
+    """Files each of whose lines has both sides.
+
+    Attributes:
+        fields: The source, of the kind ``tsv`` or ``jsonl``, with two fields.
+    """
+
+    fields: LabelledSource
+
+    def __iter__(self) -> Iterator[Pair]:
+        for record in read_fields(self.fields, "the source's and the target's"):
+            yield _pair(record, self.fields)
+
+
+@dataclass(frozen=True)
+class PublishedPairs(Part):
+    """One split of a published data set.
+
+    Attributes:
+        records: The data set, with two fields.
+        split: ``train`` or ``validation``.
+    """
+
+    records: PublishedRecords
+    split: Split
+
+    def __iter__(self) -> Iterator[Pair]:
+        for record in self.records.read(self.split):
+            yield _pair(record, self.records.source)
+
+    def __len__(self) -> int:
+        return self._info.num_examples
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What is known of a published split without reading it."""
+        builder, info = self.records.builder, self._info
+        facts = (builder.info.full_name, info.name, self.records.source.fields)
+        return digest(map(str, (*facts, info.num_examples, info.num_bytes)))
+
+    @property
+    def _info(self) -> Any:
+        name = "train" if self.split == "train" else self.records.validation
+        return self.records.builder.info.splits[name]
+
+
+def _pair(record: Record, source: LabelledSource) -> Pair:
+    for field, text in zip(source.fields, record.values, strict=True):
+        if not isinstance(text, str):
+            raise DataError(
+                f"{record.place} has a {type(text).__name__} in the field {field!r}, where a text "
+                "should be: name the fields of the two texts after a #"
+            )
+    source_text, target_text = record.values
+    return Pair(source_text, target_text, record.place)

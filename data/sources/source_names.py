@@ -1,0 +1,234 @@
+r"""Where text comes from, under one name scheme.
+
+=========================  ==========================================================
+``builtin:python-docs``    the English prose every CPython ships in ``pydoc_data``
+``text:GLOB``              plain text; ``#file`` (default), ``#line`` or ``#block`` says
+                           what a document is (blocks are parted by blank lines)
+``text:GLOB#sentences``    blocks with one sentence on each line, the form in which
+                           google-research/bert reads its text
+``jsonl:GLOB#field``       JSON lines; the string in ``field`` (default ``text``)
+``tfds:name/config#field`` a published TensorFlow Dataset (field default ``text``)
+``prepared:FOLDER``        no documents, but the rows that ``preparing`` made of some
+``SOURCE + SOURCE``        several sources, one after the other. Only a ``+`` between
+                           spaces and before a kind joins: ``text:a + b.txt`` is a file
+=========================  ==========================================================
+
+How files are found and parted into lines says ``text_lines``. This file reads the local
+kinds; ``documents`` adds the published ones.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from ..errors import DataError
+from ..io.files import file_lines, matching_files
+from ..io.json_lines import parse_object, pick
+
+SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared"]
+
+_EXAMPLES: dict[SourceKind, str] = {
+    "builtin": "builtin:python-docs",
+    "text": "text:GLOB",
+    "jsonl": "jsonl:GLOB#field",
+    "tfds": "tfds:name/config#field",
+    "prepared": "prepared:FOLDER",
+}
+_DEFAULT_PART: dict[SourceKind, str] = {
+    "builtin": "",
+    "text": "file",
+    "jsonl": "text",
+    "tfds": "text",
+    "prepared": "",
+}
+_UNITS = ("file", "line", "block", "sentences")
+_BUILTINS = ("python-docs",)
+_JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_EXAMPLES)}):)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parsed source name.
+
+    Attributes:
+        name: The name as the user wrote it.
+        kind: Which reader it needs.
+        location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
+        part: What a document is: ``file``, ``line``, ``block`` or ``sentences`` for text,
+            the field's name for JSON lines and TFDS, else empty.
+    """
+
+    name: str
+    kind: SourceKind
+    location: str
+    part: str
+
+    @property
+    def lines_are_sentences(self) -> bool:
+        """Whether each line of a document is one sentence, so that nothing must be split."""
+        return self.kind == "text" and self.part == "sentences"
+
+
+def parse_sources(name: str) -> tuple[Source, ...]:
+    """Parses a name that may join several sources; touches no file and no network.
+
+    Args:
+        name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``.
+
+    Returns:
+        The parsed sources, at least one, in their order.
+
+    Raises:
+        DataError: See ``parse_source``.
+    """
+    return tuple(parse_source(part.strip()) for part in _JOIN.split(name))
+
+
+def parse_source(name: str) -> Source:
+    """Parses the name of one source; touches no file and no network.
+
+    Args:
+        name: For example ``text:books/**/*.txt.gz#block``.
+
+    Returns:
+        The parsed source.
+
+    Raises:
+        DataError: The kind, the unit or the built-in text is unknown, or nothing
+            follows the kind. The message gives the nearest valid form.
+    """
+    kind, colon, rest = name.partition(":")
+    if not colon or kind not in _EXAMPLES:
+        raise DataError(_unknown_kind(name, kind, bool(colon)))
+    kind = cast(SourceKind, kind)
+    parted = "#" in rest and kind != "prepared"  # a folder may have one in its name
+    location, mark, part = rest.rpartition("#") if parted else (rest, "", "")
+    if not location or (mark and not part):
+        raise DataError(f"source {name!r} is incomplete: write {_EXAMPLES[kind]}")
+    part = part or _DEFAULT_PART[kind]
+    if kind == "text" and part not in _UNITS:
+        raise DataError(
+            f"unknown unit #{part} in source {name!r}: choose {listed_choices(part, _UNITS)}"
+            " (if the # belongs to the path, add #file)"
+        )
+    if kind == "builtin" and (location not in _BUILTINS or part):
+        raise DataError(f"unknown built-in text in {name!r}: choose {_EXAMPLES['builtin']}")
+    return Source(name, kind, location, part)
+
+
+def read_documents(source: Source) -> Iterator[str]:
+    """Reads the documents of a local source one after the other.
+
+    Documents of nothing but white space are left out.
+
+    Args:
+        source: A source of the kind ``builtin``, ``text`` or ``jsonl``.
+
+    Yields:
+        The text of each document; files in sorted order, lines in file order.
+
+    Raises:
+        DataError: A file is missing, empty, not whole or not UTF-8; a JSON line is not
+            valid or lacks the field (with file and line).
+        ValueError: The source is a published TFDS data set, which ``documents`` reads.
+    """
+    found = False
+    for document in documents_in(source):
+        found = True
+        yield document
+    if not found:
+        raise _no_text(source)
+
+
+def documents_in(source: Source) -> Iterator[str]:
+    """As ``read_documents``, of a source that may hold no document."""
+    if source.kind == "tfds":
+        raise ValueError(f"{source.name!r} is not local text: use load_documents")
+    if source.kind == "prepared":
+        raise DataError(
+            f"{source.name!r} holds rows for causal language modelling and no text: name the text "
+            "that it was made of"
+        )
+    texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source)
+    yield from (text for text in texts if text and not text.isspace())
+
+
+def _no_text(source: Source) -> DataError:
+    """Says that a local source holds no document."""
+    paths = matching_files(source.location, source.name)
+    files = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files of {source.name!r}"
+    return DataError(f"no text in {files}: empty or only white space; give a file with text")
+
+
+def _texts_of_files(source: Source) -> Iterator[str]:
+    read = _read_text if source.kind == "text" else _read_json_lines
+    for path in matching_files(source.location, source.name):
+        yield from read(path, source.part)
+
+
+def _python_docs() -> Iterator[str]:
+    from pydoc_data.topics import topics  # 0.5 MB of literals: only when asked for
+
+    for key in sorted(topics):
+        yield topics[key]
+
+
+def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
+    if not has_colon or "/" in kind or Path(name).expanduser().exists():
+        return f"source {name!r} has no kind: for a file write text:{name}" + (
+            f"; known forms: {', '.join(_EXAMPLES.values())}"
+        )
+    return f"unknown source kind {kind!r} in {name!r}: choose " + listed_choices(
+        kind, tuple(_EXAMPLES), tuple(_EXAMPLES.values())
+    )
+
+
+def listed_choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | None = None) -> str:
+    """Lists the valid words, the nearest first if there is a near one."""
+    shown = shown or valid
+    near = difflib.get_close_matches(word, valid, n=1)
+    listed = ", ".join(shown)
+    return f"{shown[valid.index(near[0])]} (nearest) from {listed}" if near else f"from {listed}"
+
+
+def _read_text(path: Path, unit: str) -> Iterator[str]:
+    lines = (line for _, _, line in file_lines(path, keep_ends=unit != "line"))
+    if unit == "file":
+        yield "".join(lines)
+    elif unit == "line":
+        yield from lines
+    else:
+        yield from _blocks(lines)
+
+
+def _blocks(lines: Iterator[str]) -> Iterator[str]:
+    block: list[str] = []
+    for line in lines:
+        if line and not line.isspace():
+            block.append(line)
+        elif block:
+            yield "".join(block).removesuffix("\n").removesuffix("\r")
+            block = []
+    if block:
+        yield "".join(block).removesuffix("\n").removesuffix("\r")
+
+
+def _read_json_lines(path: Path, field: str) -> Iterator[str]:
+    for file, number, line in file_lines(path):
+        if line and not line.isspace():
+            yield _text_field(line, field, f"{file} line {number}")
+
+
+def _text_field(line: str, field: str, place: str) -> str:
+    row = parse_object(line, place)
+    value = pick(row, field, place)
+    if not isinstance(value, str):
+        seen = ", ".join(sorted(key for key in row if isinstance(row[key], str))) or "none"
+        raise DataError(
+            f"{place} field {field!r} is a {type(value).__name__}, not a string: "
+            f"its string fields are {seen}"
+        )
+    return value

@@ -1,0 +1,154 @@
+"""Numbers spelled out in two languages: pairs to translate, endless and without a download.
+
+``builtin:numbers-en-fr`` translates "ninety-seven" into "quatre-vingt-dix-sept"; every two
+languages of the package ``num2words`` make such a source. Numbers are below a million. A
+range of them is never drawn for training: what is validated on was never seen.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from ..errors import DataError
+from .sentence_pairs import Pair, Part
+from .source_names import listed_choices
+
+LIMIT = 1_000_000
+"""All numbers are smaller."""
+HELD_OUT = range(680_000, 700_000)
+"""The numbers that are never drawn for training."""
+VALIDATION_SIZE = 1000
+"""How many numbers of ``HELD_OUT`` are validated on."""
+VOCABULARY_SIZE = 5000
+"""How many training numbers a vocabulary is trained on."""
+
+_BUILTIN = "builtin:"
+_EXAMPLE = "builtin:numbers-en-fr"
+# Coprime to the size of HELD_OUT, so that the numbers differ, with all kinds of endings.
+_STRIDE = 7919
+_SEED_OF_VOCABULARY = 0x5EED
+_DRAWN_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class SpelledNumbers(Part):
+    """Some numbers in two languages; a part of a ``ParallelText``.
+
+    Attributes:
+        numbers: The numbers, in order.
+        languages: Of the sources and of the targets, as num2words names them.
+    """
+
+    numbers: tuple[int, ...]
+    languages: tuple[str, str]
+
+    def __iter__(self) -> Iterator[Pair]:
+        source, target = self.languages
+        for number in self.numbers:
+            yield Pair(spell(number, source), spell(number, target), f"the number {number:,}")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+@dataclass(frozen=True)
+class NumberWords:
+    """The endless source of spelled-out numbers in two languages.
+
+    Attributes:
+        name: As the user wrote it.
+        languages: Of the sources and of the targets, as num2words names them.
+    """
+
+    name: str
+    languages: tuple[str, str]
+
+    @classmethod
+    def parse(cls, name: str) -> "NumberWords | None":
+        """Parses a source name; None if it is of another kind.
+
+        Args:
+            name: For example ``builtin:numbers-en-fr``.
+
+        Raises:
+            DataError: It is built in, but no such thing, or in an unknown language.
+        """
+        if not name.startswith(_BUILTIN):
+            return None
+        found = re.fullmatch(r"builtin:numbers-(\w+)-(\w+)", name)
+        if found is None:
+            raise DataError(
+                f"no built-in pairs {name!r}: choose {_EXAMPLE}, or two other languages"
+                + (" (these are joined with no other source)" if " + " in name else "")
+            )
+        languages = found[1], found[2]
+        for language in languages:
+            _check_language(language, name)
+        return cls(name, languages)
+
+    @cached_property
+    def validation(self) -> SpelledNumbers:
+        """The numbers that are validated on: always the same, none in training."""
+        places = sorted(i * _STRIDE % len(HELD_OUT) for i in range(VALIDATION_SIZE))
+        return self._spelled(HELD_OUT[place] for place in places)
+
+    @cached_property
+    def vocabulary(self) -> SpelledNumbers:
+        """Training numbers to train a vocabulary on: always the same."""
+        drawn = draw_numbers(np.random.default_rng(_SEED_OF_VOCABULARY))
+        return self._spelled(next(drawn) for _ in range(VOCABULARY_SIZE))
+
+    def _spelled(self, numbers: Iterator[int]) -> SpelledNumbers:
+        return SpelledNumbers(self.name, tuple(numbers), self.languages)
+
+
+def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
+    """Draws training numbers, endlessly and none of ``HELD_OUT``.
+
+    Half of them are uniform below a million, half below a random power of ten: of the
+    former alone one in a thousand is below a thousand.
+
+    Args:
+        rng: All that the numbers depend on.
+    """
+    while True:
+        any_size = 10.0 ** rng.integers(1, 7, _DRAWN_AT_ONCE)
+        below = np.where(rng.random(_DRAWN_AT_ONCE) < 0.5, LIMIT, any_size)
+        drawn = (rng.random(_DRAWN_AT_ONCE) * below).astype(np.int64).tolist()
+        yield from (number for number in drawn if number not in HELD_OUT)
+
+
+@lru_cache(maxsize=1 << 15)  # a third of the draws are small numbers, again and again
+def spell(number: int, language: str) -> str:
+    """Spells a number out.
+
+    Args:
+        number: In ``[0, LIMIT)``.
+        language: As num2words names it.
+
+    Raises:
+        DataError: num2words knows the language but not this number.
+    """
+    from num2words import CONVERTER_CLASSES  # only who asks for numbers needs it
+
+    try:
+        return CONVERTER_CLASSES[language].to_cardinal(number)
+    except Exception as error:  # some of its languages are unfinished, in any way
+        raise DataError(
+            f"num2words cannot spell {number} in {language!r} ({type(error).__name__}): "
+            "choose another language"
+        ) from None
+
+
+def _check_language(language: str, name: str) -> None:
+    from num2words import CONVERTER_CLASSES
+
+    known = tuple(sorted(CONVERTER_CLASSES))
+    if language not in known:
+        raise DataError(
+            f"num2words knows no language {language!r} ({name!r}): "
+            f"choose {listed_choices(language, known)}"
+        )

@@ -1,0 +1,223 @@
+"""Published TensorFlow Datasets as documents, without tensorflow.
+
+They lie where TFDS keeps them (``$TFDS_DATA_DIR`` or ``~/tensorflow_datasets``), so what
+is already on the machine is used. Their own validation split is used where they have one;
+the test split never is.
+"""
+
+import difflib
+import hashlib
+import http.client
+import importlib
+import io
+import os
+import queue
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from ..errors import DataError
+from ..io.atomic_io import write_file
+from .documents import Division, Documents, Split, text_digest
+from .source_names import Source
+
+# TFDS repeats a failing download for minutes; no network should be known within seconds.
+_PROBE_SECONDS = 4.0
+_PROBED_HOSTS = 3
+
+
+def load_published(source: Source, split: Split, fraction: float, cache: Path) -> Documents:
+    """Loads one split of a published data set, downloading it first if need be.
+
+    Args:
+        source: A source of the kind ``tfds``.
+        split: ``train`` or ``validation``.
+        fraction: The share for validation where no such split is published, in [0, 1).
+        cache: Where the division into splits is kept.
+
+    Returns:
+        The documents, in the published order.
+
+    Raises:
+        DataError: The name, configuration or field is unknown; the data is not on this
+            machine and cannot be downloaded or prepared; or it allows no random access.
+    """
+    builder = open_builder(source)
+    # builder.is_prepared() would warn of a folder that is not there.
+    if not Path(builder.data_dir, "dataset_info.json").is_file():
+        download(builder, source)
+    splits = builder.info.splits
+    if "train" not in splits:
+        raise DataError(f"{source.name!r} has no train split: it has {', '.join(splits)}")
+    published = "validation" in splits
+    records = _records(builder, split if published else "train", source)
+    key = _key(builder, split if published else "train", source)
+    if published or (fraction == 0 and split == "train"):
+        return Documents(records, source.part, key)
+    whole = Documents(records, source.part, key)
+    indices = _divide(whole, fraction, source, cache)[split]
+    return Documents(records, source.part, f"{key}-{fraction!r}-{split}", indices)
+
+
+def open_builder(source: Source) -> Any:
+    """Finds the builder of a published data set; downloads nothing.
+
+    Raises:
+        DataError: The name or the configuration is unknown, or a package is missing.
+    """
+    # TFDS registers these only when they are imported.
+    importlib.import_module("tensorflow_datasets.text")
+    importlib.import_module("tensorflow_datasets.translate")
+    options = {"data_dir": os.environ.get("TFDS_DATA_DIR"), "file_format": "array_record"}
+    try:
+        return tfds.builder(source.location, **options)
+    except tfds.core.DatasetNotFoundError:
+        raise DataError(_unknown_dataset(source)) from None
+    except ImportError as error:
+        raise _missing_package(source, error) from None
+    except (ValueError, AssertionError) as error:
+        raise DataError(_unknown_configuration(source, error)) from None
+
+
+def _unknown_dataset(source: Source) -> str:
+    name = source.location.split("/")[0]
+    known = sorted(set(tfds.list_builders(with_community_datasets=False)))
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    nearest = f"nearest names: {', '.join(near)}" if near else "see the TFDS catalogue for names"
+    return f"TFDS has no data set {name!r} (source {source.name!r}): {nearest}"
+
+
+def _unknown_configuration(source: Source, error: Exception) -> str:
+    name, _, configuration = source.location.partition("/")
+    try:
+        known = list(tfds.builder_cls(name).builder_configs)
+    except ValueError:
+        known = []
+    if configuration and configuration not in known:
+        near = difflib.get_close_matches(configuration, known, n=3, cutoff=0.3) or known[:10]
+        remedy = f"choose from {', '.join(near)}" if near else "leave it out"
+        return f"TFDS data set {name!r} has no configuration {configuration!r}: {remedy}"
+    return f"TFDS cannot make {source.location!r}: {_first_line(error)}"
+
+
+def download(builder: Any, source: Source) -> None:
+    """Downloads and prepares a published data set.
+
+    Raises:
+        DataError: It cannot be reached, parsed or written.
+    """
+    try:
+        urls: list[str] = list(builder.url_infos or ())
+    except ImportError as error:
+        raise _missing_package(source, error) from None
+    if urls and not _any_reachable(urls):
+        raise DataError(
+            f"{source.name!r} is not in {builder.data_dir} and cannot be downloaded "
+            f"({urlsplit(urls[0]).hostname} does not answer): connect to the network, copy the "
+            "prepared data set there (or set TFDS_DATA_DIR), or choose another source"
+        )
+    try:
+        builder.download_and_prepare()
+    except ImportError as error:
+        raise _missing_package(source, error) from None
+    except Exception as error:  # TFDS lets through whatever a download or a parser raises
+        raise DataError(
+            f"TFDS could not download and prepare {source.name!r} ({_first_line(error)}): prepare "
+            f'it with TFDS elsewhere (file_format="array_record") and copy it to {builder.data_dir}'
+        ) from None
+
+
+def _any_reachable(urls: list[str]) -> bool:
+    """Asks a few hosts at once whether they are there; through a proxy if one is set."""
+    by_host = {urlsplit(url).netloc: url for url in reversed(urls)}
+    probed = list(by_host.values())[:_PROBED_HOSTS]
+    answers: queue.Queue[bool] = queue.Queue()
+    for url in probed:  # daemons: a name server that hangs must not hold up the exit
+        threading.Thread(target=lambda u=url: answers.put(_answers(u)), daemon=True).start()
+    try:
+        return any(answers.get(timeout=_PROBE_SECONDS + 0.5) for _ in probed)
+    except queue.Empty:
+        return False
+
+
+def _answers(url: str) -> bool:
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_PROBE_SECONDS):
+            return True
+    except urllib.error.HTTPError as error:  # a refusal is an answer, too
+        error.close()
+        return True
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+
+
+def _records(builder: Any, split: str, source: Source) -> Any:
+    features = builder.info.features
+    texts = sorted(n for n, kind in features.items() if isinstance(kind, tfds.features.Text))
+    if source.part not in texts:
+        raise DataError(
+            f"{source.name!r} has no text field {source.part!r}: its text fields are "
+            f"{', '.join(texts) or 'none'}; name one as #field"
+        )
+    return open_split(builder, split, source.name)
+
+
+def open_split(builder: Any, split: str, name: str) -> Any:
+    """Opens a split of a data set that is on this machine.
+
+    Raises:
+        DataError: It allows no random access.
+    """
+    try:
+        return builder.as_data_source(split)
+    except NotImplementedError:
+        raise DataError(
+            f"{name!r} in {builder.data_dir} allows no random access: prepare it with "
+            'file_format="array_record", or set TFDS_DATA_DIR to another folder'
+        ) from None
+
+
+def _key(builder: Any, split: str, source: Source) -> str:
+    info = builder.info.splits[split]
+    facts = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def _divide(
+    documents: Documents, fraction: float, source: Source, cache: Path
+) -> dict[str, np.ndarray]:
+    """Divides by the hash of the texts: one pass over them, whose result is kept."""
+    if fraction == 0:
+        raise DataError(
+            f"{source.name!r} has no published validation split: set validation_fraction above 0"
+        )
+    path = cache / "divisions" / f"{documents.fingerprint}-{fraction!r}.npy"
+    if not path.is_file():
+        digests = [text_digest(text) for text in documents]
+        division = Division.of(digests, fraction, source.name)
+        mask = np.asarray([division.split(digest) == "validation" for digest in digests])
+        content = io.BytesIO()
+        np.save(content, mask)
+        write_file(path, content.getvalue())
+    mask = np.load(path)
+    return {"train": np.flatnonzero(~mask), "validation": np.flatnonzero(mask)}
+
+
+def _missing_package(source: Source, error: ImportError) -> DataError:
+    package = error.name or _first_line(error)
+    return DataError(
+        f"preparing {source.name!r} needs the Python package {package}: install it, "
+        "or copy the prepared data set to this machine"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,97 @@
+"""Published TensorFlow Datasets as records of fields."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..io.json_lines import pick
+from .documents import Split
+from .labelled_records import LabelledSource, Record, with_known_fields
+
+# What a split to validate on is called; MNLI has two.
+_VALIDATION = ("validation", "dev", "validation_matched")
+
+
+@dataclass(frozen=True)
+class PublishedRecords:
+    """A published data set, which is downloaded if it is not on this machine.
+
+    Attributes:
+        source: Its name and fields.
+        builder: TFDS's own.
+    """
+
+    source: LabelledSource
+    builder: Any
+
+    @property
+    def validation(self) -> str | None:
+        """What its validation split is called; None if it has none."""
+        splits = self.builder.info.splits
+        return next((name for name in _VALIDATION if name in splits), None)
+
+    def read(self, split: Split) -> Iterator[Record]:
+        """Reads one split in the published order.
+
+        Raises:
+            DataError: There is no such split or field, or no random access.
+        """
+        name = "train" if split == "train" else self.validation
+        if name is None or name not in self.builder.info.splits:
+            has = ", ".join(self.builder.info.splits)
+            raise DataError(f"{self.source.name!r} has no {split} split: it has {has}")
+        from .tfds_documents import open_split
+
+        rows = open_split(self.builder, name, self.source.name)
+        for number, row in enumerate(rows, start=1):
+            place = f"{self.source.name} {name} example {number}"
+            values = tuple(_plain(pick(row, field, place)) for field in self.source.fields)
+            yield Record(place, values)
+
+    def class_names(self, field: str) -> tuple[str, ...] | None:
+        """The names of a field of classes (or of lists of classes), whose values are ids."""
+        import tensorflow_datasets as tfds
+
+        feature = dict(self.builder.info.features.items()).get(field)
+        feature = getattr(feature, "feature", feature)
+        return tuple(feature.names) if isinstance(feature, tfds.features.ClassLabel) else None
+
+
+def open_published(source: LabelledSource, fields: Mapping[str, str]) -> PublishedRecords:
+    """Opens a published data set, downloading it first if need be.
+
+    Args:
+        source: Of the kind ``tfds``.
+        fields: What to take of well-known data sets if no field is named.
+
+    Raises:
+        DataError: It is unknown, neither on this machine nor within reach, or has not the
+            fields.
+    """
+    from .tfds_documents import download, open_builder
+
+    source = with_known_fields(source, fields)
+    builder = open_builder(source.plain)
+    if not Path(builder.data_dir, "dataset_info.json").is_file():
+        download(builder, source.plain)
+    features = dict.fromkeys(builder.info.features)
+    for field in source.fields:
+        pick(features, field, f"{source.name!r}")
+    return PublishedRecords(source, builder)
+
+
+def _plain(value: Any) -> Any:
+    """Turns numpy's values into Python's, and bytes into text."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value

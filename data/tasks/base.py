@@ -1,0 +1,98 @@
+"""What a run reads: the settings that every kind of data shares, and what each must be able to do.
+
+A kind of data is a subclass in the file of its objective (`causal.CausalData`,
+`pretraining.PretrainingData` …): its fields are the command line's flags, its methods the way
+from a source to rows.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..corpora.token_corpus import Texts
+from ..dataset import DataSplit
+from ..errors import DataError
+from ..sources.documents import Documents, load_documents, load_whole
+from ..tokenizers.base import Tokenizer, load_tokenizer
+from ..tokenizers.training import TokenizerConfig, train_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(ABC):
+    """Where examples come from and how they become rows of tokens."""
+
+    kind: ClassVar[str]
+    """The kind of data, as a run's config.json names it."""
+
+    source: str
+    """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
+    tfds:NAME/CONFIG#field, or several of them, joined by " + "; for next tokens also
+    prepared:FOLDER, which `flaxzoo prepare` made; of labelled examples one of
+    tsv:GLOB, conll:GLOB, squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG."""
+    validation: str | None = None
+    """A source to validate on; by default a part of `source`."""
+    validation_fraction: float = 0.05
+    """The part that is held out when `validation` is not given."""
+    length: int
+    """Tokens in a row, T."""
+    tokenizer: TokenizerConfig
+    num_workers: int = 0
+    """Processes that prepare batches; 0 prepares them in a thread."""
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"data.length {self.length} must be at least 1")
+
+    @abstractmethod
+    def texts(self) -> Texts:
+        """The training texts, to train a vocabulary on."""
+
+    def make_tokenizer(self) -> Tokenizer:
+        """The tokenizer of a new run: an existing one, or one trained on its texts."""
+        if self.tokenizer.path is not None:
+            return load_tokenizer(self.tokenizer.path)
+        return train_tokenizer(self.texts(), self.tokenizer)
+
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels in the training examples, in order of their ids."""
+        return ()
+
+    @abstractmethod
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """What a run trains on: all of its source but what it validates on."""
+
+    @abstractmethod
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """What a run validates on."""
+
+    @abstractmethod
+    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """All of another source, to be scored on; of a published one its validation split."""
+
+    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Unlabelled examples of a file (or "-", standard input), to be predicted.
+
+        Raises:
+            DataError: This kind of data has no labels to predict.
+        """
+        raise DataError(
+            f"{self.kind} data has no labels to predict: give the run of a fine-tuned model "
+            "(for text, see the commands generate and fill-mask)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentsData(DataConfig):
+    """Data whose examples are cut out of plain documents."""
+
+    def texts(self) -> Documents:
+        """All documents but those held out."""
+        fraction = self.validation_fraction if self.validation is None else 0.0
+        return load_documents(self.source, "train", validation_fraction=fraction)
+
+    def validation_documents(self) -> Documents:
+        """The source to validate on, or the documents held out."""
+        if self.validation is not None:
+            return load_whole(self.validation)
+        fraction = self.validation_fraction
+        return load_documents(self.source, "validation", validation_fraction=fraction)

@@ -1,0 +1,180 @@
+"""Rows for pretraining an encoder: masked words, and next sentences where wanted."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
+from ..dataset import DataSplit
+from ..errors import DataError
+from ..features.bert_inputs import Frame, frame_texts
+from ..features.masking import Masking
+from ..features.nsp_inputs import SentencePairRows, read_pairs
+from ..features.segment_pairs import Segments
+from ..io.hashing import digest
+from ..sources.documents import Documents, default_cache_dir, load_whole
+from ..tokenizers.base import Tokenizer
+from .base import DocumentsData
+
+# Of evaluation: the same examples and masks for every run.
+_EVALUATION_SEED = 0x5EED
+
+
+@dataclass(frozen=True)
+class PretrainingRows:
+    """The rows of pretraining epochs; see ``pipeline.Rows``.
+
+    Attributes:
+        segments: Which tokens are in an example.
+        masking: Which of them are predicted.
+        pad: The id of ``[PAD]``.
+        seed: Of everything random in a row.
+    """
+
+    segments: Segments
+    masking: Masking
+    pad: int
+    seed: int
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of rows of an epoch, at least 1."""
+        return self.segments.num_examples
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example: a pure function of the seed and its arguments.
+
+        Args:
+            epoch: From 0.
+            index: In ``[0, rows_per_epoch)``.
+
+        Returns:
+            ``input_ids``, ``attention_mask``, ``token_type_ids``, int32 [T];
+            ``masked_positions``, ``masked_labels``, ``masked_weights``, int32 [M]; and with
+            next sentences ``next_sentence_label``, int32 [].
+        """
+        rng = np.random.default_rng([self.seed % 2**64, epoch, index])
+        example = self.segments.example(epoch, index, rng)
+        predictions = self.masking.mask_row(example.input_ids, rng)
+        length, size = self.segments.length, len(example.input_ids)
+        row = {name: np.zeros(length, np.int32) for name in ARRAYS}
+        row["input_ids"][:size] = example.input_ids
+        row["input_ids"][size:] = self.pad
+        row["attention_mask"][:size] = 1
+        row["token_type_ids"][:size] = example.token_type_ids
+        row |= predictions
+        if example.label is not None:
+            row["next_sentence_label"] = np.asarray(example.label, np.int32)
+        return row
+
+
+ARRAYS = ("input_ids", "attention_mask", "token_type_ids")
+"""The arrays of an example's tokens, int32 [T] each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingData(DocumentsData):
+    """Documents of sentences, of which words are masked and, if wanted, pairs made."""
+
+    kind: ClassVar[str] = "pretraining"
+
+    next_sentence: bool = True
+    """Pairs of segments, to tell those that belong together (BERT); without: RoBERTa's rows."""
+    masking_rate: float = 0.15
+    """The part of the tokens that is predicted."""
+    whole_word: bool = False
+    """Mask all pieces of a word together."""
+    max_predictions: int | None = None
+    """Most predictions in a row; by default masking_rate * length, rounded up."""
+    short_fraction: float = 0.1
+    """The part of the examples that is shorter than a row by intent."""
+    language: str = "en"
+    """Of text that must be split into sentences."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.masking_rate < 1:
+            raise ValueError(f"data.masking_rate {self.masking_rate} must be between 0 and 1")
+        if not 0 <= self.short_fraction <= 1:
+            raise ValueError(f"data.short_fraction {self.short_fraction} must be from 0 to 1")
+        if self.max_predictions is not None and not 1 <= self.max_predictions <= self.length:
+            raise ValueError(
+                f"data.max_predictions {self.max_predictions} must be from 1 to data.length "
+                f"{self.length}"
+            )
+
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """Examples that begin elsewhere, pair otherwise and are masked anew in every epoch."""
+        return self._split(self.texts(), tokenizer, seed, jitter=True)
+
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """The same examples and masks each time."""
+        return self._split(self.validation_documents(), tokenizer, _EVALUATION_SEED, jitter=False)
+
+    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """As ``validation_split``, of another source."""
+        return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, jitter=False)
+
+    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Two texts on each line of a file, parted by a tab: does the second continue the first?
+
+        Raises:
+            DataError: The run did not learn next sentences, or a line is not a pair.
+        """
+        if not self.next_sentence:
+            return super().input_split(path, tokenizer, labels)
+        pairs = read_pairs(path)
+        tokens, cut = frame_texts(pairs, tokenizer, Frame.of(tokenizer, self.length))
+        masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
+        rows = SentencePairRows(tokens, pairs, masking.max_predictions)
+        notes = f", {cut:,} of them cut to {self.length} tokens" if cut else ""
+        return DataSplit(rows, pairs, digest(map("\t".join, pairs)), f"{len(pairs):,} pairs{notes}")
+
+    def _split(
+        self, documents: Documents, tokenizer: Tokenizer, seed: int, jitter: bool
+    ) -> DataSplit:
+        special = _checked(tokenizer)
+        corpus = build_sentence_corpus(
+            documents, tokenizer, default_cache_dir() / "sentences", self.language
+        )
+        segments = Segments(
+            corpus,
+            self.length,
+            special["cls"],
+            special["sep"],
+            seed=seed,
+            next_sentence=self.next_sentence,
+            short_fraction=self.short_fraction,
+            jitter=jitter,
+        )
+        masking = Masking.of(
+            tokenizer,
+            self.length,
+            rate=self.masking_rate,
+            max_predictions=self.max_predictions,
+            whole_word=self.whole_word,
+        )
+        rows = PretrainingRows(segments, masking, special["pad"], seed)
+        facts = _facts(corpus, rows)
+        return DataSplit(rows, corpus, corpus.fingerprint, facts)
+
+
+def _checked(tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of the tokens that a row needs."""
+    special: dict[str, Any] = {
+        role: getattr(tokenizer.special_ids, role) for role in ("cls", "sep", "mask", "pad")
+    }
+    missing = [role for role, id in special.items() if id is None]
+    if missing:
+        raise DataError(
+            f"this {tokenizer.kind} tokenizer has no {', '.join(missing)} token, which pretraining "
+            "needs: train a wordpiece vocabulary (--data.tokenizer.kind wordpiece), or name BERT's"
+        )
+    return special
+
+
+def _facts(corpus: SentenceCorpus, rows: PretrainingRows) -> str:
+    facts = f"{corpus.facts}, {rows.rows_per_epoch:,} examples an epoch"
+    unknown = corpus.num_unknown
+    return facts + (f"; {unknown:,} tokens are unknown to the tokenizer" if unknown else "")

@@ -1,0 +1,315 @@
+"""What all labelled data share: from a source to the examples of a split, and their rows.
+
+A kind of data (``classification.ClassificationData`` …) says which sources it reads, how a
+record becomes an example, and how examples become rows; everything else is here.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ..dataset import DataSplit
+from ..errors import DataError
+from ..io.hashing import digest
+from ..sources.documents import Division, Split, text_digest
+from ..sources.labelled_records import (
+    LabelledSource,
+    Record,
+    parse_labelled,
+    read_fields,
+    with_known_fields,
+)
+from ..sources.tfds_records import PublishedRecords, open_published
+from ..tokenizers.base import Tokenizer
+from .base import DataConfig
+
+# Settings whose outcome is in the examples or the tokenizer.
+_FOUND_AGAIN = ("source", "validation", "validation_fraction", "tokenizer", "num_workers")
+SHORTEST = 8
+"""The fewest tokens of a row that leave room for two texts beside their marks."""
+
+
+class Example(Protocol):
+    """One labelled thing of any kind; its repr holds all that decides its rows."""
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for messages: ``train.tsv line 7``."""
+        ...
+
+    @property
+    def group(self) -> str:
+        """Examples of one group are never parted into training and validation."""
+        ...
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What a vocabulary may be trained on."""
+        ...
+
+
+E = TypeVar("E", bound=Example)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[E]):
+    """Examples as they were read.
+
+    Attributes:
+        examples: At least one.
+        class_names: The names of the labels, where the source itself declares them.
+        notes: What is worth saying of them: ``IOB1 tags converted to BIO``.
+    """
+
+    examples: tuple[E, ...]
+    class_names: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+class LabelledRows(Protocol):
+    """Rows that know what became of their examples."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What became of them, for the log."""
+        ...
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of rows."""
+        ...
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one row."""
+        ...
+
+    def decode(self, predictions: dict[str, np.ndarray]) -> list[Any]:
+        """Turns a model's outputs for all rows into one JSON-ready prediction per example."""
+        ...
+
+    def gold(self) -> list[Any]:
+        """What is right, per example."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExampleTexts:
+    """The texts of examples, each distinct one once; see ``corpus.Texts``."""
+
+    examples: Sequence[Example]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal texts in equal order."""
+        return digest(self)
+
+    def __iter__(self) -> Iterator[str]:
+        seen = dict.fromkeys(text for example in self.examples for text in example.texts)
+        return iter(seen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledData(DataConfig, Generic[E]):
+    """Where labelled examples come from and how they become rows of tokens."""
+
+    forms: ClassVar[dict[str, str]]
+    """The kinds of source that are read, and the fields to take of each."""
+    published_fields: ClassVar[dict[str, str]] = {}
+    """The fields to take of well-known published data sets."""
+    label_field: ClassVar[int] = 0
+    """Which of the fields is the label's."""
+    noun: ClassVar[str] = "examples"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length < SHORTEST:
+            raise ValueError(f"data.length {self.length} must be at least {SHORTEST}")
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(
+                f"data.validation_fraction {self.validation_fraction} must be at least 0 "
+                "and below 1"
+            )
+
+    @abstractmethod
+    def read(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> Loaded[E]:
+        """Reads examples.
+
+        Args:
+            source: The parsed name.
+            published: The data set itself, if the source is a published one.
+            split: Which part to read of a published one; of another all is read.
+        """
+
+    @abstractmethod
+    def unlabelled(self, records: Iterable[Record]) -> list[E]:
+        """Makes examples to predict of records of all fields but the label's."""
+
+    @abstractmethod
+    def examples_to_predict(self, path: str) -> list[E]:
+        """Reads examples without labels from a file, or from standard input for ``-``."""
+
+    def examples_of_source(self, name: str) -> list[E]:
+        """Reads the examples of a labelled source to predict them; its labels are not read."""
+        source, published = self._open(name)
+        source = replace(source, fields=self.without_label(source.fields))
+        if published is not None:
+            return self.unlabelled(replace(published, source=source).read("validation"))
+        return self.unlabelled(read_fields(source))
+
+    def without_label(self, fields: tuple[str, ...]) -> tuple[str, ...]:
+        """All fields but the label's."""
+        return fields[: self.label_field] + fields[self.label_field + 1 :]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What is taken of the source's records: names, or the numbers of columns."""
+        source = parse_labelled(self.source, self.forms)
+        return with_known_fields(source, self.published_fields).fields
+
+    def fields_to_predict(self, usual: tuple[str, ...]) -> tuple[str, ...]:
+        """The fields of JSON lines without labels: the source's; the usual if these are numbers."""
+        fields = self.without_label(self.fields)
+        numbers = all(part.isdecimal() for field in fields for part in field.split("+"))
+        return usual if numbers else fields
+
+    @abstractmethod
+    def rows(
+        self,
+        examples: Sequence[E],
+        tokenizer: Tokenizer,
+        labels: tuple[str, ...],
+        *,
+        training: bool = False,
+    ) -> LabelledRows:
+        """Makes rows of examples, all of which have labels or none."""
+
+    def texts(self) -> ExampleTexts:
+        """The texts of the training examples."""
+        return ExampleTexts(self._part("train").examples)
+
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """All of the source but what is held out; the same in every epoch."""
+        return self._split(self._part("train"), tokenizer, labels, training=True)
+
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """The source to validate on, the published split, or what is held out."""
+        return self._split(self._part("validation"), tokenizer, labels)
+
+    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """All of another source; of a published one its validation split."""
+        return self._split(self._load(source, "validation"), tokenizer, labels)
+
+    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Examples without labels, to predict them.
+
+        Args:
+            path: A file (see ``examples_to_predict``), ``-`` for standard input, or a labelled
+                source (``tsv:GLOB#LABEL,TEXT``), whose labels are not read.
+            tokenizer: The model's.
+            labels: The names of the model's labels.
+
+        Raises:
+            DataError: The file is missing, empty or not of the form.
+        """
+        kind, colon, _ = path.partition(":")
+        is_source = colon and kind in self.forms and not Path(path).exists()
+        examples = self.examples_of_source(path) if is_source else self.examples_to_predict(path)
+        if not examples:
+            raise DataError(f"nothing to predict in {path}: it is empty")
+        return self._split(Loaded(tuple(examples)), tokenizer, labels)
+
+    def _part(self, split: Split) -> Loaded[E]:
+        if split == "validation" and self.validation is not None:
+            return self._load(self.validation, "validation")
+        source, published = self._open(self.source)
+        if published is not None and published.validation is not None:
+            return self._read(source, published, split)
+        whole = self._read(source, published, "train")
+        fraction = self.validation_fraction if self.validation is None else 0.0
+        if fraction == 0 and split == "train":
+            return whole
+        if fraction == 0:
+            raise DataError(
+                f"{self.source!r} has no validation split: set validation_fraction above 0"
+            )
+        return divide(whole, fraction, self.source)[split]
+
+    def _whole(self) -> Loaded[E]:
+        """The training examples and, of a local source, those held out of it."""
+        return self._read(*self._open(self.source), "train")
+
+    def _load(self, name: str, split: Split) -> Loaded[E]:
+        return self._read(*self._open(name), split)
+
+    def _open(self, name: str) -> tuple[LabelledSource, PublishedRecords | None]:
+        source = parse_labelled(name, self.forms, parse_labelled(self.source, self.forms))
+        if source.kind != "tfds":
+            return source, None
+        published = open_published(source, self.published_fields)
+        return published.source, published
+
+    def _read(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> Loaded[E]:
+        loaded = self._loaded.get((source, split))
+        if loaded is None:
+            loaded = self.read(source, published, split)
+            if not loaded.examples:
+                raise DataError(f"no {self.noun} in {source.name!r}: give a source that has some")
+            self._loaded[source, split] = loaded
+        return loaded
+
+    @cached_property
+    def _loaded(self) -> dict[tuple[LabelledSource, Split], Loaded[E]]:
+        """What was read: labels, texts and splits need the same examples."""
+        return {}
+
+    def _split(
+        self,
+        loaded: Loaded[E],
+        tokenizer: Tokenizer,
+        labels: tuple[str, ...],
+        *,
+        training: bool = False,
+    ) -> DataSplit:
+        rows = self.rows(loaded.examples, tokenizer, labels, training=training)
+        names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
+        settings = {name: getattr(self, name) for name in names}
+        decisive = (self.kind, settings, labels, training)
+        fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
+        facts = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])
+        return DataSplit(rows, list(loaded.examples), fingerprint, facts)
+
+
+def divide(whole: Loaded[E], fraction: float, name: str) -> dict[Split, Loaded[E]]:
+    """Parts examples by the hash of their groups, so that no group is in both.
+
+    Args:
+        whole: All examples.
+        fraction: The share of groups for validation, in (0, 1).
+        name: The source's name, for the message.
+
+    Raises:
+        DataError: All examples are of one group.
+    """
+    digests = [text_digest(example.group) for example in whole.examples]
+    if len(set(digests)) < 2:
+        raise DataError(
+            f"all examples of {name!r} are of one and the same text, so nothing is left to "
+            "validate on: name another source for validation"
+        )
+    division = Division.of(digests, fraction, name)
+    parts: dict[Split, list[E]] = {"train": [], "validation": []}
+    for example, key in zip(whole.examples, digests, strict=True):
+        parts[division.split(key)].append(example)
+    return {
+        split: Loaded(tuple(examples), whole.class_names, whole.notes)
+        for split, examples in parts.items()
+    }

@@ -1,0 +1,306 @@
+"""Sentences with a tag for each word: entities, parts of speech.
+
+Devlin et al. 2018, section 5.3: the first piece of each word is what its tag is predicted
+at. A sentence that does not fit in a row goes on in the next, at a word, so that every word
+is predicted exactly once.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import DataError
+from ..features.bert_inputs import Frame, FramedTokens
+from ..features.bio_tags import span_labels
+from ..features.predictions import label_id, output
+from ..io.files import input_lines
+from ..sources.conll import read_sentences, read_words
+from ..sources.documents import Split
+from ..sources.labelled_records import (
+    LabelledSource,
+    Record,
+    are_json_lines,
+    read_fields,
+    read_objects,
+)
+from ..sources.tfds_records import PublishedRecords
+from ..tokenizers.base import Tokenizer
+from .labelled import LabelledData, Loaded
+from .token_examples import TaggingExample, from_columns, from_record, in_bio, words_of
+
+NOT_PREDICTED = -100
+"""The label of a token at which nothing is predicted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggingData(LabelledData[TaggingExample]):
+    """Sentences with a tag for each word."""
+
+    kind: ClassVar[str] = "tag"
+    forms: ClassVar[dict[str, str]] = {"conll": "", "jsonl": "tokens,tags", "tfds": "tokens,ner"}
+    published_fields: ClassVar[dict[str, str]] = {"wikiann": "tokens,tags"}
+    label_field: ClassVar[int] = 1
+    noun: ClassVar[str] = "sentences"
+
+    source: str
+    """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags or tfds:conll2003."""
+    length: int = 128
+    """Tokens in a row, T."""
+
+    def read(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> Loaded[TaggingExample]:
+        """See ``LabelledData``; the fields are the words and their tags.
+
+        One is not trained on an ``I-`` that continues nothing; scored on it is read as ``B-``.
+        """
+        strict = split == "train"
+        if source.kind == "conll":
+            return in_bio([from_columns(one) for one in read_sentences(source)], strict)
+        if len(source.fields) != 2:
+            raise DataError(f"{source.name!r} must name two fields: the words' and the tags'")
+        names = published.class_names(source.fields[1]) if published is not None else None
+        records = published.read(split) if published is not None else read_fields(source)
+        return in_bio([from_record(record, names) for record in records], strict, names)
+
+    def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
+        """See ``LabelledData``; the one field is the words'."""
+        return [TaggingExample(words_of(r.values[0], r.place), None, r.place) for r in records]
+
+    def examples_of_source(self, name: str) -> list[TaggingExample]:
+        """See ``LabelledData``; of ``conll:GLOB`` the first column is read."""
+        kind, _, location = name.partition(":")
+        if kind == "conll":
+            return self._first_columns(location)
+        return super().examples_of_source(name)
+
+    def _first_columns(self, path: str) -> list[TaggingExample]:
+        sentences = read_words(input_lines(path))
+        return [TaggingExample(s.words, None, s.file, s.first_line) for s in sentences]
+
+    def examples_to_predict(self, path: str) -> list[TaggingExample]:
+        """Reads a sentence per line, whose words are parted by blanks; perhaps of none.
+
+        Of a file ``*.conll`` the first column is read, a word per line; of ``*.jsonl`` the
+        field of the words.
+        """
+        if path.removesuffix(".gz").endswith(".conll"):
+            return self._first_columns(path)
+        if are_json_lines(path):
+            fields = self.fields_to_predict(("tokens",))
+            return self.unlabelled(read_objects(input_lines(path), fields))
+        return [
+            TaggingExample(tuple(line.split()), None, f"{file} line {number}")
+            for file, number, line in input_lines(path)
+        ]
+
+    def labels(self) -> tuple[str, ...]:
+        """The tags of the source, ``O`` first; of every type of span ``B-`` and ``I-``.
+
+        Those that a published data set declares, whether its training examples have them or
+        not.
+        """
+        whole = self._whole()
+        found = (tag for example in whole.examples for tag in example.tags or ())
+        return span_labels(found if whole.class_names is None else whole.class_names)
+
+    def rows(
+        self,
+        examples: Sequence[TaggingExample],
+        tokenizer: Tokenizer,
+        labels: tuple[str, ...],
+        *,
+        training: bool = False,
+    ) -> "TaggingRows":
+        """See ``LabelledData``; training and evaluation have the same rows."""
+        return tagging_rows(examples, tokenizer, labels, self.length)
+
+
+@dataclass(frozen=True, eq=False)
+class TaggingRows:
+    """The rows of sentences; see ``pipeline.Rows``.
+
+    W words of all sentences, one after the other, are predicted in R rows.
+
+    Attributes:
+        tokens: The framed pieces, R.
+        first_words: The first word of each row, and the end, int64 [R + 1].
+        positions: At which token of its row a word is predicted, 0 if at none, int32 [W].
+        values: Its label id, int32 [W]; None if it is to be predicted.
+        examples: The sentences.
+        labels: The names of the labels, L.
+        notes: For the log.
+    """
+
+    tokens: FramedTokens
+    first_words: np.ndarray
+    positions: np.ndarray
+    values: np.ndarray | None
+    examples: tuple[TaggingExample, ...]
+    labels: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of rows, at least one a sentence."""
+        return len(self.tokens)
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one row; the same in every epoch.
+
+        Returns:
+            ``input_ids``, ``attention_mask``, ``token_type_ids`` and, unless they are
+            unknown, ``labels``, -100 where nothing is predicted; int32 [T] each.
+        """
+        row = self.tokens.row(index)
+        if self.values is not None:
+            words = slice(self.first_words[index], self.first_words[index + 1])
+            labels = np.full(self.tokens.frame.length, NOT_PREDICTED, np.int32)
+            labels[self.positions[words]] = self.values[words]
+            labels[0] = NOT_PREDICTED  # where the words without a piece went
+            row["labels"] = labels
+        return row
+
+    def gold(self) -> list[list[str]]:
+        """The tags of each sentence."""
+        return [list(example.tags or ()) for example in self.examples]
+
+    def decode(self, predictions: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+        """Names the tags; a word of which the tokenizer leaves nothing is ``O``.
+
+        Args:
+            predictions: ``label_ids`` int [R, T] and, if wanted, ``probabilities`` of these
+                float [R, T].
+
+        Returns:
+            For each sentence ``{"words": [...], "tags": [...], "probabilities": [...]}``;
+            the probability of a word without a piece is 0.
+        """
+        rows = np.repeat(np.arange(len(self.tokens)), np.diff(self.first_words))
+        nothing = self.labels.index("O") if "O" in self.labels else 0
+        predicted = self.positions > 0
+        ids = output(predictions, "label_ids", len(self.tokens))[rows, self.positions]
+        columns = {"tags": [self.labels[i] for i in np.where(predicted, ids, nothing)]}
+        if "probabilities" in predictions:
+            chances = output(predictions, "probabilities", len(self.tokens))[rows, self.positions]
+            columns["probabilities"] = np.where(predicted, chances, 0.0).tolist()
+        ends = list(accumulate(len(example.words) for example in self.examples))
+        return [
+            {
+                "words": list(example.words),
+                **{name: items[end - len(example.words) : end] for name, items in columns.items()},
+            }
+            for example, end in zip(self.examples, ends, strict=True)
+        ]
+
+
+def tagging_rows(
+    examples: Sequence[TaggingExample],
+    tokenizer: Tokenizer,
+    labels: tuple[str, ...],
+    length: int,
+) -> TaggingRows:
+    """Cuts words into pieces and sentences into rows.
+
+    Args:
+        examples: The sentences.
+        tokenizer: Any.
+        labels: The names of the labels.
+        length: The row's length T.
+
+    Raises:
+        DataError: A tag is not among the labels (with file and line).
+    """
+    frame = Frame.of(tokenizer, length)
+    rows: list[tuple[list[int], None]] = []
+    first_words, positions = [0], []
+    for example in examples:
+        for words in fill_rows(word_pieces(example.words, tokenizer), frame.room(1)):
+            row: list[int] = []
+            for ids, mark in words:
+                positions.append(1 + len(row) + mark if ids else 0)
+                row += ids
+            rows.append((row, None))
+            first_words.append(len(positions))
+    notes = [f"{len(positions):,} words"]
+    if len(rows) > len(examples):
+        notes.append(f"{len(rows):,} rows of {length} tokens")
+    if lost := positions.count(0):
+        notes.append(f"{lost:,} words of which the tokenizer leaves nothing")
+    return TaggingRows(
+        FramedTokens.of(frame, rows),
+        np.array(first_words, np.int64),
+        np.array(positions, np.int32),
+        _label_ids(examples, labels),
+        tuple(examples),
+        labels,
+        tuple(notes),
+    )
+
+
+def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[int], int]]:
+    """Says which pieces each word becomes; works with any tokenizer.
+
+    The words are tokenised as one text. A piece is of the word that its last character is
+    in; a blank on its own goes with the word after it.
+
+    Args:
+        words: Of one sentence.
+        tokenizer: Any.
+
+    Returns:
+        For each word its ids, and which of them is the first that holds a character of it;
+        no ids if the tokenizer leaves nothing of it.
+    """
+    ids, offsets = tokenizer.encode_with_offsets(" ".join(words), add_special_tokens=False)
+    starts = np.array([0, *accumulate(len(word) + 1 for word in words)])
+    pieces: list[tuple[list[int], int]] = [([], 0) for _ in words]
+    blanks: list[int] = []
+    last = [max(start, end - 1) for start, end in offsets]
+    of_word = np.searchsorted(starts, last, "right") - 1
+    behind = (starts[of_word + 1] - 1 == last).tolist()  # the blank behind the word
+    for id, word, blank in zip(ids, of_word.tolist(), behind, strict=True):
+        if blank:
+            blanks.append(id)
+        elif pieces[word][0]:
+            pieces[word][0].extend([*blanks, id])
+            blanks = []
+        else:
+            pieces[word] = ([*blanks, id], len(blanks))
+            blanks = []
+    return pieces
+
+
+def fill_rows(
+    pieces: Sequence[tuple[list[int], int]], room: int
+) -> list[list[tuple[list[int], int]]]:
+    """Puts words into rows, as many as fit into each; a word alone is cut to fit."""
+    rows: list[list[tuple[list[int], int]]] = [[]]
+    used = 0
+    for ids, mark in pieces:
+        if len(ids) > room:
+            first = max(0, min(mark, len(ids) - room))
+            ids, mark = ids[first : first + room], mark - first
+        if used + len(ids) > room:
+            rows.append([])
+            used = 0
+        rows[-1].append((ids, mark))
+        used += len(ids)
+    return rows
+
+
+def _label_ids(examples: Sequence[TaggingExample], labels: tuple[str, ...]) -> np.ndarray | None:
+    if all(example.tags is None for example in examples):
+        return None
+    ids = {name: i for i, name in enumerate(labels)}
+    return np.array(
+        [
+            label_id(tag, ids, example.place_of(word))
+            for example in examples
+            for word, tag in enumerate(example.tags or ())
+        ],
+        np.int32,
+    )

@@ -1,0 +1,363 @@
+"""Rows for translation: from sentence pairs to packed examples with teacher forcing.
+
+Vaswani et al. 2017, sections 3.1 and 5.1: the decoder reads the target shifted right, behind
+a start token, and predicts each of its tokens and the end; both sides share a vocabulary.
+Where the paper batches pairs of like length, a row here holds several pairs, kept apart by
+their segment ids, so that a step has one static shape and next to no padding.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, end_of_text, pair_at
+from ..corpora.token_corpus import corpus_key
+from ..dataset import DataSplit
+from ..errors import DataError
+from ..io.hashing import digest
+from ..packing.packing import best_fit
+from ..sources.documents import default_cache_dir
+from ..sources.parallel_corpus import ParallelText, open_parallel
+from ..sources.spelled_numbers import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell
+from ..tokenizers.base import Tokenizer
+from .base import DataConfig
+
+VOCABULARY_PAIRS = 1_000_000
+"""A vocabulary is trained on at most so many pairs, evenly spaced."""
+NUMBER_ROWS_PER_EPOCH = 1 << 16
+"""Rows of an epoch of spelled-out numbers, which never repeat in another epoch."""
+
+_SOURCE = ("input_ids", "segment_ids", "position_ids")
+_TARGET = ("decoder_input_ids", "decoder_segment_ids", "decoder_position_ids", "labels")
+ARRAYS = _SOURCE + _TARGET
+"""The arrays of an example, int32 [S] for the source and int32 [T] for the target."""
+
+# Of evaluation: the same rows for every run.
+_EVALUATION_SEED = 0x5EED
+# There every pair is translated and scored, also one that has no loss.
+_OF_THE_LOSS = "left out of the loss"
+# Numbers that no longer fit, after which a row is full.
+_MISSES = 3
+_ROWS_MEASURED = 32
+
+TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
+"""The tokens of a source and of its target, each with its end."""
+
+
+def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
+    """The ids of the tokens that a translation starts with and ends with.
+
+    Raises:
+        DataError: The vocabulary has none.
+    """
+    special = tokenizer.target.special_ids
+    if special.bos is None or special.eos is None:
+        raise DataError(
+            f"this {tokenizer.kind} tokenizer has no token that starts a text and one that ends "
+            "it: train one (--data.tokenizer.kind sentencepiece-bpe)"
+        )
+    return special.bos, special.eos
+
+
+def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens that an encoder reads: the text's pieces and an end.
+
+    Raises:
+        DataError: The vocabulary has no token that ends a text.
+    """
+    return [*tokenizer.encode(text, add_special_tokens=False), end_of_text(tokenizer)]
+
+
+def row_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict[str, np.ndarray]:
+    """Makes one example.
+
+    Args:
+        pairs: Whose sources, and whose targets, have at most ``length`` tokens in all.
+        length: The row's length, S = T.
+        start: The id that opens each target for the decoder.
+
+    Returns:
+        Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
+        ``decoder_input_ids`` (the labels shifted right, behind the start),
+        ``decoder_segment_ids``, ``decoder_position_ids`` and ``labels``. A pair has the same
+        segment on both sides, counted from 1; positions start at 0 in each. Padding, at the
+        end, is 0 in all.
+    """
+    row = {name: np.zeros(length, np.int32) for name in ARRAYS}
+    places = np.arange(length)
+    first = first_of_target = 0
+    for segment, (source, target) in enumerate(pairs, start=1):
+        end = first + len(source)
+        row["input_ids"][first:end] = source
+        row["segment_ids"][first:end] = segment
+        row["position_ids"][first:end] = places[: len(source)]
+        first, end = end, first_of_target + len(target)
+        row["decoder_input_ids"][first_of_target] = start
+        row["decoder_input_ids"][first_of_target + 1 : end] = target[:-1]
+        row["decoder_segment_ids"][first_of_target:end] = segment
+        row["decoder_position_ids"][first_of_target:end] = places[: len(target)]
+        row["labels"][first_of_target:end] = target
+        first_of_target = end
+    return row
+
+
+@dataclass(frozen=True)
+class TranslationRows:
+    """Every pair that fits a row exactly once, in the same rows in each epoch.
+
+    Attributes:
+        corpus: The tokens.
+        length: The row's length, S = T.
+        start: The id that opens each target for the decoder.
+        pairs: The pairs row by row, int64 [num_fitting].
+        row_starts: Where each row starts in ``pairs``, and the end, int64 [num_rows + 1].
+    """
+
+    corpus: PairCorpus
+    length: int
+    start: int
+    pairs: np.ndarray
+    row_starts: np.ndarray
+
+    @classmethod
+    def plan(cls, corpus: PairCorpus, length: int, start: int, seed: int) -> "TranslationRows":
+        """Packs the pairs; see ``packing.best_fit``.
+
+        Raises:
+            DataError: Every pair has a side longer than a row.
+        """
+        pairs, row_starts = best_fit(*corpus.sizes, length, seed)
+        if not len(pairs):
+            shortest = int(np.maximum(*corpus.sizes).min())
+            raise DataError(
+                f"no pair fits a row: data.length is {length}, the shortest pair has {shortest} "
+                "tokens on a side; give longer rows"
+            )
+        return cls(corpus, length, start, pairs, row_starts)
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of rows, at least 1."""
+        return len(self.row_starts) - 1
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example; the same in every epoch.
+
+        Returns:
+            See ``row_of_pairs``.
+        """
+        chosen = self.pairs[self.row_starts[index] : self.row_starts[index + 1]]
+        return row_of_pairs(map(self.corpus.pair, chosen.tolist()), self.length, self.start)
+
+    @cached_property
+    def num_tokens(self) -> tuple[int, int]:
+        """Tokens of all sources and of all targets in the rows, ends included."""
+        source, target = (sizes[self.pairs].sum() for sizes in self.corpus.sizes)
+        return int(source), int(target)
+
+    @property
+    def padding_fraction(self) -> float:
+        """The part of the rows, of both sides together, that is padding."""
+        return 1 - sum(self.num_tokens) / (2 * self.length * self.rows_per_epoch)
+
+
+@dataclass(frozen=True)
+class NumberRows:
+    """Rows of spelled-out numbers, drawn anew for each row of each epoch.
+
+    Attributes:
+        languages: Of the sources and of the targets, as num2words names them.
+        tokenizer: Of the sources; its target is that of the targets.
+        length: The row's length, S = T.
+        seed: Of the numbers; any integer.
+    """
+
+    languages: tuple[str, str]
+    tokenizer: Tokenizer
+    length: int
+    seed: int
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """A constant: epochs of an endless source end where we say."""
+        return NUMBER_ROWS_PER_EPOCH
+
+    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example: a pure function of the seed and its arguments.
+
+        Returns:
+            See ``row_of_pairs``.
+        """
+        rng = np.random.default_rng([self.seed % 2**64, epoch, index])
+        start, _ = start_and_end(self.tokenizer)
+        return row_of_pairs(self._fill(draw_numbers(rng)), self.length, start)
+
+    @cached_property
+    def padding_fraction(self) -> float:
+        """The part of the first rows, of both sides together, that is padding."""
+        rows = [self.row(0, index) for index in range(_ROWS_MEASURED)]
+        sides = [[row["segment_ids"], row["decoder_segment_ids"]] for row in rows]
+        return float(np.mean(np.asarray(sides) == 0))
+
+    def _fill(self, numbers: Iterator[int]) -> Iterator[TokenPair]:
+        source_room = target_room = self.length
+        misses = 0
+        while misses < _MISSES:
+            number = next(numbers)
+            source = self.side(number, 0)
+            target = self.side(number, 1) if len(source) <= source_room else []
+            if 0 < len(target) <= target_room:
+                source_room -= len(source)
+                target_room -= len(target)
+                yield source, target
+            else:
+                misses += 1
+
+    def side(self, number: int, which: int) -> list[int]:
+        """The tokens of a number in one of the languages, with an end."""
+        tokenizer = (self.tokenizer, self.tokenizer.target)[which]
+        return encode_source(tokenizer, spell(number, self.languages[which]))
+
+
+@dataclass(frozen=True)
+class VocabularyTexts:
+    """The texts of pairs, each target right after its source; see ``corpus.Texts``.
+
+    Attributes:
+        text: The pairs.
+    """
+
+    text: ParallelText
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal texts in equal order."""
+        return digest(self)
+
+    def __iter__(self) -> Iterator[str]:
+        number = len(self.text)
+        kept = min(number, VOCABULARY_PAIRS)
+        for i, pair in enumerate(self.text):
+            if i * kept // number != (i - 1) * kept // number:
+                yield from filter(str.strip, (pair.source, pair.target))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationData(DataConfig):
+    """Sentences and their translations."""
+
+    kind: ClassVar[str] = "translation"
+
+    source: str
+    """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, tfds:NAME/CONFIG#en,de, several of them
+    joined by " + ", or builtin:numbers-en-fr. Swap the names for the other direction."""
+    validation_fraction: float = 0.01
+    """The part that is held out when `validation` is not given and none is published."""
+    length: int
+    """Tokens in a row on each side, S = T; a row holds several pairs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(
+                f"data.validation_fraction {self.validation_fraction} must be at least 0 "
+                "and below 1"
+            )
+
+    def texts(self) -> VocabularyTexts:
+        """Both sides of the training pairs, for one vocabulary."""
+        numbers = NumberWords.parse(self.source)
+        text = self._open("train") if numbers is None else ParallelText((numbers.vocabulary,))
+        return VocabularyTexts(text)
+
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """All pairs but those held out, in the same rows in every epoch; numbers never repeat."""
+        numbers = NumberWords.parse(self.source)
+        if numbers is None:
+            return self._split(self._open("train"), tokenizer, seed, "left out")
+        return self._endless(numbers, tokenizer, seed)
+
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """The source to validate on, the published split, or what is held out."""
+        if self.validation is not None:
+            return self.whole_source(self.validation, tokenizer, labels)
+        numbers = NumberWords.parse(self.source)
+        text = ParallelText((numbers.validation,)) if numbers else self._open("validation")
+        return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
+
+    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """All pairs of another source; of a published one its validation split.
+
+        The content has every pair as it was read; the rows leave out those with an empty
+        side and those longer than a row.
+        """
+        numbers = NumberWords.parse(source)
+        if numbers is not None:
+            text = ParallelText((numbers.validation,))
+        else:
+            text = open_parallel(source, "whole", like=self.source)
+        return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
+
+    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Translations are not predicted row by row.
+
+        Raises:
+            DataError: Always; the message names the command that translates.
+        """
+        raise DataError("translation data has no labels to predict: use the command translate")
+
+    def _open(self, split: Any) -> ParallelText:
+        fraction = self.validation_fraction if self.validation is None else 0.0
+        return open_parallel(self.source, split, validation_fraction=fraction)
+
+    def _split(
+        self, text: ParallelText, tokenizer: Tokenizer, seed: int, left_out: str
+    ) -> DataSplit:
+        start, _ = start_and_end(tokenizer)
+        corpus = build_pair_corpus(text, tokenizer, default_cache_dir() / "pairs")
+        rows = TranslationRows.plan(corpus, self.length, start, seed)
+        return DataSplit(rows, text, corpus.fingerprint, _facts(rows, text, left_out))
+
+    def _endless(self, numbers: NumberWords, tokenizer: Tokenizer, seed: int) -> DataSplit:
+        start_and_end(tokenizer)
+        sample = numbers.vocabulary
+        rows = NumberRows(numbers.languages, tokenizer, self.length, seed)
+        longest = max(
+            len(rows.side(number, which)) for number in sample.numbers for which in (0, 1)
+        )
+        if longest > self.length:
+            raise DataError(
+                f"a number takes up to {longest} tokens on a side, more than data.length "
+                f"{self.length}: give longer rows or a larger vocabulary"
+            )
+        fingerprint = corpus_key("numbers", sample.fingerprint, tokenizer.fingerprint)
+        facts = (
+            f"numbers below {LIMIT:,} without those from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "
+            f"endless; rows of {self.length} + {self.length} tokens, "
+            f"{rows.padding_fraction:.1%} of them padding"
+        )
+        return DataSplit(rows, ParallelText((sample,)), fingerprint, facts)
+
+
+def _facts(rows: TranslationRows, text: ParallelText, left_out: str) -> str:
+    """What is in the rows, and what is not and why."""
+    corpus = rows.corpus
+    source, target = rows.num_tokens
+    facts = [
+        f"{len(rows.pairs):,} pairs, {source:,} + {target:,} tokens in {rows.rows_per_epoch:,} "
+        f"rows of {rows.length} + {rows.length}, {rows.padding_fraction:.1%} of them padding"
+    ]
+    if corpus.first_empty is not None:
+        place = pair_at(text, corpus.first_empty).place
+        facts.append(f"{left_out} for an empty side: {corpus.num_empty:,} (first: {place})")
+    over_long = np.flatnonzero(np.maximum(*corpus.sizes) > rows.length)
+    if len(over_long):
+        place = pair_at(text, int(corpus.numbers[over_long[0]])).place
+        facts.append(f"{left_out} as longer than a row: {len(over_long):,} (first: {place})")
+    if corpus.num_unknown:
+        unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,}"
+        facts.append(f"unknown to the tokenizer: {unknown} tokens")
+    return "; ".join(facts)

@@ -1,0 +1,95 @@
+"""A vocabulary of single characters: the smallest tokenizer there is."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+from ..errors import DataError
+from ..io.atomic_io import write_file
+from .base import END_OF_TEXT, SpecialIds, Tokenizer, printable
+
+UNKNOWN = "<unk>"
+UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+_NUM_SPECIAL = 2
+
+
+class CharacterTokenizer(Tokenizer):
+    """One id per character, after ``<|endoftext|>`` (0) and ``<unk>`` (1).
+
+    A character that was not in the training text becomes ``<unk>``, which decodes to
+    U+FFFD: it stands for text, so it is not skipped with the special tokens.
+
+    Attributes:
+        characters: Its characters, in the order of their ids, each once.
+    """
+
+    kind = "characters"
+
+    def __init__(self, characters: str) -> None:
+        """Makes the tokenizer.
+
+        Args:
+            characters: Its characters, in the order of their ids, each once.
+        """
+        self.characters = characters
+        self._ids = {c: i for i, c in enumerate(characters, start=_NUM_SPECIAL)}
+        self.vocab_size = len(characters) + _NUM_SPECIAL
+        self.special_ids = SpecialIds(bos=0, eos=0, unk=1)
+        self.fingerprint = hashlib.blake2b(self._json(), digest_size=16).hexdigest()
+
+    @classmethod
+    def train(cls, texts: Iterable[str]) -> "CharacterTokenizer":
+        """Collects the characters of texts, in code point order."""
+        seen: set[str] = set()
+        for text in texts:
+            seen.update(text)
+        return cls("".join(sorted(seen)))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, object], path: Path) -> "CharacterTokenizer":
+        """Reads what ``save`` wrote.
+
+        Raises:
+            DataError: The characters are missing or not unique.
+        """
+        characters = content.get("characters")
+        if not isinstance(characters, str) or len(set(characters)) != len(characters):
+            raise DataError(f"{path}: 'characters' must be a string of different characters")
+        return cls(characters)
+
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """See ``Tokenizer``; there is no template, so nothing is added."""
+        return self.encode(text), [(i, i + 1) for i in range(len(text))]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """See ``Tokenizer``."""
+        return [self._ids.get(c, 1) for c in text]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See ``Tokenizer``."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See ``Tokenizer``."""
+        special = ("" if skip_special_tokens else END_OF_TEXT, UNKNOWN_CHARACTER)
+        return "".join(
+            special[i] if i < _NUM_SPECIAL else self.characters[i - _NUM_SPECIAL] for i in ids
+        )
+
+    def token(self, id: int) -> str:
+        """See ``Tokenizer``."""
+        if id < _NUM_SPECIAL:
+            return (END_OF_TEXT, UNKNOWN)[id]
+        return printable(self.characters[id - _NUM_SPECIAL])
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """See ``Tokenizer``; writes ``characters.json``."""
+        write_file(Path(folder) / "characters.json", self._json())
+
+    def _json(self) -> bytes:
+        content = {"kind": self.kind, "characters": self.characters}
+        return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()

@@ -1,0 +1,330 @@
+"""Tokenizers of the ``tokenizers`` library: byte-level BPE, WordPiece, any tokenizer.json.
+
+Byte-level BPE is GPT-2's (Radford 2019, section 2.2; splitting pattern and byte alphabet of
+openai/gpt-2 ``encoder.py``). WordPiece is BERT's (google-research/bert ``tokenization.py``)
+as the library has it, which differs from the original in this: a word has at most 100
+characters, not 200; a final capital sigma becomes σ, not ς; the ideographs U+2B820 to U+2B91F
+are not parted; and it knows the marks and punctuation of Unicode 8, not of later versions.
+
+A deliberate difference from the usual wrappers: ``[CLS]`` or ``[SEP]`` in a text is plain text,
+which no one can smuggle in as a mark; only the code that frames a row writes these ids.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from ..errors import DataError
+from ..io.atomic_io import write_file
+from ..io.files import file_lines
+from .base import (
+    END_OF_TEXT,
+    SpecialIds,
+    Tokenizer,
+    check_unicode,
+    printable,
+    read_json,
+)
+
+# What a special token is called where no file says so.
+_USUAL_NAMES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "bos": ("<s>", END_OF_TEXT),
+    "eos": ("</s>", END_OF_TEXT),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "mask": ("[MASK]", "<mask>"),
+}
+
+_BERT = "BertTokenizer"
+_LONGEST_WORD = 100
+
+WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""The special tokens of the WordPiece vocabularies we train, in the order of their ids."""
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer of the ``tokenizers`` library behind our interface."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special_ids: SpecialIds) -> None:
+        """Wraps a tokenizer, which must not be changed afterwards.
+
+        Args:
+            backend: The library's tokenizer. Its padding and truncation are switched off.
+            special_ids: The ids of the special tokens.
+        """
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = True  # "<|endoftext|>" in a text is just text
+        self._backend = backend
+        self.special_ids = special_ids
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        content = backend.to_str()
+        self.kind = _kind(json.loads(content))
+        specials = repr(sorted(asdict(special_ids).items()))
+        self.fingerprint = hashlib.blake2b(
+            (content + specials).encode(), digest_size=16
+        ).hexdigest()
+
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """See ``Tokenizer``."""
+        check_unicode(text)
+        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, encoding.offsets
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See ``Tokenizer``."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See ``Tokenizer``."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token(self, id: int) -> str:
+        """See ``Tokenizer``."""
+        piece = self._backend.id_to_token(id)
+        if piece is None:
+            raise IndexError(f"id {id} is not in a vocabulary of {self.vocab_size}")
+        return printable(piece)
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """See ``Tokenizer``; writes the files that transformers reads, too."""
+        config = self.transformers_config()
+        if config["tokenizer_class"] == _BERT:
+            pieces = [self._backend.id_to_token(id) or "" for id in range(self.vocab_size)]
+            write_file(Path(folder) / "vocab.txt", "\n".join([*pieces, ""]).encode())
+        write_file(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True).encode())
+        write_file(
+            Path(folder) / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode()
+        )
+
+    def backend(self) -> tokenizers.Tokenizer:
+        """A copy of the library's tokenizer."""
+        return tokenizers.Tokenizer.from_str(self._backend.to_str())
+
+    def transformers_config(self) -> dict[str, object]:
+        """What transformers must know besides ``tokenizer.json``: its class, special tokens."""
+        names = {
+            f"{role}_token": self._backend.id_to_token(id)
+            for role, id in asdict(self.special_ids).items()
+            if id is not None
+        }
+        content = json.loads(self._backend.to_str())
+        if not _is_bert(content):
+            return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        normalizer = content["normalizer"]
+        return {
+            "tokenizer_class": _BERT,
+            **names,
+            "do_lower_case": normalizer["lowercase"],
+            "strip_accents": normalizer["strip_accents"],
+            "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+        }
+
+
+def byte_level_backend(model: models.BPE) -> tokenizers.Tokenizer:
+    """Puts GPT-2's splitting and byte alphabet around a BPE model."""
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def load_byte_bpe(vocabulary: Path, merges: Path) -> HuggingFaceTokenizer:
+    """Loads GPT-2's pair of files.
+
+    Args:
+        vocabulary: JSON object from piece to id.
+        merges: Two pieces per line in rank order, after an optional ``#version`` line.
+
+    Returns:
+        The tokenizer; ``<|endoftext|>`` is bos and eos where the vocabulary has it.
+
+    Raises:
+        DataError: A file is malformed, or a merge makes a piece the vocabulary lacks.
+    """
+    ids = _read_byte_vocabulary(vocabulary)
+    backend = byte_level_backend(models.BPE(vocab=ids, merges=_read_merges(merges, ids)))
+    _add_specials(backend, ids)
+    return HuggingFaceTokenizer(backend, _usual_ids(backend))
+
+
+def load_wordpiece(path: Path) -> HuggingFaceTokenizer:
+    """Loads BERT's ``vocab.txt``.
+
+    Whether text is lower-cased (and its accents dropped) is read from a
+    ``tokenizer_config.json`` beside it; without one, from the vocabulary itself: a
+    vocabulary without a single upper-case letter is one for lower-cased text.
+
+    Args:
+        path: One piece per line; the id is the line's number from 0.
+
+    Returns:
+        The tokenizer, with BERT's template ``[CLS] … [SEP]``.
+
+    Raises:
+        DataError: The file has no ``[UNK]``, ``[CLS]`` or ``[SEP]``, or a piece twice.
+    """
+    ids = _read_vocabulary(path)
+    return wordpiece(list(ids), _is_lowercase(path, ids))
+
+
+def wordpiece(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
+    """Makes a WordPiece tokenizer.
+
+    Args:
+        pieces: All different, in the order of their ids, ``WORDPIECE_SPECIALS`` among them.
+        lowercase: Whether text is lower-cased and its accents dropped.
+
+    Returns:
+        The tokenizer, with BERT's template ``[CLS] … [SEP]``.
+    """
+    ids = {piece: id for id, piece in enumerate(pieces)}
+    backend = wordpiece_backend(
+        models.WordPiece(vocab=ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD),
+        lowercase,
+    )
+    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.post_processor = processors.BertProcessing(
+        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+    )
+    _add_specials(backend, ids)
+    return HuggingFaceTokenizer(backend, _usual_ids(backend))
+
+
+def wordpiece_backend(model: models.WordPiece, lowercase: bool) -> tokenizers.Tokenizer:
+    """Puts BERT's normalisation and splitting around a WordPiece model."""
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return backend
+
+
+def load_tokenizer_json(path: Path) -> HuggingFaceTokenizer:
+    """Loads a ``tokenizer.json``; a ``tokenizer_config.json`` beside it names the specials.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        DataError: The library cannot read the file.
+    """
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{path} is not a tokenizer of the tokenizers library ({error})") from None
+    names = _read_config(path)
+    ids = asdict(_usual_ids(backend))
+    for role in ids:
+        name = names.get(f"{role}_token")
+        name = name.get("content") if isinstance(name, dict) else name  # an AddedToken
+        if isinstance(name, str) and backend.token_to_id(name) is not None:
+            ids[role] = backend.token_to_id(name)
+    if ids["pad"] == ids["eos"]:
+        ids["pad"] = None  # the end token fills up batches where there is none for it
+    return HuggingFaceTokenizer(backend, SpecialIds(**ids))
+
+
+def _add_specials(backend: tokenizers.Tokenizer, ids: dict[str, int]) -> None:
+    names = dict.fromkeys(name for usual in _USUAL_NAMES.values() for name in usual if name in ids)
+    backend.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in names])
+
+
+def _usual_ids(backend: tokenizers.Tokenizer) -> SpecialIds:
+    found = {
+        role: next((i for i in map(backend.token_to_id, names) if i is not None), None)
+        for role, names in _USUAL_NAMES.items()
+    }
+    return SpecialIds(**found)
+
+
+def _read_config(path: Path) -> dict[str, object]:
+    config = path.with_name("tokenizer_config.json")
+    content = read_json(config) if config.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_byte_vocabulary(path: Path) -> dict[str, int]:
+    ids = read_json(path)
+    if not isinstance(ids, dict) or not all(isinstance(i, int) for i in ids.values()):
+        raise DataError(f"{path} is not a vocabulary: expected a JSON object of piece to id")
+    missing = set(pre_tokenizers.ByteLevel.alphabet()) - set(ids)
+    if missing:  # the library would drop such bytes without a word
+        raise DataError(
+            f"{path} is not a vocabulary for byte-level BPE: {len(missing)} of the 256 bytes "
+            "have no piece"
+        )
+    return ids
+
+
+def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    for _, number, line in file_lines(path):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pieces = line.split(" ")
+        if len(pieces) != 2:
+            raise DataError(f"{path} line {number} is not two pieces parted by a space: {line!r}")
+        if not {*pieces, "".join(pieces)} <= ids.keys():
+            raise DataError(
+                f"{path} line {number} merges {line!r}, which the vocabulary beside it lacks: "
+                "fetch both files again"
+            )
+        merges.append((pieces[0], pieces[1]))
+    return merges
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    pieces = [line for _, _, line in file_lines(path)]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in ids]
+    if missing:
+        raise DataError(
+            f"{path} is not a WordPiece vocabulary: it has no line {' and no line '.join(missing)}"
+        )
+    if len(ids) != len(pieces):
+        twice = next(p for i, p in enumerate(pieces) if ids[p] != i)
+        raise DataError(f"{path} has the piece {twice!r} twice: fetch it again")
+    return ids
+
+
+def _is_lowercase(path: Path, ids: dict[str, int]) -> bool:
+    stated = _read_config(path).get("do_lower_case")
+    if isinstance(stated, bool):
+        return stated
+    return not any(p != p.lower() for p in ids if not (p.startswith("[") and p.endswith("]")))
+
+
+def _is_bert(content: dict[str, Any]) -> bool:
+    """Whether this is what transformers' class for BERT makes of the pieces alone."""
+    model, normalizer = content["model"], content["normalizer"] or {}
+    return (
+        (_kind(content), normalizer.get("type")) == ("wordpiece", "BertNormalizer")
+        and normalizer["clean_text"]
+        and (content["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
+        and content["post_processor"] is not None
+        and (model["unk_token"], model["continuing_subword_prefix"]) == ("[UNK]", "##")
+        and model["max_input_chars_per_word"] == _LONGEST_WORD
+    )
+
+
+def _kind(content: dict[str, Any]) -> str:
+    model = content["model"]
+    name = str(model.get("type")) if isinstance(model, dict) else "unknown"
+    if name == "BPE" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer")):
+        return "byte-bpe"
+    return name.lower()

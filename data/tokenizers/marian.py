@@ -1,0 +1,230 @@
+"""Marian's tokenizers (Junczys-Dowmunt et al. 2018), as the opus-mt models are published.
+
+Two sentencepiece models cut the text of the two languages, and a JSON vocabulary, one for
+both or one for each, gives their pieces ids. Ids and texts are those of transformers'
+``MarianTokenizer`` without ``sacremoses``, whose normaliser of punctuation it only recommends
+and no longer calls; with these differences:
+
+- Special tokens never come out of text, as with its ``split_special_tokens``.
+- The special tokens of the target side are looked up in the target's vocabulary. It takes
+  the source's ids for both, which is wrong where the two vocabularies have them elsewhere.
+
+A text may begin with the language to translate to, ``>>fr<<``: that is one token.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from ..errors import DataError
+from ..io.atomic_io import write_file
+from .base import SpecialIds, Tokenizer, check_unicode, printable, read_json
+from .sentencepiece import SPACE, load_processor, widen_bytes
+
+MODELS = ("source.spm", "target.spm")
+"""The files by which a folder is known to be Marian's."""
+
+_VOCABULARIES = ("vocab.json", "target_vocab.json")
+_CONFIG = "tokenizer_config.json"
+_SPECIALS = "special_tokens_map.json"
+_USUAL_NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+# What a space is dropped before, in this order, where the configuration asks for it.
+_CLEANED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't"}
+_CLEANED |= {f" '{end}": f"'{end}" for end in ("m", "s", "ve", "re")}
+
+
+class MarianTokenizer(Tokenizer):
+    """One language of a pair: of what the model reads, or, as its ``target``, of what it writes.
+
+    The template is a closing ``</s>``. There is no token that starts a text: a decoder starts
+    with padding, as it was trained, so that is what ``special_ids.bos`` names.
+    """
+
+    kind = "marian"
+
+    def __init__(self, files: Mapping[str, bytes], folder: Path, is_target: bool = False) -> None:
+        """Makes the tokenizer of one side; ``from_folder`` reads the files.
+
+        Args:
+            files: The bytes of the folder's files by their names.
+            folder: Where they are, for messages.
+            is_target: Whether this is the side that the model writes.
+
+        Raises:
+            DataError: See ``from_folder``.
+        """
+        self.files = files
+        self.config = config = _read_object(files, _CONFIG, folder)
+        _check_config(config, folder / _CONFIG)
+        own = is_target and bool(config.get("separate_vocabs"))
+        self._processor = _processor(files, MODELS[is_target], folder)
+        # Of a shared vocabulary transformers decodes either side by the source's model.
+        self._joiner = _processor(files, MODELS[own], folder)
+        self._ids = _read_vocabulary(files, _VOCABULARIES[own], folder)
+        self._pieces = {id: piece for piece, id in self._ids.items()}
+        names = _names_of_specials(files, config, folder)
+        self._special = {*names.values(), *_extra_specials(config)}
+        self._check_specials(folder / _VOCABULARIES[own])
+        self._unknown, self._end = names["unk"], names["eos"]
+        self._cleaned = _CLEANED if config.get("clean_up_tokenization_spaces") else {}
+        roles = {role: self._ids[name] for role, name in names.items()}
+        self.special_ids = SpecialIds(**roles, bos=roles["pad"])
+        self.vocab_size = max(self._pieces) + 1
+        self.fingerprint = _fingerprint(
+            files, is_target, own, sorted(self._special), self.special_ids, bool(self._cleaned)
+        )
+        self._target = self if is_target else MarianTokenizer(files, folder, is_target=True)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "MarianTokenizer":
+        """Loads ``source.spm``, ``target.spm``, ``vocab.json`` and what describes them.
+
+        ``target_vocab.json`` is read where ``tokenizer_config.json`` says ``separate_vocabs``.
+
+        Raises:
+            DataError: A file is missing or broken, a special token has no id, or the
+                configuration asks for what is not supported.
+        """
+        names = (*MODELS, *_VOCABULARIES, _CONFIG, _SPECIALS)
+        files = {n: (folder / n).read_bytes() for n in names if (folder / n).is_file()}
+        return cls(files, folder)
+
+    @property
+    def target(self) -> "MarianTokenizer":
+        """The tokenizer of the language that the model writes."""
+        return self._target
+
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """See ``Tokenizer``."""
+        check_unicode(text)
+        code, rest = _language_and_text(text)
+        mapping = self._processor.encode(rest, return_type="offset_mapping")
+        ids = self._ids_of(code, mapping["pieces"])
+        spans = [(a + len(code), b + len(code)) for a, b in widen_bytes(mapping["offsets"])]
+        offsets = [(0, len(code)), *spans] if code else spans
+        if add_special_tokens:
+            return [*ids, self._ids[self._end]], [*offsets, (0, 0)]
+        return ids, offsets
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See ``Tokenizer``."""
+        codes, rests = zip(*map(_language_and_text, texts), strict=True) if texts else ((), ())
+        pieces = self._processor.encode(list(rests), out_type=str, num_threads=-1)
+        return [self._ids_of(*parts) for parts in zip(codes, pieces, strict=True)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See ``Tokenizer``; ``<unk>`` is one of the special tokens."""
+        text, run = "", []
+        for piece in (self._pieces.get(int(id), self._unknown) for id in ids):
+            if piece not in self._special:
+                run.append(piece)
+            elif not skip_special_tokens:
+                text += f"{self._joiner.decode_pieces(run)}{piece} "
+                run = []
+        text = (text + self._joiner.decode_pieces(run)).replace(SPACE, " ").strip()
+        for spaced, closed in self._cleaned.items():
+            text = text.replace(spaced, closed)
+        return text
+
+    def token(self, id: int) -> str:
+        """See ``Tokenizer``."""
+        if not 0 <= id < self.vocab_size:
+            raise IndexError(f"id {id} is not in a vocabulary of {self.vocab_size}")
+        return printable(self._pieces.get(id, self._unknown))
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """See ``Tokenizer``; writes the files of both sides as they were."""
+        for name, content in self.files.items():
+            write_file(Path(folder) / name, content)
+
+    def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
+        """The ids of a text's pieces, behind that of its language code if it has one."""
+        unknown = self._ids[self._unknown]
+        # What the model does not know comes as it stands in the text, special names too.
+        return [
+            unknown if piece in self._special else self._ids.get(piece, unknown)
+            for piece in ([code, *pieces] if code else pieces)
+        ]
+
+    def _check_specials(self, path: Path) -> None:
+        missing = sorted(self._special - self._ids.keys())
+        if missing:
+            raise DataError(
+                f"{path} has no {' and no '.join(missing)}, which the files beside it name as "
+                "special tokens: fetch all of them again"
+            )
+
+
+def _language_and_text(text: str) -> tuple[str, str]:
+    """Parts ``>>fr<<`` from what follows."""
+    end = text.find("<<") + 2 if text.startswith(">>") else 0
+    return (text[:end], text[end:]) if end > 1 else ("", text)
+
+
+def _processor(
+    files: Mapping[str, bytes], name: str, folder: Path
+) -> sentencepiece.SentencePieceProcessor:
+    return load_processor(_present(files, name, folder), folder / name)
+
+
+def _present(files: Mapping[str, bytes], name: str, folder: Path) -> bytes:
+    if name not in files:
+        raise DataError(f"{folder / name} is missing from Marian's tokenizer: fetch it, too")
+    return files[name]
+
+
+def _read_object(files: Mapping[str, bytes], name: str, folder: Path) -> dict[str, Any]:
+    """Reads one of the files that may be missing."""
+    content = read_json(folder / name, files[name]) if name in files else {}
+    if not isinstance(content, dict):
+        raise DataError(f"{folder / name} is not a JSON object: fetch it again")
+    return content
+
+
+def _read_vocabulary(files: Mapping[str, bytes], name: str, folder: Path) -> dict[str, int]:
+    _present(files, name, folder)
+    ids = _read_object(files, name, folder)
+    wrong = [piece for piece, id in ids.items() if type(id) is not int or id < 0]
+    if wrong or len(set(ids.values())) != len(ids):
+        fault = f"{wrong[0]!r} has the id {ids[wrong[0]]!r}" if wrong else "two pieces have one id"
+        raise DataError(f"{folder / name} is not a vocabulary: {fault}; fetch it again")
+    return ids
+
+
+def _check_config(config: Mapping[str, Any], path: Path) -> None:
+    options = config.get("sp_model_kwargs")
+    if options:
+        raise DataError(f"{path}: sp_model_kwargs {options!r} is not supported: remove it")
+
+
+def _names_of_specials(
+    files: Mapping[str, bytes], config: Mapping[str, Any], folder: Path
+) -> dict[str, str]:
+    stated = dict(config)
+    if "added_tokens_decoder" not in config:  # the older of the two places
+        stated |= _read_object(files, _SPECIALS, folder)
+    return {
+        role: _content(stated.get(f"{role}_token") or usual) for role, usual in _USUAL_NAMES.items()
+    }
+
+
+def _extra_specials(config: Mapping[str, Any]) -> list[str]:
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    return [_content(token) for token in extra]
+
+
+def _content(token: Any) -> str:
+    """The text of a special token, which may stand among its properties."""
+    return str(token["content"] if isinstance(token, Mapping) else token)
+
+
+def _fingerprint(files: Mapping[str, bytes], *settings: object) -> str:
+    models = [files[name] for name in (*MODELS, *_VOCABULARIES) if name in files]
+    facts = [hashlib.blake2b(content).hexdigest() for content in models]
+    return hashlib.blake2b(repr([facts, settings]).encode(), digest_size=16).hexdigest()

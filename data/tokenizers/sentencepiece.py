@@ -1,0 +1,193 @@
+"""Sentencepiece vocabularies, unigram and BPE (Kudo & Richardson 2018).
+
+The ones we train keep text as it is: no normalisation, no prefix, every space kept, a
+line feed as its own piece, and bytes for characters that are not in the vocabulary. What
+comes back is what went in, but for U+2581, which sentencepiece itself uses for a space.
+"""
+
+import hashlib
+import importlib
+import itertools
+import re
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from ..errors import DataError
+from ..io.atomic_io import write_file
+from .base import END_OF_TEXT, SpecialIds, Tokenizer, check_unicode, printable
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What stands for a space in pieces."""
+
+# Characters; far fewer than make a difference.
+_LONG = 4096
+_USER_DEFINED = 4  # a kind of piece
+_CONTROL_NAMES = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A sentencepiece model behind our interface.
+
+    A model file has no template, so ``add_special_tokens`` adds nothing; who needs T5's
+    closing ``</s>`` appends ``special_ids.eos``.
+
+    Attributes:
+        model: The bytes of the ``.model`` file.
+    """
+
+    def __init__(self, model: bytes, source: str | Path = "this") -> None:
+        """Makes the tokenizer.
+
+        Args:
+            model: The bytes of a ``.model`` file.
+            source: Where they are from, for messages.
+
+        Raises:
+            DataError: They are not a sentencepiece model.
+        """
+        self.model = model
+        self._processor = load_processor(model, source)
+        self.vocab_size = self._processor.get_piece_size()
+        self.special_ids = _special_ids(self._processor)
+        proto = parse_model(model)
+        self.kind = f"sentencepiece-{_model_type(proto)}"
+        self._parts_lines = _parts_lines(proto)
+        self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
+
+    @classmethod
+    def from_file(cls, path: Path) -> "SentencePieceTokenizer":
+        """Loads a ``.model`` file.
+
+        Raises:
+            DataError: The file is not a sentencepiece model.
+        """
+        return cls(path.read_bytes(), path)
+
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """See ``Tokenizer``."""
+        check_unicode(text)
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        place = 0
+        for part in self._parts(text):
+            mapping = self._processor.encode(part, return_type="offset_mapping")
+            ids += mapping["ids"]
+            offsets += ((a + place, b + place) for a, b in widen_bytes(mapping["offsets"]))
+            place += len(part)
+        return ids, offsets
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """See ``Tokenizer``."""
+        check_unicode(text)
+        return [id for part in self._parts(text) for id in self._processor.encode(part)]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See ``Tokenizer``."""
+        parts = [self._parts(text) for text in texts]
+        flat = list(itertools.chain.from_iterable(parts))
+        encoded = iter(self._processor.encode(flat, num_threads=-1))
+        return [
+            list(itertools.chain.from_iterable(itertools.islice(encoded, len(of_text))))
+            for of_text in parts
+        ]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See ``Tokenizer``."""
+        if skip_special_tokens:  # control pieces decode to nothing
+            return self._processor.decode(list(ids))
+        groups = itertools.groupby(ids, self._processor.is_control)
+        return "".join(
+            "".join(map(self._processor.id_to_piece, group))
+            if control
+            else self._processor.decode(list(group))
+            for control, group in groups
+        )
+
+    def token(self, id: int) -> str:
+        """See ``Tokenizer``."""
+        return printable(self._processor.id_to_piece(id))
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """See ``Tokenizer``; writes ``sentencepiece.model``."""
+        write_file(Path(folder) / "sentencepiece.model", self.model)
+
+    def _parts(self, text: str) -> list[str]:
+        """Cuts a long text behind its line feeds, where it is cut in any case.
+
+        The library adds up the scores of a text in float32: the choice between two ways to
+        cut a word would come to depend on how much stands before it.
+        """
+        if len(text) <= _LONG or not self._parts_lines:
+            return [text]
+        return re.split(r"(?<=\n)", text)
+
+
+def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePieceProcessor:
+    """Opens the bytes of a ``.model`` file; see ``SentencePieceTokenizer``."""
+    broken = DataError(f"{source} is not a sentencepiece model: fetch it again")
+    if not model:  # the library takes an empty file for a model
+        raise broken
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.load_from_serialized_proto(model)
+    except RuntimeError:
+        raise broken from None
+    return processor
+
+
+def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
+    def present(id: int) -> int | None:
+        return id if id >= 0 else None
+
+    def control(name: str) -> int | None:
+        id = processor.piece_to_id(name)
+        return id if processor.is_control(id) else None
+
+    bos, eos = present(processor.bos_id()), present(processor.eos_id())
+    if bos is not None and eos is None and processor.id_to_piece(bos) == END_OF_TEXT:
+        eos = bos  # the library cannot give one piece two roles, we do
+    return SpecialIds(
+        pad=present(processor.pad_id()),
+        unk=present(processor.unk_id()),
+        bos=bos,
+        eos=eos,
+        **{role: control(name) for role, name in _CONTROL_NAMES.items()},
+    )
+
+
+def parse_model(model: bytes) -> Any:
+    """The content of a ``.model`` file: pieces, and how they were trained."""
+    messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    proto = messages.ModelProto()
+    proto.ParseFromString(model)
+    return proto
+
+
+def _parts_lines(proto: Any) -> bool:
+    """Whether lines are encoded each by itself, as with the models we train."""
+    rules = proto.normalizer_spec
+    with_line_feed = [(p.piece, p.type) for p in proto.pieces if "\n" in p.piece]
+    return with_line_feed == [("\n", _USER_DEFINED)] and not (
+        rules.precompiled_charsmap or rules.add_dummy_prefix or rules.remove_extra_whitespaces
+    )
+
+
+def _model_type(proto: Any) -> str:
+    spec = proto.trainer_spec
+    return spec.ModelType.Name(spec.model_type).lower()
+
+
+def widen_bytes(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Gives every byte piece the range of its character, which the library gives the last."""
+    widened = list(offsets)
+    for i in reversed(range(len(widened) - 1)):
+        begin, end = widened[i]
+        if begin == end:
+            widened[i] = (begin, widened[i + 1][1])
+    return widened

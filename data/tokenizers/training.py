@@ -1,0 +1,240 @@
+"""Training a vocabulary. Deterministic: the same texts give the same bytes on disk."""
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import DataError
+from .base import END_OF_TEXT, SpecialIds, Tokenizer, load_tokenizer
+
+TokenizerKind = Literal[
+    "byte-bpe", "wordpiece", "sentencepiece-unigram", "sentencepiece-bpe", "characters"
+]
+
+# The result depends on the number of threads, so it must not depend on the machine.
+_NUM_THREADS = 4
+# Rarer characters are left out of a WordPiece vocabulary: text that has them holds [UNK].
+_MAX_ALPHABET = 1000
+# Sentencepiece silently leaves out longer lines; lines are cut to this many characters.
+_MAX_LINE = 1 << 16
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """Which tokenizer to use: an existing one, or one trained on the corpus."""
+
+    kind: TokenizerKind = "byte-bpe"
+    """The family to train: GPT-2's bytes, BERT's pieces, sentencepiece, or single characters."""
+
+    vocab_size: int | None = None
+    """Number of tokens, special ones included. Needed for all kinds but characters."""
+
+    lowercase: bool = True
+    """Whether wordpiece lower-cases text and drops its accents; the others never do."""
+
+    path: str | None = None
+    """An existing tokenizer (file or folder) to use instead of training one."""
+
+
+def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    """Trains the vocabulary that a config asks for, or loads the one it names.
+
+    WordPiece has BERT's special tokens, ``[PAD]`` with id 0. Every other vocabulary has
+    ``<|endoftext|>`` with id 0, which opens and closes a document, and can encode any text.
+
+    Args:
+        texts: The documents of the training split; read once, for WordPiece twice. The
+            order matters for sentencepiece only.
+        config: The family and the number of tokens.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        DataError: The number of tokens is missing, given for characters, smaller than the
+            family's minimum, or larger than the texts can fill; or there is no text.
+    """
+    if config.path is not None:
+        return load_tokenizer(config.path)
+    if config.kind == "characters":
+        return _train_characters(texts, config)
+    size = config.vocab_size
+    if size is None:
+        raise DataError(
+            f"a {config.kind} tokenizer needs a vocabulary size: set vocab_size, for example 4096"
+        )
+    if config.kind == "byte-bpe":
+        return _train_byte_bpe(texts, size)
+    if config.kind == "wordpiece":
+        return _train_wordpiece(texts, size, config.lowercase)
+    return _train_sentencepiece(texts, config.kind, size)
+
+
+def _train_characters(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    from .characters import CharacterTokenizer
+
+    if config.vocab_size is not None:
+        raise DataError(
+            f"vocab_size {config.vocab_size} was given for a characters tokenizer, whose size is "
+            "the number of characters in the text: leave vocab_size out"
+        )
+    tokenizer = CharacterTokenizer.train(texts)
+    if tokenizer.vocab_size == CharacterTokenizer("").vocab_size:
+        raise _no_text()
+    return tokenizer
+
+
+def _train_byte_bpe(texts: Iterable[str], size: int) -> Tokenizer:
+    from tokenizers import models, pre_tokenizers, trainers
+
+    from .huggingface import HuggingFaceTokenizer, byte_level_backend
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    _check_minimum(size, len(alphabet) + 1, "byte-bpe")
+    counted = _Counted(texts)
+    backend = byte_level_backend(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
+    )
+    backend.train_from_iterator(counted, trainer)
+    if not counted.characters:
+        raise _no_text()
+    _check_filled(size, backend.get_vocab_size())
+    return HuggingFaceTokenizer(backend, SpecialIds(bos=0, eos=0))
+
+
+def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
+    """Trains merges as BPE does and keeps the pieces, as the library's own trainer.
+
+    Its own takes the ``##`` pieces in the order of a hash table, on which ties then depend.
+    Here all of them are given from the start, in order.
+    """
+    from tokenizers import models, trainers
+
+    from .huggingface import WORDPIECE_SPECIALS, wordpiece, wordpiece_backend
+
+    texts = texts if isinstance(texts, Sequence) else list(texts)
+    backend = wordpiece_backend(models.WordPiece(unk_token="[UNK]"), lowercase)
+    alphabet = _alphabet(backend.normalizer, texts)
+    if not alphabet:
+        raise _no_text()
+    given = [*WORDPIECE_SPECIALS, *alphabet, *(f"##{character}" for character in alphabet)]
+    _check_minimum(size, len(given), "wordpiece")
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        special_tokens=given,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    _check_filled(size, backend.get_vocab_size())
+    ids = backend.get_vocab()
+    return wordpiece(sorted(ids, key=ids.__getitem__), lowercase)
+
+
+def _alphabet(normalizer: Any, texts: Iterable[str]) -> list[str]:
+    """The most frequent characters of normalised texts, in order of their code points."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    return sorted(frequent[:_MAX_ALPHABET])
+
+
+def _train_sentencepiece(texts: Iterable[str], kind: TokenizerKind, size: int) -> Tokenizer:
+    import sentencepiece
+
+    from .sentencepiece import SentencePieceTokenizer
+
+    counted = _Counted(texts)
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_lines(counted),
+            model_writer=model,
+            model_type=kind.removeprefix("sentencepiece-"),
+            vocab_size=size,
+            num_threads=_NUM_THREADS,
+            max_sentence_length=4 * _MAX_LINE,  # in bytes
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            user_defined_symbols=["\n"],
+            bos_id=0,
+            bos_piece=END_OF_TEXT,
+            unk_id=1,
+            eos_id=-1,
+            pad_id=-1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        if not counted.characters:
+            raise _no_text() from None
+        raise _explain(str(error), size, kind) from None
+    return SentencePieceTokenizer(model.getvalue())
+
+
+class _Counted:
+    """Texts on their way into a library, with their characters counted."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = texts
+        self.characters = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            self.characters += len(text)
+            yield text
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    """Cuts texts at line feeds, which are their own piece, and long lines anywhere."""
+    for text in texts:
+        for line in text.split("\n"):
+            for start in range(0, len(line), _MAX_LINE):
+                yield line[start : start + _MAX_LINE]
+
+
+def _explain(message: str, size: int, kind: str) -> DataError:
+    """Turns the library's two failures that depend on the size into ours."""
+    if found := re.search(r"value <= (\d+)", message):
+        return _too_large(size, int(found[1]))
+    if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return _too_small(size, int(found[1]), kind)
+    return DataError(f"sentencepiece cannot train {size} tokens: {message.splitlines()[0]}")
+
+
+def _check_minimum(size: int, minimum: int, kind: str) -> None:
+    if size < minimum:
+        raise _too_small(size, minimum, kind)
+
+
+def _check_filled(asked: int, possible: int) -> None:
+    if possible < asked:
+        raise _too_large(asked, possible)
+
+
+def _too_small(asked: int, minimum: int, kind: str) -> DataError:
+    return DataError(
+        f"a {kind} vocabulary of {asked} tokens is too small for its bytes, characters and "
+        f"special tokens: set vocab_size to at least {minimum}"
+    )
+
+
+def _too_large(asked: int, possible: int) -> DataError:
+    return DataError(
+        f"the corpus is too small for a vocabulary of {asked} tokens: it fills {possible}; "
+        f"set vocab_size to at most {possible}, or give more text"
+    )
+
+
+def _no_text() -> DataError:
+    return DataError("there is no text to train a tokenizer on: give a source with text")

@@ -1,0 +1,1 @@
+"""Turning next-token scores into sequences: sampling and beam search."""

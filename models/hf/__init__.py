@@ -1,0 +1,1 @@
+"""The bridge to Hugging Face's form: weights, configurations, generation settings."""

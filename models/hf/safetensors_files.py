@@ -1,0 +1,150 @@
+"""The tensors of a folder in Hugging Face's form: one safetensors file, or several and an index.
+
+Files are mapped to memory, so that what is asked for is read once, to where it is to lie, and
+nothing is ever unpickled.
+"""
+
+import json
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from .tensor_mapping import Shape, WeightsError
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+"""Of the names in a header."""
+
+
+class TensorFiles:
+    """Names, shapes and values of a folder's tensors.
+
+    Raises:
+      WeightsError: there are no such files, or they are broken; the message names the file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files = _files(folder)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Of every tensor, by name."""
+        return {name: file.shape(name) for name, file in self._files.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor, in the precision it is stored in: a view of its file."""
+        return self._files[name].view(name)
+
+    def forget(self) -> None:
+        """Gives back the memory of what was read; what is read again costs a little."""
+        for file in set(self._files.values()):
+            file.memory.madvise(mmap.MADV_DONTNEED)
+
+    def where(self, name: str) -> str:
+        """The file that a tensor lies in."""
+        return str(self._files[name].path)
+
+
+class _File:
+    """A safetensors file in memory: the length of a header, the header, numbers."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self.path = path
+        with _errors_of(path):
+            safe_open(path, framework="np")  # refuses whatever is not as the following takes it
+            with path.open("rb") as file:
+                self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._start = 8 + int.from_bytes(self.memory[:8], "little")
+        self._header = json.loads(self.memory[8 : self._start])
+        self._header.pop("__metadata__", None)
+
+    def names(self) -> list[str]:
+        return list(self._header)
+
+    def shape(self, name: str) -> Shape:
+        return tuple(self._header[name]["shape"])
+
+    def view(self, name: str) -> np.ndarray:
+        entry = self._header[name]
+        if entry["dtype"] not in DTYPES:
+            known = ", ".join(DTYPES)
+            raise WeightsError(
+                f"{name} in {self.path} holds {entry['dtype']}, which is not read: only {known}"
+            )
+        dtype, (start, end) = np.dtype(DTYPES[entry["dtype"]]), entry["data_offsets"]
+        content = memoryview(self.memory)[self._start + start : self._start + end]
+        return np.frombuffer(content, dtype).reshape(entry["shape"])
+
+
+def _files(folder: Path) -> dict[str, _File]:
+    """The file of each tensor."""
+    whole, index = folder / WHOLE, folder / INDEX
+    if whole.is_file():
+        return _named(_File(whole))
+    if index.is_file():
+        return _indexed(folder, index)
+    if list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
+        raise WeightsError(
+            f"{folder} has weights in pickled files only, which may run any code and are never "
+            "opened: save them as safetensors with the library that wrote them "
+            "(`model.save_pretrained(folder)` in transformers 5)"
+        )
+    raise WeightsError(f"{folder} has neither {WHOLE} nor {INDEX}: give a folder with weights")
+
+
+def _named(file: _File) -> dict[str, _File]:
+    return dict.fromkeys(file.names(), file)
+
+
+def _indexed(folder: Path, index: Path) -> dict[str, _File]:
+    """The file of each tensor, as an index says, and as its files confirm."""
+    try:
+        entries = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        wanted = {str(name): str(file) for name, file in entries.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise WeightsError(
+            f"{index} is not an index of safetensors files (no object weight_map of names to "
+            "files): download it again"
+        ) from error
+    files: dict[str, _File] = {}
+    for name in sorted(set(wanted.values())):
+        file = folder / name
+        if Path(name).name != name:
+            raise WeightsError(f"{index} points to {name!r}: its files must lie beside it")
+        if not file.is_file():
+            raise WeightsError(f"{index} names {name}, which is missing: download it again")
+        files |= _named(_File(file))
+    for name, file in wanted.items():
+        if name not in files or files[name].path != folder / file:
+            raise WeightsError(f"{index} says that {name} is in {file}, but it is not there")
+    return files
+
+
+@contextmanager
+def _errors_of(file: Path) -> Iterator[None]:
+    """Says which file is broken."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(
+            f"{file} is not a whole safetensors file ({error}): download it again"
+        ) from error

@@ -1,0 +1,1 @@
+"""Building blocks of the models: attention, masks, norms, feed-forward layers, heads."""

@@ -1,0 +1,303 @@
+"""What sits on top of a body of layers.
+
+- Masked words and next sentences: Devlin et al. 2019, "BERT", section 3.1 and
+  appendix A.
+- One label per sequence, one per token, spans, choices: section 4.
+
+Dropout stands before the classifiers, as in the authors' code: of pooled
+outputs, and of the hidden states in token classification; the other heads have
+none (spans only if a configuration says so, as DistilBERT's does).
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax import struct
+
+from ..config import Execution
+from .attention import AnyArray, Cache
+from .dropout import RowKeys, dropout
+from .layers import ACTIVATIONS, LayerNorm
+from .linear import Linear, affine
+from .typing import Array, Float, Int
+
+
+@struct.dataclass
+class Projection:
+    """Hidden states beside the vocabulary matrix they are to be multiplied with.
+
+    Kept apart until somebody asks for `logits()`: a training loss never does,
+    and takes both to a chunked cross-entropy instead, so that `[B, T, V]` is
+    nowhere whole in memory.
+    """
+
+    hidden: Float[Array, "B T D"]
+    kernel: Float[Array, "V D"]
+    bias: Float[Array, " V"] | None = None
+
+    def logits(self) -> Float[Array, "B T V"]:
+        """Hidden states · Wᵀ + b, float32."""
+        return affine(self.hidden, self.kernel, self.bias, jnp.float32)
+
+
+@struct.dataclass
+class CausalLMOutput:
+    """What a causal language model answers."""
+
+    last_hidden_state: Float[Array, "B T D"]
+    projection: Projection
+    cache: Cache | None = None
+    attentions: Any = None
+    """Attention weights `[L, B, N, T, S]` (a tuple of L with separate layers), if asked for."""
+
+    @property
+    def logits(self) -> Float[Array, "B T V"]:
+        """Scores of the next token, float32; computed when asked for."""
+        return self.projection.logits()
+
+
+@struct.dataclass
+class Seq2SeqLMOutput:
+    """What an encoder-decoder answers.
+
+    Attention weights are `[L, B, N, T, S]` (a tuple of L with separate layers), if asked for.
+    """
+
+    last_hidden_state: Float[Array, "B T D"]
+    """Of the decoder."""
+    projection: Projection
+    encoder_last_hidden_state: Float[Array, "B S D"] | None
+    """None where the cache holds all that is to be known of it."""
+    cache: Cache | None = None
+    encoder_attentions: Any = None
+    decoder_attentions: Any = None
+    cross_attentions: Any = None
+    """Of the decoder's tokens (T) on the encoder's (S)."""
+
+    @property
+    def logits(self) -> Float[Array, "B T V"]:
+        """Scores of the next token, float32; computed when asked for."""
+        return self.projection.logits()
+
+
+@struct.dataclass
+class EncoderOutput:
+    """What a body answers, without a head."""
+
+    last_hidden_state: Float[Array, "B T D"]
+    pooler_output: Float[Array, "B D"] | None = None
+    attentions: Any = None
+    """Attention weights `[L, B, N, T, S]` (a tuple of L with separate layers), if asked for."""
+
+
+class _WithBody:
+    """Passes on what the body below a head answered."""
+
+    body: EncoderOutput
+
+    @property
+    def last_hidden_state(self) -> Float[Array, "B T D"]:
+        """The residual stream after the last layer."""
+        return self.body.last_hidden_state
+
+    @property
+    def pooler_output(self) -> Float[Array, "B D"] | None:
+        """The pooled first token; None where the head does without."""
+        return self.body.pooler_output
+
+    @property
+    def attentions(self) -> Any:
+        """Attention weights of every layer, if asked for."""
+        return self.body.attentions
+
+
+@struct.dataclass
+class MaskedLMOutput(_WithBody):
+    """Scores of the words that stood at the positions, masked ones or all."""
+
+    body: EncoderOutput
+    projection: Projection
+    """Of `[B, M]` masked positions where these were given, else of all `[B, T]`."""
+
+    @property
+    def logits(self) -> Float[Array, "B T V"]:
+        """Scores of every word of the vocabulary, float32; computed when asked for."""
+        return self.projection.logits()
+
+
+@struct.dataclass
+class PretrainingOutput(_WithBody):
+    """What BERT is pretrained on: masked words and next sentences."""
+
+    body: EncoderOutput
+    projection: Projection
+    """Of `[B, M]` masked positions where these were given, else of all `[B, T]`."""
+    seq_relationship_logits: Float[Array, "B 2"]
+    """0: the second part continues the first; 1: it is from another document. float32."""
+
+    @property
+    def prediction_logits(self) -> Float[Array, "B T V"]:
+        """Scores of every word of the vocabulary, float32; computed when asked for."""
+        return self.projection.logits()
+
+
+@struct.dataclass
+class ClassifierOutput(_WithBody):
+    """Scores of labels. Of choices, the body's rows are the B · C choices."""
+
+    body: EncoderOutput
+    logits: Float[Array, "B *rest"]
+    """float32: `[B, 2]` next sentence, `[B, L]` sequence, `[B, T, L]` token, `[B, C]` choice."""
+
+
+@struct.dataclass
+class SpanOutput(_WithBody):
+    """Scores of each token, padding too, as the first and as the last of the answer, float32."""
+
+    body: EncoderOutput
+    start_logits: Float[Array, "B T"]
+    end_logits: Float[Array, "B T"]
+
+
+@struct.dataclass
+class HeadInputs:
+    """What a head may look at."""
+
+    body: EncoderOutput
+    table: Float[Array, "V D"]
+    """The token embeddings, to which the vocabulary projection is tied."""
+    masked_positions: Int[AnyArray, "B M"] | None
+    rng: RowKeys | None
+    num_choices: int = struct.field(pytree_node=False, default=1)
+
+    @property
+    def pooled(self) -> Float[Array, "B D"]:
+        """The pooled first token of a body with a pooler."""
+        assert self.body.pooler_output is not None
+        return self.body.pooler_output
+
+
+class _Head(nn.Module):
+    """A head: `config` says its sizes, `execution` its precision."""
+
+    config: Any
+    execution: Execution
+
+    def _scores(self, name: str, number: int, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        std = self.config.init_std
+        scores = Linear((number,), std, execution=self.execution, name=name)(x)
+        return scores.astype(jnp.float32)
+
+    def _projection(self, inputs: HeadInputs) -> Projection:
+        """The transform, and the tied vocabulary matrix with a bias of its own."""
+        c, e = self.config, self.execution
+        x = inputs.body.last_hidden_state
+        if inputs.masked_positions is not None:
+            # As the original: everything from here on is for the masked words only.
+            x = jnp.take_along_axis(x, inputs.masked_positions[..., None], axis=1)
+        x = Linear((c.d_model,), c.init_std, execution=e, name="transform")(x)
+        x = ACTIVATIONS[c.head_activation or c.activation](x)
+        x = LayerNorm(c.norm_eps, e, name="transform_norm")(x)
+        bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
+        return Projection(x, inputs.table.astype(e.dtype), bias)
+
+    def _dropped(self, x: Float[Array, "B *rest"], rng: RowKeys | None) -> Float[Array, "B *rest"]:
+        return dropout(x, self.config.classifier_dropout_rate, rng, "classifier")
+
+
+class MaskedLMHead(_Head):
+    """Which words stood at the masked positions."""
+
+    @nn.compact
+    def __call__(self, inputs: HeadInputs) -> MaskedLMOutput:
+        """Projects the masked positions, or all where none are given."""
+        return MaskedLMOutput(inputs.body, self._projection(inputs))
+
+
+class PretrainingHead(_Head):
+    """Masked words, and whether the second part continues the first."""
+
+    @nn.compact
+    def __call__(self, inputs: HeadInputs) -> PretrainingOutput:
+        """Projects the masked positions, or all where none are given."""
+        relationship = self._scores("next_sentence", 2, inputs.pooled)
+        return PretrainingOutput(inputs.body, self._projection(inputs), relationship)
+
+
+class NextSentenceHead(_Head):
+    """Whether the second part continues the first."""
+
+    @nn.compact
+    def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
+        """Scores `[B, 2]`."""
+        logits = self._scores("next_sentence", 2, inputs.pooled)
+        return ClassifierOutput(inputs.body, logits)
+
+
+class SequenceHead(_Head):
+    """Labels, or a score, of a whole row."""
+
+    @nn.compact
+    def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
+        """Scores `[B, L]`."""
+        pooled = self._dropped(inputs.pooled, inputs.rng)
+        logits = self._scores("classifier", len(self.config.labels), pooled)
+        return ClassifierOutput(inputs.body, logits)
+
+
+class TokenHead(_Head):
+    """A label of every token."""
+
+    @nn.compact
+    def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
+        """Scores `[B, T, L]`."""
+        hidden = self._dropped(inputs.body.last_hidden_state, inputs.rng)
+        logits = self._scores("classifier", len(self.config.labels), hidden)
+        return ClassifierOutput(inputs.body, logits)
+
+
+class ChoiceHead(_Head):
+    """Which of C rows is the right one."""
+
+    @nn.compact
+    def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
+        """Scores `[B, C]`, from B · C rows."""
+        pooled = self._dropped(inputs.pooled, inputs.rng)
+        logits = self._scores("classifier", 1, pooled).reshape(-1, inputs.num_choices)
+        return ClassifierOutput(inputs.body, logits)
+
+
+class SpanHead(_Head):
+    """Where an answer begins and ends."""
+
+    @nn.compact
+    def __call__(self, inputs: HeadInputs) -> SpanOutput:
+        """Scores `[B, T]` of either end."""
+        hidden = self._dropped(inputs.body.last_hidden_state, inputs.rng)
+        logits = self._scores("span", 2, hidden)
+        return SpanOutput(inputs.body, logits[..., 0], logits[..., 1])
+
+
+HEADS: dict[str, type[_Head]] = {
+    "pretraining": PretrainingHead,
+    "masked_lm": MaskedLMHead,
+    "causal_lm": MaskedLMHead,
+    "next_sentence": NextSentenceHead,
+    "sequence": SequenceHead,
+    "token": TokenHead,
+    "choice": ChoiceHead,
+    "span": SpanHead,
+}
+
+
+def mean_pool(
+    last_hidden_state: Float[Array, "B T D"], attention_mask: Int[AnyArray, "B T"]
+) -> Float[Array, "B D"]:
+    """Sentence embeddings: the mean over the real tokens of each row, float32.
+
+    Reimers and Gurevych 2019, "Sentence-BERT". A row without real tokens gives 0.
+    """
+    real = jnp.asarray(attention_mask != 0, jnp.float32)[..., None]
+    total = jnp.sum(last_hidden_state.astype(jnp.float32) * real, axis=1)
+    return total / jnp.maximum(jnp.sum(real, axis=1), 1)

@@ -1,0 +1,171 @@
+import pickle
+
+import numpy as np
+import pytest
+from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
+from flaxzoo.data.features.masking import Masking, continuations
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CLS, SEP, MASK = 2, 3, 4
+SPECIALS = (0, 1, CLS, SEP, MASK)
+VOCAB = 50
+CONTINUES = np.arange(VOCAB) >= 30
+
+# A row: [CLS] tokens [SEP] tokens [SEP], in which a token may be [UNK] or go on with a word.
+segment = st.lists(st.integers(1, VOCAB - 1).filter(lambda id: id not in (2, 3, 4)), max_size=30)
+rows = st.tuples(segment, segment).map(lambda ab: [CLS, *ab[0], SEP, *ab[1], SEP])
+
+
+def masking(max_predictions, rate=0.15, whole_word=False):
+    return Masking(MASK, SPECIALS, VOCAB, max_predictions, rate, CONTINUES if whole_word else None)
+
+
+def mask(ids, rule, seed=0):
+    """Masks a row; returns what became of it and its predictions without the unused ones."""
+    ids = np.asarray(ids, np.int32)
+    row = rule.mask_row(ids, np.random.default_rng(seed))
+    assert all(a.shape == (rule.max_predictions,) for a in row.values())
+    assert all(a.dtype == np.int32 for a in row.values())
+    count = int(row["masked_weights"].sum())
+    assert row["masked_weights"].tolist() == [1] * count + [0] * (rule.max_predictions - count)
+    assert not row["masked_positions"][count:].any()
+    assert not row["masked_labels"][count:].any()
+    return ids, row["masked_positions"][:count], row["masked_labels"][:count]
+
+
+@given(
+    row=rows,
+    max_predictions=st.integers(1, 20),
+    rate=st.floats(0.01, 0.99),
+    whole_word=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+@settings(deadline=None)
+def test_laws(row, max_predictions, rate, whole_word, seed):
+    rule = masking(max_predictions, rate, whole_word)
+    before = np.asarray(row)
+    after, positions, labels = mask(row, rule, seed)
+    ordinary = ~np.isin(before, SPECIALS)
+    assert (np.diff(positions) > 0).all()
+    assert (labels == before[positions]).all()
+    assert ordinary[positions].all()
+    untouched = np.delete(np.arange(len(row)), positions)
+    assert (after[untouched] == before[untouched]).all()
+    assert not np.isin(after[positions], [0, 1, CLS, SEP]).any()
+    budget = min(max_predictions, max(1, round(len(row) * rate)))
+    if not whole_word:
+        assert len(positions) == min(budget, ordinary.sum())
+        return
+    words = np.cumsum(~(CONTINUES[before] & ordinary & np.roll(ordinary, 1)))
+    chosen = set(words[positions].tolist())
+    assert sorted(positions.tolist()) == np.flatnonzero(np.isin(words, list(chosen))).tolist()
+    sizes = np.bincount(words[ordinary], minlength=1)
+    smallest = sizes[sizes > 0].min() if ordinary.any() else 0
+    if smallest > budget:  # a row has a prediction all the same, if it has room for it
+        assert len(positions) == (smallest if smallest <= max_predictions else 0)
+    else:
+        assert len(positions) <= budget
+        assert (len(positions) > 0) == ordinary.any()
+        left = sizes[[w for w in np.unique(words[ordinary]) if w not in chosen]]
+        assert (left > budget - len(positions)).all()
+
+
+def test_ids_that_the_vocabulary_leaves_out_are_not_drawn():
+    rule = Masking(MASK, SPECIALS, VOCAB, 40, 0.99, None, tuple(range(7, VOCAB)))
+    drawn = set()
+    for seed in range(50):
+        after, _, _ = mask([CLS, *[6] * 40, SEP], rule, seed)
+        drawn |= set(after[1:-1].tolist())
+    assert drawn == {5, 6, MASK}
+
+
+def within(share, expected, count, deviations=5.0):
+    return abs(share - expected) < deviations * np.sqrt(expected * (1 - expected) / count)
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_the_three_rates(whole_word):
+    rng = np.random.default_rng(0)
+    rule = masking(20, whole_word=whole_word)
+    fates = np.zeros(3)
+    tokens = 0
+    where = np.zeros(128)
+    replaced = np.zeros(VOCAB)
+    for seed in range(4000):
+        row = rng.integers(5, VOCAB, 128, dtype=np.int32)
+        row[[0, 60, 127]] = CLS, SEP, SEP
+        after, positions, labels = mask(row, rule, seed)
+        tokens += len(row)
+        masked, same = after[positions] == MASK, after[positions] == labels
+        fates += [masked.sum(), (~masked & ~same).sum(), same.sum()]
+        where[positions] += 1
+        np.add.at(replaced, after[positions][~masked & ~same], 1)
+    count = fates.sum()
+    if whole_word:  # a word that does not fit leaves some of the budget
+        assert 0.14 < count / tokens <= 19 / 128
+    else:
+        assert count / tokens == 19 / 128  # of 128 tokens, 15 % rounded
+    chance = 1 / (VOCAB - len(SPECIALS))  # that a random token is the old one
+    for share, expected in zip(
+        fates / count, (0.8, 0.1 - 0.1 * chance, 0.1 + 0.1 * chance), strict=True
+    ):
+        assert within(share, expected, count)
+    assert not replaced[list(SPECIALS)].any()
+    assert (replaced[5:] > 0).all()
+    if not whole_word:  # no place is favoured
+        share = count / 4000 / 125
+        assert all(
+            within(n / 4000, share, 4000) for i, n in enumerate(where) if i not in (0, 60, 127)
+        )
+
+
+def test_number_of_predictions(datasets):
+    bert = load_tokenizer(datasets / "tok" / "bert_base_uncased_vocab.txt")
+    assert Masking.of(bert, 128).max_predictions == 20
+    assert Masking.of(bert, 512).max_predictions == 77
+    assert Masking.of(bert, 100).max_predictions == 15
+    assert Masking.of(bert, 512, max_predictions=80).max_predictions == 80
+    assert Masking.of(bert, 128).specials == (0, 100, 101, 102, 103)
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_a_row_of_specials_predicts_nothing(whole_word):
+    ids, positions, _ = mask([CLS, 1, SEP, SEP], masking(3, whole_word=whole_word))
+    assert ids.tolist() == [CLS, 1, SEP, SEP]
+    assert not len(positions)
+
+
+def test_which_ids_go_on_with_a_word(prose):
+    wordpiece = train_tokenizer(prose, TokenizerConfig("wordpiece", 400))
+    table = continuations(wordpiece)
+    ids = wordpiece.encode("the unparalleled", add_special_tokens=False)
+    assert [wordpiece.token(id).startswith("##") for id in ids] == table[ids].tolist()
+    assert table[ids].any()
+    assert not table[list(range(5))].any()
+
+
+@pytest.mark.parametrize(("kind", "size"), [("byte-bpe", 300), ("sentencepiece-bpe", 400)])
+def test_which_ids_go_on_where_spaces_are_written(prose, kind, size):
+    tokenizer = train_tokenizer(prose, TokenizerConfig(kind, size))
+    table = continuations(tokenizer)
+    ids = tokenizer.encode(" the zebra")
+    begins = [i for i, id in enumerate(ids) if not table[id]]
+    assert len(begins) == 2 < len(ids)
+    assert tokenizer.decode(ids[begins[1] :]) == " zebra"
+
+
+def test_vocabularies_that_cannot_be_masked(prose):
+    characters = train_tokenizer(["abc"], TokenizerConfig("characters"))
+    with pytest.raises(DataError, match="characters tokenizer has no mask token"):
+        Masking.of(characters, 128)
+    with pytest.raises(DataError, match="does not say where words begin: leave whole_word out"):
+        continuations(characters)
+
+
+def test_rule_pickles_small():
+    rule = masking(20, whole_word=True)
+    mask([CLS, 7, SEP, 8, SEP], rule)
+    copy = pickle.loads(pickle.dumps(rule))
+    assert len(pickle.dumps(rule)) < 1000
+    assert mask([CLS, 7, 31, SEP], copy)[0].tolist() == mask([CLS, 7, 31, SEP], rule)[0].tolist()

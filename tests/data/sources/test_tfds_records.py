@@ -1,0 +1,182 @@
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from flaxzoo.data import DataError, TokenizerConfig
+from flaxzoo.data.sources import (
+    tfds_documents as published,
+)
+from flaxzoo.data.sources import (
+    tfds_records as published_records,
+)
+from flaxzoo.data.sources.labelled_records import parse_labelled
+from flaxzoo.data.tasks.multiple_choice import ChoiceData
+from flaxzoo.data.tasks.question_answering import SpanData
+from flaxzoo.data.tasks.sequence_classification import ClassificationData
+from flaxzoo.data.tasks.token_classification import TaggingData
+
+
+def data(source, **fields):
+    return ClassificationData(source=source, tokenizer=TokenizerConfig(), length=12, **fields)
+
+
+@pytest.fixture
+def prepared(monkeypatch, tmp_path):
+    """Prepares a tiny "published" data set of any features."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+
+    def prepare(name_, features, **splits):
+        class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+            name = name_
+            VERSION = tfds.core.Version("1.0.0")
+            url_infos = None
+            code_path = None
+
+            def _info(self):
+                return tfds.core.DatasetInfo(
+                    builder=self, features=tfds.features.FeaturesDict(features)
+                )
+
+            def _split_generators(self, dl_manager):
+                return {split: self._generate_examples(rows) for split, rows in splits.items()}
+
+            def _generate_examples(self, rows):
+                yield from enumerate(rows)
+
+        Tiny(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
+
+    return prepare
+
+
+Text = tfds.features.Text
+SENTIMENT = {
+    "label": tfds.features.ClassLabel(names=["negative", "positive"]),
+    "text": Text(),
+    "idx": np.int32,
+}
+
+
+def sentiment(n, first=0):
+    return [{"label": i % 2, "text": f"text {i}", "idx": i} for i in range(first, first + n)]
+
+
+def test_published_labels_and_splits(prepared, tokenizer):
+    prepared("tiny_sentiment", SENTIMENT, train=sentiment(9), validation=sentiment(3, 9))
+    config = data("tfds:tiny_sentiment")
+    labels = config.labels()
+    assert labels == ("negative", "positive")
+    train = config.train_split(tokenizer, labels, 0)
+    validation = config.validation_split(tokenizer, labels)
+    assert {example.text for example in train.content} == {f"text {i}" for i in range(9)}
+    assert {example.text for example in validation.content} == {"text 9", "text 10", "text 11"}
+    assert {(e.text, e.label) for e in validation.content} >= {("text 9", "positive")}
+    other = config.whole_source("tfds:tiny_sentiment#label,text", tokenizer, labels)
+    assert other.fingerprint == validation.fingerprint
+
+
+def test_published_without_validation(prepared, tokenizer):
+    prepared("tiny_sentiment", SENTIMENT, train=sentiment(40), test=sentiment(3, 90))
+    config = data("tfds:tiny_sentiment", validation_fraction=0.2)
+    train = config.train_split(tokenizer, config.labels(), 0)
+    validation = config.validation_split(tokenizer, config.labels())
+    assert len(train.content) + len(validation.content) == 40
+    with pytest.raises(DataError, match="has no validation split: it has train, test"):
+        config.whole_source("tfds:tiny_sentiment", tokenizer, config.labels())
+
+
+def test_published_faults(prepared, tokenizer):
+    prepared("tiny_sentiment", SENTIMENT, train=[{"label": -1, "text": "x", "idx": 0}])
+    with pytest.raises(DataError, match=r"has no field 'body': its fields are .*label"):
+        data("tfds:tiny_sentiment#label,body").train_split(tokenizer, (), 0)
+    with pytest.raises(DataError, match=r"train example 1 has no label \(-1\)"):
+        data("tfds:tiny_sentiment").train_split(tokenizer, ("a", "b"), 0)
+    with pytest.raises(DataError, match="TFDS has no data set 'tiny_sentimen'"):
+        data("tfds:tiny_sentimen").labels()
+
+
+def test_published_tags(prepared, tokenizer):
+    tags = ["O", "B-PER", "I-PER"]
+    features = {
+        "tokens": tfds.features.Sequence(Text()),
+        "ner": tfds.features.Sequence(tfds.features.ClassLabel(names=tags)),
+    }
+    rows = [{"tokens": ["mr", "x", "ran"], "ner": [1, 2, 0]}, {"tokens": ["i", "y"], "ner": [0, 1]}]
+    prepared("tiny_entities", features, train=rows, dev=rows[:1], test=rows)
+    config = TaggingData(source="tfds:tiny_entities", tokenizer=TokenizerConfig(), length=12)
+    assert config.labels() == ("O", "B-PER", "I-PER")
+    assert len(config.train_split(tokenizer, config.labels(), 0).content) == 2
+    validation = config.validation_split(tokenizer, config.labels())
+    assert validation.rows.gold() == [["B-PER", "I-PER", "O"]]
+    tags = tfds.features.Sequence(tfds.features.ClassLabel(names=[*tags, "B-LOC", "I-LOC"]))
+    prepared("tiny_places", {**features, "ner": tags}, train=rows, dev=rows)
+    config = TaggingData(source="tfds:tiny_places", tokenizer=TokenizerConfig(), length=12)
+    assert config.labels() == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")  # no example has LOC
+    prepared("tiny_unknown", features, train=[{"tokens": ["a"], "ner": [-1]}])
+    config = TaggingData(source="tfds:tiny_unknown", tokenizer=TokenizerConfig(), length=12)
+    with pytest.raises(DataError, match=r"train example 1 has -1 among its tags"):
+        config.labels()
+
+
+def test_published_labels_of_several(prepared):
+    prepared("tiny_sentiment", SENTIMENT, train=sentiment(4), validation=sentiment(4))
+    assert data("tfds:tiny_sentiment", target="several").labels() == ("negative", "positive")
+
+
+def test_a_float_is_no_label(prepared):
+    features = {"label": np.float32, "text": Text()}
+    prepared("tiny_scores", features, train=[{"label": 3.5, "text": "a"}])
+    with pytest.raises(DataError, match=r"has the label 3.5: .* choose target score"):
+        data("tfds:tiny_scores").labels()
+
+
+def test_published_answers(prepared, tokenizer):
+    answers = tfds.features.Sequence({"text": Text(), "answer_start": np.int32})
+    texts = {name: Text() for name in ("id", "title", "context", "question")}
+    answer = {"text": ["red"], "answer_start": [6]}
+    rows = [
+        {"id": "a", "title": "t", "context": "it is red", "question": "what", "answers": answer},
+        {"id": "b", "title": "t", "context": "it is red", "question": "who",
+         "answers": {"text": [], "answer_start": []}},
+    ]  # fmt: skip
+    prepared("tiny_squad", {**texts, "answers": answers}, train=rows, validation=rows)
+    config = SpanData(source="tfds:tiny_squad", tokenizer=TokenizerConfig(), length=32)
+    assert config.labels() == ("no answer",)
+    split = config.train_split(tokenizer, config.labels(), 0)
+    assert split.rows.gold() == [{"id": "a", "answers": ["red"]}, {"id": "b", "answers": []}]
+
+
+KINDS = (ClassificationData, TaggingData, SpanData, ChoiceData)
+KNOWN = [(kind, name) for kind in KINDS for name in kind.published_fields] + [
+    (ClassificationData, "imdb_reviews"),
+    (TaggingData, "conll2003"),
+    (TaggingData, "wikiann/en"),
+    (SpanData, "squad/v1.1"),
+    (SpanData, "squad/v2.0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), KNOWN)
+def test_well_known_data_sets_have_the_fields(monkeypatch, tmp_path, kind, name):
+    """What TFDS itself says of them; nothing is downloaded."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(published, "download", lambda builder, source: None)
+    source = parse_labelled(f"tfds:{name}", kind.forms)
+    records = published_records.open_published(source, kind.published_fields)
+    features = records.builder.info.features
+    assert all(part in features for field in records.source.fields for part in field.split("+"))
+    names = records.class_names(records.source.fields[0])
+    assert (name == "glue/sst2") == (names == ("negative", "positive"))
+
+
+def test_published_choices(prepared, tokenizer):
+    names = ["goal", "sol1", "sol2"]
+    features = {
+        **{name: Text() for name in names},
+        "label": tfds.features.ClassLabel(num_classes=2),
+    }
+    rows = [{"goal": "cut", "sol1": "knife", "sol2": "spoon", "label": 1}]
+    prepared("tiny_piqa", features, train=rows, validation=rows)
+    source = "tfds:tiny_piqa#label,goal,sol1+sol2"
+    config = ChoiceData(source=source, tokenizer=TokenizerConfig(), length=32)
+    split = config.validation_split(tokenizer, ())
+    assert split.content[0].choices == ("knife", "spoon")
+    assert split.rows.gold() == [1]

@@ -1,0 +1,234 @@
+import numpy as np
+import pytest
+from flaxzoo.data import (
+    DataError,
+    TokenizerConfig,
+    evaluation_batches,
+    load_tokenizer,
+)
+from flaxzoo.data.tasks.sequence_classification import ClassificationData
+
+
+@pytest.fixture
+def config(data_of_file):
+    """`config(text, part, **fields)`: data of a file of these lines."""
+
+    def make(text, part="", **fields):
+        fields = {"length": 10, **fields}
+        return data_of_file(ClassificationData, f"tsv:a.tsv{part}", text, **fields)
+
+    return make
+
+
+def test_rows(config, train, tokenizer):
+    split = train(config("yes\ta b\nno\tc d e f g h i j k\n"), tokenizer)
+    row = split.rows.row(0, 0)
+    assert row["input_ids"].tolist() == [2, 5, 6, 3, 0, 0, 0, 0, 0, 0]
+    assert row["attention_mask"].tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert not row["token_type_ids"].any()
+    assert (row["labels"], row["labels"].dtype, row["labels"].shape) == (1, np.int32, ())
+    assert split.rows.row(3, 1)["input_ids"].tolist() == [2, *range(7, 15), 3]
+    assert split.rows.gold() == [1, 0]  # the labels in order of their names
+    assert split.facts == "2 examples, 1 of them cut to 10 tokens"
+
+
+def test_pairs_lose_of_the_longer_text(config, train, tokenizer):
+    split = train(config("0\ta b c d e f\tx y\n1\ta b c d e f\tu v w x y z\n", "#1,2,3"), tokenizer)
+    row = split.rows.row(0, 0)
+    assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c d e [SEP] x y [SEP]"
+    assert row["token_type_ids"].tolist() == [0] * 7 + [1] * 3
+    row = split.rows.row(0, 1)
+    assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c d [SEP] u v w [SEP]"
+
+
+def test_empty_texts_are_counted(config, train, tokenizer):
+    split = train(config("0\ta\n1\t\n1\t \n"), tokenizer)
+    assert split.facts == "3 examples, 2 of them without a text"
+    assert split.rows == split.rows  # arrays are not compared
+
+
+@pytest.mark.parametrize(
+    ("column", "labels"),
+    [
+        (["10", "2", "-1"], ("-1", "2", "10")),
+        (["b", "a", "10"], ("10", "a", "b")),
+        (["1.5", "1"], ("1", "1.5")),
+        (["1", "01", "0"], ("0", "01", "1")),
+    ],
+)
+def test_order_of_labels(config, column, labels):
+    text = "".join(f"{label}\ttext {i}\n" for i, label in enumerate(column))
+    assert config(text).labels() == labels
+    assert config(text, validation_fraction=0.4).labels() == labels  # of those held out, too
+
+
+def test_decode(config, train, tokenizer):
+    rows = train(config("no\ta\nyes\tb\n"), tokenizer).rows
+    first, second = rows.decode({"logits": np.array([[0.0, np.log(3)], [1000, -1000]])})
+    assert (first["text"], first["label"]) == ("a", "yes")
+    assert first["probabilities"] == pytest.approx({"no": 0.25, "yes": 0.75})
+    assert second == {"text": "b", "label": "no", "probabilities": {"no": 1.0, "yes": 0.0}}
+    with pytest.raises(ValueError, match="logits is for 1 rows, but there are 2"):
+        rows.decode({"logits": np.zeros((1, 2))})
+
+
+def test_several_labels(config, train, tokenizer):
+    data = config("red,big\ta\n\tb\nbig\tc\n", target="several")
+    assert data.labels() == ("big", "red")
+    rows = train(data, tokenizer).rows
+    assert rows.row(0, 0)["labels"].tolist() == [1, 1]
+    assert rows.row(0, 1)["labels"].dtype == np.float32
+    assert rows.gold() == [[1, 1], [0, 0], [1, 0]]
+    logits = np.array([[0.1, np.log(3)], [-1, 0], [800, -800]])
+    decoded = rows.decode({"logits": logits})
+    assert [one["labels"] for one in decoded] == [["big", "red"], [], ["big"]]
+    assert decoded[0]["probabilities"]["red"] == pytest.approx(0.75)
+
+
+def test_scores(config, train, tokenizer):
+    data = config("2.5\ta\n-1\tb\n", target="score")
+    assert data.labels() == ("score",)
+    rows = train(data, tokenizer).rows
+    label = rows.row(0, 0)["labels"]
+    assert (label, label.shape, label.dtype) == (2.5, (), np.float32)
+    assert rows.gold() == [2.5, -1]
+    assert rows.decode({"logits": np.array([[1.0], [2.0]])}) == [
+        {"text": "a", "score": 1.0},
+        {"text": "b", "score": 2.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        ("0\ta\n\tb\n1\tc\n", {}, "a.tsv line 2 has no label: its column is empty"),
+        ("0\ta\n0\tb\n", {}, "all examples of .* have the label '0': name the column"),
+        ("1\ta\nhigh\tb\n", {"target": "score"}, "line 2 has the score 'high'.*must be a number"),
+        ("nan\ta\n", {"target": "score"}, "line 1 has the score 'nan'"),
+        (
+            "".join(f"a sentence {i}\t{i % 2}\n" for i in range(30)),
+            {},
+            "30 examples of .* have 30 different labels, 'a sentence 0' .*name the column",
+        ),
+        ("\ta\n", {"target": "several"}, "no example of .* has a label"),
+    ],
+)
+def test_bad_labels(config, train, tokenizer, text, fields, message):
+    with pytest.raises(DataError, match=message):
+        train(config(text, **fields), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("label", "fields", "message"),
+    [
+        ("null", {"target": "several"}, "line 2 has the label None: a label is a word"),
+        ('["a", null]', {"target": "several"}, "line 2 has the label None: a label is a word"),
+        ("1.0", {}, "line 2 has the label 1.0: .* or a whole number; .* choose target score"),
+    ],
+)
+def test_bad_json_labels(tmp_path, tokenizer, label, fields, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"label": 1, "text": "a"}\n{"label": ' + label + ', "text": "b"}\n')
+    data = ClassificationData(source=f"jsonl:{path}", tokenizer=TokenizerConfig(), **fields)
+    with pytest.raises(DataError, match=message):
+        data.labels()
+
+
+def test_json_labels(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"label": 3, "text": "a"}\n{"label": true, "text": "b"}\n')
+    for target in ("one", "several"):
+        data = ClassificationData(
+            source=f"jsonl:{path}", tokenizer=TokenizerConfig(), target=target
+        )
+        assert data.labels() == ("3", "true")
+
+
+def test_unknown_label_in_validation(config, tokenizer, tmp_path):
+    data = config("0\ta\n1\tb\n")
+    (tmp_path / "v.tsv").write_text("0\tx\n2\ty\n")
+    with pytest.raises(
+        DataError, match=r"v.tsv line 2 has the label '2', which the training data .*: .* 0, 1"
+    ):
+        data.whole_source(f"tsv:{tmp_path}/v.tsv", tokenizer, data.labels())
+
+
+def test_bad_fields(config, train, tokenizer):
+    for part in ("#1", "#1,2,1,2"):
+        with pytest.raises(DataError, match="name the label, the text and perhaps a second text"):
+            train(config("0\ta\n", part), tokenizer)
+
+
+def test_input(config, tokenizer, tmp_path):
+    data = config("0\ta\tx\n1\tb\ty\n", "#1,2,3")
+    (tmp_path / "in.txt").write_text("a b\tf\nc\td e\n")
+    split = data.input_split(f"{tmp_path}/in.txt", tokenizer, ("0", "1"))
+    assert split.facts == "2 examples"
+    assert set(split.rows.row(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
+    assert split.rows.row(0, 1)["token_type_ids"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
+    (batch,) = evaluation_batches(split.rows, batch_size=4)
+    assert batch["attention_mask"][:, 0].tolist() == [1, 1, 0, 0]
+    _, second = split.rows.decode({"logits": np.zeros((2, 2))})
+    assert (second["text"], second["text_b"]) == ("c", "d e")
+    with pytest.raises(ValueError, match="have no labels"):
+        split.rows.gold()
+
+
+def test_input_has_as_many_texts_as_the_run(config, tokenizer, tmp_path):
+    (tmp_path / "in").write_text("a\n\nb\n")
+    texts = [e.texts for e in config("0\ta\n").examples_to_predict(f"{tmp_path}/in")]
+    assert texts == [("a",), ("",), ("b",)]  # a prediction for each line
+    with pytest.raises(DataError, match=r"in line 1 has 1 columns where this model reads 2"):
+        config("0\ta\tx\n", "#1,2,3").examples_to_predict(f"{tmp_path}/in")
+    (tmp_path / "in").write_text("a\n1\tb\n")
+    with pytest.raises(
+        DataError, match=r"in line 2 has 2 .* reads 1: .* name .* as tsv:.*in#LABEL"
+    ):
+        config("0\ta\n").examples_to_predict(f"{tmp_path}/in")
+
+
+def test_input_of_labelled_files(config, tokenizer, tmp_path):
+    (tmp_path / "in.tsv").write_text("?\tb\n\tc\n")
+    (tmp_path / "in.jsonl").write_text('{"text": "b"}\n\n{"text": "c", "label": []}\n')
+    data = config("0\ta\n1\tb\n", target="score")
+    for path in (f"tsv:{tmp_path}/in.tsv", f"{tmp_path}/in.jsonl", f"jsonl:{tmp_path}/in.jsonl"):
+        rows = data.input_split(path, tokenizer, data.labels()).rows
+        assert [p["text"] for p in rows.decode({"logits": np.zeros((2, 1))})] == ["b", "c"]
+    named = config("text\tlabel\na\t0\n", "#label,text")
+    assert named.examples_to_predict(f"{tmp_path}/in.jsonl")[1].text == "c"
+    (tmp_path / "in.jsonl").write_text('{"text": 3}\n')
+    with pytest.raises(DataError, match=r"in.jsonl line 1 has a int where its text should be"):
+        data.input_split(f"{tmp_path}/in.jsonl", tokenizer, data.labels())
+
+
+def test_real_files(datasets):
+    vocabulary = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
+
+    def load(source, validation, **fields):
+        config = ClassificationData(
+            source=f"tsv:{datasets}/cls/{source}",
+            validation=f"tsv:{datasets}/cls/{validation}",
+            tokenizer=TokenizerConfig(),
+            length=64,
+            **fields,
+        )
+        labels = config.labels()
+        splits = (
+            config.train_split(vocabulary, labels, 0),
+            config.validation_split(vocabulary, labels),
+        )
+        return labels, [np.array(split.rows.gold()) for split in splits], splits
+
+    labels, (train, validation), splits = load("sst2.train.tsv.gz", "sst2.dev.tsv.gz")
+    assert (labels, len(train), train.sum()) == (("0", "1"), 6920, 3610)
+    assert (len(validation), validation.sum()) == (872, 444)
+    first = splits[0].rows.row(0, 0)["input_ids"]
+    assert vocabulary.decode(first).startswith("a stirring, funny and finally transporting")
+    labels, (train, validation), _ = load("cola.train.tsv#2,4", "cola.dev.tsv#2,4")
+    assert (len(train), len(validation)) == (8551, 527)
+    with pytest.raises(DataError, match=r"cola.train.tsv line 1 has 4 columns: name the label's"):
+        load("cola.train.tsv", "cola.dev.tsv")
+    labels, (train, validation), _ = load("cola.train.tsv#2,4", "cola.dev.tsv")  # the same columns
+    assert (labels, len(validation), validation.sum()) == (("0", "1"), 527, 365)
+    labels, (train, validation), _ = load("agnews.train.tsv.gz", "agnews.valid.tsv.gz")
+    assert (labels, len(train), len(validation)) == (("1", "2", "3", "4"), 9000, 980)

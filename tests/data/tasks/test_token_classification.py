@@ -1,0 +1,334 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
+from flaxzoo.data.features.bio_tags import find_scheme, span_labels, to_bio
+from flaxzoo.data.tasks.token_classification import TaggingData, tagging_rows, word_pieces
+from flaxzoo.data.tasks.token_examples import TaggingExample
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.fixture
+def config(data_of_file):
+    """`config(text, part, **fields)`: data of a file of these lines."""
+
+    def make(text, part="", **fields):
+        fields = {"length": 10, **fields}
+        return data_of_file(TaggingData, f"conll:a.conll{part}", text, **fields)
+
+    return make
+
+
+COLUMNS = """-DOCSTART- -X- O
+
+EU NNP I-ORG
+rejects VBZ O
+German JJ I-MISC
+
+Mr\u2028 NNP O
+Bo NNP I-PER
+Al NNP B-PER
+"""
+
+
+def test_columns(config, train, tokenizer):
+    data = config(COLUMNS, length=32)
+    split = train(data, tokenizer)
+    assert split.rows.gold() == [["B-ORG", "O", "B-MISC"], ["O", "B-PER", "B-PER"]]
+    assert next(example.words for example in split.content) == ("EU", "rejects", "German")
+    assert split.facts == "2 sentences, 6 words, IOB1 tags converted to BIO"
+    wanted = "O B-MISC B-ORG B-PER I-MISC I-ORG I-PER".split()
+    assert data.labels() == tuple(wanted)
+    row = split.rows.row(0, 0)
+    assert tokenizer.decode(row["input_ids"]) == "eu rejects german"
+    predicted = np.flatnonzero(row["labels"] != -100)
+    assert predicted.tolist() == [1, 3, 10]  # e ##u r ##e …
+    assert row["labels"][predicted].tolist() == [2, 0, 1]
+    assert row["attention_mask"].sum() == 17
+    assert not row["token_type_ids"].any()
+
+
+def test_another_column(config, train, tokenizer):
+    data = config(COLUMNS, "#2", length=32)
+    assert data.labels() == ("JJ", "NNP", "VBZ")  # plain tags are left as they are
+    assert train(data, tokenizer).rows.gold()[0] == ["NNP", "VBZ", "JJ"]
+
+
+def test_tabs_part_columns_that_hold_blanks(config, train, tokenizer):
+    split = train(config("new york\tB-LOC\nis\tO\n\t\nx\tO\n"), tokenizer)
+    assert [example.words for example in split.content] == [("new york", "is"), ("x",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "message"),
+    [
+        ("a O\nb x O\n", "", "a.conll line 2 has 3 columns where the first has 2"),
+        ("a\n", "", "a.conll line 1 has a word without a tag: 'a'"),
+        ("a\tX\nb\t\n", "", "line 2 has a word without a tag"),
+        ("a\tX\nb X\n", "", "line 2 has 1 columns where the first has 2: .* parted by tabs"),
+        ("a O\n", "#4", "line 1 has 2 columns, so there is no column 4"),
+        ("a O\n", "#1", "names no column: give the number of the tags' column from 2"),
+        ("a B-X\nb O\n\nc B_X\n", "", "line 4 has the tag 'B_X', where others mark spans"),
+        ("a B-X\nb I-X\nc O\nd I-X\n", "", "line 4 has the tag 'I-X'.* the scheme BIO"),
+        ("a S-X\nb E-X\n", "", "line 2 has the tag 'E-X'.* the scheme BIOES"),
+        ("a S-X\n\nb B-X\nc O\n", "", "line 3 has the tag 'B-X'.* the scheme BIOES"),
+    ],
+)
+def test_bad_columns(config, train, tokenizer, text, part, message):
+    with pytest.raises(DataError, match=message) as caught:
+        train(config(text, part), tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tag_that_continues_nothing(config, tokenizer, tmp_path):
+    data = config("a B-X\nb I-X\nc O\n")
+    (tmp_path / "v").write_text("a B-X\n\nb O\nc I-X\nd I-X\n\ne B-X\n")
+    split = data.whole_source(f"conll:{tmp_path}/v", tokenizer, data.labels())
+    assert split.rows.gold() == [["B-X"], ["O", "B-X", "I-X"], ["B-X"]]
+    assert "1 tags I- that continue nothing read as B- (" in split.facts
+    assert split.facts.endswith("v line 4)")
+    with pytest.raises(DataError, match="v line 4 has the tag 'I-X'"):  # not trained on
+        TaggingData(source=f"conll:{tmp_path}/v", tokenizer=TokenizerConfig(), length=10).labels()
+
+
+def test_documents_stay_together(config, train, tokenizer):
+    documents = [
+        "-DOCSTART- O\n\n" + "\n\n".join(f"d{i} O\nw{j} B-X" for j in range(3)) for i in range(40)
+    ]
+    data = config("\n\n".join(documents) + "\n", validation_fraction=0.3)
+    parts = [
+        {example.words[0] for example in split.content}
+        for split in (train(data, tokenizer), data.validation_split(tokenizer, data.labels()))
+    ]
+    assert not parts[0] & parts[1]
+    assert len(parts[0] | parts[1]) == 40
+    one = config(documents[0] + "\n", validation_fraction=0.3)  # nothing to part but sentences
+    assert len(one.validation_split(tokenizer, data.labels()).content) < 3
+
+
+def test_unknown_tag_in_validation(config, tokenizer, tmp_path):
+    data = config("a B-X\n")
+    (tmp_path / "v").write_text("-DOCSTART- O\n\na O\nb B-Y\n")
+    with pytest.raises(DataError, match=r"v line 4 has the label 'B-Y', which the training data"):
+        data.whole_source(f"conll:{tmp_path}/v", tokenizer, data.labels())
+
+
+def test_a_long_sentence_goes_on_in_the_next_row(config, train, tokenizer):
+    split = train(config("ab O\ncdef B-X\nghi O\njklmnopqrst B-X\nu O\n"), tokenizer)
+    decoded = [tokenizer.decode(split.rows.row(0, i)["input_ids"]) for i in range(4)]
+    assert decoded == ["ab cdef", "ghi", "jklmnopq", "u"]
+    assert "5 words, 4 rows of 10 tokens" in split.facts
+
+
+def labels_of(rows):
+    return np.stack([rows.row(0, i)["labels"] for i in range(rows.rows_per_epoch)])
+
+
+def test_words_of_which_nothing_is_left(config, train, tokenizer):
+    rows = train(config("a B-X\n\u200d\tB-X\n".replace("a ", "a\t")), tokenizer).rows
+    assert "1 words of which the tokenizer leaves nothing" in rows.notes
+    predictions = {"label_ids": np.full((1, 10), 2), "probabilities": np.full((1, 10), 0.5)}
+    assert rows.decode(predictions) == [
+        {"words": ["a", "\u200d"], "tags": ["I-X", "O"], "probabilities": [0.5, 0.0]}
+    ]
+    assert rows.gold() == [["B-X", "B-X"]]
+
+
+WORD = st.text(st.sampled_from("abcé日-. \u0301\u200d\x00"), min_size=1, max_size=15)
+TAG = st.sampled_from(["O", "B-X", "I-X", "B-Y"])
+SENTENCES = st.lists(st.lists(st.tuples(WORD, TAG), min_size=1, max_size=12), min_size=1)
+
+
+@given(SENTENCES, st.integers(8, 24))
+def test_every_word_is_predicted_once(tokenizer, sentences, length):
+    labels = ("O", "B-X", "B-Y", "I-X", "I-Y")
+    examples = [
+        TaggingExample(tuple(w for w, _ in s), tuple(t for _, t in s), "here") for s in sentences
+    ]
+    rows = tagging_rows(examples, tokenizer, labels, length)
+    ids = labels_of(rows)
+    pieces = [ids for e in examples for ids, _ in word_pieces(e.words, tokenizer)]
+    assert (ids != -100).sum() == sum(map(bool, pieces))
+    decoded = [example["tags"] for example in rows.decode({"label_ids": ids})]
+    flat = [tag for sentence in rows.gold() for tag in sentence]
+    kept = [tag if piece else "O" for tag, piece in zip(flat, pieces, strict=True)]
+    assert [tag for sentence in decoded for tag in sentence] == kept
+    assert list(map(len, decoded)) == list(map(len, sentences))
+    masks = [rows.row(0, i)["attention_mask"].astype(bool) for i in range(len(ids))]
+    assert all((row[~mask] == -100).all() for row, mask in zip(ids, masks, strict=True))
+
+
+@given(st.lists(st.text(st.sampled_from("abé日-"), min_size=1, max_size=6), min_size=1))
+def test_words_are_cut_as_in_their_sentence(tokenizer, words):
+    together = tokenizer.encode(" ".join(words), add_special_tokens=False)
+    pieces = word_pieces(words, tokenizer)
+    assert [id for ids, _ in pieces for id in ids] == together
+    alone = [tokenizer.encode(word, add_special_tokens=False) for word in words]
+    assert [ids for ids, _ in pieces] == alone  # WordPiece: no word depends on another
+    assert all(mark == 0 for _, mark in pieces)
+
+
+def test_words_are_cut_as_the_library_cuts_them(datasets):
+    """Against the tokenizers library's own alignment of words given one by one."""
+    tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
+    source = f"conll:{datasets}/ner/wnut17.dev.conll.gz"
+    config = TaggingData(source=source, tokenizer=TokenizerConfig(), length=64)
+    for example in config.whole_source(source, tokenizer, config.labels()).content[:400]:
+        theirs = tokenizer._backend.encode(
+            list(example.words), is_pretokenized=True, add_special_tokens=False
+        )
+        by_word = [[] for _ in example.words]
+        for id, word in zip(theirs.ids, theirs.word_ids, strict=True):
+            by_word[word].append(id)
+        assert [ids for ids, _ in word_pieces(example.words, tokenizer)] == by_word
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("byte-bpe", 300), ("sentencepiece-unigram", 400), ("characters", None)]
+)
+def test_any_tokenizer(prose, kind, size):
+    tokenizer = train_tokenizer(prose, TokenizerConfig(kind=kind, vocab_size=size))
+    words = ["The", "statement", "x", "is", "new"]
+    pieces = word_pieces(words, tokenizer)
+    for word, (ids, mark) in zip(words, pieces, strict=True):
+        assert tokenizer.decode(ids).strip() == word
+        assert tokenizer.decode(ids[mark:]).strip() == word
+        assert 0 <= mark < len(ids)
+
+
+def entities(tags):
+    """The spans of BIO tags, read in the plainest way."""
+    found, start = set(), None
+    for i, tag in enumerate([*tags, "O"]):
+        if start is not None and not tag.startswith("I-"):
+            found.add((start, i, tags[start][2:]))
+            start = None
+        if tag.startswith("B-"):
+            start = i
+    return found
+
+
+@st.composite
+def spans(draw):
+    """A sentence's spans: (first word, end, type), and its number of words."""
+    found, place = [], 0
+    for _ in range(draw(st.integers(0, 5))):
+        start = place + draw(st.integers(0, 2))
+        place = start + draw(st.integers(1, 3))
+        found.append((start, place, draw(st.sampled_from(["X", "Y"]))))
+    return found, place + draw(st.integers(0, 2))
+
+
+def as_tags(sentence, scheme):
+    found, length = sentence
+    tags = ["O"] * length
+    for start, end, kind in found:
+        marks = ["I"] * (end - start)
+        if scheme == "BIOES":
+            marks[0], marks[-1] = "B", "E"
+            marks = ["S"] if len(marks) == 1 else marks
+        elif scheme == "BIO" or (start and tags[start - 1] in (f"I-{kind}", f"B-{kind}")):
+            marks[0] = "B"
+        tags[start:end] = [f"{mark}-{kind}" for mark in marks]
+    return tags
+
+
+@given(st.lists(spans(), min_size=1), st.sampled_from(["BIO", "IOB1", "BIOES"]))
+def test_schemes_are_found_and_keep_every_span(sentences, scheme):
+    tags = [as_tags(sentence, scheme) for sentence in sentences]
+    found = find_scheme(tags)
+    marks = {tag[0] for sentence in tags for tag in sentence}
+    if marks & {"S", "E"} or scheme != "BIOES":
+        assert found == scheme or marks <= {"O"}
+    else:
+        assert found == "BIO"  # of no span at all
+    for sentence, converted in zip(sentences, (to_bio(t, found) for t in tags), strict=True):
+        assert entities(converted) == set(sentence[0])
+        assert find_scheme([converted]) == "BIO"
+
+
+def test_bilou():
+    tags = [["B-X", "I-X", "L-X", "U-Y", "O"]]
+    assert find_scheme(tags) == "BIOES"
+    assert to_bio(tags[0], "BIOES") == ("B-X", "I-X", "I-X", "B-Y", "O")
+
+
+def test_labels_of_spans():
+    assert span_labels(["B-X", "O", "I-Y"]) == ("O", "B-X", "B-Y", "I-X", "I-Y")
+    assert span_labels(["NN", "DT"]) == ("DT", "NN")
+
+
+def test_input(config, tokenizer, tmp_path):
+    data = config("a B-X\n")
+    (tmp_path / "in.txt").write_text("ab c\n\n d e\n")
+    split = data.input_split(f"{tmp_path}/in.txt", tokenizer, data.labels())
+    assert [example.words for example in split.content] == [("ab", "c"), (), ("d", "e")]
+    assert set(split.rows.row(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
+    decoded = split.rows.decode({"label_ids": np.ones((3, 10), int)})
+    assert decoded[0] == {"words": ["ab", "c"], "tags": ["B-X", "B-X"]}
+    assert decoded[1] == {"words": [], "tags": []}  # a prediction for each line
+    (tmp_path / "in.conll").write_text("ab X\nc X\n\nd X\n")
+    (tmp_path / "in").write_text("ab\nc\n\nd\n")
+    for path in (f"{tmp_path}/in.conll", f"conll:{tmp_path}/in"):
+        split = data.input_split(path, tokenizer, data.labels())
+        assert [e.words for e in split.content] == [("ab", "c"), ("d",)]
+    (tmp_path / "in.jsonl").write_text('{"tokens": ["ab", 3], "tags": null}\n')
+    for path in (f"{tmp_path}/in.jsonl", f"jsonl:{tmp_path}/in.jsonl"):
+        split = data.input_split(path, tokenizer, data.labels())
+        assert [(e.words, e.tags) for e in split.content] == [(("ab", "3"), None)]
+
+
+def test_json_lines(data_of_file, train, tokenizer):
+    row = '{"tokens": ["a", "b"], "tags": ["B-X", "O"]}\n'
+    data = data_of_file(TaggingData, "jsonl:a.jsonl", row, length=10)
+    assert train(data, tokenizer).rows.gold() == [["B-X", "O"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "tags", "message"),
+    [
+        ('["a", "b"]', '["B-X"]', "line 1 has 2 words and 1 tags"),
+        ('["a", "b"]', '["B-X", null]', "has None among its tags: give each word one"),
+        ('["a", "b"]', '["B-X", ""]', "has '' among its tags: give each word one"),
+        ('["a", "b"]', '["B-X", true]', "has True among its tags: give each word one"),
+        ('["a", null]', '["O", "O"]', "line 1 has None among its words"),
+        ('"a b"', '"O O"', "line 1 has no list of words"),
+        ('["a"]', '"O"', "line 1 has no list of tags"),
+    ],
+)
+def test_bad_json_lines(data_of_file, words, tags, message):
+    row = f'{{"tokens": {words}, "tags": {tags}}}\n'
+    with pytest.raises(DataError, match=message):
+        data_of_file(TaggingData, "jsonl:a.jsonl", row, length=10).labels()
+
+
+def test_real_files(datasets):
+    tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
+
+    def load(source):
+        config = TaggingData(
+            source=f"conll:{datasets}/ner/{source}", tokenizer=TokenizerConfig(), length=64
+        )
+        split = config.whole_source(config.source, tokenizer, config.labels())
+        gold = split.rows.gold()
+        decoded = split.rows.decode({"label_ids": labels_of(split.rows)})
+        found = Counter(tag[2:] for tags in gold for tag in tags if tag.startswith("B-"))
+        return split, gold, [one["tags"] for one in decoded], found
+
+    split, gold, decoded, found = load("conll2003.eng.train.gz")
+    assert (len(gold), sum(map(len, gold))) == (14041, 203621)
+    assert found == {"LOC": 7140, "MISC": 3438, "ORG": 6321, "PER": 6600}
+    assert decoded == gold
+    assert "IOB1 tags converted to BIO" in split.facts
+    split, gold, decoded, found = load("wnut17.train.conll.gz")
+    assert (len(gold), sum(map(len, gold))) == (3394, 62730)
+    assert decoded == gold
+    assert "converted" not in split.facts
+    _, gold, decoded, found = load("wnut17.dev.conll.gz")
+    assert (len(gold), sum(found.values())) == (1009, 836)
+    split, gold, decoded, found = load("conll2003.eng.testa.gz")
+    assert (len(gold), sum(map(len, gold))) == (3250, 51362)
+    assert found == {"PER": 1842, "LOC": 1837, "ORG": 1341, "MISC": 922}
+    assert decoded == gold

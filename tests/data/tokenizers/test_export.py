@@ -1,0 +1,276 @@
+"""Tokenizers as transformers' ``AutoTokenizer`` loads them: the same ids, the same texts."""
+
+import gzip
+import io
+import json
+
+import pytest
+import sentencepiece
+from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
+from flaxzoo.data.tokenizers.export import export_tokenizer
+from flaxzoo.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from flaxzoo.data.tokenizers.sentencepiece_export import obstacle, sentencepiece_backend
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from ...support.nasty_texts import NASTY
+from .test_marian import theirs_of, train_model, write_folder
+
+CONFIGS = {
+    "byte-bpe": TokenizerConfig("byte-bpe", 600),
+    "uncased": TokenizerConfig("wordpiece", 1000),
+    "cased": TokenizerConfig("wordpiece", 1000, lowercase=False),
+    "unigram": TokenizerConfig("sentencepiece-unigram", 900),
+    "bpe": TokenizerConfig("sentencepiece-bpe", 900),
+    "characters": TokenizerConfig("characters"),
+}
+LONG = 16_000
+"""Characters of a line up to which sums in float32 make no difference."""
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def ours(request, prose):
+    return train_tokenizer(prose, CONFIGS[request.param])
+
+
+@pytest.fixture(scope="module")
+def theirs(ours, tmp_path_factory):
+    return exported(ours, tmp_path_factory.mktemp("export"))
+
+
+def exported(tokenizer, folder, **settings):
+    export_tokenizer(tokenizer, folder, **settings)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def differences(ours, theirs, texts):
+    """How many texts have other ids there, and how many ids give another text."""
+    # Where there is a mask users mean it by its name.
+    options = {"split_special_tokens": True} if ours.special_ids.mask is not None else {}
+    found = theirs(texts, add_special_tokens=False, **options).input_ids if texts else []
+    ids = ours.encode_batch(texts)
+    other_ids = sum(a != b for a, b in zip(ids, found, strict=True))
+    other_texts = sum(
+        ours.decode(row, skip) != theirs.decode(row, skip_special_tokens=skip)
+        for row in ids
+        for skip in (True, False)
+    )
+    return other_ids, other_texts
+
+
+def test_nasty_texts(ours, theirs):
+    assert differences(ours, theirs, NASTY) == (0, 0)
+    for text in NASTY[:9]:
+        assert theirs(text).input_ids == ours.encode(text)
+
+
+@settings(max_examples=150)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
+def test_any_text(ours, theirs, text):
+    assert differences(ours, theirs, [text]) == (0, 0)
+
+
+def test_it_is_read_here_as_before(ours, tmp_path):
+    line = export_tokenizer(ours, tmp_path, max_length=77)
+    assert line.startswith("tokenizer: ")
+    assert "\n" not in line
+    named = line.removeprefix("tokenizer: ").split(";")[0].split(", ")
+    assert {*named, "tokenizer_config.json"} == {path.name for path in tmp_path.iterdir()}
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.fingerprint == ours.fingerprint
+    assert loaded.special_ids == ours.special_ids
+    assert AutoTokenizer.from_pretrained(tmp_path).model_max_length == 77
+
+
+def test_special_tokens_and_batches(ours, theirs):
+    special = ours.special_ids
+    for role in ("cls", "sep", "mask", "bos", "eos"):
+        if getattr(special, role) is not None:
+            assert getattr(theirs, f"{role}_token_id") == getattr(special, role)
+    texts = ["one", "one two three four"]
+    batch = theirs(texts, padding=True, return_tensors="pt")
+    if ours.kind == "wordpiece":
+        assert {*batch} == {"input_ids", "token_type_ids", "attention_mask"}
+        assert (theirs.pad_token_id, theirs.padding_side) == (special.pad, "right")
+        assert theirs("a [MASK]").input_ids[-2] == special.mask
+    else:
+        assert {*batch} == {"input_ids", "attention_mask"}
+        assert (theirs.pad_token_id, theirs.padding_side) == (special.eos, "left")
+    row, seen = batch["input_ids"][0], batch["attention_mask"][0].bool()
+    assert row[seen].tolist() == ours.encode(texts[0])
+    assert set(row[~seen].tolist()) == {theirs.pad_token_id}
+    assert bool(seen[-1]) == (theirs.padding_side == "left")
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "unigram", "bpe", "characters"])
+def test_texts_that_a_translator_reads_are_closed(kind, prose, tmp_path):
+    ours = train_tokenizer(prose, CONFIGS[kind])
+    theirs = exported(ours, tmp_path, closing=True)
+    end = ours.special_ids.eos
+    for text in NASTY:
+        assert theirs(text).input_ids == [*ours.encode(text), end]
+    assert theirs("a", "b").input_ids == [*ours.encode("a"), end, *ours.encode("b"), end]
+    batch = theirs(["one", "one two"], padding=True)
+    assert theirs.padding_side == "right"
+    assert {*batch} == {"input_ids", "attention_mask"}
+    assert batch.attention_mask[0][-1] == 0
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.special_ids == ours.special_ids
+    assert loaded.encode_batch(NASTY) == ours.encode_batch(NASTY)
+
+
+def test_nothing_closes_a_text_of_wordpieces(prose, tmp_path):
+    with pytest.raises(DataError, match="wordpiece tokenizer has no token that ends a text"):
+        export_tokenizer(train_tokenizer(prose, CONFIGS["cased"]), tmp_path, closing=True)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_marian_as_it_was(separate, prose, tmp_path):
+    models = [train_model(prose, size) for size in (300, 400)]
+    ours = load_tokenizer(write_folder(tmp_path / "m", models, separate))
+    line = export_tokenizer(ours, tmp_path / "out", closing=True, max_length=99)
+    assert line.endswith("vocab.json; transformers gives the same ids and texts")
+    theirs = theirs_of(tmp_path / "out")
+    assert theirs.model_max_length == 99
+    for text in [*NASTY, *prose[:9]]:
+        ids = theirs(text).input_ids
+        assert ids == ours.encode(text)
+        target = theirs(text_target=text).input_ids
+        assert target == ours.target.encode(text)
+        assert theirs.decode(target, skip_special_tokens=True) == ours.target.decode(target)
+    loaded = load_tokenizer(tmp_path / "out")
+    assert loaded.fingerprint == ours.fingerprint
+
+
+def lines_of(path):
+    content = path.read_bytes()
+    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    return content.decode().removesuffix("\n").split("\n")
+
+
+FILES = [
+    "lm/tinyshakespeare.valid.txt", "lm/war_and_peace.valid.txt.gz", "cls/agnews.valid.tsv.gz",
+    "instruct/alpaca.valid.jsonl.gz", "mt/multi30k.val.de.gz", "mt/multi30k.val.fr.gz",
+    "mt/small_enja.dev.ja.gz", "ner/wnut17.dev.conll.gz",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_shared_files(ours, theirs, datasets):
+    """Every seventh line, and every file as one text, but for lines that are too long."""
+    differing = {}
+    for name in FILES:
+        lines = [line for line in lines_of(datasets / name) if len(line) <= LONG]
+        differing[name] = differences(ours, theirs, [*lines[::7], "\n".join(lines)])
+    assert differing == dict.fromkeys(FILES, (0, 0))
+
+
+def test_published_vocabularies(datasets, tmp_path):
+    for name in ("bert_base_uncased_vocab.txt", "gpt2_encoder.json"):
+        ours = load_tokenizer(datasets / "tok" / name)
+        theirs = exported(ours, tmp_path / name)
+        lines = [line for file in FILES[:3] for line in lines_of(datasets / file)[:999]]
+        assert differences(ours, theirs, [*NASTY, *lines]) == (0, 0)
+        if ours.kind == "byte-bpe":
+            (tmp_path / name / "tokenizer.json").unlink()
+            assert load_tokenizer(tmp_path / name).encode_batch(lines) == ours.encode_batch(lines)
+
+
+def foreign(texts, **options):
+    """A sentencepiece model of other people's settings."""
+    model = io.BytesIO()
+    plain = {
+        "normalization_rule_name": "identity", "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False, "byte_fallback": True, "vocab_size": 600,
+    }  # fmt: skip
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(line for text in texts for line in text.split("\n")), model_writer=model,
+        num_threads=2, minloglevel=2, hard_vocab_limit=False, **plain | options,
+    )  # fmt: skip
+    return model.getvalue()
+
+
+PAIRS = {"model_type": "bpe"}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, None),
+        (PAIRS, None),
+        (PAIRS | {"byte_fallback": False}, None),
+        (PAIRS | {"byte_fallback": False, "character_coverage": 0.98}, None),
+        (PAIRS | {"split_by_whitespace": False, "allow_whitespace_only_pieces": True}, None),
+        ({"split_by_whitespace": False, "allow_whitespace_only_pieces": True}, None),
+        ({"control_symbols": ["[MASK]", "<x>"], "pad_id": 3}, None),
+        ({"user_defined_symbols": ["e", "\t"]}, None),
+        ({"user_defined_symbols": ["<sep>"]}, "longer than a character or part of others"),
+        ({"normalization_rule_name": "nmt_nfkc"}, r"normalises text \(nmt_nfkc\)"),
+        ({"add_dummy_prefix": True}, "a space before each text"),
+        ({"remove_extra_whitespaces": True}, "drops repeated spaces"),
+        ({"treat_whitespace_as_suffix": True}, "marks spaces behind words"),
+        ({"byte_fallback": False, "character_coverage": 0.98}, "unknown characters would be"),
+        ({"model_type": "char", "byte_fallback": False}, "neither of unigrams nor of byte pairs"),
+        ({"model_type": "word", "byte_fallback": False}, "neither of unigrams nor of byte pairs"),
+    ],
+)
+def test_foreign_sentencepiece_models(options, reason, prose, tmp_path):
+    ours = SentencePieceTokenizer(foreign(prose, **options))
+    line = export_tokenizer(ours, tmp_path)
+    assert (tmp_path / "sentencepiece.model").read_bytes() == ours.model
+    assert load_tokenizer(tmp_path).fingerprint == ours.fingerprint
+    if reason is None:
+        assert obstacle(ours.model) is None
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        texts = [*NASTY, *(line for text in prose[:20] for line in text.split("\n"))]
+        assert differences(ours, theirs, texts) == (0, 0)
+    else:
+        with pytest.raises(AssertionError, match=reason):
+            raise AssertionError(line)
+        assert "no tokenizer.json for transformers" in line
+        assert not (tmp_path / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["abc cab bca", "< > | 0 x A e n d o f t u k", "a <0x0A b endoftext|> c <unk>"]
+)
+def test_names_of_no_text_are_text_whatever_characters_are_known(text):
+    """The library's unigrams find any piece in text: ours not those that are no text."""
+    ours = SentencePieceTokenizer(foreign([text] * 9, control_symbols=["<|endoftext|>"]))
+    backend = sentencepiece_backend(ours.model)
+    backend.encode_special_tokens = True
+    for spelled in ("<|endoftext|>", "a<0x0A>b", "<unk>", "<0xFF><|endoftext|><0x00>", "x|>"):
+        assert backend.encode(spelled).ids == ours.encode(spelled)
+        assert backend.decode(backend.encode(spelled).ids) == spelled
+
+
+def test_long_texts_are_cut_at_line_feeds(prose):
+    """What stands before a line changes nothing in it, and offsets are those of the text."""
+    ours = train_tokenizer(prose, CONFIGS["unigram"])
+    text = "\n\n".join(prose)[:50_000] + "\n"
+    ids, offsets = ours.encode_with_offsets(text)
+    parts = [f"{line}\n" for line in text.split("\n")[:-1]]
+    assert len(text) > 9 * 4096
+    assert ids == ours.encode(text) == ours.encode_batch(["a", text])[1]
+    assert ids == [id for part in ours.encode_batch(parts) for id in part]
+    assert ours.decode(ids) == text
+    covered = {i for start, end in offsets for i in range(start, end)}
+    assert covered == set(range(len(text)))
+    assert all(text[a:b] == "\n" for id, (a, b) in zip(ids, offsets, strict=True)
+               if ours.token(id) == r"\n")  # fmt: skip
+
+
+def test_config_says_what_is_special(prose, tmp_path):
+    export_tokenizer(train_tokenizer(prose, CONFIGS["unigram"]), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,
+        "padding_side": "left",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }

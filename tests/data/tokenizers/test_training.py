@@ -1,0 +1,137 @@
+import os
+import subprocess
+import sys
+
+import pytest
+from flaxzoo.data import (
+    DataError,
+    SpecialIds,
+    TokenizerConfig,
+    load_tokenizer,
+    train_tokenizer,
+)
+
+TRAIN = """
+import sys
+from flaxzoo.data import TokenizerConfig, parse_source, read_documents, train_tokenizer
+texts = sorted(read_documents(parse_source("builtin:python-docs")), key=len)[:60]
+for kind in ("byte-bpe", "wordpiece", "sentencepiece-unigram", "sentencepiece-bpe", "characters"):
+    size = None if kind == "characters" else 600
+    train_tokenizer(texts, TokenizerConfig(kind, size)).save(sys.argv[1] + "/" + kind)
+"""
+
+
+def test_training_is_deterministic_across_processes(tmp_path):
+    saved = []
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        env = {**os.environ, "PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": seed}
+        subprocess.run([sys.executable, "-c", TRAIN, str(folder)], check=True, env=env)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        saved.append({path.relative_to(folder): path.read_bytes() for path in files})
+    assert len(saved[0]) == 8
+    assert saved[0] == saved[1]
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "sentencepiece-unigram", "sentencepiece-bpe"])
+def test_vocabulary_size_that_does_not_fit(kind):
+    texts = ["the cat sat on the mat", "a cat\na hat"]
+    with pytest.raises(DataError, match=r"vocabulary of 5000 tokens.* it fills \d+;") as caught:
+        train_tokenizer(texts, TokenizerConfig(kind, 5000))
+    possible = int(str(caught.value).split("at most ")[1].split(",")[0])
+    assert train_tokenizer(texts, TokenizerConfig(kind, possible)).vocab_size == possible
+    with pytest.raises(DataError, match=r"100 tokens is too small.* at least 2"):
+        train_tokenizer(texts, TokenizerConfig(kind, 100))
+    with pytest.raises(DataError, match="needs a vocabulary size"):
+        train_tokenizer(texts, TokenizerConfig(kind))
+    with pytest.raises(DataError, match="no text"):
+        train_tokenizer([], TokenizerConfig(kind, 300))
+
+
+def test_wordpiece_vocabulary(prose):
+    tokenizer = train_tokenizer(prose, TokenizerConfig("wordpiece", 500))
+    assert tokenizer.kind == "wordpiece"
+    assert tokenizer.vocab_size == 500
+    assert tokenizer.special_ids == SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+    pieces = [tokenizer.token(id) for id in range(500)]
+    assert pieces[:6] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "!"]
+    assert len(set(pieces)) == 500
+    ids = tokenizer.encode("The Parsing [MASK]")
+    assert (ids[0], ids[-1]) == (2, 3)
+    assert 4 not in ids
+    assert 1 not in [id for text in prose for id in tokenizer.encode(text)]
+    assert tokenizer.decode(ids) == "the parsing [ mask ]"
+    assert tokenizer.encode("THÉ") == tokenizer.encode("the")
+    assert train_tokenizer(prose[::-1], TokenizerConfig("wordpiece", 500)).fingerprint == (
+        tokenizer.fingerprint
+    )
+
+
+def test_cased_wordpiece_keeps_case_and_accents(tmp_path):
+    config = TokenizerConfig("wordpiece", 20, lowercase=False)
+    tokenizer = train_tokenizer(iter(["Émile Émile Émile emile"]), config)
+    assert tokenizer.decode(tokenizer.encode("Émile emile")) == "Émile emile"
+    assert len(tokenizer.encode("Émile", add_special_tokens=False)) == 1
+    tokenizer.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_transformers_reads_our_wordpiece(prose, tmp_path, lowercase):
+    from transformers import AutoTokenizer, BertTokenizer
+
+    texts = [*prose[:20], "Ünïcode 漢字 CamelCase\t x\u200b [MASK]?"]
+    ours = train_tokenizer(texts, TokenizerConfig("wordpiece", 700, lowercase=lowercase))
+    ours.save(tmp_path)
+    expected = [ours.encode_with_mask(text) for text in texts]
+    for remaining in ("tokenizer.json", "vocab.txt"):
+        assert load_tokenizer(tmp_path / remaining).fingerprint == ours.fingerprint
+        for theirs in (AutoTokenizer, BertTokenizer):
+            loaded = theirs.from_pretrained(tmp_path)
+            assert loaded(texts)["input_ids"] == expected
+            assert (loaded.pad_token_id, loaded.mask_token_id, len(loaded)) == (0, 4, 700)
+        (tmp_path / "tokenizer.json").unlink(missing_ok=True)  # then from vocab.txt alone
+
+
+def test_rare_characters_are_left_out(monkeypatch):
+    monkeypatch.setattr("flaxzoo.data.tokenizers.training._MAX_ALPHABET", 3)
+    tokenizer = train_tokenizer(["aab abc abd caz"], TokenizerConfig("wordpiece", 12))
+    assert [tokenizer.token(id) for id in range(5, 11)] == ["a", "b", "c", "##a", "##b", "##c"]
+    assert tokenizer.encode("abz", add_special_tokens=False) == [1]
+
+
+def test_wordpiece_size_that_does_not_fit():
+    texts = ["the cat sat on the mat"]
+    with pytest.raises(
+        DataError, match=r"wordpiece vocabulary of 20 tokens is too small.*least 23"
+    ):
+        train_tokenizer(texts, TokenizerConfig("wordpiece", 20))
+    with pytest.raises(DataError, match=r"vocabulary of 500 tokens.* it fills \d+;") as caught:
+        train_tokenizer(texts, TokenizerConfig("wordpiece", 500))
+    possible = int(str(caught.value).split("at most ")[1].split(",")[0])
+    assert train_tokenizer(texts, TokenizerConfig("wordpiece", possible)).vocab_size == possible
+    with pytest.raises(DataError, match="no text"):
+        train_tokenizer(["  "], TokenizerConfig("wordpiece", 300))
+    with pytest.raises(DataError, match="needs a vocabulary size"):
+        train_tokenizer(texts, TokenizerConfig("wordpiece"))
+
+
+def test_characters_take_no_size():
+    with pytest.raises(DataError, match="vocab_size 10 was given"):
+        train_tokenizer(["abc"], TokenizerConfig("characters", 10))
+    with pytest.raises(DataError, match="no text"):
+        train_tokenizer([], TokenizerConfig("characters"))
+
+
+def test_existing_tokenizer_instead_of_training(tmp_path):
+    tokenizer = train_tokenizer(["abc"], TokenizerConfig("characters"))
+    tokenizer.save(tmp_path)
+    loaded = train_tokenizer([], TokenizerConfig(path=str(tmp_path)))
+    assert loaded.fingerprint == tokenizer.fingerprint
+
+
+def test_long_lines_are_learnt(tmp_path):
+    # Sentencepiece leaves out long lines: 150,000 characters without a line feed.
+    text = "sailor went " * 12_500
+    tokenizer = train_tokenizer([text], TokenizerConfig("sentencepiece-bpe", 285))
+    assert len(tokenizer.encode("sailor went ")) < 4

@@ -1,0 +1,146 @@
+"""Bytes that change on disk: found by their checksums, named, and gone around."""
+
+import random
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import train
+from flaxzoo.models.checksums import find_damage
+from flaxzoo.train.engine.checkpoint import Checkpoints, set_aside_damaged
+
+from ..train.engine.test_checkpoint import assert_same, make_state, shapes_of
+
+AS_IT_WAS = ("_CHECKPOINT_METADATA", "commit_success.txt")
+"""Beside the parts: when it was written, and by what; a state is read without them."""
+
+
+def state_of(step):
+    """One with a matrix that is stored raw, as those of real models are."""
+    state = make_state(step)
+    noise = np.random.default_rng(step).normal(size=(64, 64))
+    return train.TrainState(
+        state.step, {**state.params, "big": jnp.asarray(noise, jnp.float32)}, state.opt_state
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run folder with three checkpoints."""
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    with Checkpoints(folder, keep_last=3, keep_best=1) as checkpoints:
+        for step, loss in ((1, 3.0), (2, 2.0), (3, 1.0)):
+            checkpoints.save(state_of(step), {"step": step}, loss)
+    return folder
+
+
+@pytest.fixture
+def run(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+def files(checkpoint):
+    return sorted(p for p in checkpoint.rglob("*") if p.is_file() and p.name not in AS_IT_WAS)
+
+
+def flip(file, place, bit=0):
+    raw = bytearray(file.read_bytes())
+    raw[place] ^= 1 << bit
+    file.write_bytes(raw)
+
+
+def names(run):
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def restore(run, say=lambda line: None):
+    """The newest whole state."""
+    set_aside_damaged(run, say)
+    with Checkpoints(run, keep_last=3, keep_best=1) as checkpoints:
+        assert checkpoints.newest is not None
+        return checkpoints.restore(checkpoints.newest, shapes_of(state_of(1)))
+
+
+def test_every_flipped_bit_and_every_missing_byte_is_found(saved, tmp_path):
+    draw = random.Random(0)
+    assert find_damage(saved / "checkpoints" / "3") is None
+    for file in files(saved / "checkpoints" / "3"):
+        copy = shutil.copytree(saved / "checkpoints" / "3", tmp_path / "copy")
+        same, raw = copy / file.relative_to(saved / "checkpoints" / "3"), file.read_bytes()
+        for place in {0, len(raw) - 1, *(draw.randrange(len(raw)) for _ in range(3))}:
+            flip(same, place, draw.randrange(8))
+            assert find_damage(copy) is not None, (file, place)
+            same.write_bytes(raw)
+        same.write_bytes(raw[:-1])
+        assert find_damage(copy) is not None, file
+        if file.name != "checksums.json":
+            same.unlink()
+            assert find_damage(copy) == f"{same.relative_to(copy)} is missing"
+        shutil.rmtree(copy)
+
+
+def test_the_newest_whole_checkpoint_is_used(run):
+    big = max((run / "checkpoints" / "3" / "params").rglob("*"), key=lambda p: p.stat().st_size)
+    flip(big, 5000)
+    position = run / "checkpoints" / "2" / "data" / "metadata"
+    position.write_bytes(position.read_bytes().replace(b"2", b"3"))
+    told = []
+    state, data = restore(run, told.append)
+    assert_same(state, state_of(1))
+    assert data == {"step": 1}
+    part = big.relative_to(run / "checkpoints" / "3")
+    assert told == [
+        f"checkpoint 3 of {run} is damaged: {part} differs from its checksum; kept aside as "
+        "3.damaged",
+        f"checkpoint 2 of {run} is damaged: data/metadata differs from its checksum; kept aside "
+        "as 2.damaged",
+    ]
+    # The same steps are saved again; what is damaged then is kept aside, too.
+    with Checkpoints(run, keep_last=3, keep_best=1) as checkpoints:
+        checkpoints.save(state_of(2), {"step": 2}, None)
+    assert names(run) == ["1", "2", "2.damaged", "3.damaged"]
+    (run / "checkpoints" / "2" / "params" / "_METADATA").unlink()
+    assert_same(restore(run)[0], state_of(1))
+    assert names(run) == ["1", "2.damaged", "2.damaged-2", "3.damaged"]
+
+
+def test_an_older_one_with_a_broken_loss_is_in_nobodys_way(run):
+    (run / "checkpoints" / "1" / "metrics" / "metrics").write_text("{")
+    assert_same(restore(run)[0], state_of(3))
+    assert names(run) == ["1.damaged", "2", "3"]
+
+
+def test_what_no_state_is_read_from_may_be_damaged(run):
+    for name in AS_IT_WAS:
+        flip(run / "checkpoints" / "3" / name, 20)
+    assert_same(restore(run)[0], state_of(3))
+    for name in AS_IT_WAS:
+        (run / "checkpoints" / "3" / name).unlink()
+    assert_same(restore(run)[0], state_of(3))
+
+
+def test_without_a_whole_one_nothing_is_touched(run):
+    for step in (1, 2, 3):
+        flip(run / "checkpoints" / str(step) / "params" / "_METADATA", 3)
+    with pytest.raises(train.RunError, match=r"every checkpoint of .* is damaged \(3: params/_MET"):
+        set_aside_damaged(run, print)
+    assert names(run) == ["1", "2", "3"]
+
+
+def test_one_without_checksums_is_taken_for_whole(run):
+    (run / "checkpoints" / "3" / "checksums.json").unlink()
+    assert_same(restore(run)[0], state_of(3))
+
+
+def test_parameters_are_checked_by_whoever_reads_them(run):
+    from flaxzoo.models.load import restore_params
+
+    shapes = shapes_of(state_of(1).params)
+    flip(run / "checkpoints" / "3" / "optimizer" / "_METADATA", 3)  # not theirs
+    restored = restore_params(run, 3, shapes)
+    assert jax.tree.all(jax.tree.map(np.array_equal, restored, state_of(3).params))
+    flip(run / "checkpoints" / "3" / "params" / "_METADATA", 3)
+    with pytest.raises(ValueError, match=r"checkpoint 3 of .* is damaged: params/_METADATA differ"):
+        restore_params(run, 3, shapes)

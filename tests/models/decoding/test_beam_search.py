@@ -1,0 +1,309 @@
+"""Beam search: against exhaustive search, against forward passes, and alone in its row."""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import models
+from flaxzoo.models.decoding import beam_search as beam
+from flaxzoo.models.decoding.banned_sequences import bad_words
+from flaxzoo.models.decoding.beam_step import Rules, best_candidates, best_possible, top_tokens
+
+START, EOS = 1, 2
+SIZES = {"max_length": 64, "num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32}
+
+
+def make(vocab_size, seed=0, eos_bias=0.0):
+    """A model whose next tokens are far from equally likely."""
+    config = models.EncoderDecoderConfig(vocab_size=vocab_size, **SIZES, output_bias=True)
+    model = models.create(config)
+    params = jax.jit(lambda: models.init_params(model, jax.random.key(seed)))()
+    noise = jax.random.normal(
+        jax.random.key(seed + 1), params["token_embedding"]["embedding"].shape
+    )
+    params["token_embedding"]["embedding"] += 0.3 * noise
+    params["output_bias"] = params["output_bias"].at[EOS].set(eos_bias)
+    return model, params
+
+
+@pytest.fixture(scope="module")
+def large():
+    model, params = make(37, eos_bias=1.5)
+    return model, params, models.Translator(model, params)
+
+
+LONGEST = 16
+
+
+def log_probabilities(model, params, source, tokens):
+    """What a forward pass says of each next token, `[T, V]`: one shape, compiled once."""
+    ids = np.zeros((1, LONGEST), np.int32)
+    ids[0, : len(tokens)] = [START, *tokens[:-1]]
+    padded = np.zeros((2, 1, LONGEST), np.int32)
+    padded[:, 0, : len(source)] = [source, [1] * len(source)]
+    output = _apply(model, params, padded[0], padded[1], ids)
+    return np.asarray(jax.nn.log_softmax(output.logits[0], axis=-1))[: len(tokens)]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _apply(model, params, ids, mask, decoder_input_ids):
+    return model.apply({"params": params}, ids, mask, decoder_input_ids=decoder_input_ids)
+
+
+def whole(hypothesis):
+    return [*hypothesis.tokens, *[EOS] * hypothesis.ended]
+
+
+def penalty(form, length, alpha):
+    return ((5 + length) / 6 if form == "gnmt" else length) ** alpha
+
+
+@pytest.mark.parametrize(
+    ("form", "alpha"),
+    [("gnmt", 0.6), ("power", 0.6), ("gnmt", 0.0), ("power", 1.5), ("gnmt", -0.5), ("power", -1.0)],
+)
+def test_wide_beams_find_what_exhaustive_search_finds(form, alpha):
+    vocabulary, longest = 4, 4
+    model, params = make(vocabulary, seed=3)
+    source = [3, 0, 2]
+    others = [token for token in range(vocabulary) if token != EOS]
+    every = [
+        [*body, *ending]
+        for length in range(longest + 1)
+        for body in itertools.product(others, repeat=length)
+        for ending in ([[EOS]] if length < longest else [[]])
+    ]
+    every = [tokens for tokens in every if tokens]
+    ids = np.zeros((len(every), longest), np.int32)
+    for row, tokens in enumerate(every):
+        ids[row, : len(tokens)] = tokens
+    inputs = np.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=START)
+    sources = np.tile(np.array([source], np.int32), (len(every), 1))
+    logits = _apply(model, params, sources, np.ones_like(sources), inputs).logits
+    scores = np.asarray(jax.nn.log_softmax(logits, axis=-1))
+    ranked = sorted(
+        (
+            sum(scores[row, i, token] for i, token in enumerate(tokens))
+            / penalty(form, len(tokens), alpha),
+            tokens,
+        )
+        for row, tokens in enumerate(every)
+    )[::-1]
+    settings = models.BeamSearch(
+        num_beams=128,
+        num_return=10,
+        length_penalty=alpha,
+        penalty_form=form,
+        max_new_tokens=longest,
+    )
+    [found] = models.Translator(model, params).search([source], START, EOS, settings)
+    assert [whole(h) for h in found] == [tokens for _, tokens in ranked[:10]]
+    np.testing.assert_allclose([h.score for h in found], [s for s, _ in ranked[:10]], atol=1e-5)
+
+
+SOURCES = [[5, 9, 30, 2], [7, 2], [11, 12, 13, 14, 15, 16, 17, 18, 2]]
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_scores_are_what_a_forward_pass_gives(large, num_beams):
+    model, params, translator = large
+    settings = models.BeamSearch(num_beams=num_beams, num_return=num_beams, max_extra_tokens=5)
+    found = translator.search(SOURCES, START, EOS, settings)
+    for source, row in zip(SOURCES, found, strict=True):
+        assert len(row) == num_beams
+        assert [h.score for h in row] == sorted((h.score for h in row), reverse=True)
+        for h in row:
+            tokens = whole(h)
+            assert EOS not in h.tokens
+            assert h.ended or len(h.tokens) == len(source) + 5
+            scores = log_probabilities(model, params, source, tokens)
+            expected = sum(scores[i, token] for i, token in enumerate(tokens))
+            assert h.log_probability == pytest.approx(expected, abs=1e-4)
+            alpha = 0.0 if num_beams == 1 else 0.6
+            divided = expected / penalty("gnmt", len(tokens), alpha)
+            assert h.score == pytest.approx(divided, abs=1e-4)
+
+
+def test_greedy_takes_the_best_token_each_time(large):
+    model, params, translator = large
+    settings = models.BeamSearch(num_beams=1, max_extra_tokens=5)
+    for source, [found] in zip(
+        SOURCES, translator.search(SOURCES, START, EOS, settings), strict=True
+    ):
+        tokens = whole(found)
+        assert EOS in tokens or len(tokens) == len(source) + 5
+        scores = log_probabilities(model, params, source, tokens)
+        assert np.argmax(scores, axis=-1).tolist() == tokens
+
+
+def test_rows_do_not_depend_on_each_other(large):
+    *_, translator = large
+    settings = models.BeamSearch(num_return=4, max_extra_tokens=8)
+    together = translator.search(SOURCES, START, EOS, settings)
+    for source, row in zip(SOURCES, together, strict=True):
+        [alone] = translator.search([source], START, EOS, settings)
+        assert [h.tokens for h in alone] == [h.tokens for h in row]
+        np.testing.assert_allclose([h.score for h in alone], [h.score for h in row], atol=1e-5)
+
+
+def test_an_early_end_loses_nothing(large):
+    """The bound is exact: who is answered first is the same however many are asked for."""
+    *_, translator = large
+    first = models.BeamSearch(num_return=1, max_extra_tokens=8)
+    all_four = models.BeamSearch(num_return=4, max_extra_tokens=8)
+    ours = translator.search(SOURCES, START, EOS, first)
+    longer = translator.search(SOURCES, START, EOS, all_four)
+    assert [row[0].tokens for row in ours] == [row[0].tokens for row in longer]
+
+
+def test_suppressed_tokens_do_not_occur(large):
+    *_, translator = large
+    plain = translator.search(SOURCES, START, EOS, models.BeamSearch(max_extra_tokens=5))
+    unwanted = tuple({token for [h] in plain for token in h.tokens})
+    assert unwanted
+    settings = models.BeamSearch(max_extra_tokens=5, suppressed_tokens=unwanted)
+    found = translator.search(SOURCES, START, EOS, settings)
+    assert not {token for [h] in found for token in h.tokens} & set(unwanted)
+
+
+def test_the_end_may_be_forced(large):
+    *_, translator = large
+    settings = models.BeamSearch(max_new_tokens=3, force_eos=True, suppressed_tokens=(EOS,))
+    for [found] in translator.search(SOURCES, START, EOS, settings):
+        assert found.ended
+        assert len(found.tokens) == 2
+
+
+def test_another_value_compiles_nothing_anew(large):
+    *_, translator = large
+    translator.search(SOURCES, START, EOS, models.BeamSearch(max_extra_tokens=8))
+    before = beam.run._cache_size()
+    other = models.BeamSearch(max_new_tokens=9, num_return=3, length_penalty=1.0)
+    translator.search(SOURCES[1:] + SOURCES[:1], START, EOS + 1, other)
+    assert beam.run._cache_size() == before
+    # Nor does another search of such a model.
+    models.Translator(*large[:2]).search(SOURCES, START, EOS, other)
+    assert beam.run._cache_size() == before
+    for suppressed in ((3, 4, 5), (3, 4, 5, 6)):
+        settings = models.BeamSearch(max_extra_tokens=8, suppressed_tokens=suppressed)
+        translator.search(SOURCES, START, EOS, settings)
+    assert beam.run._cache_size() == before + 1
+
+
+def test_no_source_no_translation(large):
+    assert large[2].search([], START, EOS) == []
+
+
+@pytest.mark.parametrize("number", [1, 8])
+def test_best_tokens_of_a_large_vocabulary(number):
+    logits = jax.random.normal(jax.random.key(0), (2, 3, 5000))
+    logits = logits.at[:, :, 100:120].add(4.0)  # several in one block
+    values, tokens = top_tokens(logits, number)
+    expected, places = jax.lax.top_k(logits, number)
+    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(tokens, places)
+
+
+def candidates(rules, vocab_size, num_beams):
+    """Of one beam, all of whose continuations are equally likely."""
+    recent = jnp.zeros((1, 1, 0), jnp.int32)
+    last = jnp.zeros((1,), bool)
+    return best_candidates(
+        jnp.zeros((1, 1, vocab_size)), jnp.zeros((1, 1)), recent, last, rules, num_beams
+    )
+
+
+def test_candidates_of_few_tokens_are_filled_up():
+    none = bad_words([])
+    rules = Rules(jnp.float32(0), jnp.array([0]), jnp.int32(1), none, "gnmt", "never", False)
+    found = candidates(rules, 2, num_beams=2)
+    assert found.log_probs.tolist() == [
+        [pytest.approx(math.log(0.5)), pytest.approx(math.log(0.5)), -math.inf, -math.inf]
+    ]
+
+
+@pytest.mark.parametrize(("renormalize", "probability"), [(False, 0.25), (True, 0.5)])
+def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormalize, probability):
+    never = bad_words([[0], [3]])
+    rules = Rules(
+        *(jnp.float32(0), jnp.array([0]), jnp.int32(1), never, "gnmt", "never", False, renormalize)
+    )
+    found = candidates(rules, 4, num_beams=1)
+    assert sorted(found.tokens[0].tolist()) == [1, 2]
+    np.testing.assert_allclose(found.log_probs, math.log(probability), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_beams": 0}, "num_beams 0 must be at least 1"),
+        ({"num_return": 5}, "num_return 5 must be between 1 and num_beams 4"),
+        ({"max_extra_tokens": -1}, "max_extra_tokens -1 must be at least 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
+    ],
+)
+def test_refused_settings(fields, message):
+    with pytest.raises(ValueError, match=message):
+        models.BeamSearch(**fields)
+
+
+@pytest.mark.parametrize(
+    ("sources", "special", "message"),
+    [
+        ([[5], []], (START, EOS), "source 1 has 0 tokens: the model takes 1 to 64"),
+        ([[5] * 65], (START, EOS), "source 0 has 65 tokens: the model takes 1 to 64"),
+        ([[5], [40]], (START, EOS), "token ids 40 … 40 of source 1 are not within the vocabulary"),
+        ([[5]], (START, 37), "eos_id 37 is not within the vocabulary of 37"),
+    ],
+)
+def test_refused_sources(large, sources, special, message):
+    with pytest.raises(ValueError, match=message):
+        large[2].search(sources, *special)
+
+
+def test_nothing_left_to_choose_is_refused(large):
+    settings = models.BeamSearch(suppressed_tokens=tuple(range(37)))
+    with pytest.raises(ValueError, match="all 37 tokens are suppressed"):
+        large[2].search(SOURCES, START, EOS, settings)
+
+
+@pytest.mark.parametrize(
+    ("eos_bias", "count"), [(20.0, 1), (-20.0, 12)], ids=["ends at once", "never ends"]
+)
+def test_search_stops_when_no_live_beam_can_win(monkeypatch, eos_bias, count):
+    loop, counts = jax.lax.while_loop, []
+
+    def counted(condition, body, state):
+        last = loop(condition, body, state)
+        jax.debug.callback(counts.append, last.count)
+        return last
+
+    monkeypatch.setattr(jax.lax, "while_loop", counted)
+    vocabulary = 37 + count  # of a model that was not searched before
+    translator = models.Translator(*make(vocabulary, eos_bias=eos_bias))
+    settings = models.BeamSearch(num_beams=4, max_new_tokens=12)
+    translator.search(SOURCES[:1], START, EOS, settings)
+    jax.effects_barrier()
+    assert counts == [count]
+
+
+def test_the_best_that_a_beam_can_reach():
+    """Nothing more is lost, and the length is the best there is: the longest, or for α < 0 now."""
+    log_probs, count, limits = jnp.array([-1.0]), jnp.int32(2), jnp.array([8])
+    none = bad_words([])
+
+    def bound(alpha, early_stopping):
+        rules = Rules(
+            *(jnp.float32(alpha), jnp.array([0]), jnp.int32(1), none),
+            *("power", early_stopping, False, False),
+        )
+        return float(best_possible(log_probs, count, limits, rules)[0])
+
+    assert bound(1.0, "never") == -1 / 8
+    assert bound(-1.0, "never") == -2
+    assert bound(1.0, False) == -1 / 2
+    assert bound(0.0, "never") == -1

@@ -1,0 +1,138 @@
+"""Which configurations of OpenAI GPT and GPT-2 are understood, and which are refused by name."""
+
+import dataclasses
+
+import pytest
+from flaxzoo import models
+from flaxzoo.models.hf import gpt
+from flaxzoo.models.hf.tensor_mapping import WeightsError
+
+# As published with the weights.
+GPT2 = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 50256,
+    "embd_pdrop": 0.1,
+    "eos_token_id": 50256,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "vocab_size": 50257,
+}
+OPENAI = {
+    "afn": "gelu",
+    "architectures": ["OpenAIGPTLMHeadModel"],
+    "attn_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "openai-gpt",
+    "n_ctx": 512,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 512,
+    "n_special": 0,
+    "predict_special_tokens": True,
+    "resid_pdrop": 0.1,
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "vocab_size": 40478,
+}
+
+
+@pytest.mark.parametrize(("name", "fields"), [("gpt", OPENAI), ("gpt2", GPT2)])
+def test_published_configurations_are_the_presets(name, fields):
+    expected = models.preset(name)
+    assert gpt.config(fields, "here") == expected
+    bare = {"model_type": fields["model_type"]}  # everything else is their library's default
+    assert gpt.config(bare, "here") == expected
+    assert gpt.config(gpt.fields(models.preset(name)), "here") == expected
+
+
+@pytest.mark.parametrize(("name", "fields"), [("gpt", OPENAI), ("gpt2", GPT2)])
+def test_other_names_and_fields_of_searches(name, fields):
+    aliases = {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+    }
+    renamed = {aliases.get(field, field): value for field, value in fields.items()}
+    searched = {"max_length": 20, "do_sample": False, "num_beams": 1, "temperature": 1.0}
+    expected = models.preset(name)
+    assert gpt.config(renamed | searched, "here") == expected
+    smaller = renamed | {"num_hidden_layers": 3}
+    assert gpt.config(smaller, "here") == dataclasses.replace(expected, num_layers=3)
+    assert gpt.config(fields | {"num_hidden_layers": None}, "here") == expected
+    message = "here: num_hidden_layers 3 is another name of n_layer, which is 12: take the wrong"
+    with pytest.raises(WeightsError, match=message):
+        gpt.config(fields | {"num_hidden_layers": 3}, "here")
+
+
+@pytest.mark.parametrize("name", ["gpt2-medium", "gpt2-large", "gpt2-xl"])
+def test_a_preset_is_written(name):
+    config = models.preset(name)
+    assert gpt.config(gpt.fields(config), "here") == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {**GPT2, "architectures": ["GPT2DoubleHeadsModel"]},
+            "here: a GPT2DoubleHeadsModel is not supported: choose from GPT2LMHeadModel, GPT2Model",
+        ),
+        (
+            {**OPENAI, "architectures": ["OpenAIGPTForSequenceClassification"]},
+            "here: a OpenAIGPTForSequenceClassification is not supported: choose from OpenAI",
+        ),
+        (
+            {**GPT2, "add_cross_attention": True},
+            "here: add_cross_attention True is not supported: only False",
+        ),
+        (
+            {**GPT2, "activation_function": "mish"},
+            "here: activation_function 'mish' is not supported: only 'gelu',",
+        ),
+        ({**OPENAI, "afn": "gelu_fast"}, "here: afn 'gelu_fast' is not supported: only 'gelu',"),
+        ({**OPENAI, "n_inner": 100}, "here has fields that nothing here honours: n_inner;"),
+        ({**GPT2, "rotary_dim": 8}, "here has fields that nothing here honours: rotary_dim;"),
+    ],
+)
+def test_refused_by_name(fields, message):
+    with pytest.raises(WeightsError, match=message):
+        gpt.config(fields, "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gpt3-small", {}, "gpt2 has no local_window 256: only None"),
+        ("gpt2", {"positions": "sinusoidal"}, "gpt2 has no positions 'sinusoidal': only 'learned'"),
+        ("gpt2", {"use_bias": False}, "gpt2 has no use_bias False: only True"),
+        ("gpt", {"d_ff": 100}, "openai-gpt has no d_ff 100: only None, 3072"),
+        ("gpt", {"activation": "gelu"}, "openai-gpt has no activation 'gelu': only 'gelu_tanh',"),
+        ("gpt", {"scale_scores": False}, "openai-gpt has no scale_scores False: only True"),
+    ],
+)
+def test_what_they_cannot_say(name, changes, message):
+    config = dataclasses.replace(models.preset(name), **changes)
+    with pytest.raises(WeightsError, match=message):
+        gpt.fields(config)

@@ -1,0 +1,243 @@
+"""Attention by kernels: splash interpreted, cuDNN by its arguments and by its calls."""
+
+import dataclasses
+import functools
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import models
+from flaxzoo.models.nn import fused_attention as attention_kernels
+from flaxzoo.models.nn.attention import attention_weights
+from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention, refusal
+from flaxzoo.models.nn.masks import Visible
+from jax._src.cudnn import fused_attention_stablehlo
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+from jax.extend import core
+
+B, T, N, H = 3, 256, 2, 64
+
+
+@pytest.fixture
+def splash(monkeypatch):
+    """Splash attention on this machine, four blocks to T × T pairs."""
+    interpreted = functools.partial(splash_attention_kernel.make_splash_mha, interpret=True)
+    monkeypatch.setattr(splash_attention_kernel, "make_splash_mha", interpreted)
+    monkeypatch.setattr(attention_kernels, "LARGEST_BLOCKS", (128,))
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """What cuDNN is asked for, computed by jax itself, which takes the same arguments."""
+    real = jax.nn.dot_product_attention
+
+    def by_xla(*args, implementation, **kwargs):
+        assert implementation == "cudnn"
+        mask = kwargs["mask"]
+        assert mask is None or mask.shape[2:] == (args[0].shape[1], args[1].shape[1])
+        assert kwargs["is_causal"] or kwargs["local_window_size"] is None
+        return real(*args, implementation="xla", **kwargs)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+
+
+@pytest.fixture
+def cudnn_on_a_gpu():
+    """The kernel itself."""
+    if "cuda" not in os.environ["JAX_PLATFORMS"]:
+        pytest.skip(
+            "needs an NVIDIA GPU: JAX_PLATFORMS=cuda pytest tests/models/test_attention_kernels.py"
+        )
+
+
+# Rows: whole, of half the tokens, of none (a row that fills a batch).
+LENGTHS = np.array([[T], [T // 2 + 3], [0]])
+PADDED = (np.arange(T) < LENGTHS).astype(np.int32)
+# Two documents, the second across the border of two blocks.
+PACKED = PADDED * (1 + (np.arange(T) >= 100).astype(np.int32))
+MASKS = {
+    "padding": Visible(T, T, PADDED, None),
+    "padding, causal": Visible(T, T, PADDED[:, ::-1], None, causal=True),
+    "packing": Visible(T, T, None, PACKED),
+    "packing, causal": Visible(T, T, None, PACKED, causal=True),
+    "packing, banded": Visible(T, T, None, PACKED, causal=True, window=90),
+    "causal": Visible(T, T, None, None, causal=True),
+    "other keys": Visible(T, T // 2, PADDED[:, : T // 2], PACKED[:, 64 : 64 + T // 2], PACKED),
+}
+
+
+def by_xla(query, key, value, visible):
+    keys_last = jnp.einsum("BSNH->BNHS", key)
+    weights = attention_weights(query, keys_last, visible.dense(), 1.0)
+    return jnp.einsum("BNTS,BSNH->BTNH", weights.astype(value.dtype), value)
+
+
+def by_kernel(kernel, query, key, value, visible):
+    told = visible.structure()
+    fused = FusedAttention(kernel, told.causal, told.window)
+    return fused.apply({}, query, key, value, told.segments, told.banded)
+
+
+QUICK = "padding, causal", "packing, banded", "other keys"
+"""Interpreted, each takes seconds."""
+CASES = [
+    *(
+        pytest.param("splash", name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in MASKS
+    ),
+    *((kernel, name) for kernel in ("cudnn", "cudnn_on_a_gpu") for name in MASKS),
+]
+
+
+@pytest.mark.parametrize(("kernel", "name"), CASES)
+def test_a_kernel_gives_what_xla_gives(kernel, name, request):
+    request.getfixturevalue(kernel)
+    on_gpu = kernel == "cudnn_on_a_gpu"
+    dtype = jnp.bfloat16 if on_gpu else jnp.float32
+    visible = MASKS[name]
+    rng = np.random.default_rng(0)
+    lengths = visible.num_queries, visible.num_keys, visible.num_keys
+    given = [jnp.asarray(rng.normal(size=(B, n, N, H)) / 3, dtype) for n in lengths]
+    # Queries that see something and are no padding; the others may give anything but NaN.
+    seen = np.broadcast_to(visible.dense().any(-1)[:, 0], (B, T))
+    real = jnp.asarray(seen, dtype)[..., None, None]
+
+    def values(attend, *given):
+        context = attend(*given, visible)
+        return jnp.sum(jnp.square(context * real).astype(jnp.float32)), context
+
+    def both(attend):
+        (_, context), gradients = jax.jit(
+            jax.value_and_grad(functools.partial(values, attend), (0, 1, 2), has_aux=True)
+        )(*given)
+        assert all(jnp.isfinite(x).all() for x in (context, *gradients))
+        return [np.asarray(x, np.float32) for x in (context * real, *gradients)]
+
+    kernel = kernel.split("_")[0]
+    rtol, atol = (0.05, 0.05) if on_gpu else (1e-4, 2e-5)
+    for ours, xla in zip(both(functools.partial(by_kernel, kernel)), both(by_xla), strict=True):
+        np.testing.assert_allclose(ours, xla, rtol=rtol, atol=atol)
+
+
+GPT = models.GPTConfig(
+    vocab_size=32,
+    max_length=128,
+    num_layers=2,
+    d_model=16,
+    num_heads=2,
+    dropout_rate=0.0,
+    local_window=20,
+)
+TRANSFORMER = models.EncoderDecoderConfig(
+    vocab_size=32, max_length=128, num_layers=1, d_model=16, num_heads=2, dropout_rate=0.0
+)
+
+
+def _inputs(config):
+    ids = np.random.default_rng(0).integers(0, 32, (2, 128))
+    segments = np.repeat(np.array([[1, 1, 2, 0], [1, 2, 3, 3]]), 32, axis=1)
+    if isinstance(config, models.GPTConfig):
+        return {"input_ids": ids, "segment_ids": segments}, segments
+    target = np.repeat(np.array([[1, 2, 2, 0], [1, 1, 2, 3]]), 32, axis=1)
+    both = {"segment_ids": segments, "decoder_segment_ids": target}
+    return {"input_ids": ids, "decoder_input_ids": ids, **both}, target
+
+
+def kernel_calls(jaxpr):
+    own = sum(equation.primitive.name == "pallas_call" for equation in jaxpr.eqns)
+    inner = (x for e in jaxpr.eqns for x in core.jaxprs_in_params(e.params))
+    return own + sum(map(kernel_calls, inner))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(GPT, id="gpt"),
+        pytest.param(TRANSFORMER, id="transformer", marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_by_splash(config, splash):
+    """Every second layer banded, inside a scan; an encoder, looked at by packed targets."""
+    inputs, segments = _inputs(config)
+    params = models.create(config).init(jax.random.key(0), **inputs)
+
+    def loss(params, execution):
+        out = models.create(config, execution).apply(params, **inputs)
+        return jnp.sum(jnp.square(out.last_hidden_state) * (segments != 0)[..., None])
+
+    def both(execution):
+        found = jax.jit(jax.value_and_grad(functools.partial(loss, execution=execution)))
+        return found(params), kernel_calls(found.trace(params).jaxpr.jaxpr)
+
+    xla, none = both(models.Execution())
+    splashed, calls = both(models.Execution(attention="splash"))
+    assert none == 0
+    # Forward, and two backward; for the GPT twice; for the Transformer of three kinds.
+    assert calls == (6 if config is GPT else 9)
+    for a, b in zip(jax.tree.leaves(splashed), jax.tree.leaves(xla), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("what", ["weights", "cache", "length"])
+def test_what_no_kernel_serves_is_computed_by_xla(what):
+    ids = _inputs(GPT)[0]["input_ids"]
+    model = models.create(GPT, models.Execution(attention="splash"))
+    given = {
+        "weights": {"output_attentions": True},
+        "cache": {"cache": models.init_cache(GPT, models.Execution(), 2, 128)},
+        "length": {"input_ids": ids[:, :100]},
+    }
+    apply = functools.partial(model.apply, **{"input_ids": ids, **given[what]})
+    params = jax.eval_shape(models.create(GPT).init, jax.random.key(0), input_ids=ids)
+    assert kernel_calls(jax.make_jaxpr(apply)(params).jaxpr) == 0
+
+
+CALL = AttentionCall(256, 256, 64, 64, "bfloat16", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "change", "reason"),
+    [
+        ("cudnn splash", {"cached": True}, "cache"),
+        ("cudnn splash", {"weights": True}, "weights are asked for"),
+        ("cudnn splash", {"for_each_query": True}, "a mask of its own"),
+        ("cudnn splash", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
+        ("cudnn", {"dtype": "float32"}, "float32 and not bfloat16"),
+        ("cudnn", {"key_dim": 32}, "keys have size 32 and values 64"),
+        ("cudnn", {"key_dim": 256, "head_dim": 256}, "heads have size 256"),
+        ("cudnn", {"key_dim": 20, "head_dim": 20}, "heads have size 20"),
+        ("cudnn splash", {"num_keys": 255}, "rows have 256 and 255 tokens"),
+        ("splash", {"num_queries": 192, "num_keys": 192}, "192 tokens, not a multiple of 128"),
+    ],
+)
+def test_every_reason_is_said(kernels, change, reason):
+    for kernel in ("cudnn", "splash"):
+        said = refusal(kernel, dataclasses.replace(CALL, **change))
+        assert (said is not None) == (kernel in kernels)
+        assert said is None or reason in said
+
+
+def test_cudnn_is_called_on_a_gpu(monkeypatch):
+    """Lowered for a GPU that is not here: one call forward, one backward, in a scan."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
+    config = dataclasses.replace(GPT, local_window=None)
+    model = models.create(config, models.Execution(dtype="bfloat16", attention="cudnn"))
+    inputs, _ = _inputs(config)
+    params = models.create(config).init(jax.random.key(0), **inputs)
+
+    def calls(inputs):
+        def loss(params):
+            return model.apply(params, **inputs).last_hidden_state.astype(jnp.float32).sum()
+
+        traced = jax.jit(jax.grad(loss)).trace(params)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        names = "Softmax", "SoftmaxBackward", "ScaleBiasSoftmax", "ScaleBiasSoftmaxBackward"
+        return [text.count(f"@__cudnn$fmha{name}(") for name in names], text
+
+    packed, text = calls(inputs)
+    assert packed == [0, 0, 1, 1]
+    assert text.count("CAUSAL") == 2
+    plain, _ = calls({"input_ids": inputs["input_ids"]})
+    assert plain == [1, 1, 0, 0]

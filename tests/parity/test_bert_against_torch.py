@@ -1,0 +1,259 @@
+"""BERT, RoBERTa and DistilBERT against tiny random models of transformers, head by head."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import models
+from flaxzoo.models.hf.save_weights import write_weights
+from flaxzoo.train.objectives.losses import cross_entropy, softmax_cross_entropy
+
+from ..support.hf_weights import gradients_of
+from ..support.parity import note_answers
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+V, P, L, D, N, F = 37, 16, 3, 24, 4, 40
+LABELS = ("red", "green", "blue")
+SIZES = {
+    "vocab_size": V,
+    "max_length": P,
+    "num_layers": L,
+    "d_model": D,
+    "num_heads": N,
+    "d_ff": F,
+}
+# Nothing at its default where it can be helped.
+USUAL = {
+    "hidden_size": D,
+    "num_hidden_layers": L,
+    "num_attention_heads": N,
+    "intermediate_size": F,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+FAMILIES = {
+    "Bert": {
+        **USUAL,
+        "max_position_embeddings": P,
+        "hidden_act": "silu",
+        "type_vocab_size": 3,
+        "layer_norm_eps": 1e-3,
+    },
+    "Roberta": {
+        **USUAL,
+        "max_position_embeddings": P + 2,
+        "hidden_act": "gelu_new",
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+    },
+    "DistilBert": {
+        "dim": D,
+        "n_layers": L,
+        "n_heads": N,
+        "hidden_dim": F,
+        "max_position_embeddings": P,
+        "activation": "relu",
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "seq_classif_dropout": 0.0,
+        "qa_dropout": 0.0,
+    },
+}
+HEADS = {  # our head: the end of their class's name
+    "none": "Model",
+    "pretraining": "ForPreTraining",
+    "masked_lm": "ForMaskedLM",
+    "next_sentence": "ForNextSentencePrediction",
+    "sequence": "ForSequenceClassification",
+    "token": "ForTokenClassification",
+    "span": "ForQuestionAnswering",
+    "choice": "ForMultipleChoice",
+    "causal_lm": "ForCausalLM",
+}
+ONLY_BERT = ("pretraining", "next_sentence")
+CASES = [
+    *(("Bert", head) for head in HEADS),
+    *(("Roberta", head) for head in HEADS if head not in ONLY_BERT),
+    *(("DistilBert", head) for head in HEADS if head not in (*ONLY_BERT, "causal_lm")),
+]
+
+
+def class_name(family, head):
+    name = family + HEADS[head]
+    return "BertLMHeadModel" if name == "BertForCausalLM" else name
+
+
+def make(family, head):
+    """A torch model with no parameter at its initial value."""
+    torch.manual_seed(0)
+    cls = getattr(transformers, class_name(family, head))
+    fields = {"is_decoder": True} if head == "causal_lm" else {}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=V,
+        num_labels=2 if head == "span" else len(LABELS),
+        pad_token_id=1,
+        attn_implementation="eager",
+        **FAMILIES[family],
+        **fields,
+    )
+    theirs = cls(config)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return theirs.eval()
+
+
+def inputs(family, head):
+    """Three rows, one of them full, padded on the right; in some heads of two choices."""
+    rng = np.random.default_rng(0)
+    shape = (3, 2, P) if head == "choice" else (3, P)
+    lengths = np.array([P, 9, 4]).reshape(3, *[1] * (len(shape) - 1))
+    ids = rng.integers(2, V, shape)
+    mask = (np.arange(P) < np.broadcast_to(lengths, shape)).astype(np.int64)
+    # RoBERTa's positions are counted by the padding id.
+    given = {"input_ids": np.where(mask, ids, 1), "attention_mask": mask}
+    if family == "Bert":
+        given["token_type_ids"] = rng.integers(0, 2, shape)
+    return given
+
+
+def as_torch(given):
+    return {name: torch.from_numpy(x) for name, x in given.items()}
+
+
+def ours_of(theirs, folder):
+    """A torch model, saved and read as ours."""
+    theirs.save_pretrained(folder)
+    return models.load(folder)
+
+
+NAMES = {
+    "none": ("last_hidden_state", "pooler_output"),
+    "pretraining": ("prediction_logits", "seq_relationship_logits"),
+    "span": ("start_logits", "end_logits"),
+}
+
+
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_answers(tmp_path, family, head):
+    theirs = make(family, head)
+    given = inputs(family, head)
+    with torch.no_grad():
+        expected = theirs(**as_torch(given), output_hidden_states=True)
+    model, params = ours_of(theirs, tmp_path)
+    output = jax.jit(model.apply)({"params": params}, **given)
+    real = given["attention_mask"] == 1
+    rows = real.reshape(-1, P)  # of choices too
+    hidden = expected.hidden_states[-1].numpy()[rows]
+    np.testing.assert_allclose(output.last_hidden_state[rows], hidden, rtol=0, atol=1e-5)
+    for name in NAMES.get(head, ("logits",)):
+        if name == "pooler_output" and family == "DistilBert":
+            assert output.pooler_output is None
+            continue
+        wanted, ours = getattr(expected, name).numpy(), np.asarray(getattr(output, name))
+        assert wanted.shape == ours.shape
+        assert np.abs(wanted).max() > 0.1
+        if wanted.shape[:2] == real.shape:  # what padding answers is nobody's business
+            wanted, ours = wanted[real], ours[real]
+        np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-5, err_msg=name)
+        note_answers(theirs, "import", ours, wanted)
+
+
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_what_we_write_is_their_model(tmp_path, family, head):
+    theirs = make(family, head)
+    model, params = ours_of(theirs, tmp_path / "theirs")
+    (tmp_path / "ours").mkdir()
+    write_weights(tmp_path / "ours", model.config, params)
+    again, info = type(theirs).from_pretrained(
+        tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(info.values()), info
+    expected = theirs.state_dict()
+    assert again.state_dict().keys() == expected.keys()
+    for name, x in again.state_dict().items():
+        assert torch.equal(x, expected[name]), name
+    given = inputs(family, head)
+    with torch.no_grad():
+        answers = [m.eval()(**as_torch(given))[0] for m in (again, theirs)]
+    # The same numbers, but where they lie in memory decides how some processors add them up.
+    torch.testing.assert_close(*answers, rtol=0, atol=1e-6)
+    output = jax.jit(model.apply)({"params": params}, **given)
+    ours = np.asarray(getattr(output, NAMES.get(head, ("logits",))[0]))
+    wanted, real = answers[0].numpy(), given["attention_mask"] == 1
+    if wanted.shape[:2] == real.shape:
+        ours, wanted = ours[real], wanted[real]
+    np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-5)
+    note_answers(again, "export", ours, wanted)
+    assert models.load(tmp_path / "ours")[0].config == model.config
+
+
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [("Bert", "pretraining"), *((family, "masked_lm") for family in FAMILIES)],
+)
+def test_every_gradient(tmp_path, family, head):
+    """Of masked words, gathered, and next sentences: against torch's labels of -100."""
+    theirs = make(family, head)
+    given = inputs(family, head)
+    rng = np.random.default_rng(1)
+    positions = np.stack([rng.permutation(4)[:3] for _ in range(3)])
+    weights = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0]])
+    positions, words = positions * weights, rng.integers(0, V, (3, 3))
+    labels = np.full((3, P), -100)
+    for row, place, word in zip(*np.nonzero(weights), words[weights == 1], strict=True):
+        labels[row, positions[row, place]] = word
+    continues = np.array([0, 1, 1])
+
+    targets = {"labels": torch.from_numpy(labels)}
+    if head == "pretraining":
+        targets["next_sentence_label"] = torch.from_numpy(continues)
+    expected_loss = theirs(**as_torch(given), **targets).loss
+    expected_loss.backward()
+    model, params = ours_of(theirs, tmp_path)
+    expected = gradients_of(theirs, model.config)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss_and_gradient(params):
+        output = model.apply({"params": params}, **given, masked_positions=positions)
+        assert output.projection.hidden.shape == (3, 3, D)
+        masked = cross_entropy(
+            output.projection, jnp.asarray(words), jnp.asarray(weights, jnp.float32)
+        )
+        loss = masked.loss / weights.sum()
+        if head == "pretraining":
+            logits = output.seq_relationship_logits
+            loss += softmax_cross_entropy(logits, jnp.asarray(continues), jnp.ones(3)).loss / 3
+        return loss
+
+    loss, gradient = loss_and_gradient(params)
+    np.testing.assert_allclose(loss, expected_loss.item(), rtol=1e-6)
+    for (path, ours), (_, torchs) in zip(
+        jax.tree.leaves_with_path(gradient), jax.tree.leaves_with_path(expected), strict=True
+    ):
+        name = jax.tree_util.keystr(path)
+        # A relative part beside it: some gradients are in the tens.
+        np.testing.assert_allclose(ours, torchs, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_dropout_stands_where_the_original_has_it():
+    def places(head):
+        config = models.BertConfig(**SIZES, head=head, labels=LABELS)
+        model = models.create(config)
+        params = models.init_params(model, jax.random.key(0))
+        shape = (2, 1, 5) if head == "choice" else (2, 5)
+        rng = models.row_keys(jax.random.key(1), 2)
+
+        def forward(params, rng):
+            output = model.apply({"params": params}, np.zeros(shape, int), rng=rng)
+            return jax.tree.leaves(output)
+
+        return str(jax.make_jaxpr(forward)(params, rng)).count("name=dropout_mask")
+
+    # Embeddings; in the one traced layer attention weights and two outputs; classifiers.
+    counts = {head: places(head) for head in HEADS}
+    with_dropout = {"sequence", "choice", "token"}
+    assert counts == {head: 5 if head in with_dropout else 4 for head in HEADS}

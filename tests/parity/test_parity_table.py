@@ -1,0 +1,73 @@
+"""The table of the README has a row for each model that is compared with torch, and no other."""
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from ..models.hf import test_generate, test_pegasus
+from . import parity_table, test_bert_against_torch, test_gpt_against_torch
+
+MARIAN = ("MarianMTModel", "MarianModel")
+COMPARED = {
+    *(test_bert_against_torch.class_name(*case) for case in test_bert_against_torch.CASES),
+    *(name for name, _ in test_gpt_against_torch.CASES.values()),
+    *MARIAN,
+    *test_pegasus.CLASSES,
+}
+WRITING = {
+    *(name for _, name, _ in test_generate.FAMILIES.values()),
+    MARIAN[0],
+    test_pegasus.CLASSES[0],
+}
+
+
+def rows():
+    """The cells of each row of the README, by the name of the model."""
+    found = parity_table.SECTION.search(parity_table.README.read_text(encoding="utf-8"))
+    assert found
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in found[0].strip().splitlines()
+    ]
+    return {model.strip("`"): rest for _, _, model, *rest in lines[2:]}
+
+
+def test_every_model_that_is_compared_has_a_row():
+    assert rows().keys() == COMPARED
+
+
+def test_both_directions_agree_and_what_writes_writes_the_same():
+    for model, (imported, exported, tokens) in rows().items():
+        assert float(imported) < 1e-5
+        assert float(exported) < 1e-5
+        assert tokens == ("equal" if model in WRITING else "")
+
+
+def test_every_test_that_notes_is_run_for_the_table():
+    noting = {
+        file.relative_to(parity_table.TESTS_FOLDER).as_posix()
+        for file in parity_table.TESTS_FOLDER.rglob("test_*.py")
+        if re.search(r"\bnote_(answers|tokens)\(", file.read_text(encoding="utf-8"))
+    }
+    assert noting == set(parity_table.TESTS)
+
+
+def test_the_worst_of_several_is_told():
+    def line(what, difference, model="GPT2Model", family="gpt2"):
+        fields = {"family": family, "model": model, "what": what, "difference": difference}
+        return json.dumps(fields)
+
+    lines = [
+        line("import", 1e-7),
+        line("import", 3.4e-6),
+        line("export", 0.0),
+        line("import", 2e-7, "BertLMHeadModel", "bert"),
+        line("tokens", 0.0, "BertLMHeadModel", "bert"),
+    ]
+    assert parity_table.table(lines).splitlines()[2:] == [
+        "| BERT | next token | `BertLMHeadModel` | 2e-7 |  | equal |",
+        "| GPT-2 | none | `GPT2Model` | 3e-6 | 0e+00 |  |",
+    ]

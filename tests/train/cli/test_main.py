@@ -1,0 +1,365 @@
+"""The command `flaxzoo`, as a person types it."""
+
+import json
+import math
+import os
+import random
+import shlex
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+from flaxzoo import data, models
+from flaxzoo.train.cli import main as cli
+from flaxzoo.train.engine.metrics_log import read_metrics
+from flaxzoo.train.recipes import RECIPES
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+WORDS = "the cat sat on a mat and then it saw some dog run away from her big red house".split()
+TINY = (
+    "--data.validation None --data.validation-fraction 0.1 --data.length 16 "
+    "--model.max-length 16 --model.num-layers 2 --model.d-model 16 --model.num-heads 2 "
+    "--optimizer.warmup-steps 0 --batch-size 8 --steps 4 --log-every 1 --evaluate-every 4 "
+    "--checkpoint-every 2 --sample-prompt the"
+).split()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    draw = random.Random(0)
+    file.write_text("\n\n".join(" ".join(draw.choices(WORDS, k=20)) for _ in range(60)))
+    return file
+
+
+def train(file, workdir, *options):
+    """The arguments of a small training run."""
+    source = f"text:{file}#block"
+    return [
+        *("train", "shakespeare-char", "--data.source", source, "--workdir", str(workdir)),
+        *(*TINY, *options),
+    ]
+
+
+def python(*arguments):
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+    return subprocess.run(
+        [sys.executable, "-W", "error", *map(str, arguments)],
+        env={**os.environ, "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory):
+    """A process that trained, and the run it left."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return python("-m", "flaxzoo.train.cli.main", *train(text, folder)), folder
+
+
+@pytest.fixture(scope="module")
+def run(trained):
+    return trained[1]
+
+
+@pytest.fixture
+def flaxzoo(capsys):
+    """Runs a command in this process; its status, standard output and messages."""
+
+    def flaxzoo(*arguments):
+        capsys.readouterr()
+        try:
+            status = cli.main([str(argument) for argument in arguments])
+        except SystemExit as error:  # tyro's own
+            status = error.code
+        return status, *capsys.readouterr()
+
+    return flaxzoo
+
+
+def test_help_is_there_within_a_second():
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = python("-m", "flaxzoo.train.cli.main", "--help")
+        seconds.append(time.perf_counter() - start)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert all(command in done.stdout for command in cli.COMMANDS)
+    assert min(seconds) < 1
+
+
+def test_help_imports_nothing_slow():
+    program = (
+        "import sys; from flaxzoo.train.cli.main import main; main(['--help']);"
+        "print({name.split('.')[0] for name in sys.modules})"
+    )
+    done = python("-c", program)
+    imported = set(done.stdout.splitlines()[-1].strip("{}").replace("'", "").split(", "))
+    assert "flaxzoo" in imported
+    assert not imported & {"jax", "flax", "numpy", "tyro", "tensorflow_datasets", "orbax"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("train --help", ["quickstart", "shakespeare-char", "--workdir"]),
+        ("train quickstart --help", ["--optimizer.peak-learning-rate", "--workdir", "--no-resume"]),
+        ("evaluate --help", ["--data", "--step"]),
+        ("generate --help", ["--max-new-tokens", "--temperature", "--top-p", "--stop", "--json"]),
+        ("list --help", []),
+        ("tokenizer --help", ["flaxzoo tokenizer train SOURCE OUTPUT"]),
+        ("tokenizer train --help", ["--kind", "--vocab-size"]),
+        ("--help", ["flaxzoo train quickstart"]),
+        ("--version", ["flaxzoo 0."]),
+    ],
+)
+def test_every_command_explains_itself(flaxzoo, arguments, expected):
+    status, out, messages = flaxzoo(*arguments.split())
+    assert (status, messages) == (0, "")
+    assert all(words in out for words in expected)
+
+
+def test_train_prints_a_sample_and_where_to_go_on(trained):
+    done, run = trained
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the")
+    assert "unigram entropy" in done.stderr
+    assert f"flaxzoo generate {run} --prompt" in done.stderr
+    assert (run / "report.md").is_file()
+
+
+def test_evaluate_prints_one_json_object(run, flaxzoo):
+    status, out, _ = flaxzoo("evaluate", run)
+    assert status == 0
+    numbers = json.loads(out.splitlines()[-1])
+    assert list(numbers) == ["loss", "perplexity", "bits_per_byte", "tokens"]
+    assert numbers["perplexity"] == pytest.approx(math.exp(numbers["loss"]))
+    logged = read_metrics(run, "validation")[-1]
+    assert numbers == pytest.approx({name: logged[name] for name in numbers}, rel=1e-5)
+    _, out, _ = flaxzoo("evaluate", run, "--step", 2)
+    assert json.loads(out)["loss"] > numbers["loss"]
+
+
+def test_evaluate_scores_an_unseen_file(run, tmp_path, flaxzoo):
+    (tmp_path / "new.txt").write_text("a dog sat on the red mat ☺")
+    status, out, messages = flaxzoo("evaluate", run, "--data", f"text:{tmp_path}/new.txt")
+    assert status == 0
+    numbers = json.loads(out)
+    assert numbers["tokens"] == 27  # and the token that closes the document
+    bits = numbers["loss"] * 27 / math.log(2)
+    assert numbers["bits_per_byte"] == pytest.approx(bits / 28)
+    assert "; 1 of 28 tokens are unknown to the tokenizer\n" in messages
+
+
+def test_evaluate_in_a_process_of_its_own(run, flaxzoo):
+    done = python("-m", "flaxzoo.train.cli.main", "evaluate", run)
+    assert done.returncode == 0
+    assert done.stderr == "data: 8 documents, 640 bytes, 648 tokens to predict\n"
+    _, out, _ = flaxzoo("evaluate", run)
+    theirs, ours = (json.loads(text.splitlines()[-1]) for text in (done.stdout, out))
+    assert theirs == pytest.approx(ours, rel=1e-6)
+
+
+def test_generate_is_deterministic(run, flaxzoo):
+    greedy = ("generate", run, "--prompt", "the ", "--max-new-tokens", 12, "--temperature", 0)
+    status, out, messages = flaxzoo(*greedy, "--json")
+    assert (status, messages) == (0, "")
+    (sample,) = json.loads(out)["samples"]
+    assert sample["prompt"] == "the "
+    assert len(sample["tokens"]) == 12 or sample["finished"]
+    assert flaxzoo(*greedy, "--json")[1] == out
+    assert flaxzoo(*greedy)[1] == f"the {sample['text']}\n"  # streamed
+    drawn = [flaxzoo("generate", run, "--seed", seed)[1] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_generate_several(run, flaxzoo):
+    several = ("generate", run, "--prompt", "the", "a dog", "--num-samples", 2)
+    status, out, _ = flaxzoo(*several, "--max-new-tokens", 5, "--stop", "t", "x")
+    assert status == 0
+    texts = out.removesuffix("\n").split("\n----\n")
+    assert [text[:3] for text in texts] == ["the", "the", "a d", "a d"]
+    assert not any("t" in text[3:] or "x" in text for text in texts)
+    _, out, _ = flaxzoo(*several, "--max-new-tokens", 5, "--stop", "t", "x", "--json")
+    assert [s["prompt"] + s["text"] for s in json.loads(out)["samples"]] == texts
+
+
+def test_list_has_every_preset_and_recipe(flaxzoo):
+    status, out, _ = flaxzoo("list")
+    assert status == 0
+    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert models.presets().keys() <= rows.keys()
+    assert "124,439,808" in rows["gpt2"]
+    assert "1,024" in rows["gpt2"]
+    assert all(f"recipe {name}:" in out for name in RECIPES)
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "sentencepiece-unigram", "sentencepiece-bpe"])
+def test_tokenizer_train(text, tmp_path, flaxzoo, kind):
+    arguments = ("tokenizer", "train", f"text:{text}#block", tmp_path / "t", "--kind", kind)
+    status, out, messages = flaxzoo(*arguments, "--vocab-size", 300)
+    assert (status, out) == (0, "")
+    assert messages.splitlines() == [f"{tmp_path}/t: {kind}, 300 tokens"]
+    tokenizer = data.load_tokenizer(tmp_path / "t")
+    assert tokenizer.decode(tokenizer.encode("the cat, É")) == "the cat, É"
+    before = {file: file.read_bytes() for file in (tmp_path / "t").iterdir()}
+    status, _, messages = flaxzoo(*arguments, "--vocab-size", 301)
+    assert (status, messages) == (2, f"flaxzoo: {tmp_path}/t exists: give a folder that does not\n")
+    assert {file: file.read_bytes() for file in (tmp_path / "t").iterdir()} == before
+
+
+def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
+    output = tmp_path / "new" / "t"
+    arguments = ("tokenizer", "train", f"text:{text}", output, "--kind", "characters")
+    assert flaxzoo(*arguments)[0] == 0
+    assert data.load_tokenizer(output).vocab_size == len(set(text.read_text())) + 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("trian", "flaxzoo: no command named 'trian': did you mean train"),
+        ("train quickstar", "flaxzoo: no recipe named 'quickstar': did you mean quickstart"),
+        ("train quickstart --optimizer.peak-lerning-rate 1", "--optimizer.peak-learning-rate"),
+        ("train quickstart --stepz 3", "--steps"),
+        ("train quickstart --steps many", "--steps"),
+        ("train quickstart --steps 0", "give one of them above 0"),
+        ("train quickstart --data.length 999", "data.length 999 exceeds"),
+        ("train quickstart --model.num-heads 7", "is not divisible by num_heads 7: choose"),
+        ("evaluate", "run"),
+        ("evaluate ./nowhere", "flaxzoo: nowhere does not exist: give a run folder"),
+        ("generate ./nowhere", "flaxzoo: nowhere does not exist: give a run folder"),
+        ("generate RUN --step 3", "has no checkpoint of step 3: it has 2, 4"),
+        ("evaluate RUN --data text:nowhere", "flaxzoo: no such file: 'nowhere'"),
+        ("evaluate RUN --data txt:nowhere", "choose text:GLOB (nearest)"),
+        ("generate RUN --temperature -1", "flaxzoo: generate: temperature -1.0 must be at least 0"),
+        ("generate RUN --temperature nan", "flaxzoo: generate: temperature nan must be at least 0"),
+        ("generate RUN --top-p 2", "flaxzoo: generate: top_p 2.0 must be in (0, 1]"),
+        (
+            "generate RUN --max-new-tokens 0",
+            "generate: max_new_tokens 0 must be at least 1",
+        ),
+        ("generate RUN --stop ''", "flaxzoo: a stop string is empty"),
+        ("tokenizer trian a b", "flaxzoo: flaxzoo tokenizer knows one action: train"),
+        ("tokenizer train text:nowhere out", "flaxzoo: no such file: 'nowhere'"),
+        ("tokenizer train builtin:python-docs out --kind byte-bep", "byte-bpe"),
+        ("tokenizer train builtin:python-docs out", "flaxzoo: a byte-bpe tokenizer needs a"),
+    ],
+)
+def test_mistakes_are_named(flaxzoo, run, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    arguments = [str(run) if word == "RUN" else word for word in shlex.split(arguments)]
+    status, _, messages = flaxzoo(*arguments)
+    assert status == 2
+    assert message in messages
+    assert "Traceback" not in messages
+    if messages.startswith("flaxzoo:"):
+        assert messages.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file: '{file}'"),
+        (b"", "no text in {file}: empty or only white space"),
+        (b" \n\n \n", "no text in {file}"),
+        ("one é".encode() + b"\xff two", "{file} line 1 is not UTF-8: byte 0xff at its byte 7;"),
+        (b"one\n\ntwo\n\nthree", "shorter than one row of 16"),
+        (b"word " * 50, "is a single document, so nothing is left for validation"),
+    ],
+)
+def test_bad_text_ends_before_a_run_begins(flaxzoo, tmp_path, content, message):
+    file = tmp_path / "text.txt"
+    if content is not None:
+        file.write_bytes(content)
+    status, out, messages = flaxzoo(*train(file, tmp_path / "run"))
+    assert (status, out) == (2, "")
+    last = messages.splitlines()[-1]
+    assert last.startswith("flaxzoo: ")
+    assert message.format(file=file) in last
+    assert messages.count("flaxzoo: ") == 1
+    assert "Traceback" not in messages
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_that_is_too_large(flaxzoo, text, tmp_path):
+    arguments = ["train", "quickstart", "--data.source", f"text:{text}#block"]
+    status, _, messages = flaxzoo(*arguments, "--workdir", tmp_path / "run")
+    assert status == 2
+    assert "flaxzoo: the corpus is too small for a vocabulary of" in messages
+    assert messages.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_published_data_set_without_a_network(flaxzoo, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    monkeypatch.setattr("flaxzoo.data.sources.tfds_documents._any_reachable", lambda urls: False)
+    for name, message in (
+        ("ag_news_subset#description", "cannot be downloaded"),
+        ("ag_news_subst", "nearest names: ag_news_subset"),
+    ):
+        arguments = ["train", "shakespeare-char", "--data.source", f"tfds:{name}"]
+        status, _, messages = flaxzoo(*arguments, "--workdir", tmp_path / "run", *TINY)
+        assert status == 2
+        assert messages.startswith("flaxzoo: ")
+        assert message in messages
+        assert messages.count("\n") == 1
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_that_cannot_be(flaxzoo, text, tmp_path):
+    (tmp_path / "file").write_text("")
+    status, _, messages = flaxzoo(*train(text, tmp_path / "file" / "run"))
+    assert status == 2
+    assert messages.splitlines()[-1].startswith("flaxzoo: ")
+    assert "Traceback" not in messages
+
+
+def test_another_configuration_is_refused(flaxzoo, run, text):
+    status, _, messages = flaxzoo(*train(text, run, "--seed", 3))
+    assert status == 2
+    assert "holds a run with another configuration (seed 0 → 3): give the same" in messages
+    assert "--init-from" not in messages
+    status, _, messages = flaxzoo(*train(text, run, "--steps", 8))
+    assert status == 2
+    assert "(steps 4 → 8): give the same, or another --workdir (to train on, one begun with " in (
+        messages
+    )
+    assert f"--init-from {run})" in messages
+    status, _, messages = flaxzoo(*train(text, run, "--no-resume"))
+    assert status == 2
+    assert "has checkpoints up to step 4: leave out --no-resume" in messages
+
+
+def test_a_loss_that_is_not_finite_has_its_own_status(flaxzoo, text, tmp_path):
+    options = ("--optimizer.peak-learning-rate", "1e38", "--skip-bad-steps", "0")
+    status, out, messages = flaxzoo(*train(text, tmp_path / "run", *options))
+    assert (status, out) == (3, "")
+    last = messages.splitlines()[-1]
+    assert last.startswith("flaxzoo: the loss of step ")
+    assert "lower --optimizer.peak-learning-rate" in last
+    assert "Traceback" not in messages
+
+
+@pytest.mark.parametrize(
+    ("body", "is_bug"), [("one, two = arguments", True), ("raise ValueError('choose two')", False)]
+)
+def test_a_bug_keeps_its_traceback(monkeypatch, capsys, body, is_bug):
+    """A ValueError that Python itself raises is nobody's mistake but ours."""
+    module = types.ModuleType("flaxzoo.train.broken")
+    exec(f"def broken_command(arguments): {body}", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(cli.COMMANDS, "broken", ("broken", ""))
+    if is_bug:
+        with pytest.raises(ValueError, match="not enough values to unpack"):
+            cli.main(["broken", "alone"])
+    else:
+        assert cli.main(["broken", "alone"]) == 2
+        assert capsys.readouterr().err == "flaxzoo: choose two\n"

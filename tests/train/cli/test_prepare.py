@@ -1,0 +1,123 @@
+"""`flaxzoo prepare` on Apache Beam, which has an environment of its own (see .ci/run)."""
+
+import importlib.util
+import shutil
+import sys
+
+import pytest
+from flaxzoo import data
+from flaxzoo.train.cli import main as cli
+
+needs_beam = pytest.mark.skipif(
+    importlib.util.find_spec("apache_beam") is None,
+    reason="Apache Beam is not installed: pip install -e '.[prepare]'",
+)
+TWO_WORKERS = ("--direct_num_workers", "2", "--direct_running_mode", "multi_processing")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with texts, a tokenizer, and the rows that this process alone made of both."""
+    place = tmp_path_factory.mktemp("place")
+    for number in range(5):
+        lines = [f"{'the cat sat on the mat '[number:]}{line * 'e'}" for line in range(30)]
+        (place / f"{number}.txt").write_text("\n\n".join(lines))
+    letters = data.TokenizerConfig("characters")
+    data.train_tokenizer(["the cat sat on the mat"], letters).save(place / "letters")
+    data.prepare(f"text:{place}/?.txt#block", place / "alone", place / "letters", length=8)
+    return place
+
+
+def prepare(place, output, *options, length=8):
+    source = f"text:{place}/?.txt#block"
+    tokenizer = str(place / "letters")
+    return cli.main(
+        ["prepare", source, str(output), "--tokenizer", tokenizer, "--length", str(length)]
+        + (["--", *options] if options else [])
+    )
+
+
+def contents(folder):
+    """All files below a folder but the manifest, which knows Beam's version, by their paths."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@needs_beam
+@pytest.mark.parametrize("options", [(), TWO_WORKERS], ids=["in process", "two workers"])
+def test_workers_make_the_same_bytes(place, tmp_path, capfd, options):
+    output = tmp_path / "rows"
+    assert prepare(place, output, *options) == 0
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"{output}: 5 shards made, 0 found whole; ")
+    assert said.endswith(f"flaxzoo train RECIPE --data.source prepared:{output} --data.length 8")
+    manifest = (output / "manifest.json").read_bytes()
+    assert contents(output) == contents(place / "alone")
+    assert b'"apache-beam": "' in manifest
+    times = {path: path.stat().st_mtime_ns for path in output.rglob("*.array_record")}
+    assert prepare(place, output) == 0
+    assert f"{output}: 0 shards made, 5 found whole; " in capfd.readouterr().err
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+    assert (output / "manifest.json").read_bytes() == manifest
+
+
+@needs_beam
+def test_a_faulty_file_is_named_and_the_others_are_done(place, tmp_path, capfd):
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    assert prepare(tmp_path, tmp_path / "rows") == 0
+    (tmp_path / "rows" / "manifest.json").unlink()
+    shutil.rmtree(next((tmp_path / "rows" / "shards").glob("4.txt*")))
+    (tmp_path / "1.txt").write_bytes(b"caf\xe9")
+    capfd.readouterr()
+    assert prepare(tmp_path, tmp_path / "rows") == 2
+    assert capfd.readouterr().err == (
+        f"flaxzoo: {tmp_path}/1.txt line 1 is not UTF-8: byte 0xe9 at its byte 4; convert the file "
+        "to UTF-8, or mend the line\n"
+    )
+    names = sorted(path.name[:5] for path in (tmp_path / "rows" / "shards").iterdir())
+    assert names == ["0.txt", "2.txt", "3.txt", "4.txt"]
+    assert not (tmp_path / "rows" / "manifest.json").exists()
+
+
+@needs_beam
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--runner", "Nobody"), "--runner Nobody ("),
+        (("--direct_num_workers", "two"), "--direct_num_workers two: "),
+    ],
+)
+def test_options_that_beam_refuses(place, tmp_path, capfd, options, said):
+    assert prepare(place, tmp_path / "rows", *options) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"flaxzoo: Apache Beam refuses {said}")
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "rows").exists()
+
+
+@needs_beam
+def test_other_settings_are_refused(place, tmp_path, capfd):
+    shutil.copytree(place / "alone", tmp_path / "rows")
+    assert prepare(place, tmp_path / "rows", length=16) == 2
+    error = capfd.readouterr().err
+    assert error == (
+        f"flaxzoo: {tmp_path}/rows was prepared with other settings (length 8 → 16): give the "
+        "same, or name another folder\n"
+    )
+
+
+def test_without_beam_the_extra_is_named(place, tmp_path, capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    assert prepare(place, tmp_path / "rows") == 2
+    assert capfd.readouterr().err == (
+        "flaxzoo: preparing needs Apache Beam, which is not installed: "
+        "pip install 'flaxzoo[prepare]'\n"
+    )
+    assert not (tmp_path / "rows").exists()
+
+
+def test_help_tells_what_follows_two_dashes(capfd):
+    with pytest.raises(SystemExit):
+        cli.main(["prepare", "--help"])
+    text = capfd.readouterr().out
+    assert "which follow two dashes" in " ".join(text.split()).replace("│ │ ", "")

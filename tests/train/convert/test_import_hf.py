@@ -1,0 +1,167 @@
+"""A folder in Hugging Face's form as a run folder."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from flaxzoo import models, train
+from flaxzoo.data import load_tokenizer
+from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
+from flaxzoo.models.hf.save_weights import write_weights
+from flaxzoo.train.cli.main import main
+from flaxzoo.train.convert.export import export_model
+from flaxzoo.train.convert.import_hf import import_model
+
+from ...support import broken_folders
+from ...support.broken_folders import BREAKS
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+WORDS = [*WORDPIECE_SPECIALS, "the", "cat", "sat", "##s", "good", "bad"]
+CONFIG = models.BertConfig(
+    vocab_size=16, max_length=32, num_layers=2, d_model=16, num_heads=2, d_ff=32, head="none"
+)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return models.init_params(models.create(CONFIG), jax.random.key(0))
+
+
+@pytest.fixture
+def theirs(tmp_path, params):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    write_weights(folder, CONFIG, params)
+    wordpiece(WORDS, lowercase=True).save(folder)
+    return folder
+
+
+def test_the_run_is_the_model(tmp_path, theirs, params):
+    assert import_model(theirs, tmp_path / "run").startswith("bert, head none, ")
+    model, again = models.load(tmp_path / "run")
+    assert model.config == CONFIG
+    assert jax.tree.all(jax.tree.map(np.array_equal, again, params))
+    _, tokenizer = train.open_run(tmp_path / "run")
+    assert tokenizer.encode("The cats") == load_tokenizer(theirs).encode("The cats")
+    vectors = train.TextEmbedder.of_run(tmp_path / "run")(["the cat", "sat"])
+    assert vectors.shape == (2, 16)
+
+
+def classifying(place, init_from):
+    """A step of fine-tuning, in which the layers stay as they are."""
+    (place / "data.tsv").write_text("good\tthe cat\nbad\tsat\n" * 16)
+    config = train.recipe("bert-classify")
+    data = dataclasses.replace(
+        config.data, source=f"tsv:{place / 'data.tsv'}", validation_fraction=0.5, length=8
+    )
+    optimizer = dataclasses.replace(config.optimizer, frozen=("layers",))
+    steps = {"steps": 1, "epochs": 0.0, "batch_size": 8}
+    return dataclasses.replace(
+        config, data=data, optimizer=optimizer, **steps, init_from=str(init_from)
+    )
+
+
+def test_others_begin_with_it_and_it_is_not_trained_on(tmp_path, theirs, params):
+    import_model(theirs, tmp_path / "run")
+    config = classifying(tmp_path, tmp_path / "run")
+    train.train(config, tmp_path / "tuned")
+    model, tuned = models.load(tmp_path / "tuned")
+    assert (model.config.head, model.config.labels) == ("sequence", ("bad", "good"))
+    assert jax.tree.all(jax.tree.map(np.array_equal, tuned["layers"], params["layers"]))
+    with pytest.raises(train.RunError, match=r"an imported model.* begin it with --init-from"):
+        train.train(config, tmp_path / "run")
+
+
+def test_a_body_without_a_pooler_is_fine_tuned_from_its_folder_and_exported(tmp_path):
+    body = dataclasses.replace(CONFIG, num_token_types=0, pooler_activation=None)
+    params = models.init_params(models.create(body), jax.random.key(0))
+    (tmp_path / "distil").mkdir()
+    write_weights(tmp_path / "distil", body, params)
+    wordpiece(WORDS, lowercase=True).save(tmp_path / "distil")
+    config = classifying(tmp_path, tmp_path / "distil")
+    for _ in range(2):  # the second finds it done
+        assert train.train(config, tmp_path / "tuned").finished
+    export_model(tmp_path / "tuned", tmp_path / "out")
+    fields = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert fields["architectures"] == ["DistilBertForSequenceClassification"]
+    _, tuned = models.load(tmp_path / "out")
+    assert jax.tree.all(jax.tree.map(np.array_equal, tuned["layers"], params["layers"]))
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, theirs):
+    wordpiece([*WORDS, *"abcdefgh"], lowercase=True).save(theirs)
+    with pytest.raises(train.RunError, match="has 19 tokens, more than the 16 of its model"):
+        import_model(theirs, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def tagger():
+    return models.init_params(models.create(broken_folders.CONFIG), jax.random.key(0))
+
+
+def test_a_whole_folder_is_imported(tmp_path, tagger):
+    broken_folders.write(tmp_path, tagger)
+    assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize(("change", "message"), BREAKS.values(), ids=BREAKS)
+def test_of_a_broken_folder_there_is_a_line_and_nothing_else(
+    tmp_path, tagger, capsys, change, message
+):
+    (tmp_path / "theirs").mkdir()
+    broken_folders.write(tmp_path / "theirs", tagger)
+    change(tmp_path / "theirs")
+    files = sorted(tmp_path.rglob("*"))
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.match(f"flaxzoo: .*{message}", line)
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+def test_a_place_that_is_taken_is_refused(tmp_path, theirs):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(train.RunError, match="run exists: give a folder that does not"):
+        import_model(theirs, tmp_path / "run")
+
+
+def test_the_folder_says_where_it_is_from(tmp_path, theirs):
+    import_model(theirs, tmp_path / "run")
+    fields = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert fields["imported_from"] == str(theirs.resolve())
+
+
+def test_the_command(tmp_path, theirs, capsys):
+    assert main(["import", str(theirs), str(tmp_path / "run")]) == 0
+    assert f"{tmp_path / 'run'}: bert, head none, " in capsys.readouterr().err
+    assert main(["import", str(tmp_path / "nowhere"), str(tmp_path / "new")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "THEIRS"], "was not trained here: name the data"),
+        (["predict", "THEIRS", "--input", "none.txt"], "no head to predict with: fine-tune it"),
+        (["generate", "THEIRS"], "or use the command embed"),
+        (["translate", "THEIRS", "--input", "none.txt"], "head none translates nothing"),
+        (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb inf must be above 0"),
+        (["export", "THEIRS", "OUT", "--form", "npz", "--file-gb", "1"], "file-gb is of the form"),
+        (["export", "THEIRS", "OUT", "--form", "npz", "--dtype", "bfloat16"], "npz has no bfloat"),
+        (["export", "NOWHERE", "OUT"], "NOWHERE does not exist: give a run folder"),
+        (["import", "THEIRS", "THEIRS"], "exists: give a folder that does not"),
+    ],
+)
+def test_a_wrong_command_is_a_line_and_leaves_nothing(tmp_path, theirs, capsys, arguments, message):
+    places = {"THEIRS": str(theirs), "OUT": str(tmp_path / "out"), "NOWHERE": "./NOWHERE"}
+    assert main([places.get(word, word) for word in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("flaxzoo: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

@@ -1,0 +1,111 @@
+"""Which kernel a run takes for its attention, and that it runs on each device's part."""
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flaxzoo import models, train
+from flaxzoo.train.distributed.attention_backend import KernelChoice, choose_kernel
+from flaxzoo.train.engine import compile as parallel
+from flaxzoo.train.objectives.objectives import CAUSAL
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+
+
+def gpu(capability="9.0", version="PJRT C API\ncuda 12090"):
+    client = SimpleNamespace(platform_version=version)
+    kind = f"GPU {capability}"
+    return SimpleNamespace(
+        platform="gpu", device_kind=kind, compute_capability=capability, client=client
+    )
+
+
+CPU = SimpleNamespace(platform="cpu", device_kind="cpu")
+TPU = SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
+
+
+@pytest.fixture
+def run(train_config):
+    """`run(length=…, attention=…, dropout_rate=…, dtype=…, mesh=…)`."""
+
+    def run(length=128, attention="auto", dropout_rate=0.0, dtype="bfloat16", **fields):
+        plain = train_config()
+        sizes = {"max_length": length, "dropout_rate": dropout_rate}
+        return dataclasses.replace(
+            plain,
+            model=dataclasses.replace(plain.model, **sizes),
+            data=dataclasses.replace(plain.data, length=length),
+            execution=models.Execution(dtype=dtype, attention=attention),
+            **fields,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("device", "fields", "said"),
+    [
+        (CPU, {}, "attention by XLA"),
+        (TPU, {}, "attention by splash attention"),
+        (TPU, {"dtype": "float32"}, "attention by splash attention"),
+        (gpu(), {}, "attention by cuDNN"),
+        (gpu(), {"dtype": "float32"}, "XLA, not by cuDNN: the precision is float32 and not"),
+        (gpu("7.5"), {}, "XLA, not by cuDNN: a GPU 7.5 is not of NVIDIA's Ampere"),
+        (gpu(version="rocm 60300"), {}, "XLA, not by cuDNN: a GPU 9.0 is not of NVIDIA's"),
+        (TPU, {"length": 64}, "XLA, not by splash attention: rows have 64 tokens, not a mult"),
+        (TPU, {"dropout_rate": 0.1}, "attention weights are dropped with probability 0.1"),
+        (TPU, {"attention": "xla"}, "XLA, not by splash attention: execution.attention says so"),
+    ],
+)
+def test_the_kernel_suits_the_device_or_it_is_said_why_not(device, fields, said, run):
+    assert said in choose_kernel(run(**fields), device).description
+
+
+def test_tokens_that_lie_apart_are_attended_to_by_xla(run):
+    assert "mesh.context 2" in choose_kernel(run(), TPU, context=2).reason
+
+
+@pytest.mark.parametrize(
+    ("kernel", "device", "fields", "why"),
+    [
+        ("cudnn", CPU, {}, "cudnn cannot serve this run: it is for a gpu, and here is a cpu"),
+        ("splash", TPU, {"dropout_rate": 0.2}, "probability 0.2: leave it out, or say xla"),
+    ],
+)
+def test_a_kernel_that_was_asked_for_and_cannot(kernel, device, fields, why, run):
+    with pytest.raises(ValueError, match=why):
+        choose_kernel(run(attention=kernel, **fields), device)
+
+
+@pytest.mark.parametrize("way", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
+def test_a_step_with_a_kernel_is_that_of_xla(way, run, monkeypatch):
+    """Splash attention, interpreted, over eight devices."""
+    interpreted = functools.partial(splash_attention_kernel.make_splash_mha, interpret=True)
+    monkeypatch.setattr(splash_attention_kernel, "make_splash_mha", interpreted)
+    ways: dict[str, dict[str, Any]] = {
+        "mesh": {"mesh": train.MeshConfig(data=2, fsdp=2, tensor=2)},
+        "pmap": {"parallel": "pmap"},
+    }
+    config = run(dtype="float32", batch_size=8, **ways[way])
+    ids = np.random.default_rng(0).integers(0, 48, (8, 129))
+    segments = np.broadcast_to(np.repeat([1, 2, 0], [50, 70, 8]), (8, 128))
+    batch = {
+        "input_ids": ids[:, :-1],
+        "labels": ids[:, 1:],
+        "segment_ids": segments,
+        "position_ids": np.broadcast_to(np.r_[:50, :70, :8], (8, 128)),
+    }
+    batch = {name: x.astype(np.int32) for name, x in batch.items()}
+
+    def metrics(choice):
+        monkeypatch.setattr(parallel, "choose_kernel", lambda *_: choice)
+        program = parallel.make_program(config, CAUSAL)
+        assert choice.description in program.footprint
+        return program.step(program.init(), batch)[1]
+
+    splash, xla = (metrics(KernelChoice(name)) for name in ("splash", "xla"))
+    assert {"loss", "gradient_norm"} <= set(splash)
+    for name, value in splash.items():
+        np.testing.assert_allclose(value, xla[name], rtol=1e-4, err_msg=name)

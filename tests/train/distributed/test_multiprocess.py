@@ -1,0 +1,289 @@
+"""Several real processes that train together, of four virtual devices each or of one."""
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flaxzoo import train
+from flaxzoo.train.cli import main as cli
+from flaxzoo.train.config import to_dict
+from flaxzoo.train.distributed import launch
+from flaxzoo.train.distributed import multiprocess as processes
+from flaxzoo.train.engine import compile as parallel
+
+from ...support.encoders import fine_tuning, write_labelled
+from ...support.run_folders import assert_same, everything, kept, lines, small_run
+from .several import go
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return small_run(
+        tmp_path_factory.mktemp("text"),
+        model={"vocab_size": 24, "num_heads": 8},
+        steps=STEPS,
+        evaluate_every=4,
+        checkpoint_every=4,
+    )
+
+
+def set_devices(monkeypatch, number):
+    """Says how many devices a process has that is started now."""
+    jax.devices()  # this one's are eight, whatever comes first
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={number}"
+    monkeypatch.setenv("XLA_FLAGS", flags)
+
+
+@pytest.fixture
+def run_in_two(monkeypatch, tmp_path):
+    """`run_in_two(devices, *jobs)`: the status of two processes that do `jobs` of several.py."""
+
+    def run(devices, *jobs, silence=60):
+        set_devices(monkeypatch, devices)
+        asked = [[to_dict(config), str(folder), *rest] for config, folder, *rest in jobs]
+        (tmp_path / "jobs.json").write_text(json.dumps(asked))
+        program = Path(__file__).with_name("several.py")
+        arguments = [str(tmp_path / "jobs.json"), str(silence)]
+        return launch.launch([sys.executable, "-W", "error", str(program), *arguments], 2)
+
+    return run
+
+
+def assert_close(ours, theirs):
+    for one, other in zip(lines(ours), lines(theirs), strict=True):
+        ours_told, theirs_told = json.loads(one), json.loads(other)
+        assert ours_told.pop("split") == theirs_told.pop("split")
+        assert ours_told == pytest.approx(theirs_told, rel=1e-4)
+    ours, theirs = everything(ours, STEPS), everything(theirs, STEPS)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+def one_device(config):
+    with pytest.MonkeyPatch.context() as patch:
+        make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
+        patch.setattr(parallel, "make_mesh", make_mesh)
+        return parallel.make_program(config, train.CAUSAL)
+
+
+@pytest.mark.slow
+def test_a_run_moves_between_processes(config, run_in_two, tmp_path, capfd):
+    """2 × 4 devices → 1 × 8 → 1 × 1 → 2 × 4; SIGTERM comes to one process only."""
+    whole, parts, moved, tensors = (tmp_path / n for n in ("whole", "parts", "moved", "tensors"))
+    write_labelled(tmp_path)
+    labelled = fine_tuning(tmp_path, "one", steps=2)
+    cut = dataclasses.replace(config, mesh=train.MeshConfig(tensor=8))
+    jobs = (
+        (config, whole, None, None),
+        (config, parts, "stop", 2),
+        (cut, tensors, "stop", 1),
+        (labelled, tmp_path / "labelled", None, None),
+    )
+    assert run_in_two(4, *jobs) == 0
+    said = capfd.readouterr().err
+    # Both saved the same step, the one after the signal was agreed upon.
+    assert "[process 1] step 3, signal 15" in said
+    assert said.count("step 3, signal 15") == 2
+    assert kept(parts) == [3]
+
+    # All predictions are scored, and in their order.
+    alone = go(labelled, tmp_path / "labelled-alone")
+    scores = [json.loads(line) for line in lines(tmp_path / "labelled")]
+    assert {**alone.validation, "step": 2, "split": "validation"} == pytest.approx(scores[-1])
+
+    # A process whose devices share every row reads the whole batch.
+    for one, other in zip(lines(tensors)[:2], lines(whole)[:2], strict=True):
+        assert json.loads(one)["loss"] == pytest.approx(json.loads(other)["loss"], rel=1e-4)
+
+    shutil.copytree(parts, moved)
+    assert go(config, moved, "stop", 4).step == 4
+    assert go(config, moved, "stop", 6, one_device).step == 6
+    assert run_in_two(4, (config, parts, None, None), (config, moved, None, None)) == 0
+    assert lines(parts) == lines(whole)
+    assert_same(everything(parts, STEPS), everything(whole, STEPS))
+    go(config, tmp_path / "alone")
+    assert_close(whole, tmp_path / "alone")
+    assert_close(moved, tmp_path / "alone")
+    assert (moved / "report.md").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("do", "status", "told"),
+    [
+        ("die", 128 + signal.SIGKILL, "flaxzoo: process 1 was ended by SIGKILL, and the others"),
+        ("freeze", 128 + signal.SIGABRT, "stopped sending heartbeats"),
+        ("fail", 1, "[process 1] FileNotFoundError: a file of text is gone"),
+    ],
+)
+def test_a_process_that_is_lost_takes_the_others_with_it(
+    config, run_in_two, tmp_path, capfd, monkeypatch, do, status, told
+):
+    monkeypatch.setattr(launch, "ENDING_SECONDS", 1.0)  # for those that do not end by themselves
+    started = time.monotonic()
+    config = dataclasses.replace(config, steps=10_000, checkpoint_every=10_000)
+    assert run_in_two(1, (config, tmp_path / "run", do, 3), silence=5) == status
+    said = capfd.readouterr().err
+    assert told in said
+    assert "the same command goes on from the last checkpoint" in said
+    assert time.monotonic() - started < 60
+
+
+COMMAND = (
+    "train shakespeare-char --steps 4 --batch-size 8 --parallel pmap --data.validation None "
+    "--data.validation-fraction 0.1"
+)
+
+
+@pytest.mark.slow
+def test_what_several_processes_cannot_do_is_one_line(config, tmp_path, monkeypatch, capfd):
+    set_devices(monkeypatch, 1)
+    options = ["--data.source", config.data.source, "--workdir", str(tmp_path / "run")]
+    command = [*COMMAND.split(), "--optimizer.warmup-steps", "1", *options]
+    assert cli.main(["launch", "--processes", "2", "--", *command]) == 2
+    said = [line for line in capfd.readouterr().err.splitlines() if "flaxzoo" in line]
+    assert said == [
+        "flaxzoo: parallel pmap is for the devices of one process, and here are 2: leave it out "
+        "(--parallel jit)"
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_waits_for_the_others_no_longer_than_asked():
+    environment = {
+        **os.environ,
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{launch.free_port()}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": "1",
+    }
+    program = "from flaxzoo.train import processes\nwith processes.joined(1): pass"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    assert "flaxzoo: not all 2 processes met at 127.0.0.1:" in ended.stderr
+    assert "within 1 s" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"SLURM_NTASKS": "4"}, False),  # a batch script, outside srun
+        ({"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "a"}, False),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "a,b"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, True),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1"}, True),
+    ],
+)
+def test_who_has_others(environment, expected):
+    assert processes.has_others(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES 'two' is not a number"),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID 2 is not below"),
+    ],
+)
+def test_an_environment_that_makes_no_sense(monkeypatch, variables, message):
+    for name, value in {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(train.RunError, match=message), processes.joined(1):
+        pass
+
+
+# The processes that are launched, without training.
+
+
+PRELUDE = "import os, signal, sys, time\ni = os.environ['JAX_PROCESS_ID']\n"
+
+
+def python(text):
+    return [sys.executable, "-c", PRELUDE + text]
+
+
+def test_process_0_has_the_terminal(capfd):
+    assert launch.launch(python("print('here', i)"), 2) == 0
+    out, err = capfd.readouterr()
+    assert out == "here 0\n"
+    assert err == "[process 1] here 1\n"
+
+
+def test_the_others_are_ended_when_one_fails(monkeypatch, capfd):
+    monkeypatch.setattr(launch, "ENDING_SECONDS", 0.2)
+    assert launch.launch(python("sys.exit(3) if i == '1' else time.sleep(600)"), 3) == 3
+    assert capfd.readouterr().err == (
+        "flaxzoo: process 1 ended with status 3, and the others with it; the same command goes on "
+        "from the last checkpoint\n"
+    )
+
+
+def test_what_all_have_said_is_not_said_again(capfd):
+    assert launch.launch(python("sys.exit(2)"), 2) == 2
+    assert capfd.readouterr().err == ""
+
+
+def test_signals_are_passed_on():
+    program = python(
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )
+    launcher = (
+        "import sys; from flaxzoo.train.distributed.launch import launch;"
+        "sys.exit(launch(sys.argv[1:], 2))"
+    )
+    arguments = [sys.executable, "-c", launcher, *program]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, text=True, stdout=pipe, stderr=pipe) as it:
+        assert it.stdout is not None
+        assert it.stderr is not None
+        assert it.stdout.readline() == "ready\n"
+        assert it.stderr.readline() == "[process 1] ready\n"
+        it.send_signal(signal.SIGTERM)
+        assert it.stderr.read() == ""
+    assert it.returncode == 143
+
+
+def test_gpus_are_dealt_out(monkeypatch, capfd):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,4,6")
+    assert launch.launch(python("print(os.environ['CUDA_VISIBLE_DEVICES'])"), 2) == 0
+    out, err = capfd.readouterr()
+    assert (out, err) == ("0,2\n", "[process 1] 4,6\n")
+    with pytest.raises(train.RunError, match="4 GPUs cannot be dealt out to 3 processes"):
+        launch.launch(python("pass"), 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "starts the command train, after two dashes"),
+        (["train", "quickstart"], "starts the command train, after two dashes"),
+        (
+            ["--", "evaluate", "runs/x"],
+            "starts the command train, not 'evaluate', after two dashes",
+        ),
+        (["--", "train", "quickstar"], "no recipe named 'quickstar': did you mean quickstart"),
+    ],
+)
+def test_what_cannot_be_launched_is_told_once(capfd, arguments, message):
+    assert cli.main(["launch", "--processes", "2", *arguments]) == 2
+    said = capfd.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1

@@ -1,0 +1,167 @@
+import dataclasses
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flaxzoo import models, train
+from flaxzoo.models.init import parameter_shapes
+from flaxzoo.train.distributed import sharding
+from flaxzoo.train.tree import path_name
+from jax.sharding import PartitionSpec
+
+
+def mesh(**sizes):
+    return sharding.make_mesh(train.MeshConfig(**sizes))
+
+
+UNTIED = {
+    "share_embeddings": False,
+    "tie_output": False,
+    "output_bias": True,
+    "attention_bias": True,
+    "positions": "learned",
+    "norm_position": "pre",
+}
+
+
+def with_heads(config):
+    """The configuration with every head that its architecture knows, and every option."""
+    if isinstance(config, models.EncoderDecoderConfig):
+        return [config, dataclasses.replace(config, **UNTIED)]
+    if isinstance(config, models.GPTConfig):
+        return [config, dataclasses.replace(config, tie_output=False)]
+    field = {f.name: f for f in dataclasses.fields(config)}["head"]
+    heads = typing.get_args(field.type)
+    return [dataclasses.replace(config, head=head, labels=("a", "b", "c")) for head in heads]
+
+
+@functools.cache
+def shapes(name):
+    trees = [parameter_shapes(models.create(c)) for c in with_heads(models.preset(name))]
+    leaves = [leaf for tree in trees for leaf in jax.tree.leaves_with_path(tree)]
+    return {(path_name(path), x.shape) for path, x in leaves}
+
+
+@pytest.mark.parametrize("name", list(models.presets()))
+def test_every_parameter_of_every_preset_and_head_fits_one_row(name):
+    for parameter, shape in shapes(name):
+        spec = sharding.parameter_spec(parameter, shape, mesh())
+        assert len(spec) == len(shape)
+
+
+def test_no_row_is_superfluous():
+    seen = {name for preset in models.presets() for name, _ in shapes(preset)}
+    for pattern, axes in sharding.PARAMETER_AXES:
+        assert any(sharding.re.fullmatch(pattern, name) for name in seen), pattern
+        assert set(axes) <= set(sharding.MESH_AXES)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "spec"),
+    [
+        ("token_embedding/embedding", (48, 32), ("tensor", "fsdp")),
+        ("position_embedding/embedding", (16, 32), (None, "fsdp")),
+        ("layers/attention/key/kernel", (2, 32, 4, 8), (None, "fsdp", "tensor", None)),
+        ("layers/attention/output/kernel", (2, 4, 8, 32), (None, "tensor", None, "fsdp")),
+        ("layers/feed_forward/down/bias", (2, 32), (None, None)),
+        ("final_norm/scale", (32,), (None,)),
+        ("pooler/kernel", (32, 32), ("fsdp", None)),
+        ("head/bias", (48,), ("tensor",)),
+        ("encoder/layers/attention/key/kernel", (2, 32, 4, 8), (None, "fsdp", "tensor", None)),
+        (
+            "decoder/layers/cross_attention/output/kernel",
+            (2, 4, 8, 32),
+            (None, "tensor", None, "fsdp"),
+        ),
+        ("decoder/layers/cross_attention_norm/scale", (2, 32), (None, None)),
+        ("output_bias", (48,), ("tensor",)),
+        ("head/classifier/kernel", (32, 3), ("fsdp", None)),
+    ],
+)
+def test_where_parameters_lie(name, shape, spec):
+    found = sharding.parameter_spec(name, shape, mesh(data=2, fsdp=2, tensor=2))
+    assert found == PartitionSpec(*spec)
+
+
+def test_a_parameter_that_no_row_fits():
+    message = r"parameter head/kernel \(3, 4\) fits 0 rows of PARAMETER_AXES"
+    with pytest.raises(ValueError, match=message):
+        sharding.parameter_spec("head/kernel", (3, 4), mesh())
+    # No pattern fits a part of a name only.
+    with pytest.raises(ValueError, match="fits 0 rows"):
+        sharding.parameter_spec("other/final_norm/scale", (4,), mesh())
+
+
+def test_a_parameter_that_two_rows_fit(monkeypatch):
+    twice = (*sharding.PARAMETER_AXES, (r"final_.*", (None,)))
+    monkeypatch.setattr(sharding, "PARAMETER_AXES", twice)
+    message = r"parameter final_norm/scale \(4,\) fits 2 rows of PARAMETER_AXES: exactly one"
+    with pytest.raises(ValueError, match=message):
+        sharding.parameter_spec("final_norm/scale", (4,), mesh())
+
+
+def test_a_row_of_another_rank():
+    with pytest.raises(ValueError, match=r"final_norm/scale \(4, 4\)"):
+        sharding.parameter_spec("final_norm/scale", (4, 4), mesh())
+
+
+def test_a_dimension_that_cannot_be_cut():
+    message = (
+        r"parameter layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 cannot be cut "
+        r"along mesh.tensor 2: choose it from 1, 3, or change the dimension"
+    )
+    with pytest.raises(ValueError, match=message):
+        sharding.parameter_spec("layers/attention/query/kernel", (2, 12, 3, 4), mesh(tensor=2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ({}, (8, 1, 1, 1)),
+        ({"fsdp": 4}, (2, 4, 1, 1)),
+        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 2)),
+        ({"data": 2, "context": 2, "tensor": 2}, (2, 1, 2, 2)),
+    ],
+)
+def test_mesh(sizes, shape):
+    made = mesh(**sizes)
+    assert made.axis_names == ("data", "fsdp", "context", "tensor")
+    assert made.devices.shape == shape
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"data": 4},
+        {"data": 16},
+        {"fsdp": 3},
+        {"fsdp": 0},
+        {"data": -1, "fsdp": -1},
+        {"data": -2, "fsdp": -4},
+    ],
+)
+def test_mesh_of_other_than_all_devices(sizes):
+    with pytest.raises(ValueError, match="do not multiply to the 8 devices: give sizes") as e:
+        mesh(**sizes)
+    for axis, size in sizes.items():
+        assert f"mesh.{axis} {size}" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "part"),
+    [((8,), (4,)), ((8, 6), (4, 3)), ((8, 5), (4, 5)), ((8, 3, 4), (4, 3, 2))],
+)
+def test_batches(shape, part):
+    rows = sharding.shard_batch({"x": jnp.zeros(shape)}, mesh(data=2, context=2, tensor=2))["x"]
+    assert {s.data.shape for s in rows.addressable_shards} == {part}
+
+
+def test_batches_that_cannot_be_dealt_out():
+    sharding.check_batch(mesh(fsdp=2, tensor=2), 8, 5)
+    with pytest.raises(ValueError, match="batch_size 6 cannot be dealt out to 4 devices"):
+        sharding.check_batch(mesh(fsdp=2, tensor=2), 6, 5)
+    message = "data.length 18 cannot be cut along mesh.context 4: choose it from 1, 2, 3, 6, 9, 18"
+    with pytest.raises(ValueError, match=message):
+        sharding.check_batch(mesh(data=2, context=4), 8, 18)

@@ -1,0 +1,259 @@
+"""Runs from end to end: stopped anywhere and taken up again, they are the run never stopped."""
+
+import dataclasses
+import functools
+import json
+import math
+import signal
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flaxzoo import models, train
+from flaxzoo.train.engine import compile as parallel
+from flaxzoo.train.engine import loop
+
+from ...support.run_folders import assert_same, everything, kept, lines, small_run
+
+STEPS = 12
+ONE_DEVICE = train.MeshConfig(data=1)
+TWO_DEVICES = train.MeshConfig(data=1, fsdp=2)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Rows of an epoch: some 300, more than are trained on. Dropout is on."""
+    return small_run(
+        tmp_path_factory.mktemp("text"),
+        mesh=ONE_DEVICE,
+        steps=STEPS,
+        evaluate_every=4,
+        checkpoint_every=5,
+    )
+
+
+@functools.cache
+def program_of(config):
+    # Runs of one configuration share what they compile; subprocesses do not (below).
+    with pytest.MonkeyPatch.context() as patch:
+        if number := {ONE_DEVICE: 1, TWO_DEVICES: 2}.get(config.mesh):
+            make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:number])
+            patch.setattr(parallel, "make_mesh", make_mesh)
+        return parallel.make_program(config, train.CAUSAL)
+
+
+class Stop:
+    """A signal during the step that is `at`; None for never."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __call__(self, config, objective):
+        program = program_of(config)
+
+        def step(state, batch):
+            if self.at is not None and int(np.ravel(state.step)[0]) + 1 == self.at:
+                signal.raise_signal(signal.SIGTERM)
+            return program.step(state, batch)
+
+        return dataclasses.replace(program, step=step)
+
+
+def go(config, workdir, stop=None, **options):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_program", Stop(stop))
+        return train.train(config, workdir, quiet=True, **options)
+
+
+LAYOUTS = {
+    "one device": {},
+    "fsdp 2": {"mesh": TWO_DEVICES},
+    "pmap": {"parallel": "pmap"},
+}
+
+
+@pytest.fixture(scope="module")
+def never_stopped(config, tmp_path_factory):
+    """`never_stopped(layout)`: its configuration, and the folder of its run."""
+
+    @functools.cache
+    def whole(layout):
+        laid_out = dataclasses.replace(config, **LAYOUTS[layout])
+        workdir = tmp_path_factory.mktemp("whole") / "run"
+        assert go(laid_out, workdir).finished
+        return laid_out, workdir
+
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("layout", "stops"),
+    [
+        ("one device", [1]),  # the first step
+        ("one device", [5]),  # a checkpoint
+        ("one device", [7]),  # nothing
+        ("one device", [3, 8, 11]),  # an evaluation, the last step but one
+        ("fsdp 2", [3, 8]),
+        ("pmap", [3, 8]),
+    ],
+)
+def test_a_resumed_run_is_the_run_never_stopped(never_stopped, tmp_path, layout, stops):
+    config, whole = never_stopped(layout)
+    for stop in stops:
+        result = go(config, tmp_path / "run", stop)
+        assert (result.step, result.finished, result.signal) == (stop, False, signal.SIGTERM)
+        assert max(kept(tmp_path / "run")) == stop
+    assert go(config, tmp_path / "run").finished
+    assert lines(tmp_path / "run") == lines(whole)
+    assert_same(everything(tmp_path / "run", STEPS), everything(whole, STEPS))
+
+
+def test_another_mesh_takes_up_a_run(config, tmp_path):
+    go(config, tmp_path / "whole")
+    layouts = [LAYOUTS["fsdp 2"], LAYOUTS["pmap"], {}]
+    for fields, stop in zip(layouts, (4, 8, None), strict=True):
+        go(dataclasses.replace(config, **fields), tmp_path / "run", stop)
+    ours, whole = (everything(tmp_path / name, STEPS) for name in ("run", "whole"))
+    assert ours.keys() == whole.keys()
+    for name in ours:
+        np.testing.assert_allclose(ours[name], whole[name], rtol=1e-3, atol=2e-5, err_msg=name)
+    for one, other in zip(lines(tmp_path / "run"), lines(tmp_path / "whole"), strict=True):
+        assert json.loads(one)["loss"] == pytest.approx(json.loads(other)["loss"], rel=1e-4)
+
+
+def test_losses_without_stopping_go_down_and_are_logged(config, tmp_path):
+    result = go(config, tmp_path / "run")
+    rows = [json.loads(line) for line in lines(tmp_path / "run")]
+    training = [row for row in rows if row["split"] == "train"]
+    validation = [row for row in rows if row["split"] == "validation"]
+    assert [row["step"] for row in training] == list(range(1, 13))
+    assert [row["step"] for row in validation] == [4, 5, 8, 10, 12]
+    assert set(training[0]) >= {"loss", "gradient_norm", "learning_rate", "skipped_steps"}
+    schedule = train.make_schedule(config.optimizer, STEPS)
+    rates = [float(schedule(step)) for step in range(STEPS)]
+    assert [row["learning_rate"] for row in training] == pytest.approx(rates)
+    assert validation[-1]["loss"] < validation[0]["loss"]
+    last = {k: v for k, v in validation[-1].items() if k not in ("step", "split")}
+    assert result.validation == last
+
+
+def test_evaluation_is_what_a_plain_loop_computes(config, tmp_path):
+    result = go(config, tmp_path / "run")
+    assert result.validation is not None
+    model, params = models.load(tmp_path / "run")
+    rows = result.run.validation.rows
+    total, tokens = 0.0, 0
+    apply = jax.jit(lambda ids: model.apply({"params": params}, input_ids=ids).logits)
+    for index in range(rows.rows_per_epoch):
+        row = rows.row(0, index)
+        for segment in range(1, row["segment_ids"].max() + 1):
+            (here,) = np.nonzero(row["segment_ids"] == segment)
+            ids = np.zeros((1, 16), np.int32)
+            ids[0, : len(here)] = row["input_ids"][here]
+            scores = np.asarray(apply(ids), np.float64)[0, : len(here)]
+            scores -= np.log(np.exp(scores).sum(axis=-1, keepdims=True))
+            total -= scores[np.arange(len(here)), row["labels"][here]].sum()
+            tokens += len(here)
+    # Each document: its characters, and the token that closes it.
+    texts = config.data.validation_documents()
+    assert tokens == sum(len(text) + 1 for text in texts)
+    num_bytes = sum(len(text.encode()) for text in texts)
+    expected = {
+        "loss": total / tokens,
+        "perplexity": math.exp(total / tokens),
+        "bits_per_byte": total / math.log(2) / num_bytes,
+        "tokens": tokens,
+    }
+    assert result.validation == pytest.approx(expected, rel=1e-5)
+    scored = train.score_run(tmp_path / "run")
+    assert scored == pytest.approx(expected, rel=1e-5)
+
+
+def test_keeps_the_newest_and_the_best(config, tmp_path, monkeypatch):
+    losses = iter([3.0, 1.0, 2.0, 2.5, *range(4, 12)])
+    measured = loop.evaluate
+
+    def evaluate(*arguments, **options):
+        return dataclasses.replace(measured(*arguments, **options), loss=float(next(losses)))
+
+    monkeypatch.setattr(loop, "evaluate", evaluate)
+    config = dataclasses.replace(config, evaluate_every=1, checkpoint_every=1)
+    go(config, tmp_path / "run", stop=4)
+    assert kept(tmp_path / "run") == [2, 3, 4]
+    go(config, tmp_path / "run")
+    assert kept(tmp_path / "run") == [2, 11, 12]
+    models.load(tmp_path / "run", step=2)
+
+
+def test_no_resume(config, tmp_path):
+    go(config, tmp_path / "run", stop=6, resume=False)  # nothing to take up: begins
+    before = lines(tmp_path / "run")
+    with pytest.raises(train.RunError, match=r"has checkpoints up to step 6: leave out --no-res"):
+        go(config, tmp_path / "run", resume=False)
+    assert lines(tmp_path / "run") == before
+    assert go(config, tmp_path / "run").finished
+
+
+def test_a_finished_run_is_left_as_it_is(config, tmp_path):
+    go(config, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.*") if path.is_file()}
+    result = go(config, tmp_path / "run")
+    assert (result.step, result.finished, result.validation) == (STEPS, True, None)
+    for path in before:
+        if "tensorboard" not in str(path):
+            assert path.read_bytes() == before[path]
+    (tmp_path / "run" / "report.md").unlink()  # killed before it was written
+    go(config, tmp_path / "run")
+    assert (tmp_path / "run" / "report.md").read_bytes() == before[tmp_path / "run" / "report.md"]
+
+
+def test_the_report_has_a_sample(config, tmp_path):
+    config = dataclasses.replace(config, sample_prompt="the cat")
+    result = go(config, tmp_path / "run")
+    assert result.sample is not None
+    assert result.sample.startswith("the cat")
+    report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert f"```text\n{result.sample}\n```" in report
+    assert (tmp_path / "run" / "loss.png").stat().st_size > 1000
+
+
+class Poison:
+    """A program whose state is not finite after step `at`."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __call__(self, config, objective):
+        program = program_of(config)
+
+        def step(state, batch):
+            state, metrics = program.step(state, batch)
+            if int(state.step) == self.at:
+                state = dataclasses.replace(state, params=optax.tree.scale(math.nan, state.params))
+            return state, metrics
+
+        return dataclasses.replace(program, step=step)
+
+
+@pytest.mark.parametrize(
+    ("at", "checkpoint_every", "message"),
+    [
+        (2, 5, r"the loss of step 3 is nan \(gradient norm nan\); no checkpoint was written yet"),
+        (6, 5, r"the loss of step 7 is nan .*; step 5 is kept: lower --optimizer.peak-learning"),
+        # Step 8 is fine itself; what it leaves is not, and must not be kept.
+        (8, 4, r"the validation loss of step 8 is nan; step 4 is kept"),
+    ],
+)
+def test_a_loss_that_is_not_finite_ends_the_run(
+    config, tmp_path, monkeypatch, at, checkpoint_every, message
+):
+    monkeypatch.setattr(loop, "make_program", Poison(at))
+    config = dataclasses.replace(config, checkpoint_every=checkpoint_every, skip_bad_steps=0)
+    with pytest.raises(train.NonFiniteLoss, match=message):
+        train.train(config, tmp_path / "run", quiet=True)
+    assert kept(tmp_path / "run") == ([] if at == 2 else [checkpoint_every])
+    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+    if at != 2:
+        _, params = models.load(tmp_path / "run")
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))

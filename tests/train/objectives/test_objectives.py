@@ -1,0 +1,197 @@
+"""The objectives of BERT and of translation: by hand, with filler, however the batch is spread."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import data, models, train
+from flaxzoo.train.engine import compile as parallel
+from flaxzoo.train.engine.compile import make_program
+from flaxzoo.train.objectives import objectives
+from flaxzoo.train.objectives.eval_step import evaluate
+
+B, T, M, V = 16, 12, 3, 48
+SIZES = {"vocab_size": V, "max_length": 16, "num_layers": 1, "d_model": 32, "num_heads": 4}
+
+
+def rows(rng, *shape):
+    """Tokens of rows of different lengths, of at least four tokens."""
+    lengths = rng.integers(4, T + 1, shape)
+    mask = (np.arange(T) < lengths[..., None]).astype(np.int32)
+    ids = rng.integers(0, V, (*shape, T)).astype(np.int32) * mask
+    types = (np.arange(T) >= 2).astype(np.int32) * mask
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def pretraining_batch(rng):
+    weights = (np.arange(M) < rng.integers(1, M + 1, (B, 1))).astype(np.int32)
+    return {
+        **rows(rng, B),
+        "masked_positions": rng.integers(0, 4, (B, M)).astype(np.int32) * weights,
+        "masked_labels": rng.integers(0, V, (B, M)).astype(np.int32) * weights,
+        "masked_weights": weights,
+        "next_sentence_label": rng.integers(0, 2, B).astype(np.int32),
+    }
+
+
+def tag_batch(rng):
+    batch = rows(rng, B)
+    labels = rng.integers(0, 3, (B, T))
+    unpredicted = (batch["attention_mask"] == 0) | (rng.random((B, T)) < 0.3)
+    return {**batch, "labels": np.where(unpredicted, -100, labels).astype(np.int32)}
+
+
+def span_batch(rng):
+    start, end = rng.integers(0, 4, (2, B)).astype(np.int32)
+    return {**rows(rng, B), "start_positions": start, "end_positions": end}
+
+
+def translation_batch(rng):
+    batch = {}
+    for prefix, size in (("", T), ("decoder_", T)):
+        ends = rng.integers(3, size + 1, (B, 1))
+        place, second = np.arange(size), rng.integers(1, 3, (B, 1))
+        real, later = place < ends, place >= second
+        batch |= {
+            f"{prefix}input_ids": rng.integers(0, V, (B, size)) * real,
+            f"{prefix}segment_ids": (1 + later) * real,
+            f"{prefix}position_ids": np.where(later, place - second, place) * real,
+        }
+    batch["labels"] = rng.integers(0, V, (B, T)) * (batch["decoder_segment_ids"] != 0)
+    return {name: x.astype(np.int32) for name, x in batch.items()}
+
+
+def choice_batch(rng):
+    return {**rows(rng, B, 3), "labels": rng.integers(0, 3, B).astype(np.int32)}
+
+
+OBJECTIVES = {
+    "pretraining": (objectives.PRETRAINING, pretraining_batch),
+    "token": (objectives.TAGGING, tag_batch),
+    "span": (objectives.SPAN, span_batch),
+    "choice": (objectives.CLASSIFICATION, choice_batch),
+    "translation": (objectives.translation(0.1), translation_batch),
+}
+# Each axis alone, and fsdp beside tensor in micro-batches: test_step.py, which compiles sooner.
+WAYS = {
+    "rows and tensor": {"mesh": train.MeshConfig(data=2, fsdp=2, tensor=2)},
+    "rows and context, micro-batches": {
+        "mesh": train.MeshConfig(data=2, fsdp=1, context=4),
+        "micro_batches": 2,
+    },
+    "pmap": {"parallel": "pmap"},
+}
+
+
+def model_of(head):
+    if head == "translation":
+        return models.EncoderDecoderConfig(**SIZES, dropout_rate=0.1)
+    labels = ("O", "B-X", "I-X") if head == "token" else ()
+    return models.BertConfig(**SIZES, head=head, labels=labels, dropout_rate=0.1)
+
+
+def settings(head, **fields):
+    return train.TrainConfig(
+        model=model_of(head),
+        data=data.CausalData(  # not asked: batches are made here
+            source="builtin:python-docs", length=T, tokenizer=data.TokenizerConfig()
+        ),
+        optimizer=train.OptimizerConfig(peak_learning_rate=1e-2, epsilon=1e-3, warmup_steps=1),
+        steps=3,
+        batch_size=B,
+        **fields,
+    )
+
+
+@functools.cache
+def trained(head, way):
+    objective, make_batch = OBJECTIVES[head]
+    rng = np.random.default_rng(0)
+    batches = [make_batch(rng) for _ in range(3)]
+    with pytest.MonkeyPatch.context() as patch:
+        if way == "one device":
+            one = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
+            patch.setattr(parallel, "make_mesh", one)
+        program = make_program(settings(head, **WAYS.get(way, {})), objective)
+        state, metrics = program.init(), []
+        for batch in batches:
+            state, m = program.step(state, batch)
+            metrics.append({name: float(x) for name, x in m.items()})
+        # The last row only fills its batch.
+        batches[-1] = {n: np.concatenate([x[:-1], 0 * x[-1:]]) for n, x in batches[-1].items()}
+        evaluation = evaluate(program.evaluate, state, batches, objective, 3 * B - 1)
+        return metrics, jax.device_get(program.to_global(state).params), evaluation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "way"),
+    [
+        *(("pretraining", way) for way in WAYS),
+        *(("translation", way) for way in WAYS),
+        ("token", "pmap"),
+        ("span", "rows and tensor"),
+        ("choice", "rows and context, micro-batches"),
+    ],
+)
+def test_every_way_trains_the_same_model(head, way):
+    metrics, params, evaluation = trained(head, way)
+    expected_metrics, expected_params, expected = trained(head, "one device")
+    for ours, theirs in zip(metrics, expected_metrics, strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-5, abs=1e-6)
+    for ours, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(expected_params), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+    assert evaluation.means == pytest.approx(expected.means, rel=2e-5)
+    assert evaluation.counts == expected.counts
+    assert evaluation.predictions.keys() == expected.predictions.keys()
+    for name, ours in evaluation.predictions.items():
+        assert len(ours) == 3 * B - 1
+        np.testing.assert_allclose(ours, expected.predictions[name], rtol=2e-5, atol=1e-5)
+
+
+def test_counts_and_filler():
+    rng = np.random.default_rng(1)
+    batch = pretraining_batch(rng)
+    batch = {name: jnp.concatenate([x, 0 * x[:2]]) for name, x in batch.items()}
+    counts = objectives.PRETRAINING.counts(batch)
+    assert float(counts["next_sentence"]) == B
+    assert float(counts["masked_token"]) == batch["masked_weights"].sum()
+    choices = choice_batch(rng)
+    choices = {name: jnp.concatenate([x, 0 * x[:3]]) for name, x in choices.items()}
+    assert float(objectives.CLASSIFICATION.counts(choices)["label"]) == B
+
+
+def test_a_span_is_looked_for_among_real_tokens_only():
+    mask = jnp.array([[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+    logits = jnp.array([[0.0, 1.0, 2.0, 50.0], [1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
+    outputs = SimpleNamespace(start_logits=logits, end_logits=-logits)
+    batch = {
+        "attention_mask": mask,
+        "start_positions": jnp.array([2, 0, -1]),
+        "end_positions": jnp.array([0, 0, -1]),
+    }
+    terms = objectives.SPAN.terms(outputs, batch)
+    # The second row is filler; nobody knows where the answer of the third is.
+    assert float(objectives.SPAN.counts(batch)["start"]) == 1
+    expected = np.log(np.exp([0.0, 1.0, 2.0]).sum()) - 2
+    assert float(terms["start"]) == pytest.approx(expected, rel=1e-5)
+    assert float(terms["start_accuracy"]) == float(terms["end_accuracy"]) == 1
+
+
+def test_one_score_and_several_labels_by_hand():
+    batch = {
+        "attention_mask": jnp.array([[1, 1], [1, 0], [0, 0]]),
+        "labels": jnp.array([1.0, -2.0, 7.0]),
+    }
+    outputs = SimpleNamespace(logits=jnp.array([[1.5], [0.0], [3.0]]))
+    assert float(objectives.REGRESSION.terms(outputs, batch)["squared_error"]) == 4.25
+    assert float(objectives.REGRESSION.counts(batch)["squared_error"]) == 2
+    batch["labels"] = jnp.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    outputs = SimpleNamespace(logits=jnp.zeros((3, 2)))
+    assert float(objectives.MULTI_LABEL.terms(outputs, batch)["label"]) == pytest.approx(
+        2 * np.log(2)
+    )
+    assert float(objectives.MULTI_LABEL.counts(batch)["label"]) == 2

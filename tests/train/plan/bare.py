@@ -1,0 +1,52 @@
+"""Runs `flaxzoo` with no packages but those that `pip install jax flax optax` brings."""
+
+import importlib.abc
+import re
+import sys
+from importlib import metadata
+
+GIVEN = ("jax", "flax", "optax")
+
+
+def required(names):
+    """Distributions that `names` need, and theirs, extras left out."""
+    found, open_ = set(), list(names)
+    while open_:
+        asked, condition, _ = open_.pop().partition(";")
+        name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", asked)[0]).lower()
+        if name in found:
+            continue
+        try:
+            needs = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            if not condition:  # else it may be for another system or Python
+                raise
+            continue
+        found.add(name)
+        open_ += [need for need in needs if "extra ==" not in need]
+    return found
+
+
+class Blocker(importlib.abc.MetaPathFinder):
+    """Nothing else is installed."""
+
+    def __init__(self):
+        brought = required(GIVEN)
+        self.hidden = {
+            module
+            for module, owners in metadata.packages_distributions().items()
+            if not any(re.sub(r"[-_.]+", "-", owner).lower() in brought for owner in owners)
+        } - {"flaxzoo"}
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in self.hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+if __name__ == "__main__":
+    blocker = Blocker()
+    sys.meta_path.insert(0, blocker)
+    assert {"grain", "tensorflow_datasets", "tyro", "jaxtyping", "tokenizers"} <= blocker.hidden
+    from flaxzoo.train.cli import main as cli
+
+    sys.exit(cli.main(sys.argv[1:]))

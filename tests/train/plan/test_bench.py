@@ -1,0 +1,195 @@
+"""`flaxzoo bench`: the real step, on rows that are made up, with next to nothing installed."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flaxzoo import train
+from flaxzoo.data.tasks.batch_spec import row_shapes
+from flaxzoo.train.cli import main as cli
+from flaxzoo.train.cli.commands import TrainArguments, parse_recipe
+from flaxzoo.train.cli.plain_options import OptionParser, add_options, with_options
+from flaxzoo.train.engine.compile import make_program
+from flaxzoo.train.plan import bench
+from flaxzoo.train.plan.batch_specs import NUM_CHOICES, synthetic_batch
+from flaxzoo.train.plan.peaks import PEAK_FLOPS
+from flaxzoo.train.plan.placeholders import without_data
+from flaxzoo.train.recipes import RECIPES
+
+SMALL = "--model.num-layers 1 --model.d-model 16 --model.num-heads 2 --batch-size 2".split()
+
+
+def bare(*arguments):
+    """The command `flaxzoo` where there is nothing but jax, flax and optax."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+    return subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("bare.py")), *arguments],
+        env={**os.environ, "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_other_commands_name_the_package_that_is_missing_there():
+    done = bare("list")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "flaxzoo: list needs the package tyro, which is not installed: install flaxzoo with all "
+        "that it needs (pip without --no-deps)\n"
+    )
+
+
+def test_it_runs_where_there_is_nothing_but_jax_flax_and_optax(tmp_path):
+    options = [*SMALL, "--timed-steps", "2", "--profile", str(tmp_path / "trace")]
+    done = bare("bench", "quickstart", *options)
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "attention by XLA" in lines["a"]
+    assert "of tracing, " in lines["compile"]
+    assert "of 2 steps after 3" in lines["step"]
+    assert "tokens/s" in lines["speed"]
+    assert "those that causality hides too" in lines["model"]
+    assert "unknown, as is the peak of cpu" in lines["utilisation"]
+    assert "by the compiler's analysis" in lines["memory"]
+    assert [x.suffixes for x in (tmp_path / "trace").rglob("*.pb")] == [[".xplane", ".pb"]]
+    assert list((tmp_path / "trace").rglob("*.trace.json.gz"))
+
+
+@pytest.mark.parametrize("parallel", ["jit", pytest.param("pmap", marks=pytest.mark.slow)])
+def test_the_timed_step_is_that_of_training(train_config, monkeypatch, parallel):
+    config = train_config(parallel=parallel)
+    programs = []
+
+    def counted(*args):
+        programs.append(make_program(*args))
+        return programs[0]
+
+    monkeypatch.setattr(bench, "make_program", counted)
+    measured = bench.bench(config, timed_steps=4)
+    assert len(programs) == 1
+    assert len(measured.seconds) == 4
+    assert min(measured.seconds) > 0
+    assert measured.tokens == 256
+    assert measured.num_parameters == train.count_parameters(programs[0].shapes.params)
+    c = config.model
+    weights = c.num_layers * 12 * c.d_model**2 + c.vocab_size * c.d_model
+    attention = 12 * c.num_layers * config.data.length**2 * c.d_model * config.batch_size
+    assert measured.model_flops == 6 * weights * measured.tokens + attention
+    held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(programs[0].init()))
+    assert measured.peak_bytes > held
+
+
+def test_utilisation_is_the_formula(train_config, monkeypatch):
+    measured = bench.Bench(
+        num_parameters=1,
+        tokens=2000,
+        dtype="bfloat16",
+        devices="jit over 4 × NVIDIA H200",
+        footprint="a step",
+        num_devices=4,
+        device_kind="NVIDIA H200",
+        trace_seconds=1.0,
+        compile_seconds=2.0,
+        cached=False,
+        seconds=(0.4, 0.5, 3.0),
+        model_flops=int(989e12),
+        peak_bytes=1 << 30,
+        peak_source="measured since this process began",
+    )
+    assert measured.utilisation == pytest.approx(989e12 / 0.5 / 4 / 989e12)
+    text = "\n".join(bench.report(measured))
+    assert "50.0% = FLOPs / (median × 4 × 9.89e+14), the peak of NVIDIA H200 in bfloat16" in text
+    assert "500 ms (median), 400 ms (least) of 3 steps" in text
+    assert "4,000 tokens/s" in text
+    assert "1.00 GiB on a device at the peak, measured since this process began" in text
+    assert "compile      2 s, after 1 s of tracing, not in the compilation cache" in text
+
+
+def test_a_device_that_counts_is_believed():
+    class Device:
+        def __init__(self, peak):
+            self.peak = peak
+
+        def memory_stats(self):
+            return {"peak_bytes_in_use": self.peak}
+
+    assert bench._peak(None, [Device(3), Device(5)]) == (5, "measured since this process began")
+
+
+def test_peaks_are_of_devices_that_plan_knows_too():
+    assert PEAK_FLOPS["TPU v5 lite"] == 197e12
+    assert min(PEAK_FLOPS.values()) > 1e14
+
+
+@pytest.mark.parametrize("name", ["quickstart", "bert-base-128", "numbers-en-fr", "bert-span"])
+def test_made_up_rows_are_such_as_the_data_give(name):
+    config = without_data(dataclasses.replace(train.recipe(name), batch_size=2), lambda _: None)
+    batch = synthetic_batch(config)
+    shapes = row_shapes(config.data, len(getattr(config.model, "labels", ())), NUM_CHOICES)
+    assert {n: (x.shape, x.dtype.name) for n, x in batch.items()} == {
+        n: ((2, *shape), dtype) for n, (shape, dtype) in shapes.items()
+    }
+    ids = batch["input_ids"]
+    assert 0 <= ids.min() < ids.max() < config.model.vocab_size
+    assert len(np.unique(ids)) > 2 * config.data.length // 3
+
+
+@pytest.mark.parametrize("name", ["bert-classify", "bert-quickstart", "gpt2", "wmt14-en-de-base"])
+def test_options_are_read_as_train_reads_them(name):
+    arguments = (
+        "--model.num-layers 2 --data.validation None --optimizer.peak-learning-rate 1e-3 "
+        "--optimizer.frozen a b --execution.remat full --mesh.fsdp 2 --optimizer.max-gradient-norm "
+        "None --steps 1000000 --data.tokenizer.vocab-size 99"
+    ).split()
+    if hasattr(RECIPES[name]().data, "next_sentence"):
+        arguments.append("--data.no-next-sentence")
+    parser = OptionParser(allow_abbrev=False)
+    add_options(parser, RECIPES[name]())
+    ours = with_options(RECIPES[name](), parser.parse_args(arguments))
+    with_tyro = parse_recipe(TrainArguments, [name, *arguments], "train", workdir=Path("run"))[1]
+    assert ours == with_tyro
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("quickstar", "did you mean quickstart"),
+        ("quickstart --batch-size x", "--batch-size: invalid int value: 'x' (all options: "),
+        ("quickstart --parallel some", "--parallel: 'some': choose from jit, pmap"),
+        (
+            "quickstart --model.num-layer=3",
+            "--model.num-layer: did you mean --model.num-layers",
+        ),
+        ("quickstart 4", "nothing is called 4 (all options: flaxzoo bench quickstart --help)"),
+        ("quickstart --timed-steps 0", "--timed-steps: 0 must be at least 1"),
+        ("quickstart --steps -1", "steps -1 must be at least 0"),
+        ("quickstart --mesh.fsdp 3", "do not multiply to the 8 devices"),
+        ("quickstart --profile FILE", "FILE cannot be made (File exists): name another folder"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, tmp_path, arguments, message):
+    (tmp_path / "FILE").touch()
+    words = [str(tmp_path / w) if w == "FILE" else w for w in arguments.split()]
+    assert cli.main(["bench", *words]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_help_lists_the_options_and_their_defaults(capsys):
+    assert cli.main(["bench", "--help"]) == 0
+    assert "recipes: quickstart" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "quickstart", "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "--optimizer.state-dtype" in out
+    assert "by default float32" in out
+    assert "jit | pmap; by default jit" in out

@@ -1,0 +1,380 @@
+"""What is read from compiled programs: this CPU's, and lines as the TPU compiler prints them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo.train.plan.hlo import (
+    collectives as hlo_collectives,
+)
+from flaxzoo.train.plan.hlo import (
+    cost as hlo_work,
+)
+from flaxzoo.train.plan.hlo import (
+    parser as hlo_program,
+)
+from flaxzoo.train.plan.jaxpr_flops import matrix_flops
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+L, B, D = 5, 16, 32
+
+
+def scanned(x, kernels, unroll=1):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, kernels, unroll=unroll)[0]
+
+
+def loss(x, kernels, unroll=1):
+    return jnp.sum(jnp.square(scanned(x, kernels, unroll)))
+
+
+SHAPES = (jax.ShapeDtypeStruct((B, D), jnp.float32), jax.ShapeDtypeStruct((L, D, D), jnp.float32))
+
+
+def compiled(function, *shapes):
+    return jax.jit(function).lower(*shapes).compile()
+
+
+def parsed(program):
+    """What a compiled program's text says."""
+    text = program.as_text()
+    assert text is not None
+    return hlo_program.parse_hlo(text)
+
+
+def test_a_loop_is_counted_as_often_as_it_runs():
+    once = compiled(scanned, *SHAPES)
+    program = parsed(once)
+    assert hlo_work.matrix_flops(program) == L * 2 * B * D * D
+    # XLA's own count has the body once, and everything where the loop is unrolled.
+    unrolled = compiled(functools.partial(scanned, unroll=L), *SHAPES)
+    whole = hlo_work.matrix_flops(parsed(unrolled))
+    assert whole == L * 2 * B * D * D
+    elementwise = 16 * L * B * D
+    assert (unrolled.cost_analysis() or {})["flops"] == pytest.approx(whole, abs=elementwise)
+
+
+@pytest.mark.parametrize("unroll", [1, L])
+def test_products_are_counted_alike_before_and_after_compilation(unroll):
+    step = jax.grad(functools.partial(loss, unroll=unroll), argnums=(0, 1))
+    before = matrix_flops(jax.make_jaxpr(step)(*SHAPES))
+    program = parsed(compiled(step, *SHAPES))
+    assert before == hlo_work.matrix_flops(program) == 3 * L * 2 * B * D * D
+
+
+def test_what_is_recomputed_is_counted():
+    def layer(x, w):
+        return jnp.tanh(jnp.tanh(x @ w) @ w), None
+
+    def gradient(layer):
+        return jax.grad(lambda x, w: jnp.sum(jax.lax.scan(layer, x, w)[0]), argnums=1)
+
+    step, plain = gradient(jax.checkpoint(layer)), gradient(layer)
+    more = matrix_flops(jax.make_jaxpr(step)(*SHAPES))
+    assert matrix_flops(jax.make_jaxpr(plain)(*SHAPES)) < more
+
+
+def test_of_two_branches_the_dearer_counts():
+    def either(x, w):
+        return jax.lax.cond(x[0, 0] > 0, lambda: x @ w[0], lambda: x @ w[0] @ w[1])
+
+    assert matrix_flops(jax.make_jaxpr(either)(*SHAPES)) == 2 * 2 * B * D * D
+
+
+def test_traffic_of_a_loop_is_that_of_the_slices_it_takes():
+    program = parsed(compiled(scanned, *SHAPES))
+    kernels, state = 4 * L * D * D, 4 * L * B * D
+    # Each kernel is read at least once, and no more than a few times: never the whole stack.
+    assert kernels + state <= hlo_work.memory_traffic(program) <= 4 * kernels + 12 * state
+
+
+def sharded(function, in_specs, out_spec, shapes):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    place = functools.partial(NamedSharding, mesh)
+    jitted = jax.jit(
+        function,
+        in_shardings=tuple(place(spec) for spec in in_specs),
+        out_shardings=place(out_spec),
+    )
+    return parsed(jitted.lower(*shapes).compile())
+
+
+P = PartitionSpec
+
+
+def test_a_gather_in_a_loop():
+    program = sharded(scanned, (P("b"), P(None, "b")), P("b"), SHAPES)
+    found = hlo_collectives.collectives(program, 8)
+    gathered = [c for c in found if c.kind == "all-gather" and c.times == L]
+    assert sum(c.bytes_sent for c in gathered) == 4 * D * D * 3 // 4
+    assert {c.group for c in gathered} == {(0, 1, 2, 3)}
+
+
+def test_a_sum_over_the_other_axis():
+    program = sharded(lambda x, w: x @ w[0], (P(None, "a"), P(None, "a")), P(), SHAPES)
+    (found,) = hlo_collectives.collectives(program, 8)
+    assert (found.kind, found.times, found.group) == ("all-reduce", 1, (0, 4))
+    assert found.bytes_sent == 2 * 4 * B * D // 2
+
+
+@pytest.mark.parametrize(
+    ("attributes", "group"),
+    [
+        ("replica_groups={{0,2},{1,3}}, use_global_device_ids=true", (0, 2)),
+        ("replica_groups=[2,4]<=[8]", (0, 1, 2, 3)),
+        ("replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}", (0, 4)),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", (0, 4)),
+        ("replica_groups=mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", (0, 4)),
+        ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}", (0, 2)),
+        ("replica_groups=mesh['axis_0'=8] {'axis_0':(1)4}", (0, 2, 4, 6)),
+        ("source_target_pairs={{0,1},{1,2},{2,3}}", (0, 1)),
+        ("replica_groups={}", tuple(range(8))),
+    ],
+)
+def test_groups_as_they_are_printed(attributes, group):
+    assert hlo_collectives.first_group(attributes, 8) == group
+
+
+TPU = """HloModule jit_step, is_scheduled=true
+
+%fused (p0: ROWS, p1: ROWS) -> f32[40,2048,2048] {
+  %p0 = ROWS{2,1,0:T(8,128)(2,1)} parameter(0)
+  %p1 = ROWS{2,1,0:T(8,128)(2,1)S(1)} parameter(1)
+  ROOT %c = f32[40,2048,2048]{1,2,0:T(8,128)} convolution(%p0, %p1), \
+window={size=40 stride=39 lhs_dilate=40}, dim_labels=0bf_0oi->0bf, metadata={op_name="a(b)"}
+}
+
+%body (arg: (u32[], ROWS, ROWS)) -> (u32[], ROWS, ROWS) {
+  %arg = (u32[]{:T(128)}, ROWS{2,1,0:T(8,128)(2,1)}, ROWS{2,1,0:T(8,128)(2,1)S(1)}) parameter(0)
+  %i = u32[]{:T(128)} get-tuple-element(%arg), index=0
+  %x = ROWS{2,1,0:T(8,128)(2,1)} get-tuple-element(%arg), index=1
+  %y = ROWS{2,1,0:T(8,128)(2,1)S(1)} get-tuple-element(%arg), index=2
+  %f = f32[40,2048,2048]{1,2,0:T(8,128)} fusion(%x, %y), kind=kOutput, calls=%fused
+  %two = u32[]{:T(128)} constant(2)
+  %next = u32[]{:T(128)} add(%i, %two)
+  ROOT %t = (u32[]{:T(128)}, ROWS{2,1,0}, ROWS{2,1,0}) tuple(%next, %x, %y)
+}
+
+%cond (arg.1: (u32[], ROWS, ROWS)) -> pred[] {
+  %limit = u32[]{:T(128)} constant(8)
+  %arg.1 = (u32[]{:T(128)}, ROWS{2,1,0}, ROWS{2,1,0}) parameter(0)
+  %i.1 = u32[]{:T(128)} get-tuple-element(%arg.1), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i.1, %limit), direction=LT
+}
+
+ENTRY %main (a: (u32[], ROWS, /*index=2*/ROWS)) -> (u32[], ROWS, ROWS) {
+  %a = (u32[]{:T(128)}, ROWS{2,1,0}, /*index=2*/ROWS{2,1,0}) parameter(0)
+  ROOT %w = (u32[]{:T(128)}, ROWS{2,1,0}, ROWS{2,1,0}) while(%a), condition=%cond, body=%body
+}
+""".replace("ROWS", "bf16[40,2048,128]")
+
+
+def test_a_program_as_the_tpu_compiler_prints_it():
+    """Heads as holes of a convolution, a loop that counts in twos, arrays beside the units."""
+    program = hlo_program.parse_hlo(TPU)
+    assert hlo_work.matrix_flops(program) == 4 * 2 * 40 * 2048 * 2048 * 128
+    one, scores = 2 * 40 * 2048 * 128, 4 * 40 * 2048 * 2048
+    counter = 4 * 4  # the sum of two whole numbers, and its limit
+    assert hlo_work.memory_traffic(program) == pytest.approx(4 * (one + scores), abs=4 * counter)
+
+
+SCATTERED = """HloModule jit_step, is_scheduled=true
+
+%add (x: bf16[], y: bf16[]) -> bf16[] {
+  %x = bf16[] parameter(0)
+  %y = bf16[] parameter(1)
+  ROOT %s = bf16[] add(%x, %y)
+}
+
+%all-reduce-scatter (p: bf16[64,16]) -> bf16[16,16] {
+  %p = bf16[64,16]{1,0} parameter(0)
+  %r = bf16[64,16]{1,0} all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  %o = u32[] constant(0)
+  ROOT %d = bf16[16,16]{1,0} dynamic-slice(%r, %o, %o), dynamic_slice_sizes={16,16}
+}
+
+ENTRY %main (a: bf16[64,16], b: bf16[16,16]) -> bf16[16,16] {
+  %a = bf16[64,16]{1,0} parameter(0)
+  %b = bf16[16,16]{1,0} parameter(1)
+  %g = bf16[64,16]{1,0} all-gather(%b), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %f = bf16[16,16]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter
+}
+"""
+
+
+def test_a_sum_fused_with_a_slice_of_it_is_dealt_out():
+    """As the TPU's compiler writes it; its channel is another's too."""
+    found = hlo_collectives.collectives(hlo_program.parse_hlo(SCATTERED), 4)
+    sent = 2 * 64 * 16 * 3 // 4
+    assert {(x.kind, x.bytes_sent) for x in found} == {
+        ("all-gather", sent),
+        ("reduce-scatter", sent),
+    }
+
+
+STACKED = """HloModule jit_step, is_scheduled=true
+
+%relabelled (q: pred[24,64]) -> pred[24,64] {
+  %q = pred[24,64]{1,0:T(32,128)(4,1)} parameter(0)
+  ROOT %c = pred[24,64]{1,0:T(8,128)(4,1)} copy(%q)
+}
+
+%inner (m: pred[24,64], n: s32[]) -> pred[1,64] {
+  %m = pred[24,64]{1,0:T(32,128)(4,1)} parameter(0)
+  %n = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %l = pred[24,64]{1,0:T(8,128)(4,1)} fusion(%m), kind=kLoop, \
+output_to_operand_aliasing={{}: (0, {})}, calls=%relabelled
+  ROOT %e = pred[1,64]{1,0} dynamic-slice(%l, %n, %z), dynamic_slice_sizes={1,64}
+}
+
+%outer (p: pred[24,64], i: s32[], s: f32[24,64]) -> (f32[24,64], f32[1,64]) {
+  %p = pred[24,64]{1,0:T(32,128)(4,1)} parameter(0)
+  %i = s32[] parameter(1)
+  %s = f32[24,64]{1,0} parameter(2)
+  %o = s32[] constant(0)
+  %f = pred[1,64]{1,0} fusion(%p, %i), kind=kLoop, calls=%inner
+  %v = f32[1,64]{1,0} convert(%f)
+  %u = f32[24,64]{1,0} dynamic-update-slice(%s, %v, %i, %o)
+  ROOT %t = (f32[24,64]{1,0}, f32[1,64]{1,0}) tuple(%u, %v)
+}
+
+ENTRY %main (a: pred[24,64], b: s32[], d: f32[24,64]) -> (f32[24,64], f32[1,64]) {
+  %a = pred[24,64]{1,0:T(32,128)(4,1)} parameter(0)
+  %b = s32[] parameter(1)
+  %d = f32[24,64]{1,0} parameter(2)
+  ROOT %g = (f32[24,64]{1,0}, f32[1,64]{1,0}) fusion(%a, %b, %d), kind=kLoop, calls=%outer
+}
+"""
+
+
+def test_a_channel_may_have_several_sums():
+    sums = "\n".join(
+        f"  %r{n} = f32[{n}]{{0}} all-reduce(%a{n}), channel_id=1, replica_groups={{{{0,1}}}}, "
+        "to_apply=%add"
+        for n in (8, 1024)
+    )
+    program = hlo_program.parse_hlo(
+        "ENTRY %main (a8: f32[8], a1024: f32[1024]) -> f32[] {\n"
+        "  %a8 = f32[8]{0} parameter(0)\n  %a1024 = f32[1024]{0} parameter(1)\n"
+        f"{sums}\n  ROOT %c = f32[] constant(0)\n}}\n"
+    )
+    found = hlo_collectives.collectives(program, 2)
+    assert sorted(x.bytes_sent for x in found) == [4 * 8, 4 * 1024]
+
+
+@pytest.mark.parametrize(
+    ("kind", "slices", "sent"),
+    [("ALL_REDUCE", "1,2", 4096), ("ALL_REDUCE", "1:4", 6144), ("ALL_GATHER", "1,2", 4096)],
+)
+def test_what_the_hosts_of_slices_send(kind, slices, sent):
+    program = hlo_program.parse_hlo(
+        "ENTRY %main (a: f32[8,128]) -> f32[] {\n"
+        "  %a = f32[8,128]{1,0} parameter(0)\n  %k = token[] after-all()\n"
+        "  %s = (f32[8,128]{1,0}, u32[], token[]) send(%a, %k), channel_id=4, "
+        'is_host_transfer=true, frontend_attributes={_xla_megascale_reduce_operation="SUM",'
+        f'_xla_megascale_target="{{{slices}}}x{{0:3}}",_xla_megascale_transfer_type="{kind}"}}\n'
+        "  ROOT %c = f32[] constant(0)\n}\n"
+    )
+    (found,) = hlo_collectives.collectives(program, 8)
+    assert (found.kind, found.bytes_sent) == (kind.lower().replace("_", "-"), sent)
+    assert found.group == ((0, 4) if slices == "1,2" else (0, 2, 4, 6))
+
+
+def test_of_what_all_layers_keep_a_layer_moves_its_own():
+    """Through fusions in fusions, and beside what else a fusion answers."""
+    taken, kept, answered, number = 64, 4 * 64, 4 * 64, 4
+    traffic = hlo_work.memory_traffic(hlo_program.parse_hlo(STACKED))
+    assert traffic == taken + kept + answered + number
+
+
+def test_a_slice_that_is_fetched_beside_other_work_is_read_once():
+    line = (
+        "((bf16[64,16]{1,0}), bf16[8,16]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), "
+        "slice={[0:8], [0:16]}"
+    )
+    program = hlo_program.parse_hlo(
+        "ENTRY %main (a: bf16[64,16]) -> bf16[8,16] {\n"
+        f"  %a = bf16[64,16]{{1,0}} parameter(0)\n  %s = {line}\n"
+        "  ROOT %d = bf16[8,16]{1,0:S(1)} slice-done(%s)\n}\n"
+    )
+    assert hlo_work.memory_traffic(program) == 2 * 8 * 16
+
+
+@pytest.mark.parametrize(
+    ("window", "labels", "left", "right", "out", "depth"),
+    [
+        ("size=1", "0bf_io0->0bf", (64, 2048, 80), (80, 320, 1), (64, 2048, 320), 80),
+        ("size=64", "0fb_0io->fb0", (64, 20, 30), (64, 20, 7), (7, 30, 1), 64 * 20),
+        (
+            "size=1x40 pad=0_0x39_39 rhs_reversal=0x1",
+            "0bf1_i1o0->0b1f",
+            (64, 2048, 80, 1),
+            (80, 40, 128, 1),
+            (64, 2048, 40, 128),
+            80,
+        ),
+    ],
+)
+def test_products_that_are_written_as_convolutions(window, labels, left, right, out, depth):
+    def array(shape):
+        return f"f32[{','.join(map(str, shape))}]{{}}"
+
+    text = (
+        f"ENTRY %main (a: f32[1], b: f32[1]) -> f32[1] {{\n  %a = {array(left)} parameter(0)\n"
+        f"  %b = {array(right)} parameter(1)\n  ROOT %c = {array(out)} convolution(%a, %b), "
+        f"window={{{window}}}, dim_labels={labels}\n}}\n"
+    )
+    program = hlo_program.parse_hlo(text)
+    assert hlo_work.matrix_flops(program) == 2 * np.prod(out) * depth
+
+
+KERNEL = """
+%region (x: bf16[2,4,1024,64]) -> bf16[2,4,1024,64] {
+  %blocks = s8[1,2,2]{2,1,0} constant({...})
+  %places = s32[1024,128]{1,0} iota(), iota_dimension=0
+  %x = bf16[2,4,1024,64]{3,2,1,0} parameter(0)
+  ROOT %splash_mha_dq_no_residuals.1 = bf16[2,4,1024,64]{3,2,1,0} custom-call(%blocks, %x, %x, %x, %places), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"block_q": 512
+}}, metadata={op_name="step"}
+}
+
+%other (x: bf16[2,4,1024,64]) -> bf16[2,4,1024,64] {
+  %blocks = s8[1,2,2]{2,1,0} constant({...})
+  %x = bf16[2,4,1024,64]{3,2,1,0} parameter(0)
+  ROOT %splash_mha_dkv_no_residuals.1 = bf16[2,4,1024,64]{3,2,1,0} custom-call(%blocks, %x, %x, %x), custom_call_target="tpu_custom_call"
+}
+
+ENTRY %main (x: bf16[2,4,1024,64], turn: s32[]) -> bf16[2,4,1024,64] {
+  %x = bf16[2,4,1024,64]{3,2,1,0} parameter(0)
+  %turn = s32[] parameter(1)
+  ROOT %chosen = bf16[2,4,1024,64]{3,2,1,0} conditional(%turn, %x, %x), branch_computations={%region, %other}
+}
+"""  # noqa: E501
+
+
+def test_kernels_are_counted_by_the_blocks_they_compute_and_branches_by_turns():
+    program = hlo_program.parse_hlo(KERNEL)
+    product = 2 * 2 * 4 * 1024**2 * 64
+    # Three products over three of four blocks, where later keys are hidden; or four over all.
+    assert hlo_work.matrix_flops(program) == product * (3 * 3 / 4 + 4) / 2
+
+
+@pytest.mark.parametrize(
+    ("places", "part"), [(", %ids, %sides, %ids", 3 / 4), (", %ids, %sides", 1)]
+)
+def test_a_kernel_of_one_row(places, part):
+    text = f"""
+ENTRY %main (x: bf16[4,1024,64]) -> bf16[4,1024,64] {{
+  %blocks = s8[1,2,2]{{2,1,0}} constant({{...}})
+  %ids = s32[1024,128]{{1,0}} iota(), iota_dimension=0
+  %sides = s32[8,1024]{{1,0}} iota(), iota_dimension=0
+  %x = bf16[4,1024,64]{{2,1,0}} parameter(0)
+  ROOT %splash_mha_fwd_segmented.1 = bf16[4,1024,64]{{2,1,0}} custom-call(%blocks, %blocks, %x, %x, %x{places}), custom_call_target="tpu_custom_call"
+}}
+"""  # noqa: E501
+    product = 2 * 4 * 1024**2 * 64
+    assert hlo_work.matrix_flops(hlo_program.parse_hlo(text)) == 2 * product * part

@@ -1,0 +1,108 @@
+"""Plans for real TPUs, by their own compiler, where it is installed."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+from flaxzoo.train.cli import main as cli
+from flaxzoo.train.plan.topologies import TPU_ENVIRONMENT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None,
+        reason="the TPU compiler is not installed: pip install -e '.[tpu]'",
+    ),
+]
+SMALL = "--model.num-layers 2 --model.d-model 128 --model.num-heads 1 --execution.remat full"
+
+ATTENTION = "--model.dropout-rate 0 --model.max-length 256 --data.length 256"
+
+
+def plan(capfd, *arguments):
+    status = cli.main(["plan", "quickstart", *SMALL.split(), *" ".join(arguments).split()])
+    return status, capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("topology", "mesh"),
+    [
+        ("v5e:1x1", ""),
+        ("v4:2x2x1", "--mesh.fsdp 4"),
+        ("v5p:2x2x1", "--mesh.fsdp 2 --mesh.tensor 1"),
+        ("2*v6e:2x2", "--mesh.data 2 --mesh.fsdp 4"),
+    ],
+)
+def test_a_step_that_fits(capfd, topology, mesh):
+    status, out = plan(capfd, "--topology", topology, mesh)
+    assert status == 0
+    assert "fits: " in out
+    assert "estimate, not a measurement" in out
+    assert ("between slices" in out) == topology.startswith("2*")
+
+
+def test_a_step_that_does_not_fit(capfd):
+    status, out = plan(
+        capfd, "--topology v5e:1x1 --batch-size 65536 --model.max-length 1024 --data.length 1024"
+    )
+    assert status == 1
+    assert "does not fit: " in out
+    assert "what would help: more --micro-batches" in out
+
+
+def test_the_kernel_is_that_of_the_real_run_or_it_is_said_why_not(capfd):
+    _, out = plan(capfd, "--topology v5e:1x1")
+    assert "attention by XLA, not by splash attention: " in out
+    _, out = plan(capfd, "--topology v5e:1x1", ATTENTION)
+    assert "attention by splash attention\n" in out
+
+
+COUNT = """
+import jax, sys
+from flaxzoo import models
+from flaxzoo.train.hlo_kernels import kernel_flops
+from flaxzoo.train.hlo_program import parse_hlo
+from flaxzoo.train.topologies import parse_topology, topology_devices
+
+config = models.GPTConfig(vocab_size=128, max_length=1024, num_layers=3, d_model=256, num_heads=4,
+    dropout_rate=0.0, local_window=200)
+model = models.create(config, models.Execution("bfloat16", attention="splash"))
+here = jax.sharding.SingleDeviceSharding(topology_devices(parse_topology(sys.argv[1]))[0])
+ids = jax.ShapeDtypeStruct((2, 1024), "int32", sharding=here)
+params = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+    jax.eval_shape(model.init, jax.random.key(0), ids),
+)
+def loss(params, ids):
+    out = model.apply(params, ids, segment_ids=ids)
+    return out.last_hidden_state.astype("float32").sum()
+text = jax.jit(jax.grad(loss)).trace(params, ids).lower().compile().as_text()
+calls = [
+    (instruction.name.split("_segmented")[0], times, kernel_flops(instruction, computation))
+    for computation, times in parse_hlo(text).runs(fused=True)
+    for instruction in computation.values()
+    if 'tpu_custom_call' in instruction.attributes
+]
+print(sorted(calls))
+"""
+
+
+@pytest.mark.parametrize("topology", ["v5e:1x1", "v5p:2x2x1"])
+def test_the_calls_of_splash_attention_and_their_products(topology):
+    """Heads of 64, as they are; layers in turns banded, whose blocks of 512 are those of others."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, topology],
+        env={**os.environ, **TPU_ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    product = 2 * 2 * 4 * 1024**2 * 64 * 3 // 4  # rows, heads, pairs; three of four blocks
+    expected = [
+        (f"splash_mha_{phase}", 1.5, number * product)
+        for phase, number in (("dkv", 4), ("dq", 3), ("fwd", 2))
+        for _ in range(2)
+    ]
+    assert done.stdout.strip() == str(expected)

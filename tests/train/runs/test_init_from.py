@@ -1,0 +1,169 @@
+"""What a run begins with: another's parameters, its own checkpoint, settings that must fit."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from flaxzoo import models, train
+from flaxzoo.train.config import from_dict, in_steps, to_dict
+from flaxzoo.train.runs.init_from import begin, plan_beginning
+from flaxzoo.train.tree import path_name
+from flaxzoo.train.recipes import RECIPES
+
+from ...support.encoders import OPTIMIZER, SIZES, fine_tuning, pretraining
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+
+def parameters(folder):
+    _, params = models.load(folder)
+    return {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)}
+
+
+def begun(folder, model):
+    """Parameters of a model that begins with a run, its fresh ones, and what was said."""
+    lines = []
+    source = train.open_run(folder)[0].model
+    fresh = models.init_params(models.create(model), jax.random.key(5))
+    shardings = jax.tree.map(lambda x: x.sharding, fresh)
+    plan = plan_beginning(folder, models.loading.newest_step(folder), source, model)
+    params = begin(plan, fresh, shardings, lines.append)
+    flat = [
+        {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}
+        for tree in (params, fresh)
+    ]
+    return *flat, lines
+
+
+def test_the_body_is_copied_and_the_head_is_new(pretrained):
+    source = train.open_run(pretrained)[0].model
+    model = dataclasses.replace(source, head="token", labels=("O", "B-X", "I-X"))
+    params, fresh, lines = begun(pretrained, model)
+    theirs = parameters(pretrained)
+    for name, x in params.items():
+        expected = fresh if name.startswith("head/") else theirs
+        np.testing.assert_array_equal(x, expected[name], err_msg=name)
+    copied, new, left = lines
+    assert "copied embedding_norm, layers, position_embedding, token_embedding" in copied
+    assert new == "new, with random values: head/classifier (51 parameters)"
+    assert left.startswith("left behind: head/bias, head/next_sentence, head/transform")
+
+
+def test_the_head_of_other_labels_is_new(tuned):
+    folder = tuned("one").run.folder
+    source = train.open_run(folder)[0].model
+    params, fresh, _ = begun(folder, dataclasses.replace(source, labels=("no", "yes")))
+    for name in ("head/classifier/kernel", "head/classifier/bias"):
+        np.testing.assert_array_equal(params[name], fresh[name])
+    params, _, lines = begun(folder, source)
+    np.testing.assert_array_equal(
+        params["head/classifier/kernel"], parameters(folder)["head/classifier/kernel"]
+    )
+    assert len(lines) == 1
+
+
+def test_a_body_of_another_shape_is_refused(pretrained):
+    source = train.open_run(pretrained)[0].model
+    with pytest.raises(train.RunError, match=r"token_embedding/embedding .* where this run has"):
+        begun(pretrained, dataclasses.replace(source, vocab_size=source.vocab_size + 1))
+
+
+def test_a_second_phase_takes_the_head_too(place, pretrained, capsys):
+    config = pretraining(place, init_from=str(pretrained), steps=1)
+    result = train.train(config, place / "second phase")
+    assert result.finished
+    messages = capsys.readouterr().err
+    assert "head/next_sentence" in messages
+    assert "new, with random" not in messages
+    assert "left behind" not in messages
+
+
+def test_what_a_run_begins_with_decides_its_sizes(place, pretrained):
+    config = fine_tuning(place, "one", init_from=str(pretrained))
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, d_model=64, dropout_rate=0.3)
+    )
+    run = train.train(dataclasses.replace(config, epochs=0.5), place / "sizes", quiet=True).run
+    assert (run.config.model.d_model, run.config.model.dropout_rate) == (16, 0.3)
+    assert run.config.model.labels == ("0", "1")
+    assert run.tokenizer.fingerprint == train.open_run(pretrained)[1].fingerprint
+    too_long = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, length=40), epochs=1.0
+    )
+    with pytest.raises(ValueError, match=r"data.length 40 exceeds model.max_length 32"):
+        train.train(too_long, place / "too long", quiet=True)
+    assert not (place / "too long").exists()
+
+
+def test_what_a_run_cannot_begin_with_leaves_no_folder(place, pretrained):
+    unborn = place / "unborn"
+    shutil.copytree(pretrained, unborn, ignore=shutil.ignore_patterns("checkpoints"))
+    config = fine_tuning(place, "one", init_from=str(unborn))
+    with pytest.raises(FileNotFoundError, match="unborn has no checkpoint yet"):
+        train.train(config, place / "from nothing", quiet=True)
+    config = fine_tuning(place, "one", init_from=str(pretrained), init_step=3)
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 3: it has 4"):
+        train.train(config, place / "from nothing", quiet=True)
+    assert not (place / "from nothing").exists()
+
+
+@pytest.mark.parametrize("kind", ["pretraining", "tag"])
+def test_a_run_that_was_stopped_is_the_run_never_stopped(place, pretrained, kind):
+    config = (
+        pretraining(place, checkpoint_every=2)
+        if kind == "pretraining"
+        else fine_tuning(place, kind, init_from=str(pretrained), checkpoint_every=2)
+    )
+    whole, again = place / f"{kind} whole", place / f"{kind} again"
+    assert train.train(config, whole, quiet=True).finished
+    # The same run, but for what its first checkpoint does not hold.
+    train.train(config, again, quiet=True)
+    for step in models.loading.steps(again)[1:]:
+        shutil.rmtree(again / "checkpoints" / str(step))
+    train.train(config, again, quiet=True)
+    for name, x in parameters(again).items():
+        np.testing.assert_array_equal(x, parameters(whole)[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("no gap", "must have a .MASK."), ("[MASK] " + "cat " * 40, "at most 32 tokens")],
+)
+def test_a_prompt_that_would_fail_after_training(place, prompt, message):
+    with pytest.raises(train.RunError, match=message):
+        train.train(pretraining(place, sample_prompt=prompt), place / "prompt", quiet=True)
+    config = fine_tuning(place, "one", sample_prompt="the")
+    with pytest.raises(train.RunError, match="head sequence writes no sample"):
+        train.train(config, place / "prompt", quiet=True)
+    assert not (place / "prompt").exists()
+
+
+def test_a_gpt_has_no_head_for_labels(place):
+    config = fine_tuning(place, "one")
+    config = dataclasses.replace(config, model=models.GPTConfig(**SIZES))
+    with pytest.raises(
+        train.RunError, match=r"gpt has no head for classify data \(it has causal_lm\): choose"
+    ):
+        train.train(config, place / "gpt", quiet=True)
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_every_recipe_is_kept_as_json(name):
+    config = train.recipe(name)
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_epochs_become_steps(place):
+    config = dataclasses.replace(
+        fine_tuning(place, "one", epochs=2.5),
+        optimizer=dataclasses.replace(OPTIMIZER, warmup_fraction=0.1),
+    )
+    counted = in_steps(config, rows_per_epoch=100)
+    assert (counted.steps, counted.evaluate_every, counted.checkpoint_every) == (32, 13, 13)
+    assert counted.optimizer.warmup_steps == 3
+    given = dataclasses.replace(config, steps=7, evaluate_every=2)
+    assert in_steps(given, rows_per_epoch=100).steps == 7
+    assert in_steps(given, rows_per_epoch=100).evaluate_every == 2

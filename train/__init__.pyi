@@ -1,0 +1,50 @@
+"""What turns models and data into trained models.
+
+Example::
+
+    config = train.recipe("quickstart")
+    result = train.train(config, "runs/quickstart")
+"""
+
+from .config import MeshConfig as MeshConfig
+from .config import TrainConfig as TrainConfig
+from .convert.average_checkpoints import average_checkpoints as average_checkpoints
+from .convert.export import export_model as export_model
+from .convert.import_hf import import_model as import_model
+from .distributed.sharding import make_mesh as make_mesh
+from .distributed.sharding import parameter_shardings as parameter_shardings
+from .distributed.sharding import shard_batch as shard_batch
+from .distributed.sharding import state_shardings as state_shardings
+from .engine.loop import Result as Result
+from .engine.loop import train as train
+from .engine.train_step import make_train_step as make_train_step
+from .errors import NonFiniteLoss as NonFiniteLoss
+from .errors import RunError as RunError
+from .inference.embed import TextEmbedder as TextEmbedder
+from .inference.evaluate import score_run as score_run
+from .inference.fill_mask import MaskFiller as MaskFiller
+from .inference.generate import Sample as Sample
+from .inference.generate import TextGenerator as TextGenerator
+from .inference.predict import predict as predict
+from .inference.translate import TextTranslator as TextTranslator
+from .inference.translate import Translation as Translation
+from .objectives.objectives import CAUSAL as CAUSAL
+from .objectives.objectives import CLASSIFICATION as CLASSIFICATION
+from .objectives.objectives import MASKED as MASKED
+from .objectives.objectives import MULTI_LABEL as MULTI_LABEL
+from .objectives.objectives import PRETRAINING as PRETRAINING
+from .objectives.objectives import REGRESSION as REGRESSION
+from .objectives.objectives import SPAN as SPAN
+from .objectives.objectives import TAGGING as TAGGING
+from .objectives.objectives import Objective as Objective
+from .objectives.objectives import translation as translation
+from .optim.optimizer import make_optimizer as make_optimizer
+from .optim.schedules import make_schedule as make_schedule
+from .optimizer_config import OptimizerConfig as OptimizerConfig
+from .plan.plan import make_plan as make_plan
+from .plan.topologies import parse_topology as parse_topology
+from .recipes import recipe as recipe
+from .runs.load_run import open_run as open_run
+from .state import TrainState as TrainState
+from .state import count_parameters as count_parameters
+from .state import init_state as init_state

@@ -1,0 +1,1 @@
+"""Moving weights in and out."""

@@ -1,0 +1,107 @@
+"""Which kernel computes a run's attention: what suits the devices, where it can serve."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ...models.nn.fused_attention import AttentionCall, refusal
+from ..config import TrainConfig
+
+Kernel = Literal["xla", "cudnn", "splash"]
+
+NAMES: dict[str, str] = {"xla": "XLA", "cudnn": "cuDNN", "splash": "splash attention"}
+"""As they are printed."""
+FASTEST: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}
+"""By platform; elsewhere there is XLA alone."""
+PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu"}
+LEAST_CAPABILITY = (8, 0)
+"""Of NVIDIA's GPUs (Ampere)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelChoice:
+    """The kernel that runs, and what was said against a faster one."""
+
+    kernel: Kernel
+    instead_of: str = ""
+    """A faster kernel that does not run."""
+    reason: str = ""
+    """Why it does not."""
+
+    @property
+    def description(self) -> str:
+        """`attention by XLA, not by cuDNN: …`."""
+        said = f"attention by {NAMES[self.kernel]}"
+        if self.instead_of:
+            said += f", not by {NAMES[self.instead_of]}: {self.reason}"
+        return said
+
+
+def choose_kernel(config: TrainConfig, device: Any, context: int = 1) -> KernelChoice:
+    """The kernel for a run's steps, on devices like this one.
+
+    Args:
+      config: of the run; what `execution.attention` names is taken.
+      device: one of those that the step is compiled for.
+      context: into how many parts the tokens of a row are cut.
+
+    Raises:
+      ValueError: the kernel that `execution.attention` names cannot serve.
+    """
+    asked = config.execution.attention
+    kernel = FASTEST.get(device.platform, "xla") if asked == "auto" else asked
+    if kernel == "xla":
+        faster = FASTEST.get(device.platform, "")
+        return KernelChoice("xla", faster, "execution.attention says so" if faster else "")
+    reason = _reason(kernel, config, device, context)
+    if reason is None:
+        return KernelChoice(kernel)
+    if asked != "auto":
+        raise ValueError(
+            f"execution.attention {asked} cannot serve this run: {reason}: leave it out, or say xla"
+        )
+    return KernelChoice("xla", kernel, reason)
+
+
+def with_kernel(config: TrainConfig, kernel: Kernel) -> TrainConfig:
+    """The run with its attention by this kernel."""
+    execution = dataclasses.replace(config.execution, attention=kernel)
+    return dataclasses.replace(config, execution=execution)
+
+
+def _reason(kernel: Kernel, config: TrainConfig, device: Any, context: int) -> str | None:
+    """Why a kernel cannot serve a training step, or None."""
+    for cannot, why in _LIMITS:
+        if cannot(kernel, device, context):
+            return why.format(
+                kernel=NAMES[kernel], device=device, needs=PLATFORMS[kernel], context=context
+            )
+    length = config.data.length
+    for sizes in (config.model, config.model.decoder):
+        call = AttentionCall(
+            *(length, length, sizes.key_dim, sizes.head_dim),
+            config.execution.dtype,
+            sizes.attention_dropout_rate,
+        )
+        if reason := refusal(kernel, call):
+            return reason
+    return None
+
+
+def _is_old_gpu(kernel: str, device: Any, _: int) -> bool:
+    if kernel != "cudnn":
+        return False
+    if "cuda" not in device.client.platform_version:
+        return True
+    return tuple(map(int, device.compute_capability.split("."))) < LEAST_CAPABILITY
+
+
+_LIMITS: tuple[tuple[Callable[[str, Any, int], bool], str], ...] = (
+    (
+        lambda kernel, device, _: device.platform != PLATFORMS[kernel],
+        "it is for a {needs}, and here is a {device.platform}",
+    ),
+    (_is_old_gpu, "a {device.device_kind} is not of NVIDIA's Ampere generation or later"),
+    (lambda *a: a[2] > 1, "tokens of a row are cut along mesh.context {context}"),
+)
+"""What of the devices is against a kernel; of sizes `models.attention_kernels` knows."""

@@ -1,0 +1,178 @@
+"""Several processes of one machine that train together: `flaxzoo launch`.
+
+Each gets its share of the GPUs. Process 0 has the terminal; what the others say is marked with
+their number. When one fails the others are ended, for they would wait for it.
+"""
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import RunError
+
+ENDING_SECONDS = 10.0
+"""After one process failed the others have so long to end by themselves."""
+FORWARDED = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+]
+
+
+def launch(command: list[str], processes: int) -> int:
+    """Runs a command in several processes that find each other.
+
+    Args:
+      command: program and arguments.
+      processes: how many.
+
+    Returns:
+      0, or the status of the process that failed first; of one that a signal ended 128 and its
+      number.
+
+    Raises:
+      RunError: the GPUs cannot be dealt out to so many processes.
+    """
+    if processes < 1:
+        raise RunError(f"processes {processes} must be at least 1")
+    shares = deal(visible_gpus(), processes)
+    address = f"127.0.0.1:{free_port()}"
+    common = {
+        **os.environ,
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_COORDINATOR_BIND_ADDRESS": address,  # nobody else is to reach it
+        "JAX_NUM_PROCESSES": str(processes),
+    }
+    started: list[subprocess.Popen[bytes]] = []
+    with _forwarding(started):
+        for index, gpus in enumerate(shares):
+            environment = {**common, "JAX_PROCESS_ID": str(index)}
+            if gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            started.append(_start(command, environment, first=index == 0))
+        marking = [
+            threading.Thread(target=_mark, args=(process, index))
+            for index, process in enumerate(started)
+        ]
+        for thread in marking:
+            thread.start()
+        try:
+            failed = _first_failure(started)
+            told = failed is None or len({process.poll() for process in started}) == 1
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+            for thread in marking:
+                thread.join()
+    if failed is None:
+        return 0
+    if not told:
+        print(_obituary(failed, started[failed].returncode), file=sys.stderr)
+    return _shell_status(started[failed].returncode)
+
+
+def deal(gpus: list[str], processes: int) -> list[list[str]]:
+    """Each process's equal share of the GPUs, side by side; nothing where there are none.
+
+    Raises:
+      RunError: they cannot be shared equally.
+    """
+    if len(gpus) % processes:
+        raise RunError(
+            f"{len(gpus)} GPUs cannot be dealt out to {processes} processes: choose a divisor, or "
+            "name the GPUs to be used in CUDA_VISIBLE_DEVICES"
+        )
+    share = len(gpus) // processes
+    return [gpus[i * share : (i + 1) * share] for i in range(processes)]
+
+
+def visible_gpus() -> list[str]:
+    """The names of the NVIDIA GPUs that jax would use here."""
+    if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name]
+    return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as it:
+        it.bind(("127.0.0.1", 0))
+        return it.getsockname()[1]
+
+
+def _start(command: list[str], environment: dict[str, str], first: bool) -> subprocess.Popen[bytes]:
+    # In a session of its own: a Ctrl-C of the terminal reaches it once, from here.
+    return subprocess.Popen(
+        command,
+        env=environment,
+        start_new_session=True,
+        stdin=None if first else subprocess.DEVNULL,
+        stdout=None if first else subprocess.PIPE,
+        stderr=None if first else subprocess.STDOUT,
+    )
+
+
+def _mark(process: subprocess.Popen[bytes], index: int) -> None:
+    """Passes on what a process says; process 0 says it itself."""
+    if process.stdout is None:
+        return
+    with process.stdout as output:
+        for line in output:
+            text = line.decode(errors="replace").rstrip()
+            print(f"[process {index}] {text}", file=sys.stderr, flush=True)
+
+
+def _first_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
+    """Waits until all ended, or for a while after one failed; which did first."""
+    failed, deadline = None, math.inf
+    while time.monotonic() < deadline:
+        statuses = [process.poll() for process in started]
+        if failed is None and any(statuses):
+            failed = next(i for i, status in enumerate(statuses) if status)
+            deadline = time.monotonic() + ENDING_SECONDS
+        if None not in statuses:
+            break
+        time.sleep(0.05)
+    return failed
+
+
+def _shell_status(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _obituary(index: int, returncode: int) -> str:
+    how = (
+        f"ended with status {returncode}"
+        if returncode >= 0
+        else f"was ended by {signal.Signals(-returncode).name}"
+    )
+    return (
+        f"flaxzoo: process {index} {how}, and the others with it; the same command goes on from "
+        "the last checkpoint"
+    )
+
+
+@contextmanager
+def _forwarding(started: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Passes signals on to the processes, which save and leave."""
+
+    def forward(number: int, frame: object) -> None:
+        for process in started:
+            process.send_signal(number)
+
+    previous = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""What drives a run: the step, its compilation, the loop, checkpoints, logs."""

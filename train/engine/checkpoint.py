@@ -1,0 +1,220 @@
+"""Checkpoints of a run: parameters, optimizer and data position, through Orbax."""
+
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from ...models.checksums import find_damage, write_checksums
+from ...models.load import CHECKPOINTS, PARAMS, steps
+from ..errors import RunError
+from ..state import TrainState
+
+OPTIMIZER = "optimizer"
+DATA = "data"
+METRICS = "metrics"
+ROOM_FOR_FACTS = 1 << 20
+"""Bytes that a checkpoint takes beside its arrays, with some to spare."""
+
+
+class Checkpoints:
+    """The `checkpoints` folder of a run; saves in the background.
+
+    A checkpoint appears whole, with its checksums, or not at all. The newest
+    `keep_last` are kept, and the `keep_best` of lowest validation loss.
+    """
+
+    def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
+        policy = checkpoint_managers.AnyPreservationPolicy(
+            [
+                checkpoint_managers.LatestN(keep_last),
+                checkpoint_managers.BestN(
+                    get_metric_fn=_loss,
+                    reverse=True,  # ascending in worth: the lowest loss last
+                    n=keep_best,
+                    keep_checkpoints_without_metrics=False,
+                ),
+            ]
+        )
+        self._folder = (run / CHECKPOINTS).resolve()
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policy,
+                best_fn=_loss,  # not asked, but without it metrics are not written to disk
+                create=True,
+                cleanup_tmp_directories=True,
+                async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+            ),
+        )
+        self._saving = 0
+
+    def _write_checksums(self) -> None:
+        """Called when all of a checkpoint is written, and it has not its final name yet."""
+        if jax.process_index() == 0:
+            write_checksums(self._folder / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}")
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Waits for what is still being written; if a fault ends the run, that one is told."""
+        try:
+            with self._writing():
+                self._manager.close()
+        except RunError:
+            if error is None:
+                raise
+
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, data: dict[str, Any], validation_loss: float | None) -> None:
+        """Begins to write a state, unless its step is there already.
+
+        Args:
+          state: in its global form.
+          data: the data iterator's state.
+          validation_loss: the lower the better, if it was measured at this step.
+
+        Raises:
+          RunError: this or the one before cannot be written.
+        """
+        step = int(state.step)
+        if step == self.newest:
+            return
+        self.wait()
+        self._saving = step
+        self._check_room(state)
+        args = ocp.args.Composite(
+            **{
+                PARAMS: ocp.args.StandardSave(state.params),
+                OPTIMIZER: ocp.args.StandardSave({"step": state.step, "state": state.opt_state}),
+                DATA: ocp.args.JsonSave(data),
+            }
+        )
+        metrics = {} if validation_loss is None else {"loss": validation_loss}
+        with self._writing():
+            self._manager.save(step, args=args, metrics=metrics)
+
+    def _check_room(self, state: TrainState) -> None:
+        """Raises RunError if the disk is too full, before half a checkpoint makes it fuller."""
+        needed = ROOM_FOR_FACTS + sum(x.nbytes for x in jax.tree.leaves(state))
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            raise self._cannot_write(f"it takes {needed:,} bytes, the disk has {free:,} left")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Tells in one line what went wrong with a file."""
+        try:
+            yield
+        except (OSError, ValueError) as error:  # tensorstore has a ValueError for a full disk
+            code = re.search(r"os_error_code='(\d+)'", str(error))
+            if code is None and not isinstance(error, OSError):
+                raise
+            why = os.strerror(int(code[1])) if code else getattr(error, "strerror", None)
+            raise self._cannot_write(why or str(error)) from error
+
+    def _cannot_write(self, why: str) -> RunError:
+        others = [step for step in steps(self._folder.parent) if step != self._saving]
+        rest = f"from step {others[-1]}" if others else "from the start"
+        return RunError(
+            f"cannot write checkpoint {self._saving} to {self._folder} ({why}): mend that; "
+            f"the same command goes on {rest}"
+        )
+
+    def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Reads a state onto the devices that `shapes` names.
+
+        Args:
+          step: which checkpoint.
+          shapes: shapes, dtypes and shardings of the global form.
+
+        Returns:
+          The state and the data iterator's.
+        """
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                **{
+                    PARAMS: ocp.args.StandardRestore(shapes.params),
+                    OPTIMIZER: ocp.args.StandardRestore(
+                        {"step": shapes.step, "state": shapes.opt_state}
+                    ),
+                    DATA: ocp.args.JsonRestore(),
+                }
+            ),
+        )
+        optimizer = restored[OPTIMIZER]
+        state = TrainState(optimizer["step"], restored[PARAMS], optimizer["state"])
+        return state, restored[DATA]
+
+    def wait(self) -> None:
+        """Returns when everything begun is on disk."""
+        with self._writing():
+            self._manager.wait_until_finished()
+
+
+def set_aside_damaged(run: Path, say: Callable[[str], None]) -> None:
+    """Renames damaged checkpoints, so that the newest of those left is whole.
+
+    All of a checkpoint is looked at until one is whole; of older ones only what is
+    read of each of them, their validation loss.
+
+    Args:
+      run: the run folder.
+      say: told each damage, in a line.
+
+    Raises:
+      RunError: not one is whole; they are left as they are.
+    """
+    damaged: dict[int, str] = {}
+    newest: int | None = None
+    for step in reversed(steps(run)):
+        part = "" if newest is None else METRICS
+        damage = find_damage(run / CHECKPOINTS / str(step), part)
+        if damage is not None:
+            damaged[step] = damage
+        elif newest is None:
+            newest = step
+    if damaged and newest is None:
+        listed = "; ".join(f"{step}: {damage}" for step, damage in damaged.items())
+        raise RunError(
+            f"every checkpoint of {run} is damaged ({listed}): restore one, or give another "
+            "--workdir"
+        )
+    for step, damage in damaged.items():
+        folder = run / CHECKPOINTS / str(step)
+        aside = _free_name(folder.with_name(f"{step}.damaged"))
+        folder.rename(aside)
+        say(f"checkpoint {step} of {run} is damaged: {damage}; kept aside as {aside.name}")
+
+
+def _free_name(path: Path) -> Path:
+    """`path`, or the first of `path-2`, `path-3` … that is not there."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def _loss(metrics: dict[str, float]) -> float:
+    return metrics.get("loss", math.inf)

@@ -1,0 +1,161 @@
+"""Where numbers go: `metrics.jsonl`, TensorBoard, and Weights & Biases if asked for."""
+
+import contextlib
+import hashlib
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ...data.io.atomic_io import write_file
+from ...models.load import CONFIG_FILE
+from ..errors import RunError
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+SECONDS_BETWEEN_FLUSHES = 30.0
+"""Of TensorBoard's file."""
+
+
+class MetricsLog:
+    """Writes one line of numbers per logged step.
+
+    A run that is taken up at step n forgets what was logged after n, so that
+    its file reads like that of a run never stopped.
+    """
+
+    def __init__(self, run: Path, *, first_step: int, wandb_project: str | None) -> None:
+        # First, so that nothing is open if it cannot be had.
+        self._wandb = _start_wandb(wandb_project, run) if wandb_project else None
+        self._file = run / METRICS_FILE
+        _forget_after(self._file, first_step)
+        self._lines = self._file.open("a")
+        self._board = _Board(run / TENSORBOARD, first_step)
+
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes all of them; if a fault ends the run, it is the one to be told."""
+        try:
+            with contextlib.closing(self._board), contextlib.closing(self._lines):
+                pass
+        except OSError as fault:
+            if error is None:
+                raise self._cannot_write(fault) from fault
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def write(self, step: int, group: str, numbers: dict[str, float]) -> None:
+        """Logs `numbers` of `group` ("train" or "validation") at `step`.
+
+        Raises:
+          RunError: they cannot be written.
+        """
+        named = {f"{group}/{name}": value for name, value in numbers.items()}
+        try:
+            self._lines.write(json.dumps({"step": step, "split": group, **numbers}) + "\n")
+            self._lines.flush()
+            self._board.write(step, named)
+        except OSError as fault:
+            raise self._cannot_write(fault) from fault
+        if self._wandb is not None:
+            self._wandb.log(named, step=step)
+
+    def _cannot_write(self, fault: OSError) -> RunError:
+        return RunError(
+            f"cannot write the metrics to {self._file.parent} ({fault.strerror}): mend that; "
+            "the same command goes on from the newest checkpoint"
+        )
+
+
+@contextlib.contextmanager
+def _absent(package: str) -> Iterator[None]:
+    """Has what is imported here do without a package, unless it is there already."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # pyright: ignore[reportArgumentType]  (as importlib has it)
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
+class _Board:
+    """TensorBoard's file of events.
+
+    Written at once: tensorboardX's `SummaryWriter` has a thread for it, which a full disk
+    ends, and the run then waits for it for ever.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        with _absent("torch"):  # of which tensorboardX wants the name of a type: two seconds
+            from tensorboardX.proto import event_pb2
+            from tensorboardX.record_writer import RecordWriter
+
+        protocol: Any = event_pb2  # its names are made at run time
+        self._event = protocol.Event
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        self._records = RecordWriter(str(folder / name))
+        self._next_flush = 0.0
+        # Tells TensorBoard to forget what an earlier process logged after this step.
+        start = protocol.SessionLog(status=protocol.SessionLog.START)
+        self._write(file_version="brain.Event:2")
+        self._write(session_log=start, step=first_step + 1)
+
+    def write(self, step: int, named: dict[str, float]) -> None:
+        from tensorboardX.summary import scalar
+
+        for name, value in named.items():
+            self._write(step=step, summary=scalar(name, value))
+        if time.monotonic() >= self._next_flush:
+            self._records.flush()
+            self._next_flush = time.monotonic() + SECONDS_BETWEEN_FLUSHES
+
+    def _write(self, **fields: Any) -> None:
+        event = self._event(wall_time=time.time(), **fields)
+        self._records.write(event.SerializeToString())
+
+    def close(self) -> None:
+        self._records.close()
+
+
+def read_metrics(run: Path, group: str) -> list[dict[str, Any]]:
+    """The logged lines of a group, in order."""
+    file = run / METRICS_FILE
+    lines = file.read_text().split("\n") if file.is_file() else []
+    return [row for row in map(json.loads, filter(None, lines)) if row["split"] == group]
+
+
+def _forget_after(file: Path, step: int) -> None:
+    if not file.is_file():
+        return
+    # A process killed in mid-line leaves one without its end.
+    lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    write_file(file, "".join(kept).encode())
+
+
+def _start_wandb(project: str, run: Path) -> Any:
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]  (an extra)
+    except ImportError as error:
+        raise ValueError(
+            f"wandb_project {project!r} needs Weights & Biases: pip install 'flaxzoo[wandb]'"
+        ) from error
+    # The same folder is the same run there, however often it is taken up.
+    identity = hashlib.blake2b((run / CONFIG_FILE).read_bytes(), digest_size=8).hexdigest()
+    return wandb.init(
+        project=project, name=run.name, id=f"{run.name}-{identity}", dir=str(run), resume="allow"
+    )

@@ -1,0 +1,51 @@
+"""`report.md`: what a finished run was, and its loss curve as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+from .metrics_log import read_metrics
+
+REPORT_FILE = "report.md"
+CURVE_FILE = "loss.png"
+
+
+def write_report(
+    folder: Path, facts: dict[str, Any], validation: dict[str, Any], sample: str | None
+) -> None:
+    """Writes `report.md` and `loss.png` into a run folder.
+
+    Args:
+      folder: the run folder, whose `metrics.jsonl` is drawn.
+      facts: rows of the table at the top.
+      validation: loss and scores of the last evaluation.
+      sample: what the model made of a prompt.
+    """
+    draw_curve(folder, folder / CURVE_FILE)
+    scores = {f"validation {name}": _shown(value) for name, value in validation.items()}
+    rows = {**facts, **scores}
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    text = f"# {folder.name}\n\n| | |\n| --- | --- |\n{table}\n\n![loss]({CURVE_FILE})\n"
+    if sample is not None:
+        text += f"\n## A sample\n\n```text\n{sample}\n```\n"
+    (folder / REPORT_FILE).write_text(text, encoding="utf-8")
+
+
+def _shown(value: float | int) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def draw_curve(folder: Path, file: Path) -> None:
+    """Draws training and validation loss over steps, as a PNG."""
+    # Not pyplot: it would choose a window system, and is not thread-safe.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    for group, style in (("train", "-"), ("validation", "o-")):
+        lines = read_metrics(folder, group)
+        steps, losses = [row["step"] for row in lines], [row["loss"] for row in lines]
+        axes.plot(steps, losses, style, label=group, markersize=4, linewidth=1)
+    axes.set(xlabel="step", ylabel="loss")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(file)

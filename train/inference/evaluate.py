@@ -1,0 +1,96 @@
+"""A trained model's loss and scores on any data of the kind it was trained on."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ...data.batching import evaluation_batches
+from ...models.decoding.beam_search import BeamSearch
+from ...models.hub import local_folder
+from ...models.load import load, read_fields
+from ..errors import RunError
+from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
+from ..objectives.tasks import objective_of, score, task_of
+from ..progress import Progress
+from ..runs.load_run import open_run, search_of
+from ..runs.run_folder import Say, label_names
+from .translate import TextTranslator, note_of_empty
+
+
+def score_run(
+    folder: str | Path,
+    source: str | None = None,
+    *,
+    step: int | None = None,
+    num_beams: int | None = None,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Evaluates a model on every row of a source, cut as in its training.
+
+    Args:
+      folder: a run folder.
+      source: a source such as the run was trained on; by default what it validates on.
+      step: which checkpoint; by default the newest.
+      num_beams: of the search for translations, by default 4; no other kind of data has one.
+      say: told what is in the data, in a line.
+
+    Returns:
+      `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
+      F1, exact match, BLEU …
+
+    Raises:
+      RunError: `num_beams` is given for a model that translates nothing.
+      ValueError: `num_beams` is below 1.
+      FileNotFoundError: it is not a run folder, or has no such checkpoint.
+      DataError: the data cannot be had or read.
+    """
+    config, tokenizer = open_run(folder)
+    decoded = task_of(config.data).decoded
+    if num_beams is not None and decoded is None:
+        raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
+    own = search_of(folder, tokenizer)
+    search = own or BeamSearch()
+    if num_beams is not None:
+        search = dataclasses.replace(search, num_beams=num_beams, num_return=1)
+    recorded = read_fields(local_folder(folder)).get("data_fingerprints")
+    if source is None and recorded is None:
+        raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
+    data, labels = config.data, label_names(config.model)
+    model, params = load(folder, step=step)
+    if source is None:
+        split = data.validation_split(tokenizer, labels)
+        if recorded is not None and split.fingerprint != recorded["validation"]:
+            say("the validation data has changed since this run was made")
+    else:
+        split = data.whole_source(source, tokenizer, labels)
+    say(f"data: {split.facts}")
+    # Before the losses, so that what cannot be decoded is found at once.
+    written = {}
+    if decoded is not None:
+        say(f"translated and scored: all {len(split.content.sources):,} pairs")
+        with Progress().counter("sentences", len(split.content.sources)) as advance:
+            translator = TextTranslator(model, params, tokenizer, own)
+            translated = translator(
+                split.content.sources,
+                search=search,
+                places=[pair.place for pair in split.content],
+                on_batch=advance,
+            )
+        note = note_of_empty(split.content.sources, translated)
+        if note is not None:
+            say(note)
+        texts = [translations[0].text for translations in translated]
+        scores = decoded(split.content.targets, texts)
+        written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
+    objective = objective_of(config)
+    number = split.rows.rows_per_epoch
+    evaluation = evaluate(
+        jax.jit(make_evaluate_fn(model.apply, objective)),
+        params,
+        evaluation_batches(split.rows, batch_size=rows_at_once(config, number)),
+        objective,
+        number,
+    )
+    return {**score(data, evaluation, split), **written}

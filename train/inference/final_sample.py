@@ -1,0 +1,31 @@
+"""What a finished run shows of itself."""
+
+from pathlib import Path
+from typing import Any
+
+from ...models.bert import WITH_MASKED_WORDS
+from ...models.decoding.sample import Sampling
+from ..runs.load_run import open_run
+from .fill_mask import MaskFiller
+from .generate import TextGenerator
+
+
+def final_sample(folder: str | Path, prompt: str, seed: int) -> str:
+    """A continuation of `prompt`, its translation, or what is put into its gap."""
+    config: Any = open_run(folder)[0]
+    if config.model.head in WITH_MASKED_WORDS:
+        gaps = MaskFiller.of_run(folder)(prompt, top_k=5)
+        lines = [", ".join(f"{c.token} {c.probability:.3f}" for c in gap) for gap in gaps]
+        return "\n".join([prompt, *lines])
+    if config.model.head == "seq2seq_lm":
+        from .translate import TextTranslator
+
+        [[translation]] = TextTranslator.of_run(folder)([prompt])
+        return f"{prompt}\n{translation.text}"
+    samples = TextGenerator.of_run(folder)(
+        [prompt],
+        max_new_tokens=100,
+        sampling=Sampling(temperature=0.8, top_p=0.95),
+        seed=seed,
+    )
+    return prompt + samples[0].text

@@ -1,0 +1,55 @@
+"""What a fine-tuned model says of inputs that have no labels yet."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ...data.batching import evaluation_batches
+from ...models.load import load
+from ..errors import RunError
+from ..objectives.eval_step import rows_at_once, whole_rows
+from ..objectives.tasks import objective_of
+from ..runs.load_run import open_run
+from ..runs.run_folder import Say, label_names
+
+
+def predict(
+    folder: str | Path, path: str, *, step: int | None = None, say: Say = print
+) -> list[Any]:
+    """Predicts for each example of a file.
+
+    Args:
+      folder: the run folder of a model with a classification, tagging, span or choice head.
+      path: the file, in the form that this kind of data reads; "-" is standard input.
+      step: which checkpoint; by default the newest.
+      say: told what is in the file, in a line.
+
+    Returns:
+      One JSON-ready prediction for each example, in the order of the file.
+
+    Raises:
+      FileNotFoundError: it is not a run folder, or has no such checkpoint.
+      RunError: the model has no head.
+      DataError: the file cannot be read, or the run has nothing of this kind to predict.
+    """
+    config, tokenizer = open_run(folder)
+    if getattr(config.model, "head", None) == "none":
+        raise RunError(
+            f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
+        )
+    labels = label_names(config.model)
+    split = config.data.input_split(path, tokenizer, labels)
+    say(f"input: {split.facts}")
+    model, params = load(folder, step=step)
+    objective = objective_of(config)
+
+    @jax.jit
+    def predictions(params: Any, batch: Any) -> Any:
+        return objective.predictions(model.apply({"params": params}, **objective.inputs(batch)))
+
+    number = split.rows.rows_per_epoch
+    batches = evaluation_batches(split.rows, batch_size=rows_at_once(config, number))
+    parts = [predictions(params, batch) for batch in batches]
+    rows: Any = split.rows
+    return rows.decode(whole_rows(parts, number))

@@ -1,0 +1,95 @@
+"""The loss on a split, and what the model predicts of its rows."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ..config import TrainConfig
+from .objectives import Batch, Objective, Predictions, Terms
+
+TOKENS_AT_ONCE = 1 << 15
+"""As many fit on any device that a model fits on."""
+
+EvaluateFn = Callable[[Any, dict[str, np.ndarray]], tuple[Any, Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """A model on every row of a split."""
+
+    loss: float
+    """Σ coefficient · mean over the objective's terms."""
+    means: dict[str, float]
+    """The mean of each term and each measure beside them."""
+    counts: dict[str, float]
+    """How many items each of them averages over."""
+    predictions: dict[str, np.ndarray]
+    """What the objective keeps of each row, `[num_rows, …]`."""
+
+
+def make_evaluate_fn(apply_fn: Callable[..., Any], objective: Objective) -> Callable[..., Any]:
+    """Makes `evaluate_fn(params, batch) -> (sums, counts, predictions)`, to be compiled."""
+
+    def evaluate_fn(params: Any, batch: Batch) -> tuple[Terms, Terms, Predictions]:
+        outputs = apply_fn({"params": params}, **objective.inputs(batch))
+        terms = objective.terms(outputs, batch)
+        return terms, objective.counts(batch), objective.predictions(outputs)
+
+    return evaluate_fn
+
+
+def evaluate(
+    evaluate_fn: EvaluateFn,
+    model_state: Any,
+    batches: Iterable[dict[str, np.ndarray]],
+    objective: Objective,
+    num_rows: int,
+) -> Evaluation:
+    """Runs the model over all batches.
+
+    Args:
+      evaluate_fn: sums, counts and predictions of a batch, on the devices.
+      model_state: its first argument.
+      batches: every row once, and perhaps filler at the end.
+      objective: how terms make up the loss.
+      num_rows: how many rows are not filler.
+    """
+    sums: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    kept: list[Predictions] = []
+    for batch in batches:
+        batch_sums, batch_counts, predictions = evaluate_fn(model_state, batch)
+        for total, part in ((sums, batch_sums), (counts, batch_counts)):
+            for name, value in part.items():
+                total[name] = total.get(name, 0.0) + float(value)
+        kept.append(predictions)
+    means = {name: total / max(counts[name], 1.0) for name, total in sums.items()}
+    loss = sum(c * means[name] for name, c in objective.coefficients.items())
+    return Evaluation(loss, means, counts, whole_rows(kept, num_rows))
+
+
+def whole_rows(parts: list[dict[str, Any]], num_rows: int) -> dict[str, np.ndarray]:
+    """The predictions of all batches one after the other, without those of filler rows."""
+    names = parts[0] if parts else {}
+    return {
+        name: np.concatenate([np.asarray(part[name]) for part in parts])[:num_rows]
+        for name in names
+    }
+
+
+def rows_at_once(config: TrainConfig, num_rows: int) -> int:
+    """How many rows to evaluate together on one device, whatever the run was trained on."""
+    largest = max(1, TOKENS_AT_ONCE // config.data.length)
+    return min(config.batch_size // config.micro_batches, num_rows, largest)
+
+
+def unigram_entropy(counts: np.ndarray) -> float:
+    """Entropy in nats of single tokens: the least loss of a model that sees no context.
+
+    Args:
+      counts: how often each token is there, int [tokens]; a token may not be there at all.
+    """
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())

@@ -1,0 +1,263 @@
+"""What is learned: a record of pure functions per objective.
+
+The loss of an objective is Σ coefficient · sum / count over its terms, each
+term by its own count.  Counts come from the batch alone, before it is cut into
+micro-batches or spread over devices; so whole, accumulated and sharded steps
+agree, where averaging averages would not.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...models.nn.typing import Array, Float
+from .losses import (
+    CrossEntropy,
+    cross_entropy,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+    squared_error,
+)
+
+Batch = Mapping[str, Array]
+Terms = dict[str, Float[Array, ""]]
+Predictions = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """How a batch becomes a loss."""
+
+    coefficients: Mapping[str, float]
+    """The weight of each term in the loss."""
+    inputs: Callable[[Batch], dict[str, Array]]
+    """The model's keyword arguments."""
+    counts: Callable[[Batch], Terms]
+    """How many items each term, and each measure beside them, averages over."""
+    terms: Callable[[Any, Batch], Terms]
+    """The sum of each over its items, from the model's output."""
+    predictions: Callable[[Any], Predictions] = lambda outputs: {}
+    """What an evaluation keeps of each row, arrays with a leading B."""
+
+
+def _select(*names: str) -> Callable[[Batch], dict[str, Array]]:
+    """The inputs that a batch has among `names`."""
+    return lambda batch: {name: batch[name] for name in names if name in batch}
+
+
+def _causal_weights(batch: Batch) -> Float[Array, "B T"]:
+    return (batch["segment_ids"] != 0).astype(jnp.float32)
+
+
+def _causal_terms(outputs: Any, batch: Batch) -> Terms:
+    loss = cross_entropy(outputs.projection, batch["labels"], _causal_weights(batch)).loss
+    return {"next_token": loss}
+
+
+CAUSAL = Objective(
+    coefficients={"next_token": 1.0},
+    inputs=_select("input_ids", "segment_ids", "position_ids"),
+    counts=lambda batch: {"next_token": jnp.sum(_causal_weights(batch))},
+    terms=_causal_terms,
+)
+"""Predict each next token of a document (Radford et al. 2018, equation 1)."""
+
+
+def _target_weights(batch: Batch) -> Float[Array, "B T"]:
+    return (batch["decoder_segment_ids"] != 0).astype(jnp.float32)
+
+
+def _target_counts(batch: Batch) -> Terms:
+    return dict.fromkeys(("target_token", "nll", "accuracy"), jnp.sum(_target_weights(batch)))
+
+
+def translation(label_smoothing: float) -> Objective:
+    """Predict each next token of a translation (Vaswani et al. 2017, section 5.4).
+
+    Its term is smoothed; beside it stand the plain loss, `nll`, and the accuracy.
+    """
+
+    def terms(outputs: Any, batch: Batch) -> Terms:
+        result = cross_entropy(
+            outputs.projection, batch["labels"], _target_weights(batch), label_smoothing
+        )
+        return {"target_token": result.loss, "nll": result.nll, "accuracy": result.correct}
+
+    return Objective(
+        coefficients={"target_token": 1.0},
+        inputs=_select(
+            *("input_ids", "segment_ids", "position_ids"),
+            *("decoder_input_ids", "decoder_segment_ids", "decoder_position_ids"),
+        ),
+        counts=_target_counts,
+        terms=terms,
+    )
+
+
+_encoder_inputs = _select("input_ids", "attention_mask", "token_type_ids")
+
+
+def _masked_inputs(batch: Batch) -> dict[str, Array]:
+    return {**_encoder_inputs(batch), "masked_positions": batch["masked_positions"]}
+
+
+def _masked_counts(batch: Batch) -> Terms:
+    count = jnp.sum(batch["masked_weights"]).astype(jnp.float32)
+    return {"masked_token": count, "masked_accuracy": count}
+
+
+def _masked_terms(outputs: Any, batch: Batch) -> Terms:
+    weights = batch["masked_weights"].astype(jnp.float32)
+    result = cross_entropy(outputs.projection, batch["masked_labels"], weights)
+    return {"masked_token": result.loss, "masked_accuracy": result.correct}
+
+
+def _row_weights(batch: Batch) -> Float[Array, " B"]:
+    """1 for each row that is not filler; for multiple choice, each question."""
+    mask = batch["attention_mask"]
+    return mask.reshape(mask.shape[0], -1)[:, 0].astype(jnp.float32)
+
+
+def _next_sentence_counts(batch: Batch) -> Terms:
+    count = jnp.sum(_row_weights(batch))
+    return {"next_sentence": count, "next_sentence_accuracy": count}
+
+
+def _next_sentence_terms(outputs: Any, batch: Batch) -> Terms:
+    result = softmax_cross_entropy(
+        outputs.seq_relationship_logits, batch["next_sentence_label"], _row_weights(batch)
+    )
+    return {"next_sentence": result.loss, "next_sentence_accuracy": result.correct}
+
+
+MASKED = Objective(
+    coefficients={"masked_token": 1.0},
+    inputs=_masked_inputs,
+    counts=_masked_counts,
+    terms=_masked_terms,
+)
+"""Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019)."""
+
+PRETRAINING = Objective(
+    coefficients={"masked_token": 1.0, "next_sentence": 1.0},
+    inputs=_masked_inputs,
+    counts=lambda batch: {**_masked_counts(batch), **_next_sentence_counts(batch)},
+    terms=lambda outputs, batch: {
+        **_masked_terms(outputs, batch),
+        **_next_sentence_terms(outputs, batch),
+    },
+    predictions=lambda outputs: {"seq_relationship_logits": outputs.seq_relationship_logits},
+)
+"""Masked tokens and next sentences (Devlin et al. 2019, section 3.1, tasks 1 and 2)."""
+
+
+def _one_label(outputs: Any, batch: Batch) -> CrossEntropy:
+    return softmax_cross_entropy(outputs.logits, batch["labels"], _row_weights(batch))
+
+
+def _label_terms(result: CrossEntropy) -> Terms:
+    return {"label": result.loss, "accuracy": result.correct}
+
+
+def _label_counts(count: Float[Array, ""]) -> Terms:
+    return {"label": count, "accuracy": count}
+
+
+CLASSIFICATION = Objective(
+    coefficients={"label": 1.0},
+    inputs=_encoder_inputs,
+    counts=lambda batch: _label_counts(jnp.sum(_row_weights(batch))),
+    terms=lambda outputs, batch: _label_terms(_one_label(outputs, batch)),
+    predictions=lambda outputs: {"logits": outputs.logits},
+)
+"""One of several labels for a text, or one of several choices (Devlin et al. 2019, 4.1, 4.4)."""
+
+
+def _several_terms(outputs: Any, batch: Batch) -> Terms:
+    return {"label": sigmoid_cross_entropy(outputs.logits, batch["labels"], _row_weights(batch))}
+
+
+MULTI_LABEL = dataclasses.replace(
+    CLASSIFICATION,
+    counts=lambda batch: {"label": jnp.sum(_row_weights(batch))},
+    terms=_several_terms,
+)
+"""Any number of labels for a sequence, each by its own sigmoid."""
+
+
+def _score_terms(outputs: Any, batch: Batch) -> Terms:
+    error = squared_error(outputs.logits[..., 0], batch["labels"], _row_weights(batch))
+    return {"squared_error": error}
+
+
+REGRESSION = dataclasses.replace(
+    CLASSIFICATION,
+    coefficients={"squared_error": 1.0},
+    counts=lambda batch: {"squared_error": jnp.sum(_row_weights(batch))},
+    terms=_score_terms,
+)
+"""A number for a sequence, by squared error."""
+
+
+def _tag_weights(batch: Batch) -> Float[Array, "B T"]:
+    return ((batch["labels"] >= 0) & (batch["attention_mask"] != 0)).astype(jnp.float32)
+
+
+def _tag_terms(outputs: Any, batch: Batch) -> Terms:
+    labels = jnp.maximum(batch["labels"], 0)
+    return _label_terms(softmax_cross_entropy(outputs.logits, labels, _tag_weights(batch)))
+
+
+def _tag_predictions(outputs: Any) -> Predictions:
+    probabilities = jax.nn.softmax(outputs.logits, axis=-1)
+    return {
+        "label_ids": jnp.argmax(probabilities, axis=-1),
+        "probabilities": jnp.max(probabilities, axis=-1),
+    }
+
+
+TAGGING = Objective(
+    coefficients={"label": 1.0},
+    inputs=_encoder_inputs,
+    counts=lambda batch: _label_counts(jnp.sum(_tag_weights(batch))),
+    terms=_tag_terms,
+    predictions=_tag_predictions,
+)
+"""A label for each word, at its first piece (Devlin et al. 2019, section 5.3)."""
+
+
+def _span_weights(batch: Batch) -> Float[Array, " B"]:
+    """Rows that are not filler and whose answer's place is known (not negative)."""
+    return _row_weights(batch) * (batch["start_positions"] >= 0)
+
+
+def _span_counts(batch: Batch) -> Terms:
+    count = jnp.sum(_span_weights(batch))
+    return dict.fromkeys(("start", "end", "start_accuracy", "end_accuracy"), count)
+
+
+def _span_terms(outputs: Any, batch: Batch) -> Terms:
+    weights = _span_weights(batch)
+    seen = batch["attention_mask"] != 0
+    terms = {}
+    for name in ("start", "end"):
+        logits = jnp.where(seen, getattr(outputs, f"{name}_logits"), -1e30)
+        result = softmax_cross_entropy(logits, batch[f"{name}_positions"], weights)
+        terms |= {name: result.loss, f"{name}_accuracy": result.correct}
+    return terms
+
+
+SPAN = Objective(
+    coefficients={"start": 0.5, "end": 0.5},
+    inputs=_encoder_inputs,
+    counts=_span_counts,
+    terms=_span_terms,
+    predictions=lambda outputs: {
+        "start_logits": outputs.start_logits,
+        "end_logits": outputs.end_logits,
+    },
+)
+"""Where an answer begins and ends (Devlin et al. 2019, section 4.2)."""

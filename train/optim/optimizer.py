@@ -1,0 +1,243 @@
+"""AdamW and LAMB with decay on matrices only, layer-wise rates and frozen parts.
+
+Composed of optax's parts.  What a parameter gets follows from its path alone.
+The layers of a model are stored in a stack, `layers/…` of shape `[L, …]` (of an
+encoder and decoder in two, `encoder/layers/…`); here layer i is also known by its
+own name, `layers/i/…`, and is treated as if it were stored by itself.
+"""
+
+import difflib
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ...models.config import nearest
+from ..optimizer_config import OptimizerConfig
+from ..tree import path_name
+from .schedules import make_schedule
+
+# Matrices by the name of the array: biases and the scales of norms do not decay.
+DECAYED = ("kernel", "embedding")
+
+STACK = "layers"
+BELOW_STACK = r"(token|position|token_type)_embedding|embedding_norm"
+ABOVE_STACK = r"final_norm|pooler|head|output_embedding"
+
+
+def is_decayed(name: str) -> bool:
+    """Whether a parameter is a matrix."""
+    return name.rsplit("/", 1)[-1] in DECAYED
+
+
+def is_stacked(name: str) -> bool:
+    """Whether a parameter's leading axis is that of the layers."""
+    return f"/{STACK}/" in f"/{name}"
+
+
+def map_named(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """`f(name, leaf, …)` of every parameter."""
+    return jax.tree_util.tree_map_with_path(lambda path, *x: f(path_name(path), *x), tree, *rest)
+
+
+def decay_mask(params: Any) -> Any:
+    """`True` for each parameter that decays."""
+    return map_named(lambda name, _: is_decayed(name), params)
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """Clips the gradient, then AdamW or LAMB, each parameter at its own rate.
+
+    AdamW (Loshchilov & Hutter 2019, algorithm 2) corrects the bias of its young
+    moments. BERT's original optimizer did not, which makes its first step
+    (1 - beta1) / √(1 - beta2) times as long, 3.2 for its betas; Mosbach et al.
+    (2021) advise the correction for fine-tuning.
+
+    LAMB (You et al. 2020, algorithm 2) corrects it too. It differs from
+    `optax.lamb` in that biases and norms have no trust ratio, as they have no
+    decay (so the published LAMB code for BERT), and in that each layer of the
+    stack has its own.
+
+    A frozen parameter has no part in the norm that is clipped, no update and no
+    decay; its moments are stored and stay 0.
+
+    Args:
+      config: hyper-parameters.
+      steps: length of the run, for the schedule.
+
+    Returns:
+      The transformation; its `init` raises ValueError if a pattern of
+      `config.frozen` fits no parameter or all are frozen, and if
+      `config.layer_decay` meets a parameter whose depth is unknown.
+    """
+    clip = config.max_gradient_norm
+    lamb, frozen = config.name == "lamb", bool(config.frozen)
+    uneven = frozen or config.layer_decay != 1
+    trained = functools.partial(trained_factors, patterns=config.frozen)
+    return optax.chain(
+        *([scale_by_factors(trained)] if frozen else []),
+        optax.identity() if clip is None else optax.clip_by_global_norm(clip),
+        optax.chain(
+            optax.scale_by_adam(
+                config.beta1, config.beta2, config.epsilon, mu_dtype=config.state_dtype
+            ),
+            optax.add_decayed_weights(config.weight_decay, decay_mask),
+            *([scale_by_trust_ratio_per_layer()] if lamb else []),
+            optax.scale_by_learning_rate(make_schedule(config, steps)),
+        ),
+        *([scale_by_factors(functools.partial(rate_factors, config=config))] if uneven else []),
+    )
+
+
+def scale_by_trust_ratio_per_layer() -> optax.GradientTransformation:
+    """Makes each matrix's update as long as the matrix itself; of a stack, each layer's."""
+    ratio = optax.scale_by_trust_ratio()
+
+    def scale(update: jax.Array, param: jax.Array) -> jax.Array:
+        return ratio.update(update, optax.EmptyState(), param)[0]  # pyright: ignore[reportReturnType]
+
+    def scale_named(name: str, update: jax.Array, param: jax.Array) -> jax.Array:
+        if not is_decayed(name):
+            return update
+        return (jax.vmap(scale) if is_stacked(name) else scale)(update, param)
+
+    return optax.stateless(lambda updates, params: map_named(scale_named, updates, params))
+
+
+def scale_by_factors(factors_of: Callable[[Any], Any]) -> optax.GradientTransformation:
+    """Multiplies each update by its factor.
+
+    Args:
+      factors_of: from the parameters (or their shapes) to a tree of numpy
+        arrays that broadcast against them.
+    """
+
+    def init(params: Any) -> optax.EmptyState:
+        # So that a mistake shows before the first step; optax asks with a single
+        # leaf, which has no path, which entries of the state are parameters.
+        if not jax.tree_util.treedef_is_leaf(jax.tree.structure(params)):
+            factors_of(params)
+        return optax.EmptyState()
+
+    def scale(update: jax.Array, factor: np.ndarray) -> jax.Array:
+        # Not a product: what is not a number would stay one.
+        return jnp.where(factor == 0, 0, update * factor) if np.any(factor != 1) else update
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        return jax.tree.map(scale, updates, factors_of(updates)), state
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def trained_factors(params: Any, patterns: Sequence[str]) -> Any:
+    """1 for what is trained and 0 for what is frozen; of a stack, `[L, 1, …]`.
+
+    Args:
+      params: parameters or their shapes.
+      patterns: regular expressions, each for the whole path of a parameter or of
+        a subtree.  A layer of the stack goes by `layers/3/…`, the same parameter
+        in all layers also by its stored path, `layers/attention/…`.
+
+    Raises:
+      ValueError: a pattern fits nothing, or nothing is left to train.
+    """
+    for pattern in patterns:
+        _check_fits(pattern, params)
+
+    def is_frozen(name: str) -> bool:
+        return any(_fits(pattern, name) for pattern in patterns)
+
+    def factor(name: str, param: Any) -> np.ndarray:
+        of_layers = [not (is_frozen(name) or is_frozen(own)) for own in own_names(name, param)]
+        return _along_leading_axis(of_layers, name, param)
+
+    factors = map_named(factor, params)
+    if not any(np.any(x) for x in jax.tree.leaves(factors)):
+        raise ValueError(
+            f"optimizer.frozen {' '.join(patterns)} freezes every parameter: leave some to train"
+        )
+    return factors
+
+
+def rate_factors(params: Any, config: OptimizerConfig) -> Any:
+    """Each parameter's learning rate over the schedule's: 0 if frozen, else by its depth.
+
+    The head, and all else above the stack, has 1, the top layer `layer_decay`,
+    the layer below it `layer_decay`², …, the embeddings `layer_decay`^(L + 1)
+    (Sun et al. 2019 begin to count at the top layer; at the head do ELECTRA and
+    BEiT).
+
+    Raises:
+      ValueError: see `trained_factors`; or a parameter's depth is unknown.
+    """
+    layers = max((x.shape[0] for name, x in named(params) if is_stacked(name)), default=0)
+
+    def factor(name: str, param: Any, trained: np.ndarray) -> np.ndarray:
+        if config.layer_decay == 1:
+            return trained
+        steps_below_head = _steps_below_head(name, layers)
+        decayed = [config.layer_decay**steps for steps in steps_below_head]
+        return np.asarray(trained * _along_leading_axis(decayed, name, param))
+
+    return map_named(factor, params, trained_factors(params, config.frozen))
+
+
+def named(params: Any) -> Iterator[tuple[str, Any]]:
+    """Every parameter with its path."""
+    return ((path_name(path), x) for path, x in jax.tree.leaves_with_path(params))
+
+
+def own_names(name: str, param: Any) -> list[str]:
+    """What a parameter would be called if each layer were stored by itself."""
+    if not is_stacked(name):
+        return [name]
+    above, below = re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)
+    return [f"{above}{STACK}/{layer}/{below}" for layer in range(param.shape[0])]
+
+
+def _steps_below_head(name: str, layers: int) -> list[int]:
+    """How many rates stand above a parameter's; of a stack, above each layer's."""
+    part = name.split("/", 1)[0]
+    if part == STACK:
+        return list(range(layers, 0, -1))
+    if re.fullmatch(BELOW_STACK, part):
+        return [layers + 1]
+    if re.fullmatch(ABOVE_STACK, part):
+        return [0]
+    raise ValueError(
+        f"parameter {name} stands neither below nor above the layers: "
+        "optimizer.layer_decay must be 1 for this model"
+    )
+
+
+def _along_leading_axis(values: list[Any], name: str, param: Any) -> np.ndarray:
+    shape = (-1, *(1,) * (len(param.shape) - 1)) if is_stacked(name) else ()
+    return np.asarray(values, np.float32).reshape(shape)
+
+
+def _with_parents(name: str) -> list[str]:
+    """`a`, `a/b` and `a/b/c` of `a/b/c`."""
+    parts = name.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def _fits(pattern: str, name: str) -> bool:
+    return any(re.fullmatch(pattern, place) for place in _with_parents(name))
+
+
+def _check_fits(pattern: str, params: Any) -> None:
+    """Raises ValueError, with the paths most like it, if a pattern fits nothing."""
+    names = [n for name, x in named(params) for n in (name, *own_names(name, x))]
+    if not any(_fits(pattern, name) for name in names):
+        places = list(dict.fromkeys(place for name in names for place in _with_parents(name)))
+        top = [place for place in places if "/" not in place]
+        like = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4)
+        raise ValueError(
+            f"optimizer.frozen {pattern!r} fits no parameter: {nearest(pattern, like or top)}"
+        )

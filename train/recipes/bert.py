@@ -1,0 +1,225 @@
+"""Recipes of BERT: pretraining as published and in small, and fine-tuning."""
+
+from collections.abc import Callable
+
+from ...data.tasks.base import DataConfig
+from ...data.tasks.bert_pretraining import PretrainingData
+from ...data.tasks.multiple_choice import ChoiceData
+from ...data.tasks.question_answering import SpanData
+from ...data.tasks.sequence_classification import ClassificationData
+from ...data.tasks.token_classification import TaggingData
+from ...data.tokenizers.training import TokenizerConfig
+from ...models.bert import BertConfig
+from ...models.config import Execution, preset
+from ..config import TrainConfig
+from ..optimizer_config import OptimizerConfig
+
+
+def _small(dropout_rate: float) -> BertConfig:
+    """A BERT that two cores can train: a quarter of BERT-mini, with a vocabulary to match."""
+    return BertConfig(
+        vocab_size=8192,
+        max_length=256,
+        num_layers=4,
+        d_model=128,
+        num_heads=4,
+        dropout_rate=dropout_rate,
+        init_std=0.08,  # about 1 / √D
+    )
+
+
+_SMALL_VOCABULARY = TokenizerConfig(kind="wordpiece", vocab_size=8192)
+
+
+def bert_quickstart() -> TrainConfig:
+    """A small BERT on the English prose that every Python ships: masked words, next sentences.
+
+    Run: flaxzoo train bert-quickstart
+    Or: flaxzoo train bert-quickstart --data.source 'text:brown.txt#sentences + text:novel/*.txt'
+    """
+    return TrainConfig(
+        model=_small(dropout_rate=0.0),
+        data=PretrainingData(source="builtin:python-docs", length=64, tokenizer=_SMALL_VOCABULARY),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=1e-3,
+            schedule="linear",
+            final_fraction=0.0,
+            warmup_fraction=0.05,
+            beta2=0.98,
+            weight_decay=0.01,
+        ),
+        execution=Execution(remat="dots"),
+        steps=1500,
+        batch_size=64,
+        evaluate_every=500,
+        checkpoint_every=500,
+        sample_prompt="The [MASK] statement is used to exit a loop.",
+    )
+
+
+def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
+    """The original pretraining in two phases, on Wikipedia alone (BooksCorpus is not published).
+
+    AdamW: Devlin et al. 2019, appendix A.2, 900,000 and 100,000 steps of 256 rows. LAMB (You
+    et al. 2020): steps, batches, rates and warm-up of NVIDIA's DeepLearningExamples, whose decay
+    is the root of this linear one.
+    """
+    first = length == 128
+    if lamb:
+        steps, batch_size, rate, warmup = (
+            (7_038, 65_536, 6e-3, 0.2843) if first else (1_563, 32_768, 4e-3, 0.128)
+        )
+    else:
+        steps, batch_size, rate = (900_000 if first else 100_000), 256, 1e-4
+        warmup = 10_000 / steps
+    kind = f"{name}-lamb" if lamb else name
+    return TrainConfig(
+        model=preset(name),
+        data=PretrainingData(
+            source="tfds:wikipedia/20230601.en#text",
+            length=length,
+            max_predictions=20 if first else 80,
+            validation_fraction=0.005,
+            tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=30_522),
+        ),
+        optimizer=OptimizerConfig(
+            name="lamb" if lamb else "adamw",
+            peak_learning_rate=rate,
+            schedule="linear",
+            final_fraction=0.0,
+            warmup_fraction=warmup,
+            beta2=0.999,
+            epsilon=1e-6,
+            weight_decay=0.01,
+        ),
+        execution=Execution(dtype="bfloat16", remat="dots"),
+        init_from=None if first else f"runs/{kind}-128",
+        steps=steps,
+        batch_size=batch_size,
+        evaluate_every=500 if lamb else 10_000,
+        checkpoint_every=500 if lamb else 10_000,
+    )
+
+
+def bert_base_128() -> TrainConfig:
+    """BERT-base as published, phase 1: 900,000 steps of 256 rows of 128 tokens.
+
+    Run: flaxzoo train bert-base-128
+    """
+    return _published("bert-base", 128)
+
+
+def bert_base_512() -> TrainConfig:
+    """BERT-base as published, phase 2: 100,000 steps of 256 rows of 512 tokens.
+
+    Run: flaxzoo train bert-base-512 --init-from runs/bert-base-128
+    """
+    return _published("bert-base", 512)
+
+
+def bert_large_128() -> TrainConfig:
+    """BERT-large as published, phase 1: 900,000 steps of 256 rows of 128 tokens.
+
+    Run: flaxzoo train bert-large-128
+    """
+    return _published("bert-large", 128)
+
+
+def bert_large_512() -> TrainConfig:
+    """BERT-large as published, phase 2: 100,000 steps of 256 rows of 512 tokens.
+
+    Run: flaxzoo train bert-large-512 --init-from runs/bert-large-128
+    """
+    return _published("bert-large", 512)
+
+
+def bert_large_lamb_128() -> TrainConfig:
+    """BERT-large with LAMB, phase 1: 7,038 steps of 65,536 rows of 128 tokens.
+
+    Run: flaxzoo train bert-large-lamb-128 --micro-batches 32
+    """
+    return _published("bert-large", 128, lamb=True)
+
+
+def bert_large_lamb_512() -> TrainConfig:
+    """BERT-large with LAMB, phase 2: 1,563 steps of 32,768 rows of 512 tokens.
+
+    Run: flaxzoo train bert-large-lamb-512 --init-from runs/bert-large-lamb-128 --micro-batches 64
+    """
+    return _published("bert-large", 512, lamb=True)
+
+
+def _fine_tuning(data: DataConfig, epochs: float) -> TrainConfig:
+    """Devlin et al. 2019, appendix A.3, with a learning rate for small models."""
+    return TrainConfig(
+        model=_small(dropout_rate=0.1),
+        data=data,
+        optimizer=OptimizerConfig(
+            peak_learning_rate=3e-4,
+            schedule="linear",
+            final_fraction=0.0,
+            warmup_fraction=0.1,
+            beta2=0.999,
+            weight_decay=0.01,
+        ),
+        execution=Execution(remat="dots"),
+        epochs=epochs,
+        batch_size=32,
+        keep_last=1,
+        keep_best=1,
+    )
+
+
+def bert_classify() -> TrainConfig:
+    """A label for each text: sentiment, acceptability, topic, entailment.
+
+    Run: flaxzoo train bert-classify --init-from runs/bert-quickstart --data.source tsv:train.tsv
+    """
+    return _fine_tuning(
+        ClassificationData(source="tsv:train.tsv", length=64, tokenizer=_SMALL_VOCABULARY), 3.0
+    )
+
+
+def bert_tag() -> TrainConfig:
+    """A label for each word: names of people, places, organisations.
+
+    Run: flaxzoo train bert-tag --init-from runs/bert-quickstart --data.source conll:eng.train
+    """
+    return _fine_tuning(
+        TaggingData(source="conll:eng.train", length=64, tokenizer=_SMALL_VOCABULARY), 3.0
+    )
+
+
+def bert_span() -> TrainConfig:
+    """Where in a passage the answer to a question stands.
+
+    Run: flaxzoo train bert-span --init-from runs/bert-quickstart --data.source squad:train.json
+    """
+    return _fine_tuning(
+        SpanData(source="squad:train.json", length=256, tokenizer=_SMALL_VOCABULARY), 3.0
+    )
+
+
+def bert_choice() -> TrainConfig:
+    """Which of several endings fits a text.
+
+    Run: flaxzoo train bert-choice --init-from runs/bert-quickstart --data.source jsonl:train.jsonl
+    """
+    return _fine_tuning(
+        ChoiceData(source="jsonl:train.jsonl", length=128, tokenizer=_SMALL_VOCABULARY), 3.0
+    )
+
+
+BERT_RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "bert-quickstart": bert_quickstart,
+    "bert-base-128": bert_base_128,
+    "bert-base-512": bert_base_512,
+    "bert-large-128": bert_large_128,
+    "bert-large-512": bert_large_512,
+    "bert-large-lamb-128": bert_large_lamb_128,
+    "bert-large-lamb-512": bert_large_lamb_512,
+    "bert-classify": bert_classify,
+    "bert-tag": bert_tag,
+    "bert-span": bert_span,
+    "bert-choice": bert_choice,
+}

@@ -1,0 +1,153 @@
+"""Recipes of the GPTs."""
+
+import dataclasses
+from collections.abc import Callable
+
+from ...data.tasks.causal_lm import CausalData
+from ...data.tokenizers.training import TokenizerConfig
+from ...models.config import Execution, preset
+from ...models.gpt import GPTConfig
+from ..config import TrainConfig
+from ..optimizer_config import OptimizerConfig
+
+
+def quickstart() -> TrainConfig:
+    """A small GPT on the English prose that every Python ships; three minutes on two cores.
+
+    Run: flaxzoo train quickstart
+    Expect a validation loss of 4.0 to 4.5 nats per token, 1.6 to 1.7 bits per byte; the
+    text, and with it the vocabulary, differs between Python versions.
+    """
+    return TrainConfig(
+        model=GPTConfig(
+            vocab_size=2048,
+            max_length=128,
+            num_layers=4,
+            d_model=192,
+            num_heads=4,
+            dropout_rate=0.1,
+        ),
+        data=CausalData(
+            source="builtin:python-docs",
+            length=128,
+            tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=2048),
+        ),
+        optimizer=OptimizerConfig(peak_learning_rate=3e-3, warmup_steps=50),
+        execution=Execution(remat="dots"),
+        steps=600,
+        batch_size=16,
+        evaluate_every=150,
+        checkpoint_every=150,
+        sample_prompt="The for statement is used to",
+    )
+
+
+def shakespeare_char() -> TrainConfig:
+    """A character-level GPT on tiny shakespeare, of nanoGPT's size and budget for a CPU.
+
+    Run: flaxzoo train shakespeare-char --data.source text:TRAIN --data.validation text:VALID
+    Expect a validation loss of 1.70 nats per character; nanoGPT's README reports 1.88.
+    """
+    return TrainConfig(
+        model=GPTConfig(
+            vocab_size=1,  # grows to the tokenizer's
+            max_length=64,
+            num_layers=4,
+            d_model=128,
+            num_heads=4,
+            dropout_rate=0.0,
+        ),
+        data=CausalData(
+            source="text:tinyshakespeare.train.txt",
+            validation="text:tinyshakespeare.valid.txt",
+            validation_fraction=0.0,
+            length=64,
+            tokenizer=TokenizerConfig(kind="characters"),
+        ),
+        optimizer=OptimizerConfig(peak_learning_rate=4e-3, warmup_steps=100, beta2=0.99),
+        execution=Execution(remat="dots"),
+        steps=2000,
+        batch_size=12,
+        evaluate_every=500,
+        checkpoint_every=500,
+        sample_prompt="ROMEO:",
+    )
+
+
+def _published(name: str, rate: float, rows: int) -> TrainConfig:
+    """300 billion tokens, as GPT-3 was trained (Brown et al. 2020, table 2.1 and appendix B).
+
+    Of GPT-2 the batch is published (512 rows, Radford et al. 2019, section 2.3); rates and the
+    rest are those of GPT-3's sizes. Differences: Common Crawl as C4 alone; the batch does not grow
+    in the beginning; the rate falls over the whole run and not its first 260 billion tokens. No
+    dropout: no text is seen often.
+    """
+    model = dataclasses.replace(preset(name), dropout_rate=0.0)
+    length = model.max_length
+    return TrainConfig(
+        model=model,
+        data=CausalData(
+            source="tfds:c4/en#text",
+            length=length,
+            tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=model.vocab_size),
+        ),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=rate, warmup_steps=375_000_000 // (rows * length)
+        ),
+        execution=Execution(dtype="bfloat16", remat="dots"),
+        steps=300_000_000_000 // (rows * length),
+        batch_size=rows,
+        evaluate_every=1_000,
+        checkpoint_every=1_000,
+    )
+
+
+def gpt2() -> TrainConfig:
+    """GPT-2 small (124 million parameters): 512 rows of 1,024 tokens.
+
+    Run: flaxzoo train gpt2
+    """
+    return _published("gpt2", 6e-4, 512)
+
+
+def gpt2_medium() -> TrainConfig:
+    """GPT-2 medium (355 million parameters): 512 rows of 1,024 tokens.
+
+    Run: flaxzoo train gpt2-medium --micro-batches 8
+    """
+    return _published("gpt2-medium", 3e-4, 512)
+
+
+def gpt2_xl() -> TrainConfig:
+    """GPT-2 XL (1.6 billion parameters): 512 rows of 1,024 tokens.
+
+    Run: flaxzoo train gpt2-xl --mesh.fsdp 16 --micro-batches 32 --execution.remat full
+    """
+    return _published("gpt2-xl", 2e-4, 512)
+
+
+def gpt3_13b() -> TrainConfig:
+    """GPT-3 13B: 1,024 rows of 2,048 tokens.
+
+    Run: flaxzoo train gpt3-13b --mesh.fsdp 64 --micro-batches 16 --execution.remat full
+    """
+    return _published("gpt3-13b", 1e-4, 1024)
+
+
+def gpt3_175b() -> TrainConfig:
+    """GPT-3 175B: 1,536 rows of 2,048 tokens, 3.1 million.
+
+    Run: flaxzoo train gpt3-175b --mesh.fsdp 512 --micro-batches 3 --execution.remat full
+    """
+    return _published("gpt3-175b", 0.6e-4, 1536)
+
+
+GPT_RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "quickstart": quickstart,
+    "shakespeare-char": shakespeare_char,
+    "gpt2": gpt2,
+    "gpt2-medium": gpt2_medium,
+    "gpt2-xl": gpt2_xl,
+    "gpt3-13b": gpt3_13b,
+    "gpt3-175b": gpt3_175b,
+}

@@ -1,0 +1,129 @@
+"""What a folder with a model was made for: of a run, or in Hugging Face's form."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...data.tokenizers.base import Tokenizer, load_tokenizer
+from ...data.tasks.translation import start_and_end
+from ...models.decoding.beam_search import BeamSearch
+from ...models.hub import local_folder
+from ...models.load import check_run, is_foreign, model_config, read_fields
+from ...models.hf.generation_config import GENERATION, generation_arguments, search_settings
+from ..config import TrainConfig, from_dict
+from ..errors import RunError
+from .params_only_run import IMPORTED_FROM, TOKENIZER
+from ..recipes import recipe
+
+RECIPES: Mapping[str, str] = {
+    "none": "bert-quickstart",
+    "pretraining": "bert-quickstart",
+    "masked_lm": "bert-quickstart",
+    "next_sentence": "bert-quickstart",
+    "sequence": "bert-classify",
+    "token": "bert-tag",
+    "span": "bert-span",
+    "choice": "bert-choice",
+    "causal_lm": "quickstart",
+    "seq2seq_lm": "multi30k-en-de",
+}
+"""For each head the recipe that says how texts become rows for it."""
+GENERATING = ("causal_lm", "seq2seq_lm")
+"""Heads that write."""
+TARGETS = {"regression": "score", "multi_label_classification": "several"}
+"""For each `problem_type` of a classifier what its labels are."""
+
+
+def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
+    """The configuration and tokenizer of a folder with a model.
+
+    Args:
+      folder: a run folder; or one in Hugging Face's form, or a name on its hub, whose configuration
+        is that of a run that would have made such a model.
+
+    Raises:
+      FileNotFoundError: it is neither.
+      ValueError: it is broken, or holds what there is no model or tokenizer for.
+    """
+    folder = local_folder(folder)
+    fields = read_fields(folder)
+    if is_foreign(fields):
+        return _open_foreign(folder, fields)
+    check_run(fields, folder)
+    return from_dict(fields["train"] | {"model": fields["model"]}), load_tokenizer(
+        folder / TOKENIZER
+    )
+
+
+def _open_foreign(folder: Path, fields: dict[str, Any]) -> tuple[TrainConfig, Tokenizer]:
+    model: Any = model_config(folder)
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.target.vocab_size > model.vocab_size:
+        raise RunError(
+            f"the tokenizer of {folder} has {tokenizer.target.vocab_size:,} tokens, more than the "
+            f"{model.vocab_size:,} of its model: give the model's own"
+        )
+    sources = getattr(model, "source_vocab_size", None) or model.vocab_size
+    if tokenizer.vocab_size > sources:
+        raise RunError(
+            f"the tokenizer of {folder} has {tokenizer.vocab_size:,} tokens for sources, more than "
+            f"the {sources:,} of its model: give the model's own"
+        )
+    config = recipe(RECIPES[model.head])
+    changes: dict[str, Any] = {"length": min(config.data.length, model.max_length)}
+    if model.head == "sequence":
+        changes["target"] = _target(fields, len(model.labels))
+    data = dataclasses.replace(config.data, **changes)
+    return dataclasses.replace(config, model=model, data=data, sample_prompt=None), tokenizer
+
+
+def _target(fields: dict[str, Any], num_labels: int) -> str:
+    """What the labels of a classifier are, as transformers takes it."""
+    kind = fields.get("problem_type") or ("regression" if num_labels == 1 else None)
+    return TARGETS.get(kind, "one") if kind else "one"
+
+
+def asked_of(folder: str | Path) -> dict[str, Any] | None:
+    """What the folder of a model that writes asks of `models.generate`, in its words.
+
+    Args:
+      folder: of either form, or its name on the hub.
+
+    Returns:
+      None where it does not say, as a run that was trained here, or where the model does not write.
+
+    Raises:
+      ValueError: it asks for what is not supported, or is of an older version.
+    """
+    folder = local_folder(folder)
+    fields = read_fields(folder)
+    writes = getattr(model_config(folder), "head", None) in GENERATING
+    says = is_foreign(fields) or GENERATION in fields
+    if writes and not says and IMPORTED_FROM in fields:
+        raise RunError(f"{folder} was imported by an older flaxzoo: import it once more")
+    return generation_arguments(folder) if writes and says else None
+
+
+def search_of(folder: str | Path, tokenizer: Tokenizer) -> BeamSearch | None:
+    """How the model of a folder asks to be searched; None: it does not say.
+
+    Args:
+      folder: that of a translation model, of either form, or its name on the hub.
+      tokenizer: the folder's.
+
+    Raises:
+      ValueError: it asks for what is not supported, or for other tokens than the tokenizer's to
+        begin and to end with.
+    """
+    folder = local_folder(folder)
+    model: Any = model_config(folder)
+    if getattr(model, "head", None) != "seq2seq_lm" or asked_of(folder) is None:
+        return None
+    search, *ids = search_settings(folder, model.max_length)
+    if tuple(ids) != start_and_end(tokenizer):
+        raise RunError(
+            f"{folder}: targets begin and end with tokens {ids}, but those of its tokenizer are "
+            f"{list(start_and_end(tokenizer))}: give the model's own"
+        )
+    return search

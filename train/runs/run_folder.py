@@ -1,0 +1,241 @@
+"""A run folder: made before training starts, and enough to take the run up again.
+
+It holds `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metrics.jsonl`,
+`tensorboard/` and, in the end, `report.md`.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+from ...data.io.atomic_io import build_folder
+from ...data.dataset import DataSplit
+from ...data.tokenizers.base import Tokenizer
+from ...data.tasks.translation import encode_source
+from ...models.bert import WITH_MASKED_WORDS, BertConfig
+from ...models.config import TransformerConfig, architecture_of
+from ...models.hub import local_folder
+from ...models.load import CONFIG_FILE, chosen_step, model_config, read_config, steps
+from ..config import TrainConfig, check_length, differences, in_steps, to_dict
+from ..errors import RunError
+from .init_from import Beginning, plan_beginning
+from .params_only_run import TOKENIZER, check_trainable
+from .load_run import open_run
+from ..objectives.tasks import task_of
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything a training loop needs of data and disk."""
+
+    folder: Path
+    stated: TrainConfig
+    """The configuration as it was asked for, and as the folder keeps it."""
+    tokenizer: Tokenizer
+    train: DataSplit
+    validation: DataSplit
+    beginning: Beginning | None = None
+    """What the parameters begin with, if not at random."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration with everything counted in steps."""
+        return in_steps(self.stated, self.train.rows.rows_per_epoch)
+
+
+def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
+    """Reads the data, makes the tokenizer, and looks at the run folder.
+
+    All that can be wrong with data, tokenizer and folder is found here, before
+    any training starts; nothing is written to the folder yet.
+
+    Args:
+      config: as the recipe and the command line give it.
+      folder: the run folder; may exist if it is the same run.
+      say: told each thing done, in a line.
+
+    Raises:
+      DataError: the data cannot be had, read or cut into rows.
+      RunError: the folder holds another run, or something that is not a run.
+    """
+    existing = (folder / CONFIG_FILE).is_file()
+    if existing:
+        config, tokenizer = _as_begun(config, folder)
+        beginning = None if steps(folder) else _beginning(config)
+    else:
+        _check_empty(folder)
+        config, tokenizer = _anew(config)
+        beginning = _beginning(config)
+    if beginning is not None:
+        say(f"sizes and vocabulary: those of {beginning.folder}, whatever model options say")
+    check_length(config)
+    _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
+    data, labels = config.data, label_names(config.model)
+    say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
+    train = data.train_split(tokenizer, labels, config.seed)
+    say(f"training data: {train.facts}")
+    validation = data.validation_split(tokenizer, labels)
+    say(f"validation data: {validation.facts}")
+    run = Run(folder, config, tokenizer, train, validation, beginning)
+    if existing:
+        _check_same_data(run)
+    return run
+
+
+def _as_begun(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer]:
+    """The run that `folder` holds, if it is the one that `config` asks for."""
+    check_trainable(read_config(folder), folder)
+    old, tokenizer = open_run(folder)
+    if config.init_from == old.init_from and config.init_step is None:
+        config = dataclasses.replace(config, init_step=old.init_step)
+    config = fit_model(config, old.model, tokenizer.target.vocab_size, label_names(old.model))
+    changed = differences(old, config)
+    if changed:
+        listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
+        longer = changed.keys() & {"steps", "epochs"}
+        begin = f" (to train on, one begun with --init-from {folder})" if longer else ""
+        raise RunError(
+            f"{folder} holds a run with another configuration ({listed}): "
+            f"give the same, or another --workdir{begin}"
+        )
+    return config, tokenizer
+
+
+def _anew(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
+    """A new run, with a vocabulary of its own or that of the run it begins with."""
+    labels = config.data.labels()
+    if config.init_from is None:
+        tokenizer = config.data.make_tokenizer()
+        return fit_model(config, None, tokenizer.target.vocab_size, labels), tokenizer
+    source, tokenizer = open_run(config.init_from)
+    step = chosen_step(local_folder(config.init_from), config.init_step)
+    config = dataclasses.replace(config, init_step=step)
+    size = tokenizer.target.vocab_size
+    return fit_model(config, source.model, size, labels), tokenizer
+
+
+def _beginning(config: TrainConfig) -> Beginning | None:
+    """What a new run's parameters begin with."""
+    if config.init_from is None:
+        return None
+    folder = local_folder(config.init_from)
+    step = chosen_step(folder, config.init_step)
+    return plan_beginning(folder, step, model_config(folder), config.model)
+
+
+def _check_sample_prompt(model: Any, tokenizer: Tokenizer, prompt: str | None) -> None:
+    """Raises RunError if the finished model could make nothing of the prompt."""
+    if prompt is None:
+        return
+    head = model.head
+    if head in WITH_MASKED_WORDS:
+        ids = tokenizer.encode_with_mask(prompt)
+        if tokenizer.special_ids.mask not in ids or len(ids) > model.max_length:
+            raise RunError(
+                f"sample_prompt {prompt!r} must have a [MASK] and at most {model.max_length} "
+                f"tokens: it has {len(ids)}"
+            )
+    elif head == "seq2seq_lm":
+        number = len(encode_source(tokenizer, prompt))
+        if number > model.max_length:
+            raise RunError(
+                f"sample_prompt has {number} tokens, more than model.max_length "
+                f"{model.max_length}: shorten it"
+            )
+    elif head != "causal_lm":
+        raise RunError(f"a model with the head {head} writes no sample: leave sample_prompt out")
+
+
+def label_names(model: TransformerConfig) -> tuple[str, ...]:
+    """The names of a model's labels; none for one that has no choice of heads."""
+    return getattr(model, "labels", ())
+
+
+def fit_model(
+    config: TrainConfig,
+    begin: TransformerConfig | None,
+    vocab_size: int,
+    labels: tuple[str, ...],
+) -> TrainConfig:
+    """The model with the sizes it begins with, room for the vocabulary, and the head it needs.
+
+    Args:
+      config: the run's.
+      begin: the model whose parameters it begins with, if it is not new.
+      vocab_size: tokens that it needs room for.
+      labels: names of the labels in its data.
+
+    Raises:
+      RunError: such a model has no head for such data.
+    """
+    model = config.model
+    if config.init_from is not None and begin is not None:
+        model = dataclasses.replace(begin, dropout_rate=model.dropout_rate)
+    size = max(model.vocab_size, vocab_size)
+    heads = task_of(config.data).heads(config.data)
+    possible = _heads_of(model)
+    able = [head for head in heads if head in possible]
+    if not able:
+        raise RunError(
+            f"{architecture_of(model)} has no head for {config.data.kind} data (it has "
+            f"{', '.join(possible)}): choose a recipe of such data (flaxzoo list)"
+        )
+    if isinstance(model, BertConfig):
+        model = model.with_head(able[0], labels)
+    return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=size))
+
+
+def _heads_of(model: Any) -> tuple[str, ...]:
+    """The heads that a model of this family can have; of several, its config names one."""
+    chosen = next((f.type for f in dataclasses.fields(model) if f.name == "head"), None)
+    return (model.head,) if chosen is None else get_args(chosen)
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(
+            f"{folder} exists and is not a run folder: give another --workdir, or empty it"
+        )
+
+
+def _fingerprints(run: Run) -> dict[str, str]:
+    return {"train": run.train.fingerprint, "validation": run.validation.fingerprint}
+
+
+def create_folder(run: Run) -> None:
+    """Makes the run folder, unless it is there; to be called when nothing else can be wrong."""
+    if (run.folder / CONFIG_FILE).is_file():
+        return
+    if run.folder.is_dir():
+        run.folder.rmdir()  # it is empty, or `prepare_run` had refused it
+    fields = to_dict(run.stated)
+    facts = {
+        "flaxzoo": importlib.metadata.version("flaxzoo"),
+        "model": fields.pop("model"),
+        "train": fields,
+        "data_fingerprints": _fingerprints(run),
+    }
+
+    def fill(folder: Path) -> None:
+        run.tokenizer.save(folder / TOKENIZER)
+        (folder / CONFIG_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+    build_folder(run.folder, fill)
+
+
+def _check_same_data(run: Run) -> None:
+    """Refuses to go on with other data."""
+    if read_config(run.folder)["data_fingerprints"] == _fingerprints(run):
+        return
+    source = run.stated.data.source
+    comes_with_python = source.startswith("builtin:")
+    remedy = "use the Python version it began with" if comes_with_python else "restore it"
+    raise RunError(
+        f"the data of {source} is no longer what {run.folder} was made for: {remedy}, "
+        "or give another --workdir"
+    )
