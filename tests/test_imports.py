@@ -88,7 +88,7 @@ def imports(package, root, path):
                 yield from ((".".join([*base, alias.name]), None) for alias in node.names)
 
 
-@pytest.mark.parametrize(("package", "root", "path"), _files())
+@pytest.mark.parametrize(("package", "root", "path"), list(_files()))
 def test_imports_point_one_way(package, root, path):
     is_public_list = path == root / "__init__.py"
     own = room_of(".".join([package, *path.relative_to(root).with_suffix("").parts]))
