@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from ..data.errors import UserError
 from .config import (
     Architecture,
     Execution,
@@ -55,7 +56,7 @@ class BertConfig(TransformerConfig):
     """A bidirectional encoder, and the head on top of it.
 
     Raises:
-      ValueError: a size is out of range, or the head needs labels and has none.
+      UserError: a size is out of range, or the head needs labels and has none.
     """
 
     norm_position: ClassVar[str] = "post"
@@ -101,21 +102,21 @@ class BertConfig(TransformerConfig):
         object.__setattr__(self, "labels", tuple(self.labels))
         for name in ("attention_dropout", "classifier_dropout"):
             if not 0 <= getattr(self, f"{name}_rate") < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
+                raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
         for name in ("num_token_types", "position_offset"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)} must be at least 0")
+                raise UserError(f"{name} {getattr(self, name)} must be at least 0")
         if self.head != "none" and self.head not in HEADS:
-            raise ValueError(f"head {self.head!r} is unknown: choose none, {', '.join(HEADS)}")
+            raise UserError(f"head {self.head!r} is unknown: choose none, {', '.join(HEADS)}")
         if self.head in WITH_LABELS and not self.labels:
-            raise ValueError(f"head {self.head!r} has no labels: give at least one name")
+            raise UserError(f"head {self.head!r} has no labels: give at least one name")
         if self.pooler_activation is None and self.head in WITH_POOLER[1:]:
-            raise ValueError(
+            raise UserError(
                 f"head {self.head!r} looks at a pooled token: choose pooler_activation "
                 f"{' or '.join(POOLERS)}"
             )
         if len(set(self.labels)) < len(self.labels):
-            raise ValueError(f"labels {', '.join(self.labels)} are not all different")
+            raise UserError(f"labels {', '.join(self.labels)} are not all different")
 
     @property
     def attention_dropout_rate(self) -> float:
@@ -186,7 +187,7 @@ class BERT(nn.Module):
           output_attentions: whether to answer the attention weights as well.
 
         Raises:
-          ValueError: T is longer than `max_length`, a token type does not
+          UserError: T is longer than `max_length`, a token type does not
             exist, or an input does not go with the head.
         """
         self._check(input_ids, token_type_ids, segment_ids, masked_positions, cache)
@@ -235,26 +236,26 @@ class BERT(nn.Module):
         head = self.config.head
         if (input_ids.ndim == 3) != (head == "choice"):
             axes = "[B, C, T]" if head == "choice" else "[B, T]"
-            raise ValueError(f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}")
+            raise UserError(f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}")
         if masked_positions is not None and head not in WITH_MASKED_WORDS:
-            raise ValueError(f"head {head!r} finds no masked words: leave masked_positions out")
+            raise UserError(f"head {head!r} finds no masked words: leave masked_positions out")
         if cache is not None and head != "causal_lm":
-            raise ValueError(f"head {head!r} has no use for a cache: choose head 'causal_lm'")
+            raise UserError(f"head {head!r} has no use for a cache: choose head 'causal_lm'")
         if segment_ids is not None and head in WITH_POOLER[1:]:
-            raise ValueError(f"head {head!r} sees one text per row: leave segment_ids out")
+            raise UserError(f"head {head!r} sees one text per row: leave segment_ids out")
         if token_type_ids is not None:
             self._check_token_types(token_type_ids)
 
     def _check_token_types(self, token_type_ids: AnyArray) -> None:
         number = self.config.num_token_types
         if number == 0:
-            raise ValueError("the model has no token types: leave token_type_ids out")
+            raise UserError("the model has no token types: leave token_type_ids out")
         if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
             return  # compiled, a type that does not exist gives NaN
         low, high = int(token_type_ids.min()), int(token_type_ids.max())
         if low < 0 or high >= number:
             wrong = low if low < 0 else high
-            raise ValueError(f"token_type_ids contain {wrong}: the model knows 0 to {number - 1}")
+            raise UserError(f"token_type_ids contain {wrong}: the model knows 0 to {number - 1}")
 
     def _embed(
         self,

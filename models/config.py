@@ -7,11 +7,12 @@ changing the model.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
+
+from ..data.errors import UserError, suggest
 
 
 def divisors(number: int) -> list[int]:
@@ -19,23 +20,12 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def alike(name: str, valid: list[str]) -> list[str]:
-    """Up to three of `valid` that `name` may be a slip of."""
-    return difflib.get_close_matches(name, valid, n=3, cutoff=0.4)
-
-
-def nearest(name: str, valid: list[str]) -> str:
-    """`valid` as text for an error message, the names most like `name` first."""
-    close = alike(name, valid)
-    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(valid)}"
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """Sizes common to every transformer here.
 
     Raises:
-      ValueError: a size is not positive, `dropout_rate` or `norm_eps` is out of range, or
+      UserError: a size is not positive, `dropout_rate` or `norm_eps` is out of range, or
         `d_model` is not divisible by `num_heads`.
     """
 
@@ -66,16 +56,16 @@ class TransformerConfig:
         for name in ("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} {value} is not positive: choose at least 1")
+                raise UserError(f"{name} {value} is not positive: choose at least 1")
         if not 0 <= self.dropout_rate < 1:
-            raise ValueError(f"dropout_rate {self.dropout_rate} is not in [0, 1)")
+            raise UserError(f"dropout_rate {self.dropout_rate} is not in [0, 1)")
         if self.init_std is not None and not self.init_std > 0:
-            raise ValueError(f"init_std {self.init_std} must be above 0, for example 0.02")
+            raise UserError(f"init_std {self.init_std} must be above 0, for example 0.02")
         if not self.norm_eps > 0:
-            raise ValueError(f"norm_eps {self.norm_eps} must be above 0, for example 1e-5")
+            raise UserError(f"norm_eps {self.norm_eps} must be above 0, for example 1e-5")
         if self.d_model % self.num_heads:
             choices = ", ".join(map(str, divisors(self.d_model)))
-            raise ValueError(
+            raise UserError(
                 f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: "
                 f"choose num_heads from {choices}"
             )
@@ -198,11 +188,11 @@ def preset(name: str) -> TransformerConfig:
     """The configuration of a published size, e.g. `preset("gpt2")`.
 
     Raises:
-      ValueError: no such preset; the message names the nearest.
+      UserError: no such preset; the message names the nearest.
     """
     known = presets()
     if name not in known:
-        raise ValueError(f"no preset named {name!r}: {nearest(name, list(known))}")
+        raise UserError(f"no preset named {name!r}: {suggest(name, list(known))}")
     return known[name].config
 
 
@@ -221,17 +211,17 @@ def config_from_dict(fields: dict[str, Any]) -> TransformerConfig:
     """The inverse of `config_to_dict`.
 
     Raises:
-      ValueError: the family is unknown or a field does not belong to it.
+      UserError: the family is unknown or a field does not belong to it.
     """
     fields = dict(fields)
     name = fields.pop("architecture", None)
     if name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
-        raise ValueError(f"unknown architecture {name!r}: this version knows {known}")
+        raise UserError(f"unknown architecture {name!r}: this version knows {known}")
     cls = _ARCHITECTURES[name].config
     unknown = set(fields) - {f.name for f in dataclasses.fields(cls)}
     if unknown:
-        raise ValueError(f"{name} configuration has unknown fields {sorted(unknown)}")
+        raise UserError(f"{name} configuration has unknown fields {sorted(unknown)}")
     # JSON has no tuples.
     values: dict[str, Any] = {n: tuple(x) if isinstance(x, list) else x for n, x in fields.items()}
     return cls(**values)

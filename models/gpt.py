@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
+from ..data.errors import UserError
 from .config import Architecture, Execution, Preset, TransformerConfig, register
 from .nn.attention import (
     AnyArray,
@@ -44,7 +45,7 @@ class GPTConfig(TransformerConfig):
     """A decoder-only transformer.
 
     Raises:
-      ValueError: a size or a rate is out of range.
+      UserError: a size or a rate is out of range.
     """
 
     head: ClassVar[str] = "causal_lm"
@@ -79,12 +80,12 @@ class GPTConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.local_window is not None and self.local_window < 1:
-            raise ValueError(f"local_window {self.local_window} must be at least 1, or None")
+            raise UserError(f"local_window {self.local_window} must be at least 1, or None")
         if not self.position_base > 0:
-            raise ValueError(f"position_base {self.position_base} must be above 0")
+            raise UserError(f"position_base {self.position_base} must be above 0")
         for name in ("embedding_dropout", "attention_dropout"):
             if not 0 <= getattr(self, f"{name}_rate") < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
+                raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
 
     @property
     def embedding_dropout_rate(self) -> float:
@@ -142,7 +143,7 @@ class GPT(nn.Module):
           output_attentions: whether to answer the attention weights as well.
 
         Raises:
-          ValueError: T is longer than `max_length`, `attention_mask` does not
+          UserError: T is longer than `max_length`, `attention_mask` does not
             cover the tokens (or slots) or is one for each token and nothing
             says where they stand, or a cache is given together with packed rows.
         """

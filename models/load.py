@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from ..data.errors import UserError
 from .checksums import find_damage
 from .config import Execution, TransformerConfig, config_from_dict, create
 from .hf.load_weights import config_of_folder, read_weights
@@ -45,7 +46,7 @@ def load(
 
     Raises:
       FileNotFoundError: there is no such folder, or the run has no such checkpoint.
-      ValueError: the folder is broken, or holds what there is no model for.
+      UserError: the folder is broken, or holds what there is no model for.
     """
     folder = local_folder(path).resolve()
     model = create(model_config(folder), execution)
@@ -76,11 +77,11 @@ def chosen_step(folder: Path, step: int | None) -> int | None:
 
     Raises:
       FileNotFoundError: the run has no such checkpoint.
-      ValueError: a step is given where there are none.
+      UserError: a step is given where there are none.
     """
     if is_foreign(read_fields(folder)):
         if step is not None:
-            raise ValueError(f"{folder} holds one model and no steps: leave step {step} out")
+            raise UserError(f"{folder} holds one model and no steps: leave step {step} out")
         return None
     return newest_step(folder) if step is None else check_step(folder, step)
 
@@ -115,14 +116,14 @@ def restore_params(folder: str | Path, step: int, shapes: Any) -> Any:
       shapes: a `jax.ShapeDtypeStruct` with a sharding for each parameter: where it is to lie.
 
     Raises:
-      ValueError: a file of theirs is not what was written.
+      UserError: a file of theirs is not what was written.
     """
     import orbax.checkpoint as ocp
 
     checkpoint = Path(folder).resolve() / CHECKPOINTS / str(step)
     damage = find_damage(checkpoint, PARAMS)
     if damage is not None:
-        raise ValueError(
+        raise UserError(
             f"checkpoint {step} of {folder} is damaged: {damage}; restore it, or use another step"
         )
     options = ocp.options.MultiprocessingOptions()
@@ -139,7 +140,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: the folder is not a run.
-      ValueError: it has another `config.json` than flaxzoo's, or a broken one.
+      UserError: it has another `config.json` than flaxzoo's, or a broken one.
     """
     return check_run(read_fields(folder), folder)
 
@@ -148,11 +149,11 @@ def check_run(fields: dict[str, Any], folder: str | Path) -> dict[str, Any]:
     """`fields`, if they are those of a run.
 
     Raises:
-      ValueError: they are not.
+      UserError: they are not.
     """
     if not {"model", "train"} <= fields.keys():
         kind = "is in Hugging Face's form" if is_foreign(fields) else "is not of flaxzoo"
-        raise ValueError(f"{Path(folder) / CONFIG_FILE} {kind}: give a run folder")
+        raise UserError(f"{Path(folder) / CONFIG_FILE} {kind}: give a run folder")
     return fields
 
 
@@ -161,7 +162,7 @@ def read_fields(folder: str | Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: there is none.
-      ValueError: it is broken.
+      UserError: it is broken.
     """
     file = Path(folder) / CONFIG_FILE
     if not file.is_file():
@@ -173,9 +174,9 @@ def read_fields(folder: str | Path) -> dict[str, Any]:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error}): restore it") from error
+        raise UserError(f"{file} is not JSON ({error}): restore it") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"{file} is no JSON object: restore it")
+        raise UserError(f"{file} is no JSON object: restore it")
     return fields
 
 

@@ -27,6 +27,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
+from ..data.errors import UserError
 from .config import (
     Architecture,
     Execution,
@@ -67,7 +68,7 @@ class EncoderDecoderConfig(TransformerConfig):
     """An encoder and a decoder; `num_layers`, `num_heads` and `d_ff` are the encoder's.
 
     Raises:
-      ValueError: a size is out of range, or options contradict each other.
+      UserError: a size is out of range, or options contradict each other.
     """
 
     head: ClassVar[str] = "seq2seq_lm"
@@ -125,20 +126,20 @@ class EncoderDecoderConfig(TransformerConfig):
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} {value} is not positive: choose at least 1")
+                raise UserError(f"{name} {value} is not positive: choose at least 1")
         for name in ("attention_dropout_rate", "activation_dropout_rate"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
+                raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
         if not self.position_base > 0:
-            raise ValueError(f"position_base {self.position_base} must be above 0")
+            raise UserError(f"position_base {self.position_base} must be above 0")
         if self.source_vocab_size is not None and self.share_embeddings:
-            raise ValueError(
+            raise UserError(
                 f"source_vocab_size {self.source_vocab_size} needs a table of its own: "
                 "set share_embeddings to false"
             )
         if self.decoder_num_heads is not None and self.d_model % self.decoder_num_heads:
             choices = ", ".join(map(str, divisors(self.d_model)))
-            raise ValueError(
+            raise UserError(
                 f"d_model {self.d_model} is not divisible by decoder_num_heads "
                 f"{self.decoder_num_heads}: choose from {choices}"
             )
@@ -286,11 +287,11 @@ class EncoderDecoder(nn.Module):
           output_attentions: whether to answer the attention weights as well.
 
         Raises:
-          ValueError: a sequence is longer than `max_length`, a mask does not
+          UserError: a sequence is longer than `max_length`, a mask does not
             cover what it is of, only one side is packed, or there is no source.
         """
         if (segment_ids is None) != (decoder_segment_ids is None):
-            raise ValueError("either side is packed or none: give both segment_ids or neither")
+            raise UserError("either side is packed or none: give both segment_ids or neither")
         encoded, attentions = None, None
         if encoder_outputs is not None:
             encoded = jnp.asarray(encoder_outputs)
@@ -335,7 +336,7 @@ class EncoderDecoder(nn.Module):
     ) -> tuple[Float[Array, "B S D"], Any]:
         """What the encoder makes of the sources, and its attention weights."""
         if input_ids is None:
-            raise ValueError("there is no source: give input_ids, encoder_outputs or a used cache")
+            raise UserError("there is no source: give input_ids, encoder_outputs or a used cache")
         check_inputs(self.config, input_ids, attention_mask, segment_ids, None)
         if position_ids is None:
             zero = jnp.zeros((), jnp.int32)
@@ -361,7 +362,7 @@ class EncoderDecoder(nn.Module):
         length = input_ids.shape[1]
         if attention_mask is not None and attention_mask.ndim == 3:
             if position_ids is None:  # the tokens need not be one sequence
-                raise ValueError(
+                raise UserError(
                     "a decoder_attention_mask for each token leaves open where it stands: give "
                     "decoder_position_ids"
                 )

@@ -5,6 +5,7 @@ import json
 import math
 from typing import Any, Literal
 
+from ..data.errors import UserError
 from ..data.tasks.base import DataConfig
 from ..data.tasks.bert_pretraining import PretrainingData
 from ..data.tasks.causal_lm import CausalData
@@ -102,16 +103,16 @@ class TrainConfig:
         if self.init_from is None:  # otherwise the model's sizes are not known yet
             check_length(self)
         if self.execution.param_dtype != "float32":
-            raise ValueError(
+            raise UserError(
                 f"execution.param_dtype {self.execution.param_dtype} would lose small updates: "
                 "train with float32 parameters and --execution.dtype bfloat16"
             )
         if self.execution.layers == "separate":
-            raise ValueError(
+            raise UserError(
                 "execution.layers separate is for decoding: choose scan or unroll to train"
             )
         if self.batch_size % self.micro_batches:
-            raise ValueError(
+            raise UserError(
                 f"batch_size {self.batch_size} is not divisible by micro_batches "
                 f"{self.micro_batches}: choose a divisor of {self.batch_size}"
             )
@@ -119,30 +120,30 @@ class TrainConfig:
     def _check_numbers(self) -> None:
         for name in ("batch_size", "micro_batches", "log_every", "keep_last"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+                raise UserError(f"{name} {getattr(self, name)} must be at least 1")
         for name in ("steps", "evaluate_every", "checkpoint_every", "keep_best", "skip_bad_steps"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)} must be at least 0")
+                raise UserError(f"{name} {getattr(self, name)} must be at least 0")
         if not 0 <= self.epochs < math.inf or not (self.steps or self.epochs):
-            raise ValueError(
+            raise UserError(
                 f"steps {self.steps} and epochs {self.epochs}: give one of them above 0"
             )
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing {self.label_smoothing} must be in [0, 1)")
+            raise UserError(f"label_smoothing {self.label_smoothing} must be in [0, 1)")
         if self.label_smoothing and self.data.kind != "translation":
-            raise ValueError(
+            raise UserError(
                 f"label_smoothing {self.label_smoothing} is for translation: leave it out for "
                 f"{self.data.kind} data"
             )
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed {self.seed} must be at least 0 and below 2³²")
+            raise UserError(f"seed {self.seed} must be at least 0 and below 2³²")
 
     def _check_warmup(self) -> None:
         """Before any data are read; of a run counted in epochs, when its steps are known."""
         warmup = self.optimizer.warmup_steps
         if 0 < self.steps <= warmup:
             shorter = min(max(self.steps // 10, 1), self.steps - 1)
-            raise ValueError(
+            raise UserError(
                 f"steps {self.steps} must exceed the warm-up of {warmup} steps: add "
                 f"--optimizer.warmup-steps {shorter}"
             )
@@ -152,7 +153,7 @@ def check_length(config: TrainConfig) -> None:
     """Raises ValueError if the rows are longer than what the model can read."""
     if config.data.length > config.model.max_length:
         longer = "raise the second" if config.init_from is None else "begin with a longer model"
-        raise ValueError(
+        raise UserError(
             f"data.length {config.data.length} exceeds model.max_length "
             f"{config.model.max_length}: lower the first or {longer}"
         )
@@ -208,12 +209,12 @@ def from_dict(fields: dict[str, Any]) -> TrainConfig:
     """The configuration that `to_dict` wrote.
 
     Raises:
-      ValueError: a field is missing or unknown.
+      UserError: a field is missing or unknown.
     """
     try:
         return _from_dict(_with_tuples(fields))
     except (KeyError, TypeError) as error:
-        raise ValueError(
+        raise UserError(
             f"config.json does not fit this version of flaxzoo ({error}): use the one that wrote it"
         ) from error
 

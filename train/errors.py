@@ -1,7 +1,9 @@
 """What can go wrong with a run, each told in one line that says what to do."""
 
+from ..data.errors import UserError
 
-class RunError(ValueError):
+
+class RunError(UserError):
     """A run folder that cannot be used as asked."""
 
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from ..data.errors import UserError
+
 OptimizerName = Literal["adamw", "lamb"]
 StateDtype = Literal["float32", "bfloat16"]
 StateMemory = Literal["device", "host"]
@@ -17,7 +19,7 @@ class OptimizerConfig:
     """AdamW (Loshchilov & Hutter 2019) or LAMB (You et al. 2020), and the learning rate.
 
     Raises:
-      ValueError: a number is out of its range, or a name or pattern is none.
+      UserError: a number is out of its range, or a name or pattern is none.
     """
 
     name: OptimizerName = "adamw"
@@ -58,21 +60,21 @@ class OptimizerConfig:
         for name, kind in choices_of.items():
             if getattr(self, name) not in get_args(kind):
                 choices = ", ".join(get_args(kind))
-                raise ValueError(
+                raise UserError(
                     f"optimizer.{name} {getattr(self, name)!r} is unknown: choose from {choices}"
                 )
         for name in ("peak_learning_rate", "epsilon", "max_gradient_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"optimizer.{name} {value} must be above 0 and finite")
+                raise UserError(f"optimizer.{name} {value} must be above 0 and finite")
         for name in ("weight_decay", "final_fraction"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"optimizer.{name} {getattr(self, name)} must be at least 0")
+                raise UserError(f"optimizer.{name} {getattr(self, name)} must be at least 0")
         for name in ("beta1", "beta2", "warmup_fraction"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"optimizer.{name} {getattr(self, name)} must be in [0, 1)")
+                raise UserError(f"optimizer.{name} {getattr(self, name)} must be in [0, 1)")
         if not 0 < self.layer_decay <= 1:
-            raise ValueError(
+            raise UserError(
                 f"optimizer.layer_decay {self.layer_decay} must be above 0 and at most 1, "
                 "which is no decay"
             )
@@ -82,12 +84,12 @@ class OptimizerConfig:
 
 def _patterns(frozen: Sequence[str]) -> tuple[str, ...]:
     if isinstance(frozen, str):
-        raise ValueError(f"optimizer.frozen {frozen!r} is one string: give a tuple of patterns")
+        raise UserError(f"optimizer.frozen {frozen!r} is one string: give a tuple of patterns")
     for pattern in frozen:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(
+            raise UserError(
                 f"optimizer.frozen {pattern!r} is not a regular expression: {error}"
             ) from None
     return tuple(frozen)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from ..errors import DataError
+from ..errors import DataError, UserError
 
 Scheme = Literal["BIO", "IOB1", "BIOES", "plain"]
 
@@ -25,7 +25,7 @@ Place = tuple[int, int]
 """A sentence, and a word of it."""
 
 
-class InconsistentTagError(ValueError):
+class InconsistentTagError(UserError):
     """A tag that does not fit its source's scheme.
 
     Attributes:

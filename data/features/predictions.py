@@ -4,7 +4,7 @@ from typing import cast
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, UserError
 
 
 def label_id(label: str, ids: dict[str, int], place: str) -> int:
@@ -27,7 +27,7 @@ def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarr
     """Takes one of a model's outputs, which must be one item for each row."""
     values = np.asarray(predictions[name])
     if len(values) != rows:
-        raise ValueError(f"{name} is for {len(values)} rows, but there are {rows}")
+        raise UserError(f"{name} is for {len(values)} rows, but there are {rows}")
     return cast(np.ndarray, values)
 
 

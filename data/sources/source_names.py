@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from ..errors import DataError
+from ..errors import DataError, UserError
 from ..io.files import file_lines, matching_files
 from ..io.json_lines import parse_object, pick
 
@@ -133,7 +133,7 @@ def read_documents(source: Source) -> Iterator[str]:
     Raises:
         DataError: A file is missing, empty, not whole or not UTF-8; a JSON line is not
             valid or lacks the field (with file and line).
-        ValueError: The source is a published TFDS data set, which ``documents`` reads.
+        UserError: The source is a published TFDS data set, which ``documents`` reads.
     """
     found = False
     for document in documents_in(source):
@@ -146,7 +146,7 @@ def read_documents(source: Source) -> Iterator[str]:
 def documents_in(source: Source) -> Iterator[str]:
     """As ``read_documents``, of a source that may hold no document."""
     if source.kind == "tfds":
-        raise ValueError(f"{source.name!r} is not local text: use load_documents")
+        raise UserError(f"{source.name!r} is not local text: use load_documents")
     if source.kind == "prepared":
         raise DataError(
             f"{source.name!r} holds rows for causal language modelling and no text: name the text "

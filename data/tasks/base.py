@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ..corpora.token_corpus import Texts
 from ..dataset import DataSplit
-from ..errors import DataError
+from ..errors import DataError, UserError
 from ..sources.documents import Documents, load_documents, load_whole
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
@@ -41,7 +41,7 @@ class DataConfig(ABC):
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ValueError(f"data.length {self.length} must be at least 1")
+            raise UserError(f"data.length {self.length} must be at least 1")
 
     @abstractmethod
     def texts(self) -> Texts:

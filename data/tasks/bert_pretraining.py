@@ -7,7 +7,7 @@ import numpy as np
 
 from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
 from ..dataset import DataSplit
-from ..errors import DataError
+from ..errors import DataError, UserError
 from ..features.bert_inputs import Frame, frame_texts
 from ..features.masking import Masking
 from ..features.nsp_inputs import SentencePairRows, read_pairs
@@ -95,11 +95,11 @@ class PretrainingData(DocumentsData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.masking_rate < 1:
-            raise ValueError(f"data.masking_rate {self.masking_rate} must be between 0 and 1")
+            raise UserError(f"data.masking_rate {self.masking_rate} must be between 0 and 1")
         if not 0 <= self.short_fraction <= 1:
-            raise ValueError(f"data.short_fraction {self.short_fraction} must be from 0 to 1")
+            raise UserError(f"data.short_fraction {self.short_fraction} must be from 0 to 1")
         if self.max_predictions is not None and not 1 <= self.max_predictions <= self.length:
-            raise ValueError(
+            raise UserError(
                 f"data.max_predictions {self.max_predictions} must be from 1 to data.length "
                 f"{self.length}"
             )

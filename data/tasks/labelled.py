@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from ..dataset import DataSplit
-from ..errors import DataError
+from ..errors import DataError, UserError
 from ..io.hashing import digest
 from ..sources.documents import Division, Split, text_digest
 from ..sources.labelled_records import (
@@ -128,9 +128,9 @@ class LabelledData(DataConfig, Generic[E]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.length < SHORTEST:
-            raise ValueError(f"data.length {self.length} must be at least {SHORTEST}")
+            raise UserError(f"data.length {self.length} must be at least {SHORTEST}")
         if not 0 <= self.validation_fraction < 1:
-            raise ValueError(
+            raise UserError(
                 f"data.validation_fraction {self.validation_fraction} must be at least 0 "
                 "and below 1"
             )

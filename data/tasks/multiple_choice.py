@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, UserError
 from ..features.bert_inputs import Frame, FramedTokens, frame_texts
 from ..features.predictions import output, softmax
 from ..io.files import input_lines
@@ -168,7 +168,7 @@ class ChoiceRows:
     def gold(self) -> list[int]:
         """Which choice is right, from 0."""
         if self.values is None:
-            raise ValueError("examples to predict have no labels")
+            raise UserError("examples to predict have no labels")
         return self.values.tolist()
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[dict[str, Any]]:

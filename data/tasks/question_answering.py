@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, UserError
 from ..features.answer_decoding import SpanDecoding
 from ..features.bert_inputs import Frame, FramedTokens
 from ..features.sliding_windows import windows
@@ -61,7 +61,7 @@ class SpanData(LabelledData[SpanExample]):
         super().__post_init__()
         for name in ("stride", "max_question_length", "max_answer_length"):
             if getattr(self, name) < 1:
-                raise ValueError(f"data.{name} {getattr(self, name)} must be at least 1")
+                raise UserError(f"data.{name} {getattr(self, name)} must be at least 1")
 
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split

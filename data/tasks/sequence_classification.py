@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, UserError
 from ..features.bert_inputs import Frame, FramedTokens, frame_texts
 from ..features.predictions import label_id, output, sigmoid, softmax
 from ..io.files import input_lines
@@ -229,7 +229,7 @@ class ClassificationRows:
     def gold(self) -> list[Any]:
         """Label ids, lists of 0 and 1 (several), or numbers (score)."""
         if self.values is None:
-            raise ValueError("examples to predict have no labels")
+            raise UserError("examples to predict have no labels")
         return self.values.tolist()
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[dict[str, Any]]:

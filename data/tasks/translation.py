@@ -16,7 +16,7 @@ import numpy as np
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, end_of_text, pair_at
 from ..corpora.token_corpus import corpus_key
 from ..dataset import DataSplit
-from ..errors import DataError
+from ..errors import DataError, UserError
 from ..io.hashing import digest
 from ..packing.packing import best_fit
 from ..sources.documents import default_cache_dir
@@ -262,7 +262,7 @@ class TranslationData(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.validation_fraction < 1:
-            raise ValueError(
+            raise UserError(
                 f"data.validation_fraction {self.validation_fraction} must be at least 0 "
                 "and below 1"
             )

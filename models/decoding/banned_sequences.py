@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ...data.errors import UserError
 from ..nn.typing import Array, Float, Int
 
 ANY, NOTHING = -1, -2
@@ -42,14 +43,14 @@ def check_bad_words(words: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Raises ValueError unless they are words, and leave tokens to choose from."""
     for word in words:
         if not word:
-            raise ValueError("a bad word has no token: leave it out")
+            raise UserError("a bad word has no token: leave it out")
         if not 0 <= min(word) <= max(word) < vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"bad word {[*word]} is not within the vocabulary of {vocab_size}: use the "
                 "model's own tokenizer"
             )
     if len({word[0] for word in words if len(word) == 1}) == vocab_size:
-        raise ValueError(f"all {vocab_size} tokens are suppressed: leave some to choose from")
+        raise UserError(f"all {vocab_size} tokens are suppressed: leave some to choose from")
 
 
 def newest(rows: Sequence[Sequence[int]], number: int) -> np.ndarray:

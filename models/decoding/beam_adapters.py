@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import struct
 
+from ...data.errors import UserError
 from ..nn.attention import Cache, init_cache
 from ..nn.typing import Array, Bool, Float, Int
 
@@ -151,9 +152,9 @@ def beams_of(model: Any) -> EncoderDecoderBeams | CausalBeams:
     """How beams of a model are made.
 
     Raises:
-      ValueError: it writes no text.
+      UserError: it writes no text.
     """
     head = getattr(model.config, "head", None)
     if head not in BEAMS:
-        raise ValueError(f"a model with the head {head} writes no text: give {' or '.join(BEAMS)}")
+        raise UserError(f"a model with the head {head} writes no text: give {' or '.join(BEAMS)}")
     return BEAMS[head](model)

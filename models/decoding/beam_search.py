@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...data.errors import UserError
 from ..nn.typing import Array, Int
 from .banned_sequences import bad_words, check_bad_words, newest
 from .beam_adapters import CausalBeams, EncoderDecoderBeams, beams_of
@@ -46,7 +47,7 @@ class BeamSearch:
     """How tokens are searched for.
 
     Raises:
-      ValueError: a value is outside its range.
+      UserError: a value is outside its range.
     """
 
     num_beams: int = 4
@@ -82,20 +83,20 @@ class BeamSearch:
 
     def __post_init__(self) -> None:
         if self.num_beams < 1:
-            raise ValueError(f"num_beams {self.num_beams} must be at least 1 (1: greedy)")
+            raise UserError(f"num_beams {self.num_beams} must be at least 1 (1: greedy)")
         if not abs(self.length_penalty) <= MAX_PENALTY:  # nor is NaN
-            raise ValueError(
+            raise UserError(
                 f"length_penalty {self.length_penalty} must be between -{MAX_PENALTY} and "
                 f"{MAX_PENALTY}, for example 0.6"
             )
         if not 1 <= self.num_return <= self.num_beams:
-            raise ValueError(
+            raise UserError(
                 f"num_return {self.num_return} must be between 1 and num_beams {self.num_beams}"
             )
         if self.max_extra_tokens is not None and self.max_extra_tokens < 0:
-            raise ValueError(f"max_extra_tokens {self.max_extra_tokens} must be at least 0")
+            raise UserError(f"max_extra_tokens {self.max_extra_tokens} must be at least 0")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens {self.max_new_tokens} must be at least 1")
+            raise UserError(f"max_new_tokens {self.max_new_tokens} must be at least 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Searcher:
     caller's stacked ones.
 
     Raises:
-      ValueError: the model writes no text.
+      UserError: the model writes no text.
     """
 
     def __init__(self, model: Any, params: Any) -> None:
@@ -158,7 +159,7 @@ class Searcher:
           Of each row up to `num_return` hypotheses, the best first.
 
         Raises:
-          ValueError: a row is empty or longer than `max_length`, or an id is
+          UserError: a row is empty or longer than `max_length`, or an id is
             not in the vocabulary.
         """
         start = () if start_id is None else (start_id,)
@@ -182,7 +183,7 @@ class Searcher:
         )
         found = jax.tree.map(np.asarray, finished)
         if not (found.scores[: len(rows), 0] > -np.inf).all():  # nor is NaN
-            raise ValueError(
+            raise UserError(
                 "the search found nothing: the model's scores are not numbers; look at its "
                 "parameters"
             )
@@ -198,11 +199,11 @@ class Searcher:
         c, row, known = self.config, self._model.row, self._model.vocab_size
         for number, ids in enumerate(rows):
             if not 1 <= len(ids) <= c.max_length:
-                raise ValueError(
+                raise UserError(
                     f"{row} {number} has {len(ids)} tokens: the model takes 1 to {c.max_length}"
                 )
             if not 0 <= min(ids) <= max(ids) < known:
-                raise ValueError(
+                raise UserError(
                     f"token ids {min(ids)} … {max(ids)} of {row} {number} are not within the "
                     f"vocabulary of {known}: use the model's own tokenizer"
                 )
@@ -211,7 +212,7 @@ class Searcher:
             *(("eos_id", token) for token in eos_ids),
         ):
             if not 0 <= token < c.vocab_size:
-                raise ValueError(f"{name} {token} is not within the vocabulary of {c.vocab_size}")
+                raise UserError(f"{name} {token} is not within the vocabulary of {c.vocab_size}")
         check_bad_words(settings.unwanted, c.vocab_size)
 
     def _pad(
@@ -262,7 +263,7 @@ class Translator:
           Of each source up to `num_return` hypotheses, the best first.
 
         Raises:
-          ValueError: as `Searcher.search`.
+          UserError: as `Searcher.search`.
         """
         return self._searcher.search(source_ids, (eos_id,), settings, start_id)
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ...data.errors import UserError
 from ..nn.attention import HIDDEN, Cache, init_cache
 from ..nn.dropout import fold_in, row_keys
 from ..nn.typing import Array, Bool, Float, Int, Key
@@ -49,7 +50,7 @@ class Sampling:
     """How the next token is picked from its scores.
 
     Raises:
-      ValueError: a value is outside its range.
+      UserError: a value is outside its range.
     """
 
     temperature: float = 1.0
@@ -66,13 +67,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:  # nor is NaN
-            raise ValueError(f"temperature {self.temperature} must be at least 0 (0: greedy)")
+            raise UserError(f"temperature {self.temperature} must be at least 0 (0: greedy)")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k {self.top_k} must be at least 1")
+            raise UserError(f"top_k {self.top_k} must be at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p} must be in (0, 1]")
+            raise UserError(f"top_p {self.top_p} must be in (0, 1]")
         if not self.repetition_penalty > 0:
-            raise ValueError(f"repetition_penalty {self.repetition_penalty} must be above 0")
+            raise UserError(f"repetition_penalty {self.repetition_penalty} must be above 0")
 
 
 @struct.dataclass
@@ -197,7 +198,7 @@ class Generator:
           New tokens int[B, n], n ≥ 1, until there are `max_new_tokens`.
 
         Raises:
-          ValueError: there is no prompt, one is empty, or an id is not in the
+          UserError: there is no prompt, one is empty, or an id is not in the
             vocabulary.
         """
         self._check(prompts, sampling)
@@ -245,10 +246,10 @@ class Generator:
 
     def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
         if not prompts or not all(len(prompt) for prompt in prompts):
-            raise ValueError("every prompt needs at least one token: begin with the bos token")
+            raise UserError("every prompt needs at least one token: begin with the bos token")
         for prompt in prompts:
             if not 0 <= min(prompt) <= max(prompt) < self.config.vocab_size:
-                raise ValueError(
+                raise UserError(
                     f"token ids {min(prompt)} … {max(prompt)} are not within the vocabulary of "
                     f"{self.config.vocab_size}: use the model's own tokenizer"
                 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...data.errors import UserError
 from ..config import create
 from ..decoding.beam_adapters import beams_of
 from ..decoding.beam_search import BeamSearch, Hypothesis, Searcher
@@ -71,7 +72,7 @@ def generate(
       transformers' `generate` does, from 0; not so in its forward pass, nor by `Generator`.
 
     Raises:
-      ValueError: an argument is not supported or out of range, an id is not in the vocabulary, a
+      UserError: an argument is not supported or out of range, an id is not in the vocabulary, a
         row is empty, or the model writes no text.
     """
     beams_of(model)
@@ -126,7 +127,7 @@ def _read(
     """The tokens of each row; and the rows as they are given, padded to one length."""
     given = _plain(input_ids)
     if not isinstance(given, list) or not given or not all(isinstance(x, list) for x in given):
-        raise ValueError(f"input_ids {given!r} are no rows of token ids: give int[B, T]")
+        raise UserError(f"input_ids {given!r} are no rows of token ids: give int[B, T]")
     end, pad = (_plain(named.get(name, [])) for name in ("eos_token_id", "pad_token_id"))
     ends = end if isinstance(end, list) else [end]
     filling = pad if isinstance(pad, int) else next(iter(ends), UNSEEN)
@@ -141,7 +142,7 @@ def _read(
     mask = _plain(attention_mask)
     lengths = [len(row) if isinstance(row, list) else None for row in mask]
     if lengths != [len(row) for row in given]:
-        raise ValueError("attention_mask has not the shape of input_ids: give one for each token")
+        raise UserError("attention_mask has not the shape of input_ids: give one for each token")
     rows = [
         [x for x, seen in zip(row, sees, strict=True) if seen]
         for row, sees in zip(given, mask, strict=True)
@@ -169,12 +170,12 @@ def search_for(
     """The `num_return` best hypotheses of each row.
 
     Raises:
-      ValueError: there are not so many, or a row is not the model's.
+      UserError: there are not so many, or a row is not the model's.
     """
     ends = request.search_ends(searcher.config.vocab_size)
     found = searcher.search(rows, ends, method, request.start_id)
     if (least := min(map(len, found))) < request.num_return:
-        raise ValueError(
+        raise UserError(
             f"the search found only {least} of num_return_sequences {request.num_return}: there "
             "are not more tokens to choose from"
         )

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
+from ...data.errors import suggest
 from ..bert import BertConfig
-from ..config import TransformerConfig, nearest
+from ..config import TransformerConfig
 from ..gpt import GPTConfig
 from ..transformer import EncoderDecoderConfig
 from . import bert, gpt, marian
@@ -68,6 +69,6 @@ def family(model_type: Any, source: str) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise WeightsError(
             f"{source} is of the family {model_type!r}, which is not here: "
-            f"{nearest(str(model_type), list(FAMILIES))}"
+            f"{suggest(str(model_type), list(FAMILIES))}"
         )
     return FAMILIES[model_type]

@@ -18,6 +18,8 @@ from typing import Any, Protocol, runtime_checkable
 import jax.numpy as jnp
 import numpy as np
 
+from ...data.errors import UserError
+
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 
@@ -29,7 +31,7 @@ BLOCKS_KEPT = 16
 """After how many of them the file's pages are given back."""
 
 
-class WeightsError(ValueError):
+class WeightsError(UserError):
     """Weights and table, or weights and configuration, do not go together."""
 
 

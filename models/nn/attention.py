@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .dropout import RowKeys, dropout
 from .fused_attention import FusedAttention
@@ -95,7 +96,7 @@ def check_inputs(
     """What every model asks of its inputs' shapes.
 
     Raises:
-      ValueError: the tokens are more than `max_length`, `attention_mask` does
+      UserError: the tokens are more than `max_length`, `attention_mask` does
         not cover the tokens (or the slots of the cache), or a cache is given
         together with packed rows.
     """
@@ -103,14 +104,14 @@ def check_inputs(
     # Of a mask for each query they are beams, not a row's tokens.
     beams = attention_mask is not None and attention_mask.ndim == 3
     if length > config.max_length and not beams:
-        raise ValueError(
+        raise UserError(
             f"input of {length} tokens exceeds max_length {config.max_length}: shorten it"
         )
     if cache is not None and segment_ids is not None:
-        raise ValueError("a cache cannot continue packed rows: leave segment_ids out")
+        raise UserError("a cache cannot continue packed rows: leave segment_ids out")
     num_keys = length if cache is None else cache.length
     if attention_mask is not None and attention_mask.shape[-1] != num_keys:
-        raise ValueError(
+        raise UserError(
             f"attention_mask has {attention_mask.shape[-1]} columns for {num_keys} "
             f"{'tokens' if cache is None else 'slots of the cache'}: give one for each"
         )
@@ -133,7 +134,7 @@ def check_source(
         return
     length = source_length(encoded, cache)
     if mask.shape[1] != length:
-        raise ValueError(
+        raise UserError(
             f"attention_mask has {mask.shape[1]} columns for {length} encoded tokens: give one "
             "for each"
         )
@@ -173,10 +174,10 @@ def default_positions(
       segment_ids: of a packed row.
 
     Raises:
-      ValueError: the mask is one for each token, whose tokens need not be one sequence.
+      UserError: the mask is one for each token, whose tokens need not be one sequence.
     """
     if attention_mask is not None and attention_mask.ndim == 3:
-        raise ValueError(
+        raise UserError(
             "an attention_mask for each token leaves open where it stands: give position_ids"
         )
     index = jnp.arange(length)

@@ -144,7 +144,7 @@ def cudnn_attention(
     of jax compute the gradient as well.
 
     Raises:
-      RuntimeError, NotImplementedError, ValueError: jax finds no cuDNN, or one that cannot serve
+      RuntimeError, NotImplementedError, UserError: jax finds no cuDNN, or one that cannot serve
         these sizes or this device; see `LIMITS`.
     """
     mask = None

@@ -1,9 +1,10 @@
-"""The types of arrays: jaxtyping's, or plain arrays where it is not installed.
+"""Types of arrays and of trees of arrays.
 
-A model then runs where there is nothing but jax and flax, as on a bare image of a GPU machine.
+Arrays have jaxtyping's types, or plain ones where it is not installed: a model then runs where
+there is nothing but jax and flax, as on a bare image of a GPU machine.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
@@ -22,4 +23,10 @@ else:
 
         Bool = Float = Int = Key = _Shaped
 
-__all__ = ["Array", "ArrayLike", "Bool", "Float", "Int", "Key"]
+PyTree: TypeAlias = Any
+"""Any nesting of dicts, tuples and dataclasses whose leaves are arrays, or their shapes or
+shardings."""
+Params: TypeAlias = dict[str, PyTree]
+"""A model's parameters by path, `{"layers": {"attention": {"query": {"kernel": …}}}}`."""
+
+__all__ = ["Array", "ArrayLike", "Bool", "Float", "Int", "Key", "Params", "PyTree"]

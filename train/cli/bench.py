@@ -5,6 +5,7 @@ import functools
 import sys
 from pathlib import Path
 
+from ...data.errors import UserError
 from ..compilation_cache import enable_compilation_cache
 from ..recipes import RECIPES, recipe
 from .plain_options import OptionParser, add_options, with_options
@@ -68,7 +69,7 @@ def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"--profile {path} cannot be made ({error.strerror}): name another folder"
         ) from None
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from ...data.errors import UserError
 from ...data.tokenizers.training import TokenizerKind
 from ..compilation_cache import enable_compilation_cache
 from ..config import TrainConfig
@@ -66,7 +67,7 @@ def parse_recipe(
       All that was read, and the configuration in it.
 
     Raises:
-      ValueError: there is no such recipe, or an option is out of range.
+      UserError: there is no such recipe, or an option is out of range.
     """
     base = recipe(arguments[0])
     names = [field.name for field in dataclasses.fields(base)]
@@ -137,7 +138,7 @@ def launch_command(arguments: list[str]) -> int:
     own, command = at_dashes(arguments)
     if command[:1] != ["train"] and not {"-h", "--help"} & set(own):
         instead = f", not {command[0]!r}" if command else ""
-        raise ValueError(
+        raise UserError(
             f"flaxzoo launch starts the command train{instead}, after two dashes: "
             "flaxzoo launch --processes 2 -- train quickstart"
         )
@@ -242,10 +243,10 @@ def export_command(arguments: list[str]) -> None:
     """The command `flaxzoo export RUN OUTPUT`."""
     parsed = tyro.cli(ExportArguments, args=arguments, prog="flaxzoo export")
     if parsed.file_gb is not None and parsed.form != "huggingface":
-        raise ValueError(f"file-gb is of the form huggingface: leave it out for {parsed.form}")
+        raise UserError(f"file-gb is of the form huggingface: leave it out for {parsed.form}")
     file_gb = 5.0 if parsed.file_gb is None else parsed.file_gb
     if not 0 < file_gb < math.inf:
-        raise ValueError(f"file-gb {file_gb} must be above 0, for example 5")
+        raise UserError(f"file-gb {file_gb} must be above 0, for example 5")
     from ..convert.export import export_model
 
     notes = export_model(
@@ -292,11 +293,11 @@ def tokenizer_command(arguments: list[str]) -> None:
     if not arguments or arguments[0] != "train":
         print("usage: flaxzoo tokenizer train SOURCE OUTPUT [--kind KIND] [--vocab-size N]")
         if not arguments or arguments[0] not in ("-h", "--help"):
-            raise ValueError("flaxzoo tokenizer knows one action: train")
+            raise UserError("flaxzoo tokenizer knows one action: train")
         return
     parsed = tyro.cli(TokenizerArguments, args=arguments[1:], prog="flaxzoo tokenizer train")
     if parsed.output.exists():
-        raise ValueError(f"{parsed.output} exists: give a folder that does not")
+        raise UserError(f"{parsed.output} exists: give a folder that does not")
     from ...data.sources.documents import load_documents
     from ...data.tokenizers.training import TokenizerConfig, train_tokenizer
 

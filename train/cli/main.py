@@ -4,11 +4,11 @@ Every command is a function, imported when it is asked for: `flaxzoo --help`
 needs neither jax nor anything else that is slow to import.
 """
 
-import dis
 import os
 import sys
 from importlib import import_module
 
+from ...data.errors import UserError, suggest
 from ..errors import NonFiniteLoss, ToldElsewhere
 
 COMMANDS = {
@@ -67,9 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
-        from ...models.config import nearest
-
-        return _fail(f"no command named {command!r}: {nearest(command, list(COMMANDS))}", 2)
+        return _fail(f"no command named {command!r}: {suggest(command, list(COMMANDS))}", 2)
     try:
         commands = import_module(f".{COMMANDS[command][0]}", __package__)
         return getattr(commands, f"{command.replace('-', '_')}_command")(arguments) or 0
@@ -87,29 +85,11 @@ def _run(command: str, arguments: list[str]) -> int:
         return 2
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
-        if not _is_user_error(error):
-            raise
+    except (UserError, OSError) as error:
         return _fail(" ".join(str(error).split()), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     return 0
-
-
-def _is_user_error(error: Exception) -> bool:
-    """Whether a user caused it and can mend it; everything else is a bug, with its traceback.
-
-    Files that cannot be read or written are; so is a value that flaxzoo itself
-    refused (`raise`), but not one that Python or a library below stumbled over.
-    """
-    if isinstance(error, OSError):
-        return True
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or not trace.tb_frame.f_globals["__name__"].startswith("flaxzoo."):
-        return False
-    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _fail(message: str, status: int) -> int:

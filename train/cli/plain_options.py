@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from ...models.config import alike
+from ...data.errors import UserError, similar_names
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -20,20 +20,20 @@ class OptionParser(argparse.ArgumentParser):
         """All arguments.
 
         Raises:
-          ValueError: an option is unknown (the message names the nearest) or has no such value.
+          UserError: an option is unknown (the message names the nearest) or has no such value.
         """
         parsed, unknown = self.parse_known_args(arguments)
         if unknown:
             name = unknown[0].partition("=")[0]
             known = [flag for action in self._actions for flag in action.option_strings]
-            near = alike(name, known) if name.startswith("-") else []
+            near = similar_names(name, known) if name.startswith("-") else []
             meant = f": did you mean {' or '.join(near)}?" if near else ""
             self.error(f"nothing is called {name}{meant}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
         """Raises ValueError."""
-        raise ValueError(f"{message} (all options: {self.prog} --help)")
+        raise UserError(f"{message} (all options: {self.prog} --help)")
 
 
 def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
@@ -46,7 +46,7 @@ def with_options(config: Any, parsed: argparse.Namespace, prefix: str = "") -> A
     """The configuration with what was given in place of its own.
 
     Raises:
-      ValueError: a value is out of its range.
+      UserError: a value is out of its range.
     """
     given = {}
     for field in dataclasses.fields(config):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ...data.errors import UserError
 from ..config import TrainConfig
 from ..recipes import RECIPES
 from .commands import parse_recipe, say
@@ -42,7 +43,7 @@ def plan_command(arguments: list[str]) -> int:
     from ..plan.topologies import parse_topology
 
     if not parsed.topology:
-        raise ValueError("plan needs the devices' name: --topology v5e:4x4, or cpu:8")
+        raise UserError("plan needs the devices' name: --topology v5e:4x4, or cpu:8")
     topology = parse_topology(parsed.topology)
     config = without_data(config, say)
     if parsed.search:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from ...data.errors import UserError
 from ..compilation_cache import enable_compilation_cache
 from .commands import Positional, RunName, named, say
 
@@ -217,7 +218,7 @@ def _search(parsed: TranslateArguments, search: Any) -> Any:
     asked = {name: x for name, x in asked.items() if x is not None}
     search = dataclasses.replace(search, **asked, num_return=1)
     if not 1 <= parsed.num_best <= search.num_beams:
-        raise ValueError(
+        raise UserError(
             f"num-best {parsed.num_best} must be at least 1 and at most num-beams "
             f"{search.num_beams}"
         )
@@ -242,7 +243,7 @@ def embed_command(arguments: list[str]) -> None:
     """The command `flaxzoo embed RUN --input FILE --output FILE.npy`."""
     parsed = tyro.cli(EmbedArguments, args=arguments, prog="flaxzoo embed")
     if parsed.output.suffix != ".npy":
-        raise ValueError(f"output {parsed.output} must end in .npy, the format it is written in")
+        raise UserError(f"output {parsed.output} must end in .npy, the format it is written in")
     enable_compilation_cache()
     from ...data.io.atomic_io import check_place
     from ...data.io.files import read_lines

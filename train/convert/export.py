@@ -89,7 +89,7 @@ def export_model(
     Raises:
       FileNotFoundError: `source` is not there, or has no such checkpoint.
       RunError: `output` exists.
-      ValueError: the model cannot be said in that form.
+      UserError: the model cannot be said in that form.
     """
     output, folder = Path(output), local_folder(source)
     check_place_is_free(output)

@@ -26,7 +26,7 @@ def import_model(source: str | Path, output: str | Path) -> str:
 
     Raises:
       FileNotFoundError: `source` has no config.json.
-      ValueError: it is broken, or holds what there is no model or tokenizer for.
+      UserError: it is broken, or holds what there is no model or tokenizer for.
       RunError: `output` exists, `source` is a run folder, or the tokenizer is not the model's.
     """
     output = Path(output)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
+from ...data.errors import UserError
 from ...models.nn.fused_attention import AttentionCall, refusal
 from ..config import TrainConfig
 
@@ -46,7 +47,7 @@ def choose_kernel(config: TrainConfig, device: Any, context: int = 1) -> KernelC
       context: into how many parts the tokens of a row are cut.
 
     Raises:
-      ValueError: the kernel that `execution.attention` names cannot serve.
+      UserError: the kernel that `execution.attention` names cannot serve.
     """
     asked = config.execution.attention
     kernel = FASTEST.get(device.platform, "xla") if asked == "auto" else asked
@@ -57,7 +58,7 @@ def choose_kernel(config: TrainConfig, device: Any, context: int = 1) -> KernelC
     if reason is None:
         return KernelChoice(kernel)
     if asked != "auto":
-        raise ValueError(
+        raise UserError(
             f"execution.attention {asked} cannot serve this run: {reason}: leave it out, or say xla"
         )
     return KernelChoice("xla", kernel, reason)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from ...data.errors import UserError
 from ..state import Metrics, StepFn, TrainState
 
 HOST = "pinned_host"
@@ -26,11 +27,11 @@ def on_host(state: TrainState, shardings: TrainState, device: Any) -> TrainState
       device: one of them, of this process.
 
     Raises:
-      ValueError: it reaches no such memory.
+      UserError: it reaches no such memory.
     """
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST not in kinds:
-        raise ValueError(
+        raise UserError(
             f"optimizer.state_memory host: {device.device_kind} reaches no memory of its host "
             f"(only {', '.join(kinds)}): leave it out (--optimizer.state-memory device)"
         )

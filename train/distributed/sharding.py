@@ -21,6 +21,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from ...data.errors import UserError
 from ...models.config import divisors
 from ...models.nn.fused_attention import FusedAttention
 from ...models.nn.layers import TransformerLayer
@@ -69,7 +70,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Lays out all devices (or those given) as `config` says.
 
     Raises:
-      ValueError: the sizes do not multiply to the number of devices.
+      UserError: the sizes do not multiply to the number of devices.
     """
     # Those of a process side by side, so that it reads rows that follow each other.
     in_order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
@@ -82,7 +83,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     shape = tuple(sizes.values())
     if math.prod(shape) != len(devices) or min(shape) < 1:
         asked = ", ".join(f"mesh.{name} {size}" for name, size in sizes.items())
-        raise ValueError(
+        raise UserError(
             f"{asked} do not multiply to the {len(devices)} devices: "
             "give sizes that do, at most one of them -1 (all that are left)"
         )
@@ -94,12 +95,12 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
     """How one parameter lies on the mesh.
 
     Raises:
-      ValueError: not exactly one row of the table fits, or a dimension cannot
+      UserError: not exactly one row of the table fits, or a dimension cannot
         be cut evenly.
     """
     rows = [axes for pattern, axes in PARAMETER_AXES if re.fullmatch(pattern, name)]
     if len(rows) != 1 or len(rows[0]) != len(shape):
-        raise ValueError(
+        raise UserError(
             f"parameter {name} {shape} fits {len(rows)} rows of PARAMETER_AXES: exactly one "
             "must name its dimensions"
         )
@@ -107,7 +108,7 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
     for size, axis in zip(shape, spec, strict=True):
         if axis is not None and size % mesh.shape[axis]:
             choices = ", ".join(map(str, divisors(size)))
-            raise ValueError(
+            raise UserError(
                 f"parameter {name} {shape}: dimension {size} cannot be cut along mesh.{axis} "
                 f"{mesh.shape[axis]}: choose it from {choices}, or change the dimension"
             )
@@ -118,7 +119,7 @@ def parameter_shardings(params: Any, mesh: Mesh) -> Any:
     """Where each parameter (or its shape) lies.
 
     Raises:
-      ValueError: one cannot be cut as the mesh asks for.
+      UserError: one cannot be cut as the mesh asks for.
     """
     return jax.tree_util.tree_map_with_path(
         lambda path, x: NamedSharding(mesh, parameter_spec(path_name(path), x.shape, mesh)), params
@@ -154,7 +155,7 @@ def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1
     check_batch_divides(batch_size, rows_apart(mesh), micro_batches)
     if length % mesh.shape[CONTEXT]:
         choices = ", ".join(map(str, divisors(length)))
-        raise ValueError(
+        raise UserError(
             f"data.length {length} cannot be cut along mesh.{CONTEXT} {mesh.shape[CONTEXT]}: "
             f"choose it from {choices}, or change the length"
         )
@@ -229,7 +230,7 @@ def process_part(mesh: Mesh) -> tuple[int, int]:
     Processes that share rows, cut along `context` or `tensor`, read the same part.
 
     Raises:
-      ValueError: the rows of some process are not one of equal parts.
+      UserError: the rows of some process are not one of equal parts.
     """
     number = rows_apart(mesh)
     lies = row_sharding(mesh).devices_indices_map((number,))
@@ -241,7 +242,7 @@ def process_part(mesh: Mesh) -> tuple[int, int]:
         first = min(rows)
         if first % wide or rows != set(range(first, first + wide)):
             sizes = ", ".join(f"mesh.{name} {size}" for name, size in mesh.shape.items())
-            raise ValueError(
+            raise UserError(
                 f"{sizes}: process {process} of {len(held)} would hold rows that are not one of "
                 f"equal parts of a batch: choose mesh.{CONTEXT} × mesh.tensor to divide the "
                 f"{mesh.size // len(held)} devices of a process, or to be a multiple of them"
@@ -254,7 +255,7 @@ def check_batch_divides(batch_size: int, devices: int, micro_batches: int = 1) -
     parts = devices * micro_batches
     if batch_size % parts:
         cut = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
-        raise ValueError(
+        raise UserError(
             f"batch_size {batch_size} cannot be dealt out to {devices} devices{cut}: "
             f"choose a multiple of {parts}"
         )

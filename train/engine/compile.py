@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ...data.errors import UserError
 from ...models.config import create
 from ...models.init import init_params
 from ..config import TrainConfig
@@ -72,7 +73,7 @@ def make_program(config: TrainConfig, objective: Objective) -> Program:
     """Compiles `config`'s model, objective and optimizer for the devices at hand.
 
     Raises:
-      ValueError: mesh, batch and parameters do not fit each other.
+      UserError: mesh, batch and parameters do not fit each other.
     """
     return {"jit": _jit_program, "pmap": _pmap_program}[config.parallel](config, objective)
 
@@ -147,7 +148,7 @@ def mesh_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> MeshStep
     """The train step of a run over a mesh, whose devices need not be at hand.
 
     Raises:
-      ValueError: mesh, batch and parameters do not fit each other.
+      UserError: mesh, batch and parameters do not fit each other.
     """
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
     f = _functions(with_kernel(config, chosen.kernel), objective, mesh)
@@ -196,18 +197,18 @@ def _jit_program(config: TrainConfig, objective: Objective) -> Program:
 def _check_pmap(config: TrainConfig) -> None:
     """Raises ValueError for what is only done under `jit`."""
     if jax.process_count() > 1:
-        raise ValueError(
+        raise UserError(
             f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
             "leave it out (--parallel jit)"
         )
     cut = [name for name in ("fsdp", "context", "tensor") if getattr(config.mesh, name) != 1]
     if cut:
-        raise ValueError(
+        raise UserError(
             f"mesh.{cut[0]} {getattr(config.mesh, cut[0])} is for --parallel jit, for under pmap "
             "every device has the whole model: leave one of them out"
         )
     if config.optimizer.state_memory != "device":
-        raise ValueError("optimizer.state_memory host is for --parallel jit: leave one of them out")
+        raise UserError("optimizer.state_memory host is for --parallel jit: leave one of them out")
 
 
 def _pmap_program(config: TrainConfig, objective: Objective) -> Program:

@@ -99,7 +99,7 @@ def train(
       quiet: no progress bar.
 
     Raises:
-      DataError, RunError, ValueError: the data, the folder or the devices do
+      DataError, RunError, UserError: the data, the folder or the devices do
         not fit; before any training.
       NonFiniteLoss: the loss stopped being finite, for more steps than may be
         skipped; the last checkpoint stands.

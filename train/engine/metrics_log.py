@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ...data.errors import UserError
 from ...data.io.atomic_io import write_file
 from ...models.load import CONFIG_FILE
 from ..errors import RunError
@@ -151,7 +152,7 @@ def _start_wandb(project: str, run: Path) -> Any:
     try:
         import wandb  # pyright: ignore[reportMissingImports]  (an extra)
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"wandb_project {project!r} needs Weights & Biases: pip install 'flaxzoo[wandb]'"
         ) from error
     # The same folder is the same run there, however often it is taken up.

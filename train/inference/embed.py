@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ...data.errors import UserError
 from ...data.tokenizers.base import Tokenizer
 from ...models.load import load
 from ...models.nn.heads import mean_pool
@@ -22,7 +23,7 @@ class TextEmbedder:
 
     def __init__(self, model: Any, params: Any, tokenizer: Tokenizer) -> None:
         if getattr(model.config, "head", None) == "seq2seq_lm":
-            raise ValueError(
+            raise UserError(
                 "an encoder-decoder has no vector for a text: give the run of a BERT or GPT"
             )
         self._params, self._tokenizer = params, tokenizer
@@ -59,10 +60,10 @@ class TextEmbedder:
           float32 `[num_texts, D]`, in the order of the texts.
 
         Raises:
-          ValueError: there are no texts.
+          UserError: there are no texts.
         """
         if not texts:
-            raise ValueError("there is no text to embed: give at least one line")
+            raise UserError("there is no text to embed: give at least one line")
         ids = [self._tokenizer.encode(text) for text in texts]
         cut = sum(len(row) > self._max_length for row in ids)
         if cut:

@@ -42,7 +42,7 @@ def score_run(
 
     Raises:
       RunError: `num_beams` is given for a model that translates nothing.
-      ValueError: `num_beams` is below 1.
+      UserError: `num_beams` is below 1.
       FileNotFoundError: it is not a run folder, or has no such checkpoint.
       DataError: the data cannot be had or read.
     """

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ...data.errors import UserError
 from ...data.tokenizers.base import Tokenizer
 from ...models.bert import WITH_MASKED_WORDS
 from ...models.load import load
@@ -33,16 +34,16 @@ class MaskFiller:
         """Takes a model whose head is "pretraining" or "masked_lm".
 
         Raises:
-          ValueError: it has another head, or the tokenizer no mask.
+          UserError: it has another head, or the tokenizer no mask.
         """
         head = getattr(model.config, "head", None)
         if head not in WITH_MASKED_WORDS:
-            raise ValueError(
+            raise UserError(
                 f"a model with the head {head} fills no masks: give a run that was pretrained "
                 f"(head {' or '.join(WITH_MASKED_WORDS)})"
             )
         if tokenizer.special_ids.mask is None:
-            raise ValueError(f"this {tokenizer.kind} tokenizer has no mask token")
+            raise UserError(f"this {tokenizer.kind} tokenizer has no mask token")
         self._model, self._params, self._tokenizer = model, params, tokenizer
         self._scores = jax.jit(self._mask_scores)
 
@@ -60,18 +61,18 @@ class MaskFiller:
         """The `top_k` most probable tokens for each mask of a text, best first.
 
         Raises:
-          ValueError: the text has no mask or is too long, or `top_k` is out of range.
+          UserError: the text has no mask or is too long, or `top_k` is out of range.
         """
         tokenizer, config = self._tokenizer, self._model.config
         mask = tokenizer.special_ids.mask
         if not 1 <= top_k <= tokenizer.vocab_size:
-            raise ValueError(f"top_k {top_k} must be from 1 to {tokenizer.vocab_size}")
+            raise UserError(f"top_k {top_k} must be from 1 to {tokenizer.vocab_size}")
         ids = tokenizer.encode_with_mask(text)
         gaps = [place for place, id in enumerate(ids) if id == mask]
         if not gaps:
-            raise ValueError(f"the text {text!r} has no [MASK]: write it where a word is missing")
+            raise UserError(f"the text {text!r} has no [MASK]: write it where a word is missing")
         if len(ids) > config.max_length:
-            raise ValueError(
+            raise UserError(
                 f"the text has {len(ids)} tokens, the model reads {config.max_length}: shorten it"
             )
         probabilities = np.asarray(self._scores(self._params, *padded([ids], 1, config.max_length)))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...data.errors import UserError
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.beam_search import BeamSearch, Searcher
 from ...models.decoding.sample import Generator, Sampling
@@ -84,13 +85,13 @@ class TextGenerator:
 
         Raises:
           FileNotFoundError: it is not a run folder, or has no such checkpoint.
-          ValueError: its model is no causal language model, or asks for what is not supported.
+          UserError: its model is no causal language model, or asks for what is not supported.
         """
         config, tokenizer = open_run(folder)
         head = getattr(config.model, "head", None)
         if head != "causal_lm":
             use = "embed" if head == "none" else task_of(config.data).use.split()[0]
-            raise ValueError(
+            raise UserError(
                 f"a model with the head {head} continues no text: give a run of a causal language "
                 f"model, or use the command {use}"
             )
@@ -119,7 +120,7 @@ class TextGenerator:
           on_text: given the first continuation piece by piece, as it grows.
 
         Raises:
-          ValueError: a number is out of range, a stop string is empty, or a
+          UserError: a number is out of range, a stop string is empty, or a
             prompt is and the tokenizer has no token to begin a document with.
         """
         _check_positive("max_new_tokens", max_new_tokens)
@@ -139,7 +140,7 @@ class TextGenerator:
           **asked: in the words of `models.generate`.
 
         Raises:
-          ValueError: it is not supported, or out of range.
+          UserError: it is not supported, or out of range.
         """
         longest = max(len(self._encode(prompt)) for prompt in prompts)
         return merged_request(self._asked, asked, longest)
@@ -155,7 +156,7 @@ class TextGenerator:
     ) -> list[Sample]:
         """Continues each prompt as a request says; see `__call__`."""
         if "" in stop:
-            raise ValueError("a stop string is empty: every text would end before it begins")
+            raise UserError("a stop string is empty: every text would end before it begins")
         if isinstance(request.method, BeamSearch):
             return self._searched(prompts, request, request.method, stop, on_text)
         rows = [self._row(prompt) for prompt in prompts for _ in range(request.num_return)]
@@ -208,7 +209,7 @@ class TextGenerator:
         if ids:
             return ids
         if self._tokenizer.special_ids.bos is None:
-            raise ValueError(
+            raise UserError(
                 "the prompt is empty and this tokenizer has no token to begin a document with: "
                 "give a --prompt"
             )
@@ -265,22 +266,22 @@ def _check_method(told: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     drawing = sorted(name for name in DRAWING if asked.get(name))
     penalty, length_penalty = told.get("repetition_penalty", 1), asked.get("length_penalty")
     if beams == 1 and length_penalty is not None:
-        raise ValueError(
+        raise UserError(
             f"length-penalty {length_penalty} is for beams: give --num-beams 2 or more, or leave "
             "it out"
         )
     if beams == 1 and number > 1 and not told["do_sample"]:
-        raise ValueError(
+        raise UserError(
             f"num-samples {number} would all be the same, the best: leave it out, or give a "
             "--temperature above 0, or --num-beams"
         )
     if beams != 1 and drawing:
-        raise ValueError(
+        raise UserError(
             f"num-beams {beams} searches and draws nothing: leave "
             f"{drawing[0].replace('_', '-')} {asked[drawing[0]]} out"
         )
     if beams != 1 and penalty != 1:
-        raise ValueError(
+        raise UserError(
             f"repetition-penalty {penalty} cannot be had with num-beams {beams}: give "
             "--num-beams 1, or --repetition-penalty 1"
         )
@@ -299,7 +300,7 @@ def _settled(row: _Row, stop: Sequence[str]) -> int:
 
 def _check_positive(name: str, value: int) -> None:
     if value < 1:
-        raise ValueError(f"{name} {value} must be at least 1")
+        raise UserError(f"{name} {value} must be at least 1")
 
 
 def samples_to_json(samples: list[Sample]) -> str:

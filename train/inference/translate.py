@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...data.errors import UserError
 from ...data.tasks.translation import encode_source, start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.beam_search import BeamSearch, Hypothesis, Translator
@@ -44,11 +45,11 @@ class TextTranslator:
             for text alone.
 
         Raises:
-          ValueError: it has another head.
+          UserError: it has another head.
         """
         head = getattr(model.config, "head", None)
         if head != "seq2seq_lm":
-            raise ValueError(
+            raise UserError(
                 f"a model with the head {head} translates nothing: give the run of an "
                 "encoder-decoder, for example of the recipe numbers-en-fr"
             )
@@ -66,7 +67,7 @@ class TextTranslator:
 
         Raises:
           FileNotFoundError: it is not a run folder, or has no such checkpoint.
-          ValueError: its model does not translate.
+          UserError: its model does not translate.
         """
         _, tokenizer = open_run(folder)
         return cls(*load(folder, step=step), tokenizer, search_of(folder, tokenizer))
@@ -91,7 +92,7 @@ class TextTranslator:
           For each text, in order, its `search.num_return` best translations, the best first.
 
         Raises:
-          ValueError: a text is longer than the model reads.
+          UserError: a text is longer than the model reads.
         """
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
         self._check_lengths(ids, places)
@@ -120,7 +121,7 @@ class TextTranslator:
             first = too_long[0]
             place = f"text {first + 1}" if places is None else places[first]
             also = f" ({len(too_long):,} texts are too long)" if len(too_long) > 1 else ""
-            raise ValueError(
+            raise UserError(
                 f"{place} has {len(ids[first])} tokens, more than the {self._max_length} that "
                 f"the model reads{also}: split it into sentences"
             )

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ...data.errors import UserError
+
 Scores = dict[str, float]
 
 
@@ -35,7 +37,7 @@ def classification_scores(gold: Any, predicted: Any, names: Sequence[str]) -> Sc
       `f1_macro`.
 
     Raises:
-      ValueError: there is nothing to score, or not one prediction for each example.
+      UserError: there is nothing to score, or not one prediction for each example.
     """
     from sklearn.metrics import matthews_corrcoef
 
@@ -74,7 +76,7 @@ def regression_scores(gold: Any, predicted: Any) -> Scores:
       `pearson` and `spearman`; 0 where either series is constant.
 
     Raises:
-      ValueError: there is nothing to score, or not one prediction for each
+      UserError: there is nothing to score, or not one prediction for each
         example, or one that is not finite.
     """
     from scipy import stats
@@ -82,7 +84,7 @@ def regression_scores(gold: Any, predicted: Any) -> Scores:
     gold, predicted = (x.astype(np.float64) for x in _paired(gold, predicted))
     if not np.isfinite(predicted).all():
         bad = int(np.count_nonzero(~np.isfinite(predicted)))
-        raise ValueError(f"{bad} of {len(predicted)} predicted scores are not finite numbers")
+        raise UserError(f"{bad} of {len(predicted)} predicted scores are not finite numbers")
     if np.ptp(gold) == 0 or np.ptp(predicted) == 0:
         return {"pearson": 0.0, "spearman": 0.0}
     with warnings.catch_warnings():
@@ -108,7 +110,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
       on either side, and `token_accuracy`.
 
     Raises:
-      ValueError: there is nothing to score, a sentence has not one predicted tag
+      UserError: there is nothing to score, a sentence has not one predicted tag
         for each word, or a tag is not BIO.
     """
     from seqeval.metrics.v1 import precision_recall_fscore_support
@@ -159,12 +161,12 @@ def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str
       `exact_match` and `f1`, fractions where the scripts print percent.
 
     Raises:
-      ValueError: there is nothing to score, or a question has no prediction.
+      UserError: there is nothing to score, or a question has no prediction.
     """
     missing = [question for question in gold if question not in predicted]
     if missing or not gold:
         first = f", the first {missing[0]!r}" if missing else ""
-        raise ValueError(
+        raise UserError(
             f"{len(missing)} of {len(gold)} questions have no predicted answer{first}: "
             'predict one for each, "" for none'
         )
@@ -197,13 +199,13 @@ def _word_f1(gold: list[str], predicted: list[str]) -> float:
 def _paired(gold: Any, predicted: Any) -> tuple[np.ndarray, np.ndarray]:
     gold, predicted = np.asarray(gold), np.asarray(predicted)
     if gold.shape != predicted.shape or not gold.size:
-        raise ValueError(
+        raise UserError(
             f"gold {list(gold.shape)} and predicted {list(predicted.shape)} must be as many, "
             "and at least one"
         )
     for side in (gold, predicted):
         if side.dtype.kind not in "biuf":
-            raise ValueError(
+            raise UserError(
                 f"{str(side.flat[0])!r} is no number: give labels by their place in `names`"
             )
     return gold, predicted
@@ -213,13 +215,13 @@ def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     lengths = [len(sentence) for sentence in gold]
     predicted_lengths = [len(sentence) for sentence in predicted]
     if lengths != predicted_lengths or not any(lengths):
-        raise ValueError(
+        raise UserError(
             f"{len(gold)} gold sentences of {sum(lengths)} words and {len(predicted)} predicted of "
             f"{sum(predicted_lengths)} must have tag for tag, and at least one"
         )
     for tag in {tag for sentence in (*gold, *predicted) for tag in sentence}:
         if not re.fullmatch(r"O|[BI]-.+", tag):
-            raise ValueError(f"tag {tag!r} is not BIO: it must be O, B-TYPE or I-TYPE")
+            raise UserError(f"tag {tag!r} is not BIO: it must be O, B-TYPE or I-TYPE")
 
 
 def translation_scores(references: Sequence[str], translations: Sequence[str]) -> dict[str, Any]:
@@ -234,13 +236,13 @@ def translation_scores(references: Sequence[str], translations: Sequence[str]) -
       `exact_match`, the fraction of translations that equal their reference.
 
     Raises:
-      ValueError: there is nothing to score, or not one translation for each reference.
+      UserError: there is nothing to score, or not one translation for each reference.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
     if not references or len(references) != len(translations):
-        raise ValueError(
+        raise UserError(
             f"{len(translations)} translations for {len(references)} references: give one for "
             "each, and at least one"
         )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ...models.config import nearest
+from ...data.errors import UserError, suggest
 from ..optimizer_config import OptimizerConfig
 from ..tree import path_name
 from .schedules import make_schedule
@@ -145,7 +145,7 @@ def trained_factors(params: Any, patterns: Sequence[str]) -> Any:
         in all layers also by its stored path, `layers/attention/…`.
 
     Raises:
-      ValueError: a pattern fits nothing, or nothing is left to train.
+      UserError: a pattern fits nothing, or nothing is left to train.
     """
     for pattern in patterns:
         _check_fits(pattern, params)
@@ -159,7 +159,7 @@ def trained_factors(params: Any, patterns: Sequence[str]) -> Any:
 
     factors = map_named(factor, params)
     if not any(np.any(x) for x in jax.tree.leaves(factors)):
-        raise ValueError(
+        raise UserError(
             f"optimizer.frozen {' '.join(patterns)} freezes every parameter: leave some to train"
         )
     return factors
@@ -174,7 +174,7 @@ def rate_factors(params: Any, config: OptimizerConfig) -> Any:
     BEiT).
 
     Raises:
-      ValueError: see `trained_factors`; or a parameter's depth is unknown.
+      UserError: see `trained_factors`; or a parameter's depth is unknown.
     """
     layers = max((x.shape[0] for name, x in named(params) if is_stacked(name)), default=0)
 
@@ -210,7 +210,7 @@ def _steps_below_head(name: str, layers: int) -> list[int]:
         return [layers + 1]
     if re.fullmatch(ABOVE_STACK, part):
         return [0]
-    raise ValueError(
+    raise UserError(
         f"parameter {name} stands neither below nor above the layers: "
         "optimizer.layer_decay must be 1 for this model"
     )
@@ -238,6 +238,6 @@ def _check_fits(pattern: str, params: Any) -> None:
         places = list(dict.fromkeys(place for name in names for place in _with_parents(name)))
         top = [place for place in places if "/" not in place]
         like = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4)
-        raise ValueError(
-            f"optimizer.frozen {pattern!r} fits no parameter: {nearest(pattern, like or top)}"
+        raise UserError(
+            f"optimizer.frozen {pattern!r} fits no parameter: {suggest(pattern, like or top)}"
         )

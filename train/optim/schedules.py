@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import optax
 
+from ...data.errors import UserError
 from ...models.nn.typing import Array, ArrayLike
 from ..optimizer_config import OptimizerConfig
 
@@ -21,11 +22,11 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
       steps: length of the run, the last step of linear and cosine decay.
 
     Raises:
-      ValueError: the warm-up is as long as the run, or inverse_sqrt has none.
+      UserError: the warm-up is as long as the run, or inverse_sqrt has none.
     """
     peak, warmup = config.peak_learning_rate, config.warmup_steps
     if not 0 <= warmup < steps:
-        raise ValueError(f"optimizer.warmup_steps {warmup} must be at least 0 and below {steps}")
+        raise UserError(f"optimizer.warmup_steps {warmup} must be at least 0 and below {steps}")
     # Without a warm-up the first step has the peak; with one, its last step has.
     decay_steps = max(steps - max(warmup, 1), 1)
     final = peak * config.final_fraction
@@ -44,7 +45,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
     """The peak · √(warmup / step) (Vaswani et al. 2017, section 5.3)."""
     if warmup < 1:
-        raise ValueError("the inverse_sqrt schedule needs optimizer.warmup_steps of at least 1")
+        raise UserError("the inverse_sqrt schedule needs optimizer.warmup_steps of at least 1")
 
     def schedule(steps_after_warmup: ArrayLike) -> Array:
         return peak * jnp.sqrt(warmup / (warmup + steps_after_warmup))

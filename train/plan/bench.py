@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from ...data.errors import UserError
 from ..compilation_cache import cache_hits
 from ..config import TrainConfig
 from ..engine.compile import NumpyBatch, Program, make_program
@@ -72,11 +73,11 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
       profile: a folder that is there, for a trace of `PROFILED_STEPS` more steps.
 
     Raises:
-      ValueError: mesh, batch and parameters do not fit each other, or there are
+      UserError: mesh, batch and parameters do not fit each other, or there are
         several processes.
     """
     if jax.process_count() > 1:
-        raise ValueError(
+        raise UserError(
             f"bench is for the devices of one process, and here are {jax.process_count()}: start "
             "it alone"
         )

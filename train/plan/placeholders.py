@@ -24,7 +24,7 @@ def without_data(config: TrainConfig, say: Callable[[str], None]) -> TrainConfig
       say: told what was assumed, a line each.
 
     Raises:
-      ValueError: the rows are longer than what the model can read.
+      UserError: the rows are longer than what the model can read.
       RunError: there is no such head for such data.
     """
     tokenizer = config.data.tokenizer

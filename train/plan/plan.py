@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+from ...data.errors import UserError
 from ..config import TrainConfig, to_dict
 from ..errors import RunError
 from .topologies import Topology, environment
@@ -126,12 +127,12 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
       topology: from `parse_topology`.
 
     Raises:
-      ValueError: the run does not fit the devices in shape (not in memory: that the plan says).
+      UserError: the run does not fit the devices in shape (not in memory: that the plan says).
       RunError: there is no TPU compiler here, or it broke off.
     """
     plan = _ask_worker([config], topology, compiled=True)[0]
     if isinstance(plan, str):
-        raise ValueError(plan)
+        raise UserError(plan)
     return plan
 
 

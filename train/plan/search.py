@@ -8,6 +8,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from ...data.errors import UserError
 from ...models.config import divisors
 from ..config import MeshConfig, TrainConfig
 from .plan import Estimate, Plan, make_plan, survey
@@ -65,12 +66,12 @@ def search(config: TrainConfig, topology: Topology, tries: int, say: Say) -> int
     """Compiles the likeliest meshes and prints them; answers 0 if one fits, else 1.
 
     Raises:
-      ValueError: no mesh goes with the batch and the model, or one is given.
+      UserError: no mesh goes with the batch and the model, or one is given.
     """
     if tries < 1:
-        raise ValueError(f"tries {tries} must be at least 1")
+        raise UserError(f"tries {tries} must be at least 1")
     if config.mesh != MeshConfig():
-        raise ValueError(
+        raise UserError(
             f"mesh {dataclasses.asdict(config.mesh)}: --search chooses the mesh: leave out "
             "--mesh.* or --search"
         )
@@ -110,7 +111,7 @@ def _able(asked: list[TrainConfig], topology: Topology, say: Say) -> list[tuple[
     )
     if not able:
         why = reasons[-1] if reasons else "parameters, optimizer and gradients are too large"
-        raise ValueError(f"no mesh of {topology.name} does: {why}")
+        raise UserError(f"no mesh of {topology.name} does: {why}")
     return sorted(able, key=lambda pair: sent_bytes(pair[1], pair[0]))
 
 

@@ -13,6 +13,8 @@ import os
 import re
 from typing import Any
 
+from ...data.errors import UserError
+
 GIB = 1 << 30
 
 
@@ -82,11 +84,11 @@ def parse_topology(name: str) -> Topology:
     """`v5p:8x8x8`, `4*v6e:16x16` (four slices) or `cpu:512`.
 
     Raises:
-      ValueError: there is no such chip or shape. The TPU compiler would end the process.
+      UserError: there is no such chip or shape. The TPU compiler would end the process.
     """
     found = re.fullmatch(r"(?:(\d+)\*)?(\w+):([\dx]+)", name)
     if found is None or found[2] not in (*CHIPS, "cpu"):
-        raise ValueError(
+        raise UserError(
             f"topology {name!r} is unknown: {_same_devices(name)}give a chip "
             f"({', '.join(CHIPS)}) and a shape, as v5p:8x8x8, several slices as 4*v6e:16x16, or "
             "virtual devices as cpu:512; for a GPU there is flaxzoo bench, which runs on it"
@@ -94,18 +96,18 @@ def parse_topology(name: str) -> Topology:
     slices, kind, shape = int(found[1] or 1), found[2], found[3]
     if kind == "cpu":
         if found[1] or not shape.isdecimal() or not 1 <= int(shape) <= MOST_CPUS:
-            raise ValueError(
+            raise UserError(
                 f"topology {name!r}: give a number of virtual devices from 1 to {MOST_CPUS}, "
                 "as cpu:512"
             )
         return Topology(name, None, 1, (int(shape),))
     chip = CHIPS[kind]
     if shape not in chip.shapes:
-        raise ValueError(
+        raise UserError(
             f"topology {name!r}: {kind} has no shape {shape}: choose from {', '.join(chip.shapes)}"
         )
     if not 1 <= slices <= MOST_SLICES:
-        raise ValueError(f"topology {name!r}: give from 1 to {MOST_SLICES} slices")
+        raise UserError(f"topology {name!r}: give from 1 to {MOST_SLICES} slices")
     return Topology(name, chip, slices, tuple(map(int, shape.split("x"))))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ...data.errors import UserError
 from ..config import TrainConfig, from_dict
 from ..distributed.optimizer_offload import HOST
 from ..distributed.sharding import make_mesh
@@ -45,10 +46,10 @@ def plan_run(
     """The plan of one run.
 
     Raises:
-      ValueError: mesh, batch and parameters do not fit each other.
+      UserError: mesh, batch and parameters do not fit each other.
     """
     if config.parallel != "jit":
-        raise ValueError(f"parallel {config.parallel} cannot be planned: leave it out")
+        raise UserError(f"parallel {config.parallel} cannot be planned: leave it out")
     mesh = make_mesh(config.mesh, devices)
     _check_slices(mesh, topology)
     step = mesh_step(config, objective_of(config), mesh)
@@ -72,7 +73,7 @@ def plan_run(
 
 def _check_slices(mesh: Mesh, topology: Topology) -> None:
     if mesh.shape["data"] % topology.slices:
-        raise ValueError(
+        raise UserError(
             f"mesh.data {mesh.shape['data']} over {topology.slices} slices: what is slow between "
             f"slices is cut along data alone: make it a multiple of {topology.slices}"
         )

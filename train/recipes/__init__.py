@@ -5,7 +5,7 @@ Any field is set on the command line: `flaxzoo train quickstart --steps 500`.
 
 from collections.abc import Callable
 
-from ...models.config import nearest
+from ...data.errors import UserError, suggest
 from ..config import TrainConfig
 from .bert import BERT_RECIPES
 from .gpt import GPT_RECIPES
@@ -22,10 +22,10 @@ def recipe(name: str) -> TrainConfig:
     """The configuration of a named recipe.
 
     Raises:
-      ValueError: no such recipe; the message names the nearest.
+      UserError: no such recipe; the message names the nearest.
     """
     if name not in RECIPES:
-        raise ValueError(f"no recipe named {name!r}: {nearest(name, list(RECIPES))}")
+        raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
     return RECIPES[name]()
 
 

@@ -44,7 +44,7 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
 
     Raises:
       FileNotFoundError: it is neither.
-      ValueError: it is broken, or holds what there is no model or tokenizer for.
+      UserError: it is broken, or holds what there is no model or tokenizer for.
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
@@ -94,7 +94,7 @@ def asked_of(folder: str | Path) -> dict[str, Any] | None:
       None where it does not say, as a run that was trained here, or where the model does not write.
 
     Raises:
-      ValueError: it asks for what is not supported, or is of an older version.
+      UserError: it asks for what is not supported, or is of an older version.
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
@@ -113,7 +113,7 @@ def search_of(folder: str | Path, tokenizer: Tokenizer) -> BeamSearch | None:
       tokenizer: the folder's.
 
     Raises:
-      ValueError: it asks for what is not supported, or for other tokens than the tokenizer's to
+      UserError: it asks for what is not supported, or for other tokens than the tokenizer's to
         begin and to end with.
     """
     folder = local_folder(folder)

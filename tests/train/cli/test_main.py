@@ -12,6 +12,7 @@ import types
 
 import pytest
 from flaxzoo import data, models
+from flaxzoo.data.errors import UserError
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.engine.metrics_log import read_metrics
 from flaxzoo.train.recipes import RECIPES
@@ -349,11 +350,12 @@ def test_a_loss_that_is_not_finite_has_its_own_status(flaxzoo, text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("body", "is_bug"), [("one, two = arguments", True), ("raise ValueError('choose two')", False)]
+    ("body", "is_bug"), [("one, two = arguments", True), ("raise UserError('choose two')", False)]
 )
 def test_a_bug_keeps_its_traceback(monkeypatch, capsys, body, is_bug):
-    """A ValueError that Python itself raises is nobody's mistake but ours."""
-    module = types.ModuleType("flaxzoo.train.broken")
+    """Only a UserError is told in one line; a ValueError of Python's own is a bug."""
+    module = types.ModuleType("flaxzoo.train.cli.broken")
+    vars(module)["UserError"] = UserError
     exec(f"def broken_command(arguments): {body}", vars(module))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(cli.COMMANDS, "broken", ("broken", ""))

@@ -11,6 +11,8 @@ import math
 import re
 from collections.abc import Iterator
 
+from ....data.errors import UserError
+
 BYTES = {
     **{"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8},
     **{"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16},
@@ -189,4 +191,4 @@ def _closing(text: str, opening: int) -> int:
         depth += {"(": 1, ")": -1}.get(text[place], 0)
         if depth == 0:
             return place
-    raise ValueError(f"a bracket is not closed in {text[:80]!r}")
+    raise UserError(f"a bracket is not closed in {text[:80]!r}")
