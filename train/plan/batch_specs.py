@@ -9,7 +9,7 @@ import numpy as np
 from ...data.tasks.batch_spec import RowShapes, row_shapes
 from ..config import MeshConfig, TrainConfig
 from ..distributed.sharding import batch_sharding, make_mesh
-from ..engine.compile import MeshStep, NumpyBatch, mesh_step
+from ..engine.compile import NumpyBatch, ShardedStep, configured_step
 from ..objectives.tasks import objective_of
 from .jaxpr_flops import matrix_flops
 
@@ -21,7 +21,7 @@ def _rows(config: TrainConfig) -> RowShapes:
     return row_shapes(config.data, len(getattr(config.model, "labels", ())), NUM_CHOICES)
 
 
-def batch_shapes(config: TrainConfig, step: MeshStep) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shapes(config: TrainConfig, step: ShardedStep) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays of a global batch, and where they lie."""
     return {
         name: jax.ShapeDtypeStruct(
@@ -39,7 +39,7 @@ def model_flops(config: TrainConfig) -> int:
         execution=dataclasses.replace(config.execution, remat="none", attention="xla"),
         optimizer=dataclasses.replace(config.optimizer, state_memory="device"),
     )
-    step = mesh_step(plain, objective_of(plain), make_mesh(MeshConfig(), jax.devices()[:1]))
+    step = configured_step(plain, objective_of(plain), make_mesh(MeshConfig(), jax.devices()[:1]))
     return matrix_flops(step.trace(batch_shapes(plain, step)).jaxpr)
 
 

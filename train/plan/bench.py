@@ -12,7 +12,7 @@ import jax
 from ...data.errors import UserError
 from ..compilation_cache import cache_hits
 from ..config import TrainConfig
-from ..engine.compile import NumpyBatch, Program, make_program
+from ..engine.compile import CompiledTrainer, NumpyBatch, compile_trainer
 from ..objectives.tasks import objective_of
 from ..state import count_parameters
 from .batch_specs import model_flops, synthetic_batch
@@ -34,7 +34,7 @@ class Bench:
     dtype: str
     devices: str
     """And the mesh, in words."""
-    footprint: str
+    memory_summary: str
     """What a step is for each device, in words."""
     num_devices: int
     device_kind: str
@@ -81,7 +81,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
             f"bench is for the devices of one process, and here are {jax.process_count()}: start "
             "it alone"
         )
-    program = make_program(config, objective_of(config))
+    program = compile_trainer(config, objective_of(config))
     devices = jax.local_devices()
     batch = synthetic_batch(config)
     state = program.init()
@@ -102,7 +102,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
         tokens=config.batch_size * config.data.length,
         dtype=config.execution.dtype,
         devices=program.description,
-        footprint=program.footprint,
+        memory_summary=program.memory_summary,
         num_devices=len(devices),
         device_kind=devices[0].device_kind,
         trace_seconds=traced - started,
@@ -116,7 +116,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
 
 
 def _take_steps(
-    program: Program, state: Any, batch: NumpyBatch, number: int
+    program: CompiledTrainer, state: Any, batch: NumpyBatch, number: int
 ) -> tuple[Any, tuple[float, ...]]:
     """The state after some steps, and the seconds from each one's end to the next one's.
 
@@ -151,7 +151,7 @@ def _peak(executable: Any, devices: list[Any]) -> tuple[int, str]:
 def report(b: Bench) -> Iterator[str]:
     """The lines that `flaxzoo bench` prints."""
     yield f"{b.num_parameters:,} parameters, {b.devices}, {b.dtype}"
-    yield b.footprint
+    yield b.memory_summary
     where = "from" if b.cached else "not in"
     yield (
         f"compile      {duration(b.compile_seconds)}, after {duration(b.trace_seconds)} of "

@@ -13,7 +13,7 @@ from ...data.errors import UserError
 from ..config import TrainConfig, from_dict
 from ..distributed.optimizer_offload import HOST
 from ..distributed.sharding import make_mesh
-from ..engine.compile import MeshStep, mesh_step
+from ..engine.compile import ShardedStep, configured_step
 from ..engine.memory_summary import bytes_per_device
 from ..objectives.tasks import objective_of
 from ..state import count_parameters
@@ -52,7 +52,7 @@ def plan_run(
         raise UserError(f"parallel {config.parallel} cannot be planned: leave it out")
     mesh = make_mesh(config.mesh, devices)
     _check_slices(mesh, topology)
-    step = mesh_step(config, objective_of(config), mesh)
+    step = configured_step(config, objective_of(config), mesh)
     batch = batch_shapes(config, step)
     plan = Plan(
         topology=topology.name,
@@ -60,7 +60,7 @@ def plan_run(
         mesh=dict(mesh.shape),
         tokens=config.batch_size * config.data.length,
         num_parameters=count_parameters(step.state.params),
-        parameters=bytes_per_device(step.state.params),
+        parameters=bytes_per_device((step.state.params, step.state.frozen)),
         optimizer=bytes_per_device((step.state.opt_state, step.state.step)),
         host=bytes_per_device(step.state.opt_state, HOST),
         batch=bytes_per_device(batch),
@@ -80,7 +80,7 @@ def _check_slices(mesh: Mesh, topology: Topology) -> None:
 
 
 def _compiled(
-    plan: Plan, config: TrainConfig, step: MeshStep, batch: Any, mesh: Mesh, topology: Topology
+    plan: Plan, config: TrainConfig, step: ShardedStep, batch: Any, mesh: Mesh, topology: Topology
 ) -> Plan:
     plan = dataclasses.replace(plan, model_flops=model_flops(config))
     try:
@@ -90,7 +90,8 @@ def _compiled(
             raise
         return dataclasses.replace(plan, refusal=str(error))
     memory = executable.memory_analysis()
-    program = parse_hlo(executable.as_text())
+    assert memory is not None
+    program = parse_hlo(executable.as_text() or "")
     devices = mesh.devices.flatten().tolist()
     return dataclasses.replace(
         plan,

@@ -14,7 +14,7 @@ from flaxzoo.data.tasks.batch_spec import row_shapes
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.commands import TrainArguments, parse_recipe
 from flaxzoo.train.cli.plain_options import OptionParser, add_options, with_options
-from flaxzoo.train.engine.compile import make_program
+from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.plan import bench
 from flaxzoo.train.plan.batch_specs import NUM_CHOICES, synthetic_batch
 from flaxzoo.train.plan.peaks import PEAK_FLOPS
@@ -67,10 +67,10 @@ def test_the_timed_step_is_that_of_training(train_config, monkeypatch, parallel)
     programs = []
 
     def counted(*args):
-        programs.append(make_program(*args))
+        programs.append(compile_trainer(*args))
         return programs[0]
 
-    monkeypatch.setattr(bench, "make_program", counted)
+    monkeypatch.setattr(bench, "compile_trainer", counted)
     measured = bench.bench(config, timed_steps=4)
     assert len(programs) == 1
     assert len(measured.seconds) == 4
@@ -91,7 +91,7 @@ def test_utilisation_is_the_formula(train_config, monkeypatch):
         tokens=2000,
         dtype="bfloat16",
         devices="jit over 4 × NVIDIA H200",
-        footprint="a step",
+        memory_summary="a step",
         num_devices=4,
         device_kind="NVIDIA H200",
         trace_seconds=1.0,

@@ -8,7 +8,7 @@ from flaxzoo import models, train
 from flaxzoo.data.tasks.batch_spec import row_shapes
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.distributed.sharding import make_mesh
-from flaxzoo.train.engine.compile import make_program, mesh_step
+from flaxzoo.train.engine.compile import compile_trainer, configured_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.objectives import chunked_loss as chunks
 from flaxzoo.train.objectives.tasks import objective_of
@@ -29,7 +29,7 @@ CPUS = parse_topology("cpu:8")
 def test_the_bytes_are_those_of_the_real_run(train_config, batches):
     config = train_config(mesh=train.MeshConfig(data=2, fsdp=2, tensor=2))
     made = plan_worker.plan_run(config, CPUS, jax.devices(), compiled=True)
-    program = make_program(config, objective_of(config))
+    program = compile_trainer(config, objective_of(config))
     state, _ = program.step(program.init(), batches[0])
 
     def held(tree):
@@ -68,7 +68,7 @@ def test_model_flops_are_what_xla_counts_where_nothing_is_scanned(train_config, 
     made = planned()
     unrolled = train_config(execution=models.Execution(layers="unroll"))
     mesh = make_mesh(unrolled.mesh, jax.devices()[:1])
-    step = mesh_step(unrolled, objective_of(unrolled), mesh)
+    step = configured_step(unrolled, objective_of(unrolled), mesh)
     batch = plan_worker.batch_shapes(unrolled, step)
     counted = step.trace(batch).lower().compile().cost_analysis()["flops"]
     # XLA also counts what is no product; in so narrow a model that is much.
@@ -129,7 +129,7 @@ def test_every_recipe_can_be_planned(name):
     assert config.steps > 0
     assert config.init_from is None
     mesh = make_mesh(train.MeshConfig(), jax.devices()[:1])
-    step = mesh_step(config, objective_of(config), mesh)
+    step = configured_step(config, objective_of(config), mesh)
     batch = plan_worker.batch_shapes(config, step)
     assert all(x.shape[0] == config.batch_size for x in batch.values())
     if bytes_per_device(step.state.params) < GIB >> 6:  # others take seconds to trace
@@ -152,7 +152,7 @@ def test_a_command_from_beginning_to_end(capfd):
     [
         ("quickstart --topology v5p:3x3x3", "v5p has no shape 3x3x3"),
         ("quickstart --topology cpu:8 --mesh.fsdp 3", "do not multiply to the 8 devices"),
-        ("quickstart --topology cpu:8 --mesh.tensor 8", "cannot be cut along mesh.tensor 8"),
+        ("quickstart --topology cpu:8 --mesh.tensor 8", "cannot be sharded over mesh.tensor 8"),
         ("quickstart --topology cpu:8 --parallel pmap", "parallel pmap cannot be planned"),
         ("quickstart", "the devices' name: --topology v5e:4x4, or cpu:8"),
         ("quickstart --topology v9:2", "give a chip (v4, v5e, v5p, v6e) and a shape"),
