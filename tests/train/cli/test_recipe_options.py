@@ -46,12 +46,13 @@ def help_of(arguments, capsys):
 
 def groups_of(lines):
     """Each heading of a help text with the option strings below it, in order."""
-    groups = {}
+    groups, title = {}, ""
     for line in lines:
         if line.endswith(":") and not line.startswith(" "):
-            groups[line.removesuffix(":")] = options = []
+            title = line.removesuffix(":")
+            groups[title] = []
         elif line.startswith("  --"):
-            options.append(line.split()[0].rstrip(","))
+            groups[title].append(line.split()[0].rstrip(","))
     return groups
 
 
