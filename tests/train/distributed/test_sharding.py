@@ -109,7 +109,7 @@ def test_a_row_of_another_rank():
 
 def test_a_dimension_that_cannot_be_cut():
     message = (
-        r"parameter layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 cannot be sharded "
+        r"parameter layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 cannot be sharded over "
         r"along mesh.tensor 2: choose it from 1, 3, or change the dimension"
     )
     with pytest.raises(ValueError, match=message):
