@@ -51,13 +51,13 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: Any) -> Any:
     targets: dict[str, Any] = flatten_dict(shapes, sep="/")
     ours = {path: target.shape for path, target in targets.items()}
     tensors = TensorFiles(folder)
-    places = locate(mapping_of(config).tensors(config), ours, tensors, str(folder))
+    places = locate(mapping_of(config).tensor_mapping(config), ours, tensors, str(folder))
 
     def parameter(path: str) -> jax.Array:
         target = targets[path]
 
         def piece(index: Any) -> Any:
-            return read_parameter(places[path], tensors, ours, target.dtype, index)
+            return read_parameter(places[path], tensors, flax=ours, dtype=target.dtype, index=index)
 
         return jax.make_array_from_callback(target.shape, target.sharding, piece)
 

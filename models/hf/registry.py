@@ -13,7 +13,7 @@ from typing import Any
 from ...data.errors import suggest
 from ..config import TransformerConfig
 from ..registry import families, family_name
-from .tensor_mapping import Table, WeightsError
+from .tensor_mapping import TensorMapping, WeightsError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class HFMapping:
     """From the fields of a `config.json`, and its path for messages, to a configuration."""
     config_to_hf: Callable[[Any], dict[str, Any]]
     """From a configuration to the fields of a `config.json`."""
-    tensors: Callable[[Any], Table]
+    tensor_mapping: Callable[[Any], TensorMapping]
     """From a configuration to the mapping of parameters and tensors."""
     to_equivalent: Callable[[Any, Any], tuple[Any, Any]] = lambda config, params: (config, params)
     """Rewrites a configuration and its parameters as those of the same model in the form that
