@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from ..bert import WITH_LABELS, WITH_MASKED_WORDS, WITH_POOLER, BertConfig
+from ..bert import BertConfig
+from ..nn.heads import HEADS, encoder_heads
 from .config_mapping import (
     ACTIVATIONS,
     ConfigMapping,
@@ -79,18 +80,10 @@ DISTIL = ConfigMapping(
 )
 FIELDS = {"bert": USUAL, "roberta": USUAL, "distilbert": DISTIL}
 
-HEADS = {  # the end of a class's name
-    "Model": "none",
-    "ForPreTraining": "pretraining",
-    "ForMaskedLM": "masked_lm",
-    "ForNextSentencePrediction": "next_sentence",
-    "ForSequenceClassification": "sequence",
-    "ForTokenClassification": "token",
-    "ForQuestionAnswering": "span",
-    "ForMultipleChoice": "choice",
-    "ForCausalLM": "causal_lm",
-    "LMHeadModel": "causal_lm",
+SUFFIXES = {HEADS[head].hf_class_suffix: head for head in encoder_heads()} | {
+    "LMHeadModel": "causal_lm"
 }
+"""For the end of a class's name its head."""
 WITHOUT = {  # heads that transformers has not
     "bert": (),
     "roberta": ("pretraining", "next_sentence"),
@@ -98,7 +91,6 @@ WITHOUT = {  # heads that transformers has not
 }
 CLASSES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
 
-WITH_WORDS = (*WITH_MASKED_WORDS, "causal_lm")
 PREFIXES = {"bert": "bert.", "roberta": "roberta.", "distilbert": "distilbert."}
 
 # Ours, and the same part of BERT and RoBERTa.
@@ -150,16 +142,20 @@ MASKED_WORDS = {  # transform, its norm, bias, and the tied matrix
     ),
 }
 POOLER = {
-    ("roberta", "sequence"): "classifier.dense",
-    ("distilbert", "sequence"): "pre_classifier",
-    ("distilbert", "choice"): "pre_classifier",
+    ("roberta", "sequence_classification"): "classifier.dense",
+    ("distilbert", "sequence_classification"): "pre_classifier",
+    ("distilbert", "multiple_choice"): "pre_classifier",
 }
-CLASSIFIER = {("roberta", "sequence"): "classifier.out_proj"}
+CLASSIFIER = {("roberta", "sequence_classification"): "classifier.out_proj"}
 CLASSIFIER_DROPOUT: dict[tuple[str, str], tuple[str, float | None]] = {  # field, and default
-    **{("bert", head): ("classifier_dropout", None) for head in ("sequence", "token", "choice")},
-    **{("roberta", head): ("classifier_dropout", None) for head in ("sequence", "token")},
-    **{("distilbert", head): ("seq_classif_dropout", 0.2) for head in ("sequence", "choice")},
-    ("distilbert", "span"): ("qa_dropout", 0.1),
+    ("bert", "sequence_classification"): ("classifier_dropout", None),
+    ("bert", "token_classification"): ("classifier_dropout", None),
+    ("bert", "multiple_choice"): ("classifier_dropout", None),
+    ("roberta", "sequence_classification"): ("classifier_dropout", None),
+    ("roberta", "token_classification"): ("classifier_dropout", None),
+    ("distilbert", "sequence_classification"): ("seq_classif_dropout", 0.2),
+    ("distilbert", "multiple_choice"): ("seq_classif_dropout", 0.2),
+    ("distilbert", "question_answering"): ("qa_dropout", 0.1),
 }
 LEGACY = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
@@ -196,20 +192,17 @@ def _body(config: BertConfig, family: str, prefix: str) -> list[TensorRule]:
 
 
 def _head(config: BertConfig, family: str, prefix: str) -> list[TensorRule]:
-    head, rows = config.head, []
+    head, spec = config.head, config.head_spec
+    rows: list[TensorRule] = []
     if config.has_pooler:
         rows += linear("pooler", POOLER.get((family, head), prefix + "pooler.dense"))
-    if head in WITH_WORDS:
+    if spec.predicts_masked or spec.generates:
         transform, transform_norm, bias, _ = MASKED_WORDS[family]
         rows += linear("head/transform", transform)
         rows += norm("head/transform_norm", transform_norm)
         rows += [TensorRule(("head/bias",), bias, VECTOR)]
-    if head in ("pretraining", "next_sentence"):
-        rows += linear("head/next_sentence", "cls.seq_relationship")
-    if head in (*WITH_LABELS, "choice"):
-        rows += linear("head/classifier", CLASSIFIER.get((family, head), "classifier"))
-    if head == "span":
-        rows += linear("head/span", "qa_outputs")
+    for name, tensor in spec.hf_tensors.items():
+        rows += linear(f"head/{name}", CLASSIFIER.get((family, head), tensor))
     return rows
 
 
@@ -220,7 +213,7 @@ def _known(config: BertConfig, family: str) -> list[IgnoredTensor]:
         IgnoredTensor(prefix + "embeddings.position_ids"),
         IgnoredTensor(prefix + "embeddings.token_type_ids"),
     ]
-    if config.head in WITH_WORDS:
+    if config.head_spec.predicts_masked or config.head_spec.generates:
         *_, bias, matrix = MASKED_WORDS[family]
         words = prefix + EMBEDDINGS["token_embedding"]
         known += [
@@ -244,7 +237,7 @@ def config_from_hf(theirs: Mapping[str, Any], source: str) -> BertConfig:
     settings = settings_from_hf(FIELDS[name], theirs, source)
     if settings["attention_dropout"] == settings["dropout_rate"]:
         settings["attention_dropout"] = None
-    heads: dict[str, Any] = {CLASSES[name] + end: head for end, head in HEADS.items()}
+    heads: dict[str, Any] = {CLASSES[name] + end: head for end, head in SUFFIXES.items()}
     head = heads[model_class(theirs, list(heads), source)]
     if name != "distilbert" and theirs.get("is_decoder", False) != (head == "causal_lm"):
         raise WeightsError(
@@ -259,9 +252,12 @@ def config_from_hf(theirs: Mapping[str, Any], source: str) -> BertConfig:
         settings |= {"num_token_types": 0, "pooler_activation": None if head == "none" else "relu"}
     if field := CLASSIFIER_DROPOUT.get((name, head)):
         settings["classifier_dropout"] = _rate(theirs, *field, source)
-        if head != "span" and settings["classifier_dropout"] == settings["dropout_rate"]:
+        if (
+            head != "question_answering"
+            and settings["classifier_dropout"] == settings["dropout_rate"]
+        ):
             settings["classifier_dropout"] = None
-    labels = labels_of(theirs, source) if head in WITH_LABELS else ()
+    labels = labels_of(theirs, source) if HEADS[head].needs_labels else ()
     return BertConfig(**settings, head=head, labels=labels)
 
 
@@ -334,7 +330,7 @@ def config_to_hf(config: BertConfig) -> dict[str, Any]:
         theirs[field[0]] = config.classifier_dropout_rate
     if config.head == "causal_lm":
         theirs["is_decoder"] = True
-    if config.head in WITH_LABELS:
+    if config.head_spec.needs_labels:
         theirs["id2label"] = dict(enumerate(config.labels))
         theirs["label2id"] = {label: i for i, label in enumerate(config.labels)}
     return theirs
@@ -343,14 +339,14 @@ def config_to_hf(config: BertConfig) -> dict[str, Any]:
 def _check(config: BertConfig, name: str) -> None:
     """Raises WeightsError where the family cannot say what the configuration does."""
     only: dict[str, tuple[Any, ...]] = {}
-    if config.head in WITH_WORDS:
+    if config.head_spec.predicts_masked or config.head_spec.generates:
         usual = "gelu" if name == "roberta" else config.activation
         only["head_activation"] = (usual, None) if config.activation == usual else (usual,)
     if name == "distilbert":
         only |= {"norm_eps": (1e-12,), "position_offset": (0,)}
-        if config.head in WITH_POOLER:
+        if config.head_spec.needs_pooler:
             only["pooler_activation"] = (None,) if config.head == "none" else ("relu",)
-    elif config.head in WITH_POOLER:
+    elif config.head_spec.needs_pooler:
         only["pooler_activation"] = ("tanh", None) if config.head == "none" else ("tanh",)
     for field, values in only.items():
         if (value := getattr(config, field)) not in values:
@@ -368,7 +364,7 @@ def class_with(name: str, head: str) -> str:
         raise WeightsError(f"transformers has no {CLASSES[name]} class for head {head!r}")
     if (name, head) == ("bert", "causal_lm"):
         return "BertLMHeadModel"
-    return CLASSES[name] + next(end for end, known in HEADS.items() if known == head)
+    return CLASSES[name] + HEADS[head].hf_class_suffix
 
 
 MAPPING = HFMapping(

@@ -10,14 +10,13 @@ import jax
 from ...models.config import TransformerConfig
 from ...models.load import read_params
 from ...models.init import parameter_shapes
+from ...models.nn.heads import HEADS
 from ...models.registry import create
 from ..errors import RunError
 from ..tree import path_name
 
 HEAD = "head/"
 """Below this name stands what belongs to an objective; everything else is the body."""
-OWN_LABELS = ("head/classifier/", "head/span/")
-"""What is of use only to the same head with the same labels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +50,11 @@ def plan_beginning(
     """
     theirs, ours = (parameter_shapes(create(config)) for config in (source, model))
     wanted = _by_name(ours)
-    same_head = [getattr(c, "head", None) for c in (source, model)]
-    same_labels = [getattr(c, "labels", ()) for c in (source, model)]
-    same = same_head[0] == same_head[1] and same_labels[0] == same_labels[1]
+    same = (source.head, source.labels) == (model.head, model.labels)
+    own = tuple(f"{HEAD}{part}/" for part in HEADS[source.head].own_params)
     copied = set()
     for name, x in _by_name(theirs).items():
-        if name not in wanted or (name.startswith(OWN_LABELS) and not same):
+        if name not in wanted or (name.startswith(own) and not same):
             continue
         if wanted[name].shape == x.shape:
             copied.add(name)
