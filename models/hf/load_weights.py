@@ -1,11 +1,12 @@
 """Reads the configuration and weights of a folder in Hugging Face's form."""
 
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..config import TransformerConfig
@@ -49,7 +50,7 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
     Raises:
         WeightsError: The files are broken, or contain another model.
     """
-    targets: Mapping[str, jax.ShapeDtypeStruct] = flatten_dict(shapes, sep="/")
+    targets: dict[str, Any] = flatten_dict(shapes, sep="/")
     flax = {path: target.shape for path, target in targets.items()}
     tensors = TensorFiles(folder)
     locations = locate(mapping_of(config).tensor_mapping(config), flax, tensors, str(folder))
@@ -57,7 +58,8 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
     def read(path: str) -> jax.Array:
         target = targets[path]
 
-        def read_shard(index: Index) -> jax.Array:
+        def read_shard(index: Index | None) -> np.ndarray:
+            assert index is not None
             return read_parameter(
                 locations[path], tensors, flax=flax, dtype=target.dtype, index=index
             )

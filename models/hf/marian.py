@@ -150,8 +150,9 @@ def tensor_mapping(config: EncoderDecoderConfig) -> TensorMapping:
     # Embeddings: one for source and target, or one each.
     if config.share_embeddings:
         tokens = f"{prefix}shared"
-        for name in (source, target):
-            ignored.append(IgnoredTensor(f"{name}.weight", same_as=f"{tokens}.weight"))
+        ignored += [
+            IgnoredTensor(f"{name}.weight", same_as=f"{tokens}.weight") for name in (source, target)
+        ]
         rules = [*embedding("token_embedding", tokens)]
     else:
         tokens = target

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +19,7 @@ from ..nn.typing import Params
 from .config_mapping import HFConfig
 from .registry import mapping_of
 from .safetensors_files import INDEX, WHOLE
-from .tensor_mapping import ExportedTensor, HostOrDeviceArray, WeightsError, export_tensors
+from .tensor_mapping import ExportedTensor, WeightsError, export_tensors
 
 Precision: TypeAlias = Literal["float32", "float16", "bfloat16"]
 DTYPES: Mapping[Precision, DTypeLike] = {
@@ -57,7 +57,7 @@ def write_weights(
     mapping = mapping_of(config)
     config, params = mapping.to_hf_equivalent(config, params)
     hf_config = _merged(mapping.config_to_hf(config), fields or {})
-    flat: dict[str, HostOrDeviceArray] = flatten_dict(params, sep="/")
+    flat: dict[str, Any] = flatten_dict(params, sep="/")
     tensors = export_tensors(mapping.tensor_mapping(config), flat)
     groups = list(_grouped(tensors, DTYPES[dtype], file_bytes))
     names = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]
