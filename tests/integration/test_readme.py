@@ -196,9 +196,9 @@ def devices_of(arguments):
 
 
 def smaller(arguments):
-    """The same command, and for training commands a tiny model, batch and number of steps."""
+    """The same command with a tiny vocabulary, model, batch and number of steps."""
     if arguments[0] not in ("train", "launch"):
-        return arguments
+        return ["300" if argument == "2048" else argument for argument in arguments]
     name = arguments[arguments.index("train") + 1]
     arguments = [*arguments, *SMALL, *MORE.get(name, [])]
     if size := VOCABULARIES.get(name):
