@@ -11,7 +11,7 @@ from ..config import MeshConfig, TrainConfig
 from ..distributed.sharding import batch_sharding, make_mesh
 from ..engine.compile import MeshStep, NumpyBatch, mesh_step
 from ..objectives.tasks import objective_of
-from .jaxpr_flops import matrix_flops
+from .jaxpr_flops import matmul_flops
 
 NUM_CHOICES = 4
 """Of a question, which the data would tell."""
@@ -40,7 +40,7 @@ def model_flops(config: TrainConfig) -> int:
         optimizer=dataclasses.replace(config.optimizer, state_memory="device"),
     )
     step = mesh_step(plain, objective_of(plain), make_mesh(MeshConfig(), jax.devices()[:1]))
-    return matrix_flops(step.trace(batch_shapes(plain, step)).jaxpr)
+    return matmul_flops(step.trace(batch_shapes(plain, step)).jaxpr)
 
 
 def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:

@@ -12,13 +12,12 @@ from flaxzoo.train.engine.compile import make_program, mesh_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.objectives import chunked_loss as chunks
 from flaxzoo.train.objectives.tasks import objective_of
-from flaxzoo.train.plan import plan
-from flaxzoo.train.plan import worker as plan_worker
+from flaxzoo.train.plan import plan, worker
+from flaxzoo.train.plan.hardware import GIB, Topology, parse_topology
 from flaxzoo.train.plan.placeholders import without_data
-from flaxzoo.train.plan.plan import Estimate, Exchange, Plan
+from flaxzoo.train.plan.plan import Collective, Estimate, Plan
 from flaxzoo.train.plan.report import report
 from flaxzoo.train.plan.search import candidates, search
-from flaxzoo.train.plan.topologies import GIB, parse_topology
 from flaxzoo.train.recipes import RECIPES
 
 from ...support.encoders import KINDS, fine_tuning, pretraining
@@ -28,19 +27,19 @@ CPUS = parse_topology("cpu:8")
 
 def test_the_bytes_are_those_of_the_real_run(train_config, batches):
     config = train_config(mesh=train.MeshConfig(data=2, fsdp=2, tensor=2))
-    made = plan_worker.plan_run(config, CPUS, jax.devices(), compiled=True)
+    made = worker.plan_run(config, CPUS, jax.devices(), compiled=True)
     program = make_program(config, objective_of(config))
     state, _ = program.step(program.init(), batches[0])
 
     def held(tree):
         return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
-    assert made.parameters == held(state.params)
-    assert made.optimizer == held(state.opt_state) + 4  # and the number of the step
-    assert made.batch == sum(x.nbytes for x in batches[0].values()) // 4
+    assert made.param_bytes == held(state.params)
+    assert made.optimizer_bytes == held(state.opt_state) + 4  # and the number of the step
+    assert made.batch_bytes == sum(x.nbytes for x in batches[0].values()) // 4
     assert made.num_parameters == train.count_parameters(program.shapes.params)
-    assert (made.peak or 0) > made.arguments
-    assert {x.kind for x in made.exchanges} >= {"all-gather", "all-reduce"}
+    assert (made.peak_bytes or 0) > made.argument_bytes
+    assert {x.kind for x in made.collectives} >= {"all-gather", "all-reduce"}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def planned(train_config):
 
     @functools.cache
     def planned(**fields):
-        return plan_worker.plan_run(train_config(**fields), CPUS, jax.devices(), compiled=True)
+        return worker.plan_run(train_config(**fields), CPUS, jax.devices(), compiled=True)
 
     return planned
 
@@ -69,7 +68,7 @@ def test_model_flops_are_what_xla_counts_where_nothing_is_scanned(train_config, 
     unrolled = train_config(execution=models.Execution(layers="unroll"))
     mesh = make_mesh(unrolled.mesh, jax.devices()[:1])
     step = mesh_step(unrolled, objective_of(unrolled), mesh)
-    batch = plan_worker.batch_shapes(unrolled, step)
+    batch = worker.batch_shapes(unrolled, step)
     counted = step.trace(batch).lower().compile().cost_analysis()["flops"]
     # XLA also counts what is no product; in so narrow a model that is much.
     assert made.model_flops < counted < 1.5 * made.model_flops
@@ -83,7 +82,7 @@ def test_what_is_recomputed_shows_on_the_devices(planned):
 def test_under_fsdp_parameters_travel_and_activations_do_not(planned):
     """Otherwise every device would work on the rows of all."""
     made = planned(mesh=train.MeshConfig(data=1, fsdp=8), execution=models.Execution(remat="full"))
-    sent = sum(x.bytes_sent for x in made.exchanges)
+    sent = sum(x.bytes_sent for x in made.collectives)
     assert sent < 12 * 4 * made.num_parameters
 
 
@@ -92,8 +91,8 @@ def test_the_vocabulary_travels_once_whatever_the_chunks(train_config, monkeypat
     for positions in (1024, 4):
         monkeypatch.setattr(chunks, "MOST_POSITIONS", positions)
         config = train_config(mesh=train.MeshConfig(data=2, fsdp=4))
-        made = plan_worker.plan_run(config, CPUS, jax.devices(), compiled=True)
-        sent.append(sum(x.bytes_sent for x in made.exchanges))
+        made = worker.plan_run(config, CPUS, jax.devices(), compiled=True)
+        sent.append(sum(x.bytes_sent for x in made.collectives))
     assert config.data.length == 16
     assert sent[1] == pytest.approx(sent[0], rel=0.02)
 
@@ -130,7 +129,7 @@ def test_every_recipe_can_be_planned(name):
     assert config.init_from is None
     mesh = make_mesh(train.MeshConfig(), jax.devices()[:1])
     step = mesh_step(config, objective_of(config), mesh)
-    batch = plan_worker.batch_shapes(config, step)
+    batch = worker.batch_shapes(config, step)
     assert all(x.shape[0] == config.batch_size for x in batch.values())
     if bytes_per_device(step.state.params) < GIB >> 6:  # others take seconds to trace
         step.trace(batch)
@@ -142,7 +141,7 @@ def test_a_command_from_beginning_to_end(capfd):
     out = capfd.readouterr().out
     assert "cpu:4: 4 devices, fsdp 2 × tensor 2" in out
     assert "fits: unknown" in out
-    assert "temporaries" in out
+    assert "temp buffers" in out
     assert "all-gather" in out
     assert "estimate" not in out
 
@@ -174,8 +173,8 @@ def test_a_compiler_that_is_not_there(monkeypatch, train_config):
 
 
 def test_a_compiler_that_breaks_off(monkeypatch, train_config):
-    monkeypatch.setattr(plan, "environment", lambda topology: {"JAX_PLATFORMS": "nothing"})
-    with pytest.raises(train.RunError, match="compiler for cpu:8 ended with status 1 and said"):
+    monkeypatch.setattr(Topology, "environment", lambda self: {"JAX_PLATFORMS": "nothing"})
+    with pytest.raises(train.RunError, match="compiler for cpu:8 ended with status 1 and printed"):
         plan.make_plan(train_config(), CPUS)
 
 
@@ -190,7 +189,10 @@ def test_a_search_prints_the_best_first(capfd):
     arguments = "quickstart --topology cpu:4 --search --tries 3 --model.num-layers 1"
     assert cli.main(["plan", *arguments.split()]) == 0
     said = capfd.readouterr()
-    assert "10 meshes: 0 cannot cut the model, 0 have too much to hold, 10 are left" in said.err
+    assert (
+        "10 meshes: over 0 the model cannot be sharded, on 0 its state does not fit, 10 are left"
+        in said.err
+    )
     lines = said.out.splitlines()
     assert lines[0].split() == ["mesh", "remat", "micro-batches", "peak"]
     assert len(lines) == 4
@@ -209,7 +211,7 @@ def test_candidates_are_meshes_of_all_devices(train_config, name):
 
 
 def example(**fields):
-    exchanged = (Exchange("all-gather", 96, 10**9, 0.25),)
+    collectives = (Collective("all-gather", 96, 10**9, 0.25),)
     return Plan(
         **{
             "topology": "v5e:4x4",
@@ -217,15 +219,15 @@ def example(**fields):
             "mesh": {"data": 1, "fsdp": 16, "tensor": 1, "context": 1},
             "tokens": 10_000,
             "num_parameters": 10**9,
-            "parameters": GIB,
-            "optimizer": 2 * GIB,
-            "batch": 1024,
+            "param_bytes": GIB,
+            "optimizer_bytes": 2 * GIB,
+            "batch_bytes": 1024,
             "model_flops": 16 * 197 * 10**12,
             "seconds": 20.0,
-            "temporaries": 4 * GIB,
+            "temp_bytes": 4 * GIB,
             "device_flops": 2 * 197 * 10**12,
-            "device_traffic": 410 * 10**9,
-            "exchanges": exchanged,
+            "hbm_bytes": 410 * 10**9,
+            "collectives": collectives,
             **fields,
         }
     )
@@ -233,13 +235,13 @@ def example(**fields):
 
 def test_the_roofline():
     topology = parse_topology("v5e:4x4")
-    estimate = Estimate.of(example(), topology)
-    assert (estimate.compute, estimate.memory, estimate.exchange) == pytest.approx((2, 0.5, 0.25))
-    assert (estimate.least, estimate.most) == pytest.approx((2, 2.75))
-    assert estimate.utilisation(example(), topology) == pytest.approx((1 / 2, 1 / 2.75))
+    estimate = Estimate.from_plan(example(), topology)
+    assert (estimate.matmuls, estimate.hbm, estimate.interconnect) == pytest.approx((2, 0.5, 0.25))
+    assert (estimate.overlapped, estimate.sequential) == pytest.approx((2, 2.75))
+    assert estimate.utilization(example(), topology) == pytest.approx((1 / 2.75, 1 / 2))
 
 
-REFUSALS = {
+OUT_OF_MEMORY = {
     "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.75G of 15.75G hbm. "
     "Exceeded hbm capacity by 5.00G.": 20.75,
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
@@ -247,11 +249,11 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
-def test_a_step_that_does_not_fit_says_by_how_much_and_what_would_help(train_config, refusal):
-    used = REFUSALS[refusal]
-    assert plan.used_bytes(refusal) == used * GIB
-    refused = example(temporaries=None, refusal=refusal, exchanges=(), device_flops=0)
+@pytest.mark.parametrize("message", OUT_OF_MEMORY)
+def test_a_step_that_does_not_fit_says_by_how_much_and_what_would_help(train_config, message):
+    used = OUT_OF_MEMORY[message]
+    assert plan.used_bytes(message) == used * GIB
+    refused = example(temp_bytes=None, out_of_memory=message, collectives=(), device_flops=0)
     config = train_config(batch_size=64, micro_batches=2)
     text = "\n".join(report(refused, config, parse_topology("v5e:4x4")))
     assert f"does not fit: {used:.2f} GiB on a device of 15.75 GiB, {used - 15.75:.2f} GiB" in text
@@ -261,7 +263,9 @@ def test_a_step_that_does_not_fit_says_by_how_much_and_what_would_help(train_con
 
 
 def test_a_step_that_the_compiler_takes_and_whose_parts_are_too_much(train_config):
-    tight = example(temporaries=14 * GIB)
+    tight = example(temp_bytes=14 * GIB)
     text = "\n".join(report(tight, train_config(batch_size=64), parse_topology("v5e:4x4")))
-    assert "may not fit: the compiler takes it, but all parts add up to 17.00 GiB of 15.75" in text
-    assert "what would help: --execution.remat full" in text
+    assert (
+        "may not fit: the compiler accepts it, but all parts add up to 17.00 GiB of 15.75" in text
+    )
+    assert "would help: --execution.remat full" in text
