@@ -10,13 +10,12 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import train
-from flaxzoo.data.tasks.batch_spec import row_shapes
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.commands import TrainArguments, parse_recipe
 from flaxzoo.train.cli.plain_options import OptionParser, add_options, with_options
 from flaxzoo.train.engine.compile import make_program
 from flaxzoo.train.plan import bench
-from flaxzoo.train.plan.batch_specs import NUM_CHOICES, synthetic_batch
+from flaxzoo.train.plan.batch_specs import example_spec, synthetic_batch
 from flaxzoo.train.plan.hardware import PEAK_FLOPS
 from flaxzoo.train.plan.placeholders import without_data
 from flaxzoo.train.recipes import RECIPES
@@ -135,9 +134,8 @@ def test_peaks_are_of_devices_that_plan_knows_too():
 def test_made_up_rows_are_such_as_the_data_give(name):
     config = without_data(dataclasses.replace(train.recipe(name), batch_size=2), lambda _: None)
     batch = synthetic_batch(config)
-    shapes = row_shapes(config.data, len(getattr(config.model, "labels", ())), NUM_CHOICES)
     assert {n: (x.shape, x.dtype.name) for n, x in batch.items()} == {
-        n: ((2, *shape), dtype) for n, (shape, dtype) in shapes.items()
+        name: ((2, *spec.shape), spec.dtype) for name, spec in example_spec(config).items()
     }
     ids = batch["input_ids"]
     assert 0 <= ids.min() < ids.max() < config.model.vocab_size
