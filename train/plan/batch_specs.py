@@ -44,9 +44,9 @@ def model_flops(config: TrainConfig) -> int:
 
 
 def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
-    """Makes examples full of random tokens, over which a step takes as long as over real ones.
+    """Makes random examples, on which a step takes as long as on real ones.
 
-    Each example is one whole text: nothing is padded, and all that can be predicted is.
+    Each example is one whole text: nothing is padded, and every position is predicted that may be.
     """
     rng = np.random.default_rng(seed)
     sizes = {

@@ -1,4 +1,4 @@
-"""`flaxzoo bench`: the real step, on rows that are made up, with next to nothing installed."""
+"""`flaxzoo bench`: the real step on synthetic examples, with only jax, flax and optax installed."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ SMALL = "--model.num-layers 1 --model.d-model 16 --model.num-heads 2 --batch-siz
 
 
 def bare(*arguments):
-    """The command `flaxzoo` where there is nothing but jax, flax and optax."""
+    """Run `flaxzoo` with nothing installed but jax, flax and optax."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     return subprocess.run(
         [sys.executable, str(Path(__file__).with_name("bare.py")), *arguments],
@@ -35,7 +35,7 @@ def bare(*arguments):
     )
 
 
-def test_other_commands_name_the_package_that_is_missing_there():
+def test_other_commands_name_the_missing_package():
     done = bare("list")
     assert done.returncode == 2
     assert done.stderr == (
@@ -44,7 +44,7 @@ def test_other_commands_name_the_package_that_is_missing_there():
     )
 
 
-def test_it_runs_where_there_is_nothing_but_jax_flax_and_optax(tmp_path):
+def test_it_runs_with_nothing_but_jax_flax_and_optax(tmp_path):
     options = [*SMALL, "--timed-steps", "2", "--profile", str(tmp_path / "trace")]
     done = bare("bench", "quickstart", *options)
     assert done.returncode == 0, done.stderr
@@ -110,7 +110,7 @@ def test_utilization_is_the_formula(train_config, monkeypatch):
     assert "compile      2 s, after 1 s of tracing, not in the compilation cache" in text
 
 
-def test_a_device_that_counts_is_believed():
+def test_peak_memory_is_the_devices_own_figure_if_they_have_one():
     class Device:
         def __init__(self, peak):
             self.peak = peak
@@ -125,13 +125,13 @@ def test_a_device_that_counts_is_believed():
     )
 
 
-def test_peaks_are_of_devices_that_plan_knows_too():
+def test_peak_flops_include_the_tpus_of_plan():
     assert PEAK_FLOPS["TPU v5 lite"] == 197e12
     assert min(PEAK_FLOPS.values()) > 1e14
 
 
 @pytest.mark.parametrize("name", ["quickstart", "bert-base-128", "numbers-en-fr", "bert-span"])
-def test_made_up_rows_are_such_as_the_data_give(name):
+def test_synthetic_examples_have_the_shapes_of_real_ones(name):
     config = without_data(dataclasses.replace(train.recipe(name), batch_size=2), lambda _: None)
     batch = synthetic_batch(config)
     assert {n: (x.shape, x.dtype.name) for n, x in batch.items()} == {

@@ -1,4 +1,4 @@
-"""What is read from compiled programs: this CPU's, and lines as the TPU compiler prints them."""
+"""Figures of compiled programs: of this CPU's, and of text as the TPU compiler prints it."""
 
 import functools
 
@@ -31,7 +31,7 @@ def compiled(function, *shapes):
 
 
 def parsed(program):
-    """What a compiled program's text says."""
+    """Parse the text of a compiled program."""
     text = program.as_text()
     assert text is not None
     return parse_hlo(text)
@@ -50,14 +50,14 @@ def test_a_loop_is_counted_as_often_as_it_runs():
 
 
 @pytest.mark.parametrize("unroll", [1, L])
-def test_products_are_counted_alike_before_and_after_compilation(unroll):
+def test_matmuls_are_counted_alike_before_and_after_compilation(unroll):
     step = jax.grad(functools.partial(loss, unroll=unroll), argnums=(0, 1))
     before = traced_flops(jax.make_jaxpr(step)(*SHAPES))
     program = parsed(compiled(step, *SHAPES))
     assert before == matmul_flops(program) == 3 * L * 2 * B * D * D
 
 
-def test_what_is_recomputed_is_counted():
+def test_recomputed_matmuls_are_counted():
     def layer(x, w):
         return jnp.tanh(jnp.tanh(x @ w) @ w), None
 
@@ -69,17 +69,17 @@ def test_what_is_recomputed_is_counted():
     assert traced_flops(jax.make_jaxpr(plain)(*SHAPES)) < more
 
 
-def test_of_two_branches_the_dearer_counts():
+def test_of_two_branches_the_more_expensive_counts():
     def either(x, w):
         return jax.lax.cond(x[0, 0] > 0, lambda: x @ w[0], lambda: x @ w[0] @ w[1])
 
     assert traced_flops(jax.make_jaxpr(either)(*SHAPES)) == 2 * 2 * B * D * D
 
 
-def test_traffic_of_a_loop_is_that_of_the_slices_it_takes():
+def test_a_loop_reads_only_the_slices_that_it_takes():
     program = parsed(compiled(scanned, *SHAPES))
     kernels, state = 4 * L * D * D, 4 * L * B * D
-    # Each kernel is read at least once, and no more than a few times: never the whole stack.
+    # A layer's weights are read at least once, and a few times at most: never the whole stack.
     assert kernels + state <= hbm_bytes(program) <= 4 * kernels + 12 * state
 
 
@@ -105,7 +105,7 @@ def test_a_gather_in_a_loop():
     assert {c.group for c in gathered} == {(0, 1, 2, 3)}
 
 
-def test_a_sum_over_the_other_axis():
+def test_an_all_reduce_over_the_other_axis():
     program = sharded(lambda x, w: x @ w[0], (P(None, "a"), P(None, "a")), P(), SHAPES)
     (found,) = collective_ops(program, 8)
     assert (found.kind, found.count, found.group) == ("all-reduce", 1, (0, 4))
@@ -167,11 +167,11 @@ ENTRY %main (a: (u32[], ROWS, /*index=2*/ROWS)) -> (u32[], ROWS, ROWS) {
 
 
 def test_a_program_as_the_tpu_compiler_prints_it():
-    """Heads as holes of a convolution, a loop that counts in twos, arrays beside the units."""
+    """Heads as holes of a convolution, a loop that counts in twos, arrays in on-chip memory."""
     program = parse_hlo(TPU)
     assert matmul_flops(program) == 4 * 2 * 40 * 2048 * 2048 * 128
     one, scores = 2 * 40 * 2048 * 128, 4 * 40 * 2048 * 2048
-    counter = 4 * 4  # the sum of two whole numbers, and its limit
+    counter = 4 * 4  # bytes of the loop counter, its step and its limit
     assert hbm_bytes(program) == pytest.approx(4 * (one + scores), abs=4 * counter)
 
 
@@ -199,8 +199,8 @@ ENTRY %main (a: bf16[64,16], b: bf16[16,16]) -> bf16[16,16] {
 """
 
 
-def test_a_sum_fused_with_a_slice_of_it_is_dealt_out():
-    """As the TPU's compiler writes it; its channel is another's too."""
+def test_an_all_reduce_fused_with_a_slice_is_a_reduce_scatter():
+    """As the TPU compiler prints it; here another collective has the same channel."""
     found = collective_ops(parse_hlo(SCATTERED), 4)
     sent = 2 * 64 * 16 * 3 // 4
     assert {(x.kind, x.bytes_sent) for x in found} == {
@@ -245,7 +245,7 @@ ENTRY %main (a: pred[24,64], b: s32[], d: f32[24,64]) -> (f32[24,64], f32[1,64])
 """
 
 
-def test_a_channel_may_have_several_sums():
+def test_a_channel_may_have_several_all_reduces():
     sums = "\n".join(
         f"  %r{n} = f32[{n}]{{0}} all-reduce(%a{n}), channel_id=1, replica_groups={{{{0,1}}}}, "
         "to_apply=%add"
@@ -264,7 +264,7 @@ def test_a_channel_may_have_several_sums():
     ("kind", "slices", "sent"),
     [("ALL_REDUCE", "1,2", 4096), ("ALL_REDUCE", "1:4", 6144), ("ALL_GATHER", "1,2", 4096)],
 )
-def test_what_the_hosts_of_slices_send(kind, slices, sent):
+def test_collectives_between_slices_that_hosts_send(kind, slices, sent):
     program = parse_hlo(
         "ENTRY %main (a: f32[8,128]) -> f32[] {\n"
         "  %a = f32[8,128]{1,0} parameter(0)\n  %k = token[] after-all()\n"
@@ -278,8 +278,8 @@ def test_what_the_hosts_of_slices_send(kind, slices, sent):
     assert found.group == ((0, 4) if slices == "1,2" else (0, 2, 4, 6))
 
 
-def test_of_what_all_layers_keep_a_layer_moves_its_own():
-    """Through fusions in fusions, and beside what else a fusion answers."""
+def test_a_layer_reads_and_writes_only_its_slice_of_stacked_arrays():
+    """Through nested fusions, and for one of several results of a fusion."""
     taken, kept, answered, number = 64, 4 * 64, 4 * 64, 4
     traffic = hbm_bytes(parse_hlo(STACKED))
     assert traffic == taken + kept + answered + number
@@ -313,7 +313,7 @@ def test_a_slice_that_is_fetched_beside_other_work_is_read_once():
         ),
     ],
 )
-def test_products_that_are_written_as_convolutions(window, labels, left, right, out, depth):
+def test_matmuls_that_are_printed_as_convolutions(window, labels, left, right, out, depth):
     def array(shape):
         return f"f32[{','.join(map(str, shape))}]{{}}"
 
@@ -350,17 +350,37 @@ ENTRY %main (x: bf16[2,4,1024,64], turn: s32[]) -> bf16[2,4,1024,64] {
 """  # noqa: E501
 
 
-def test_kernels_are_counted_by_the_blocks_they_compute_and_branches_by_turns():
+def test_kernels_count_the_blocks_they_compute_and_branches_take_turns():
     program = parse_hlo(KERNEL)
-    product = 2 * 2 * 4 * 1024**2 * 64
-    # Three products over three of four blocks, where later keys are hidden; or four over all.
-    assert matmul_flops(program) == product * (3 * 3 / 4 + 4) / 2
+    matmul = 2 * 2 * 4 * 1024**2 * 64
+    # Three matmuls over three of four blocks, where later keys are hidden; or four over all.
+    assert matmul_flops(program) == matmul * (3 * 3 / 4 + 4) / 2
+
+
+@pytest.mark.parametrize("batch", ["", "2,"])
+@pytest.mark.parametrize(("causal", "part"), [(", %ids", 36 / 64), ("", 1)])
+@pytest.mark.parametrize(("phase", "matmuls"), [("fwd", 2), ("dq", 3), ("dkv", 4)])
+def test_query_heads_that_share_a_key_head_are_all_counted(batch, causal, part, phase, matmuls):
+    """Operands as jax prints them for 3 query heads on each of 5 key heads, causal or not."""
+    text = f"""
+ENTRY %main (q: bf16[{batch}5,3,1024,64]) -> bf16[{batch}5,3,1024,64] {{
+  %blocks = s8[1,8,8]{{2,1,0}} constant({{...}})
+  %q = bf16[{batch}5,3,1024,64]{{4,3,2,1,0}} parameter(0)
+  %k = bf16[{batch}5,1024,64]{{3,2,1,0}} parameter(1)
+  %ids = s32[1024,128]{{1,0}} iota(), iota_dimension=0
+  %sides = s32[8,1024]{{1,0}} iota(), iota_dimension=0
+  %sum = f32[{batch}5,3,1,1024]{{4,3,2,1,0}} parameter(2)
+  ROOT %splash_mqa_{phase}_segmented_no_residuals.1 = bf16[{batch}5,3,1024,64]{{4,3,2,1,0}} custom-call(%blocks, %blocks, %q, %k, %k, %ids, %sides, %sum, %q, %sum{causal}), custom_call_target="tpu_custom_call"
+}}
+"""  # noqa: E501
+    one = 2 * (2 if batch else 1) * 5 * 3 * 1024**2 * 64
+    assert matmul_flops(parse_hlo(text)) == matmuls * one * part
 
 
 @pytest.mark.parametrize(
     ("places", "part"), [(", %ids, %sides, %ids", 3 / 4), (", %ids, %sides", 1)]
 )
-def test_a_kernel_of_one_row(places, part):
+def test_a_kernel_for_a_single_sequence(places, part):
     text = f"""
 ENTRY %main (x: bf16[4,1024,64]) -> bf16[4,1024,64] {{
   %blocks = s8[1,2,2]{{2,1,0}} constant({{...}})
@@ -370,5 +390,5 @@ ENTRY %main (x: bf16[4,1024,64]) -> bf16[4,1024,64] {{
   ROOT %splash_mha_fwd_segmented.1 = bf16[4,1024,64]{{2,1,0}} custom-call(%blocks, %blocks, %x, %x, %x{places}), custom_call_target="tpu_custom_call"
 }}
 """  # noqa: E501
-    product = 2 * 4 * 1024**2 * 64
-    assert matmul_flops(parse_hlo(text)) == 2 * product * part
+    matmul = 2 * 4 * 1024**2 * 64
+    assert matmul_flops(parse_hlo(text)) == 2 * matmul * part

@@ -24,7 +24,7 @@ from ...support.encoders import KINDS, fine_tuning, pretraining
 CPUS = parse_topology("cpu:8")
 
 
-def test_the_bytes_are_those_of_the_real_run(train_config, batches):
+def test_bytes_are_those_of_the_real_run(train_config, batches):
     config = train_config(mesh=train.MeshConfig(data=2, fsdp=2, tensor=2))
     made = worker.plan_run(config, CPUS, jax.devices(), compiled=True)
     program = make_program(config, objective_of(config))
@@ -34,7 +34,7 @@ def test_the_bytes_are_those_of_the_real_run(train_config, batches):
         return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
     assert made.param_bytes == held(state.params)
-    assert made.optimizer_bytes == held(state.opt_state) + 4  # and the number of the step
+    assert made.optimizer_bytes == held(state.opt_state) + 4  # and the step's number
     assert made.batch_bytes == sum(x.nbytes for x in batches[0].values()) // 4
     assert made.num_parameters == train.count_parameters(program.shapes.params)
     assert (made.peak_bytes or 0) > made.argument_bytes
@@ -53,7 +53,7 @@ def planned(train_config):
 
 
 def test_model_flops_are_the_formula(train_config, planned):
-    """6 for each weight of a product and token, and 12 L T² D for attention's own products."""
+    """6 for each weight of a matmul and token, and 12 L T² D for the scores of attention."""
     config, made = train_config(), planned()
     c, rows, length = config.model, config.batch_size, config.data.length
     weights = c.num_layers * 12 * c.d_model**2 + c.vocab_size * c.d_model
@@ -62,30 +62,30 @@ def test_model_flops_are_the_formula(train_config, planned):
     assert made.device_flops * 8 == pytest.approx(made.model_flops, rel=0.02)
 
 
-def test_model_flops_are_what_xla_counts_where_nothing_is_scanned(train_config, planned):
+def test_model_flops_are_what_xla_counts_without_a_scan(train_config, planned):
     made = planned()
     unrolled = train_config(execution=models.Execution(layers="unroll"))
     mesh = make_mesh(unrolled.mesh, jax.devices()[:1])
     step = mesh_step(unrolled, objective_of(unrolled), mesh)
     batch = worker.batch_shapes(unrolled, step)
     counted = step.trace(batch).lower().compile().cost_analysis()["flops"]
-    # XLA also counts what is no product; in so narrow a model that is much.
+    # XLA also counts elementwise operations, which are many in so narrow a model.
     assert made.model_flops < counted < 1.5 * made.model_flops
 
 
-def test_what_is_recomputed_shows_on_the_devices(planned):
+def test_recomputation_adds_to_the_flops_of_the_devices(planned):
     made = planned(execution=models.Execution(remat="full"))
     assert 1.15 < made.device_flops * 8 / made.model_flops < 1.34
 
 
-def test_under_fsdp_parameters_travel_and_activations_do_not(planned):
-    """Otherwise every device would work on the rows of all."""
+def test_fsdp_sends_parameters_and_no_activations(planned):
+    """Otherwise every device would compute the whole batch."""
     made = planned(mesh=train.MeshConfig(data=1, fsdp=8), execution=models.Execution(remat="full"))
     sent = sum(x.bytes_sent for x in made.collectives)
     assert sent < 12 * 4 * made.num_parameters
 
 
-def test_the_vocabulary_travels_once_whatever_the_chunks(train_config, monkeypatch):
+def test_the_output_projection_is_gathered_once_for_all_chunks(train_config, monkeypatch):
     sent = []
     for positions in (1024, 4):
         monkeypatch.setattr(chunks, "MOST_POSITIONS", positions)
@@ -97,7 +97,7 @@ def test_the_vocabulary_travels_once_whatever_the_chunks(train_config, monkeypat
 
 
 @pytest.mark.parametrize("kind", ["pretraining", "masked", *KINDS])
-def test_shapes_of_a_row_are_those_of_real_rows(place, kind):
+def test_batch_specs_are_those_of_real_examples(place, kind):
     if kind in KINDS:
         config = fine_tuning(place, kind)
     else:
@@ -114,7 +114,7 @@ def test_shapes_of_a_row_are_those_of_real_rows(place, kind):
     }
 
 
-def test_shapes_of_a_packed_row(train_config, batches):
+def test_batch_spec_of_packed_examples(train_config, batches):
     spec = train_config().data.batch_spec(0, 0)
     assert {name: (one.shape, one.dtype) for name, one in spec.items()} == {
         name: (x.shape[1:], x.dtype.name) for name, x in batches[0].items()
@@ -123,7 +123,7 @@ def test_shapes_of_a_packed_row(train_config, batches):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_planned(name):
-    """Its arrays' shapes alone: none of them is made."""
+    """With shapes alone: no array is made."""
     said = []
     config = without_data(train.recipe(name), said.append)
     assert config.model.vocab_size > 1
@@ -137,7 +137,7 @@ def test_every_recipe_can_be_planned(name):
         step.trace(batch)
 
 
-def test_a_command_from_beginning_to_end(capfd):
+def test_the_command_prints_a_report(capfd):
     arguments = "quickstart --topology cpu:4 --mesh.fsdp 2 --mesh.tensor 2"
     assert cli.main(["plan", *arguments.split(), "--model.num-layers", "2"]) == 0
     out = capfd.readouterr().out
@@ -160,7 +160,7 @@ def test_a_command_from_beginning_to_end(capfd):
         ("quickstar --topology cpu:8", "did you mean quickstart"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(capfd, arguments, message):
+def test_a_mistake_is_one_line(capfd, arguments, message):
     assert cli.main(["plan", *arguments.split()]) == 2
     said = capfd.readouterr()
     assert message in said.err
@@ -168,26 +168,26 @@ def test_what_does_not_go_together_is_one_line(capfd, arguments, message):
     assert said.out == ""
 
 
-def test_a_compiler_that_is_not_there(monkeypatch, train_config):
+def test_a_missing_tpu_compiler_is_named(monkeypatch, train_config):
     monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(train.RunError, match=r"flaxzoo\[tpu\]'.*--topology cpu:16"):
         plan.make_plan(train_config(), parse_topology("v5e:4x4"))
 
 
-def test_a_compiler_that_breaks_off(monkeypatch, train_config):
+def test_a_compiler_that_breaks_off_is_quoted(monkeypatch, train_config):
     monkeypatch.setattr(Topology, "environment", lambda self: {"JAX_PLATFORMS": "nothing"})
     with pytest.raises(train.RunError, match="compiler for cpu:8 ended with status 1 and printed"):
         plan.make_plan(train_config(), CPUS)
 
 
-def test_a_search_leaves_no_mesh_to_choose(train_config):
+def test_a_search_refuses_a_mesh(train_config):
     config = train_config(mesh=train.MeshConfig(fsdp=4))
     with pytest.raises(ValueError, match="--search chooses the mesh: leave out"):
         search(config, parse_topology("cpu:4"), 3, print)
 
 
 @pytest.mark.slow
-def test_a_search_prints_the_best_first(capfd):
+def test_a_search_prints_the_best_mesh_first(capfd):
     arguments = "quickstart --topology cpu:4 --search --tries 3 --model.num-layers 1"
     assert cli.main(["plan", *arguments.split()]) == 0
     said = capfd.readouterr()
@@ -235,7 +235,7 @@ def example(**fields):
     )
 
 
-def test_the_roofline():
+def test_the_estimate_is_the_roofline():
     topology = parse_topology("v5e:4x4")
     estimate = Estimate.from_plan(example(), topology)
     assert (estimate.matmuls, estimate.hbm, estimate.interconnect) == pytest.approx((2, 0.5, 0.25))
@@ -252,7 +252,7 @@ OUT_OF_MEMORY = {
 
 
 @pytest.mark.parametrize("message", OUT_OF_MEMORY)
-def test_a_step_that_does_not_fit_says_by_how_much_and_what_would_help(train_config, message):
+def test_a_step_that_does_not_fit_is_reported_with_advice(train_config, message):
     used = OUT_OF_MEMORY[message]
     assert plan.used_bytes(message) == used * GIB
     refused = example(temp_bytes=None, out_of_memory=message, collectives=(), device_flops=0)
@@ -264,7 +264,7 @@ def test_a_step_that_does_not_fit_says_by_how_much_and_what_would_help(train_con
     assert "estimate" not in text
 
 
-def test_a_step_that_the_compiler_takes_and_whose_parts_are_too_much(train_config):
+def test_a_step_whose_parts_exceed_the_memory_may_not_fit(train_config):
     tight = example(temp_bytes=14 * GIB)
     text = "\n".join(report(tight, train_config(batch_size=64), parse_topology("v5e:4x4")))
     assert (

@@ -1,4 +1,4 @@
-"""Plans for real TPUs, by their own compiler, where it is installed."""
+"""Plans for real TPUs by their own compiler, if it is installed."""
 
 import importlib.util
 import os
@@ -52,7 +52,7 @@ def test_a_step_that_does_not_fit(capfd):
     assert "would help: more --micro-batches" in out
 
 
-def test_the_kernel_is_that_of_the_real_run_or_it_is_said_why_not(capfd):
+def test_the_kernel_is_that_of_the_real_run_or_the_reason_is_given(capfd):
     _, out = plan(capfd, "--topology v5e:1x1")
     assert "attention by XLA, not by splash attention: " in out
     _, out = plan(capfd, "--topology v5e:1x1", ATTENTION)
@@ -90,8 +90,8 @@ print(sorted(calls))
 
 
 @pytest.mark.parametrize("topology", ["v5e:1x1", "v5p:2x2x1"])
-def test_the_calls_of_splash_attention_and_their_products(topology):
-    """Heads of 64, as they are; layers in turns banded, whose blocks of 512 are those of others."""
+def test_the_calls_of_splash_attention_and_their_matmuls(topology):
+    """Heads of size 64 without padding; banded layers compute the same blocks of 512 as causal ones."""
     done = subprocess.run(
         [sys.executable, "-c", COUNT, topology],
         env={**os.environ, **TPU_ENVIRONMENT},
@@ -99,9 +99,9 @@ def test_the_calls_of_splash_attention_and_their_products(topology):
         text=True,
         check=True,
     )
-    product = 2 * 2 * 4 * 1024**2 * 64 * 3 // 4  # rows, heads, pairs; three of four blocks
+    matmul = 2 * 2 * 4 * 1024**2 * 64 * 3 // 4  # sequences, heads, pairs; three of four blocks
     expected = [
-        (f"splash_mha_{phase}", 1.5, number * product)
+        (f"splash_mha_{phase}", 1.5, number * matmul)
         for phase, number in (("dkv", 4), ("dq", 3), ("fwd", 2))
         for _ in range(2)
     ]
