@@ -36,11 +36,11 @@ def plan_command(arguments: list[str]) -> int:
     parsed, config = parse_recipe(
         PlanArguments, arguments, f"flaxzoo plan {arguments[0]}", PlanArguments.__doc__
     )
+    from ..plan.hardware import parse_topology
     from ..plan.placeholders import without_data
     from ..plan.plan import make_plan
     from ..plan.report import report
     from ..plan.search import search
-    from ..plan.topologies import parse_topology
 
     if not parsed.topology:
         raise UserError("plan needs the devices' name: --topology v5e:4x4, or cpu:8")
@@ -50,4 +50,4 @@ def plan_command(arguments: list[str]) -> int:
         return search(config, topology, parsed.tries, say)
     plan = make_plan(config, topology)
     print("\n".join(report(plan, config, topology)))
-    return 0 if plan.refusal is None else 1
+    return 0 if plan.out_of_memory is None else 1
