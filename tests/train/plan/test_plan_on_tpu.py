@@ -91,7 +91,7 @@ print(sorted(calls))
 
 @pytest.mark.parametrize("topology", ["v5e:1x1", "v5p:2x2x1"])
 def test_the_calls_of_splash_attention_and_their_matmuls(topology):
-    """Heads of size 64 without padding; banded layers compute the same blocks of 512 as causal ones."""
+    """Heads of size 64 are not padded; banded layers compute the blocks of 512 of causal ones."""
     done = subprocess.run(
         [sys.executable, "-c", COUNT, topology],
         env={**os.environ, **TPU_ENVIRONMENT},
