@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ...data.errors import UserError
-from ..nn.attention import Cache, init_cache
+from ..nn.cache import Cache, init_cache
 from ..nn.typing import Array, Bool, Float, Int
 
 

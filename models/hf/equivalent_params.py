@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ..config import TransformerConfig, create
 from ..gpt import GPTConfig
 from ..init import parameter_shapes
-from ..nn.layers import sinusoidal_positions
+from ..nn.positions import sinusoidal_positions
 from ..transformer import EncoderDecoderConfig
 
 FROM_STREAM = ("query/kernel", "key/kernel", "value/kernel", "up/kernel")

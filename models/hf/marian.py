@@ -8,7 +8,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from ..nn.layers import sinusoidal_positions
+from ..nn.positions import sinusoidal_positions
 from ..transformer import EncoderDecoderConfig
 from .config_mapping import (
     ACTIVATIONS,
