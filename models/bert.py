@@ -207,7 +207,7 @@ class BERT(nn.Module):
           position_ids: position of each token, from 0 (an offset is added); by
             default the index in the row, from 0 in every document of a packed
             row; with head "causal_lm" counted over the real tokens.
-          segment_ids: number of the document that each token of a packed row
+          segment_ids: number of the document that each token of a packed sequence
             belongs to, 0 for padding. Documents do not see each other.
           masked_positions: where masked words are to be found; the others are
             not projected on the vocabulary.

@@ -108,4 +108,4 @@ _LIMITS: tuple[tuple[Callable[[str, Any, int], bool], str], ...] = (
     (_is_old_gpu, "a {device.device_kind} is not of NVIDIA's Ampere generation or later"),
     (lambda *a: a[2] > 1, "tokens of a row are cut along mesh.context {context}"),
 )
-"""What of the devices is against a kernel; of sizes `models.attention_kernels` knows."""
+"""What of the devices is against a kernel; of sizes `models.nn.fused_attention` decides."""

@@ -48,7 +48,7 @@ def cudnn_on_a_gpu():
     """The kernel itself."""
     if "cuda" not in os.environ["JAX_PLATFORMS"]:
         pytest.skip(
-            "needs an NVIDIA GPU: JAX_PLATFORMS=cuda pytest tests/models/test_attention_kernels.py"
+            "needs an NVIDIA GPU: JAX_PLATFORMS=cuda pytest tests/models/nn/test_fused_attention.py"
         )
 
 
