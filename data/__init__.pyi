@@ -19,8 +19,10 @@ from .corpora.sentence_splitting import split_sentences as split_sentences
 from .corpora.token_corpus import TokenCorpus as TokenCorpus
 from .corpora.token_corpus import build_corpus as build_corpus
 from .corpora.token_corpus import open_corpus as open_corpus
+from .dataset import ArraySpec as ArraySpec
 from .dataset import DataSplit as DataSplit
 from .dataset import Rows as Rows
+from .dataset import Values as Values
 from .errors import DataError as DataError
 from .features.masking import Masking as Masking
 from .features.segment_pairs import Segments as Segments

@@ -1,9 +1,52 @@
 """What an objective brings: examples that can be made in any order."""
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
+
+
+class Values(Enum):
+    """The meaning of an array's values, and thereby their range; every array is at least 0."""
+
+    SOURCE_TOKEN = "source_token"
+    """Ids of input tokens, below the size of the vocabulary (the source's, where there are two)."""
+    TARGET_TOKEN = "target_token"
+    """Ids of tokens that a decoder reads or that are predicted, below the vocabulary size."""
+    TOKEN_TYPE = "token_type"
+    """0 for the first text of an example, 1 for the second."""
+    MASK = "mask"
+    """1 at what counts, 0 at padding."""
+    SEGMENT = "segment"
+    """The number of the text within the example, from 1; 0 at padding."""
+    TEXT_POSITION = "text_position"
+    """The position of a token within its segment, from 0."""
+    INDEX = "index"
+    """The position of a token within the example, below the example's length."""
+    LABEL = "label"
+    """Class ids below `ArraySpec.num_classes`, or scores (any float) where that is 0."""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of an example, as far as it is known before any data are read.
+
+    Attributes:
+        shape: Without the batch axis.
+        values: What the numbers mean, and thereby their range.
+        dtype: The numpy name of the type.
+        num_classes: The exclusive upper bound of class ids; 0 for other values.
+    """
+
+    shape: tuple[int, ...]
+    values: Values
+    dtype: str = "int32"
+    num_classes: int = 0
+
+
+BatchSpec = dict[str, ArraySpec]
+"""The arrays of one example of a batch, by name."""
 
 
 class Rows(Protocol):

@@ -266,7 +266,7 @@ def on_one_device() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the data of `encoders.py`, and the runs on it that several tests look at."""
-    from ..support.encoders import write_documents, write_labelled
+    from .support.encoders import write_documents, write_labelled
 
     folder = tmp_path_factory.mktemp("tasks")
     write_documents(folder / "documents.txt")
@@ -277,7 +277,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _pretrained(place: Path, name: str, **fields: Any) -> Path:
     from flaxzoo import train
 
-    from ..support.encoders import pretraining
+    from .support.encoders import pretraining
 
     with _on_one_device():
         train.train(pretraining(place, **fields), place / name, quiet=True)
@@ -301,7 +301,7 @@ def tuned(place: Path, pretrained: Path) -> Any:
     """`tuned(kind)`: the result of fine-tuning that BERT for a kind of data."""
     from flaxzoo import train
 
-    from ..support.encoders import fine_tuning
+    from .support.encoders import fine_tuning
 
     @functools.cache
     def tuned(kind: str) -> Any:

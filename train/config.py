@@ -80,6 +80,7 @@ class TrainConfig:
     micro_batches: int = 1
     """Parts that a batch is cut into, one after the other, to save memory."""
     seed: int = 0
+    """Seed of the initial parameters, the dropout and the order of the examples."""
     log_every: int = 10
     """Steps between two lines of metrics."""
     evaluate_every: int = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError
 from ..tokenizers.base import Tokenizer
 
@@ -107,6 +108,15 @@ class FramedTokens:
             "attention_mask": real.astype(np.int32),
             "token_type_ids": (real & (place >= self.second[index])).astype(np.int32),
         }
+
+
+def token_specs(*shape: int) -> BatchSpec:
+    """Describes the arrays that ``FramedTokens.row`` makes, each of this shape."""
+    return {
+        "input_ids": ArraySpec(shape, Values.SOURCE_TOKEN),
+        "attention_mask": ArraySpec(shape, Values.MASK),
+        "token_type_ids": ArraySpec(shape, Values.TOKEN_TYPE),
+    }
 
 
 def frame_texts(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError
 from ..tokenizers.base import Tokenizer
 
@@ -75,7 +76,7 @@ class Masking:
             ids["mask"],
             tuple(sorted(set(ids.values()))),
             tokenizer.vocab_size,
-            max_predictions or math.ceil(round(rate * length, 6)),
+            max_predictions or usual_predictions(rate, length),
             rate,
             continuations(tokenizer) if whole_word else None,
             tuple(id for id in range(tokenizer.vocab_size) if _piece(tokenizer, id) is None),
@@ -157,6 +158,20 @@ class Masking:
 
 PREDICTIONS = ("masked_positions", "masked_labels", "masked_weights")
 """The arrays of a row's predictions, int32 [M] each."""
+
+
+def prediction_specs(max_predictions: int) -> BatchSpec:
+    """Describes the arrays that ``Masking.mask_row`` makes."""
+    values = (Values.INDEX, Values.TARGET_TOKEN, Values.MASK)
+    return {
+        name: ArraySpec((max_predictions,), value)
+        for name, value in zip(PREDICTIONS, values, strict=True)
+    }
+
+
+def usual_predictions(rate: float, length: int) -> int:
+    """Returns how many of ``length`` tokens are predicted at this rate, rounded up."""
+    return math.ceil(round(rate * length, 6))
 
 
 def continuations(tokenizer: Tokenizer) -> np.ndarray:

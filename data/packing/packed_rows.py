@@ -11,12 +11,20 @@ from typing import NamedTuple
 import numpy as np
 
 from ..corpora.token_corpus import TokenCorpus
+from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError
 from ..tokenizers.base import Tokenizer
 from .packing import Span
 
 ARRAYS = ("input_ids", "labels", "segment_ids", "position_ids")
 """The arrays of an example, int32 [T] each."""
+
+
+def packed_specs(length: int) -> BatchSpec:
+    """Describes the arrays that ``row_of`` makes."""
+    values = (Values.SOURCE_TOKEN, Values.TARGET_TOKEN, Values.SEGMENT, Values.TEXT_POSITION)
+    return {name: ArraySpec((length,), value) for name, value in zip(ARRAYS, values, strict=True)}
+
 
 _SIZE = np.dtype("<u4")
 

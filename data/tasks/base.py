@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..corpora.token_corpus import Texts
-from ..dataset import DataSplit
+from ..dataset import BatchSpec, DataSplit
 from ..errors import DataError, UserError
 from ..sources.documents import Documents, load_documents, load_whole
 from ..tokenizers.base import Tokenizer, load_tokenizer
@@ -56,6 +56,22 @@ class DataConfig(ABC):
     def labels(self) -> tuple[str, ...]:
         """The names of the labels in the training examples, in order of their ids."""
         return ()
+
+    def assumed_labels(self) -> tuple[str, ...]:
+        """Returns stand-ins for `labels`, for a plan that is made before any data are read."""
+        return ()
+
+    @abstractmethod
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """Describes the arrays of a batch before any data are read.
+
+        Args:
+            num_labels: Different labels, L; the settings do not say how many the data have.
+            num_choices: Choices of a question, C; likewise.
+
+        Returns:
+            Each array's shape without the batch axis, its type and the range of its values.
+        """
 
     @abstractmethod
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:

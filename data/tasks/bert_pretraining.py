@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
-from ..dataset import DataSplit
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ..errors import DataError, UserError
-from ..features.bert_inputs import Frame, frame_texts
-from ..features.masking import Masking
+from ..features.bert_inputs import Frame, frame_texts, token_specs
+from ..features.masking import Masking, prediction_specs, usual_predictions
 from ..features.nsp_inputs import SentencePairRows, read_pairs
 from ..features.segment_pairs import Segments
 from ..io.hashing import digest
@@ -58,7 +58,7 @@ class PretrainingRows:
         example = self.segments.example(epoch, index, rng)
         predictions = self.masking.mask_row(example.input_ids, rng)
         length, size = self.segments.length, len(example.input_ids)
-        row = {name: np.zeros(length, np.int32) for name in ARRAYS}
+        row = {name: np.zeros(length, np.int32) for name in token_specs(length)}
         row["input_ids"][:size] = example.input_ids
         row["input_ids"][size:] = self.pad
         row["attention_mask"][:size] = 1
@@ -67,10 +67,6 @@ class PretrainingRows:
         if example.label is not None:
             row["next_sentence_label"] = np.asarray(example.label, np.int32)
         return row
-
-
-ARRAYS = ("input_ids", "attention_mask", "token_type_ids")
-"""The arrays of an example's tokens, int32 [T] each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +99,14 @@ class PretrainingData(DocumentsData):
                 f"data.max_predictions {self.max_predictions} must be from 1 to data.length "
                 f"{self.length}"
             )
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``; the arrays are those of ``PretrainingRows.row``."""
+        predictions = self.max_predictions or usual_predictions(self.masking_rate, self.length)
+        spec = token_specs(self.length) | prediction_specs(predictions)
+        if self.next_sentence:
+            spec["next_sentence_label"] = ArraySpec((), Values.LABEL, num_classes=2)
+        return spec
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Examples that begin elsewhere, pair otherwise and are masked anew in every epoch."""

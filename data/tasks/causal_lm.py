@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..dataset import DataSplit, Rows
-from ..packing.packed_rows import check_ends, pieces_of, row_of
+from ..dataset import BatchSpec, DataSplit, Rows
+from ..packing.packed_rows import check_ends, packed_specs, pieces_of, row_of
 from ..packing.packing import (
     Packing,
     Span,
@@ -139,6 +139,10 @@ class CausalData(DocumentsData):
         if is_prepared(self.source) and self.tokenizer.path is None:
             return prepared_tokenizer(self.source)
         return super().make_tokenizer()
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``; int32 [T] each, see ``row_of``."""
+        return packed_specs(self.length)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Packed rows; with `concat`, cut anew in every epoch, unless they were prepared."""

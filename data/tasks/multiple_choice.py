@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError, UserError
-from ..features.bert_inputs import Frame, FramedTokens, frame_texts
+from ..features.bert_inputs import Frame, FramedTokens, frame_texts, token_specs
 from ..features.predictions import output, softmax
 from ..io.files import input_lines
 from ..sources.documents import Split
@@ -107,6 +108,11 @@ class ChoiceData(LabelledData[ChoiceExample]):
         asked = ("question",) if len(self.fields) == 4 else ()
         fields = self.fields_to_predict(("context", *asked, "choices"))
         return self.unlabelled(read_objects(input_lines(path), fields))
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``; the arrays are those of ``ChoiceRows.row``."""
+        label = ArraySpec((), Values.LABEL, num_classes=num_choices)
+        return {**token_specs(num_choices, self.length), "labels": label}
 
     def rows(
         self,

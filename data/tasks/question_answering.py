@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError, UserError
 from ..features.answer_decoding import SpanDecoding
-from ..features.bert_inputs import Frame, FramedTokens
+from ..features.bert_inputs import Frame, FramedTokens, token_specs
 from ..features.sliding_windows import windows
 from ..io.files import input_lines
 from ..sources.documents import Split
@@ -104,6 +105,12 @@ class SpanData(LabelledData[SpanExample]):
         """``no answer`` if some questions have none; then a model may say so."""
         some = any(example.answers == () for example in self._whole().examples)
         return (NO_ANSWER,) if some else ()
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``; the arrays are those of ``SpanRows.row``."""
+        position = ArraySpec((), Values.INDEX)
+        positions = {"start_positions": position, "end_positions": position}
+        return token_specs(self.length) | positions
 
     def rows(
         self,

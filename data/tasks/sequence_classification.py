@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError, UserError
-from ..features.bert_inputs import Frame, FramedTokens, frame_texts
+from ..features.bert_inputs import Frame, FramedTokens, frame_texts, token_specs
 from ..features.predictions import label_id, output, sigmoid, softmax
 from ..io.files import input_lines
 from ..sources.documents import Split
@@ -162,6 +163,19 @@ class ClassificationData(LabelledData[ClassificationExample]):
             raise DataError(f"no example of {self.source!r} has a label: name their column")
         whole = all(_is_integer(name) for name in found)
         return tuple(sorted(found, key=lambda name: (int(name) if whole else 0, name)))
+
+    def assumed_labels(self) -> tuple[str, ...]:
+        """See ``DataConfig``; two labels, or the one of a score."""
+        return ("score",) if self.target == "score" else ("a", "b")
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``; the arrays are those of ``ClassificationRows.row``."""
+        labels = {
+            "one": ArraySpec((), Values.LABEL, num_classes=num_labels),
+            "several": ArraySpec((num_labels,), Values.LABEL, "float32", num_classes=2),
+            "score": ArraySpec((), Values.LABEL, "float32"),
+        }
+        return {**token_specs(self.length), "labels": labels[self.target]}
 
     def rows(
         self,

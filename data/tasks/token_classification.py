@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError
-from ..features.bert_inputs import Frame, FramedTokens
+from ..features.bert_inputs import Frame, FramedTokens, token_specs
 from ..features.bio_tags import span_labels
 from ..features.predictions import label_id, output
 from ..io.files import input_lines
@@ -106,6 +107,15 @@ class TaggingData(LabelledData[TaggingExample]):
         whole = self._whole()
         found = (tag for example in whole.examples for tag in example.tags or ())
         return span_labels(found if whole.class_names is None else whole.class_names)
+
+    def assumed_labels(self) -> tuple[str, ...]:
+        """See ``DataConfig``."""
+        return ("a", "b")
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``; the arrays are those of ``TaggingRows.row``."""
+        labels = ArraySpec((self.length,), Values.LABEL, num_classes=num_labels)
+        return {**token_specs(self.length), "labels": labels}
 
     def rows(
         self,

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, end_of_text, pair_at
 from ..corpora.token_corpus import corpus_key
-from ..dataset import DataSplit
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ..errors import DataError, UserError
 from ..io.hashing import digest
 from ..packing.packing import best_fit
@@ -30,9 +30,15 @@ VOCABULARY_PAIRS = 1_000_000
 NUMBER_ROWS_PER_EPOCH = 1 << 16
 """Rows of an epoch of spelled-out numbers, which never repeat in another epoch."""
 
-_SOURCE = ("input_ids", "segment_ids", "position_ids")
-_TARGET = ("decoder_input_ids", "decoder_segment_ids", "decoder_position_ids", "labels")
-ARRAYS = _SOURCE + _TARGET
+ARRAYS = {
+    "input_ids": Values.SOURCE_TOKEN,
+    "segment_ids": Values.SEGMENT,
+    "position_ids": Values.TEXT_POSITION,
+    "decoder_input_ids": Values.TARGET_TOKEN,
+    "decoder_segment_ids": Values.SEGMENT,
+    "decoder_position_ids": Values.TEXT_POSITION,
+    "labels": Values.TARGET_TOKEN,
+}
 """The arrays of an example, int32 [S] for the source and int32 [T] for the target."""
 
 # Of evaluation: the same rows for every run.
@@ -272,6 +278,10 @@ class TranslationData(DataConfig):
         numbers = NumberWords.parse(self.source)
         text = self._open("train") if numbers is None else ParallelText((numbers.vocabulary,))
         return VocabularyTexts(text)
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``; the arrays are those of ``row_of_pairs``."""
+        return {name: ArraySpec((self.length,), values) for name, values in ARRAYS.items()}
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """All pairs but those held out, in the same rows in every epoch; numbers never repeat."""

@@ -1,12 +1,11 @@
 """A train step before there are any data: the arrays of its batch, and what it computes."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
 
-from ...data.tasks.batch_spec import RowShapes, row_shapes
+from ...data.dataset import ArraySpec, BatchSpec, Values
 from ..config import MeshConfig, TrainConfig
 from ..distributed.sharding import batch_sharding, make_mesh
 from ..engine.compile import MeshStep, NumpyBatch, mesh_step
@@ -14,21 +13,22 @@ from ..objectives.tasks import objective_of
 from .jaxpr_flops import matrix_flops
 
 NUM_CHOICES = 4
-"""Of a question, which the data would tell."""
+"""Choices of a question, which only the data would tell."""
 
 
-def _rows(config: TrainConfig) -> RowShapes:
-    return row_shapes(config.data, len(getattr(config.model, "labels", ())), NUM_CHOICES)
+def example_spec(config: TrainConfig) -> BatchSpec:
+    """Returns the arrays of one example, with the number of labels that the model has."""
+    return config.data.batch_spec(len(getattr(config.model, "labels", ())), NUM_CHOICES)
 
 
 def batch_shapes(config: TrainConfig, step: MeshStep) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a global batch, and where they lie."""
-    return {
-        name: jax.ShapeDtypeStruct(
-            (rows := (config.batch_size, *shape)), dtype, sharding=batch_sharding(step.mesh, rows)
-        )
-        for name, (shape, dtype) in _rows(config).items()
-    }
+    """Returns the arrays of a global batch with their shardings."""
+    shapes = {}
+    for name, spec in example_spec(config).items():
+        shape = (config.batch_size, *spec.shape)
+        sharding = batch_sharding(step.mesh, shape)
+        shapes[name] = jax.ShapeDtypeStruct(shape, spec.dtype, sharding=sharding)
+    return shapes
 
 
 def model_flops(config: TrainConfig) -> int:
@@ -44,34 +44,27 @@ def model_flops(config: TrainConfig) -> int:
 
 
 def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
-    """Rows full of random tokens: what a step takes as long over as over real ones.
+    """Makes examples full of random tokens, over which a step takes as long as over real ones.
 
-    Each is one whole text: nothing is padded, and all that can be predicted is.
+    Each example is one whole text: nothing is padded, and all that can be predicted is.
     """
     rng = np.random.default_rng(seed)
-    shapes = _rows(config)
+    sizes = {
+        Values.SOURCE_TOKEN: getattr(config.model, "source_vocab_size", None)
+        or config.model.vocab_size,
+        Values.TARGET_TOKEN: config.model.vocab_size,
+        Values.TOKEN_TYPE: max(getattr(config.model, "num_token_types", 0), 1),
+        Values.INDEX: config.data.length,
+    }
 
-    def array(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        whole = (config.batch_size, *shape)
-        if name.endswith(("segment_ids", "_mask", "_weights")):
-            return np.ones(whole, dtype)
-        if name.endswith("position_ids"):
-            return np.broadcast_to(np.arange(shape[-1], dtype=dtype), whole).copy()
-        return rng.integers(0, _bound(name, shape, config), whole).astype(dtype)
+    def array(spec: ArraySpec) -> np.ndarray:
+        shape = (config.batch_size, *spec.shape)
+        if spec.values in (Values.SEGMENT, Values.MASK):
+            return np.ones(shape, spec.dtype)
+        if spec.values is Values.TEXT_POSITION:
+            return np.broadcast_to(np.arange(shape[-1], dtype=spec.dtype), shape).copy()
+        if spec.values is Values.LABEL and not spec.num_classes:
+            return rng.random(shape).astype(spec.dtype)  # scores
+        return rng.integers(0, sizes.get(spec.values, spec.num_classes), shape).astype(spec.dtype)
 
-    return {name: array(name, *x) for name, x in shapes.items()}
-
-
-def _bound(name: str, shape: tuple[int, ...], config: TrainConfig) -> int:
-    """What the numbers of an array stay below."""
-    model: Any = config.model
-    of_words = config.data.kind in ("causal", "pretraining", "translation")
-    if name == "input_ids":
-        return getattr(model, "source_vocab_size", None) or model.vocab_size
-    if name in ("decoder_input_ids", "masked_labels") or (name == "labels" and of_words):
-        return model.vocab_size
-    if name.endswith("_positions"):
-        return config.data.length
-    if name == "token_type_ids":
-        return max(model.num_token_types, 1)
-    return 2  # labels and choices
+    return {name: array(spec) for name, spec in example_spec(config).items()}

@@ -10,8 +10,6 @@ from ..runs.run_folder import fit_model
 
 NUM_CHARACTERS = 256
 """A vocabulary of characters, which only the text would tell."""
-LABELS = ("a", "b")
-"""Of texts or words, which only the data would tell."""
 ROWS_PER_EPOCH = 1 << 20
 """Of runs counted in epochs: of the schedule alone."""
 
@@ -41,9 +39,9 @@ def without_data(config: TrainConfig, say: Callable[[str], None]) -> TrainConfig
             begin = model_config(folder)
         else:
             say(f"assumed: {config.init_from}, which is not here, has the recipe's sizes")
-    labels = LABELS if config.data.kind in ("classify", "tag") else ()
+    labels = config.data.assumed_labels()
     if labels:
-        say(f"assumed: {len(labels)} labels")
+        say(f"assumed: {len(labels)} {'labels' if len(labels) > 1 else 'label'}")
     config = fit_model(config, begin, vocab_size, labels)
     config = in_steps(dataclasses.replace(config, init_from=None, init_step=None), ROWS_PER_EPOCH)
     check_length(config)

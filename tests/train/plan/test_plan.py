@@ -5,7 +5,6 @@ import functools
 import jax
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.tasks.batch_spec import row_shapes
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.distributed.sharding import make_mesh
 from flaxzoo.train.engine.compile import make_program, mesh_step
@@ -110,14 +109,17 @@ def test_shapes_of_a_row_are_those_of_real_rows(place, kind):
 
     tokenizer = train_tokenizer(data.texts(), data.tokenizer)
     row = data.train_split(tokenizer, labels, 0).rows.row(0, 0)
-    assert row_shapes(data, len(labels), 3) == {
+    spec = data.batch_spec(len(labels), 3)
+    assert {name: (one.shape, one.dtype) for name, one in spec.items()} == {
         name: (x.shape, x.dtype.name) for name, x in row.items()
     }
 
 
 def test_shapes_of_a_packed_row(train_config, batches):
-    shapes = row_shapes(train_config().data, 0, 0)
-    assert shapes == {name: (x.shape[1:], x.dtype.name) for name, x in batches[0].items()}
+    spec = train_config().data.batch_spec(0, 0)
+    assert {name: (one.shape, one.dtype) for name, one in spec.items()} == {
+        name: (x.shape[1:], x.dtype.name) for name, x in batches[0].items()
+    }
 
 
 @pytest.mark.parametrize("name", RECIPES)
