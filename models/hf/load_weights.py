@@ -57,7 +57,7 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: Any) -> Any:
         target = targets[path]
 
         def piece(index: Any) -> Any:
-            return read_parameter(places[path], tensors, ours, target.dtype, index)
+            return read_parameter(places[path], tensors, flax=ours, dtype=target.dtype, index=index)
 
         return jax.make_array_from_callback(target.shape, target.sharding, piece)
 

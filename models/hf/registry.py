@@ -11,7 +11,7 @@ from ..gpt import GPTConfig
 from ..transformer import EncoderDecoderConfig
 from . import bert, gpt, marian
 from . import equivalent_params as basis
-from .tensor_mapping import Table, WeightsError
+from .tensor_mapping import TensorMapping, WeightsError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,16 +22,16 @@ class Family:
     """Ours of theirs, given where theirs stands, for messages."""
     fields: Callable[[Any], dict[str, Any]]
     """Theirs of ours."""
-    table: Callable[[Any], Table]
+    table: Callable[[Any], TensorMapping]
     in_its_terms: Callable[[Any, Any], tuple[Any, Any]] = lambda config, params: (config, params)
     """Another configuration and parameters of ours for the same model, nearer to theirs."""
     as_stored: Callable[[Any, Callable[[], Set[str]]], Any] = lambda config, names: config
     """The configuration again, given the names of the tensors, for what only these say."""
 
 
-BERT = Family(bert.config, bert.fields, bert.table, as_stored=bert.as_stored)
-GPT = Family(gpt.config, gpt.fields, gpt.table, basis.as_gpt2)
-MARIAN = Family(marian.config, marian.fields, marian.table, basis.as_marian)
+BERT = Family(bert.config_from_hf, bert.config_to_hf, bert.tensor_mapping, as_stored=bert.as_stored)
+GPT = Family(gpt.config_from_hf, gpt.config_to_hf, gpt.tensor_mapping, basis.as_gpt2)
+MARIAN = Family(marian.config_from_hf, marian.config_to_hf, marian.tensor_mapping, basis.as_marian)
 FAMILIES: dict[str, Family] = {
     "bert": BERT,
     "roberta": BERT,

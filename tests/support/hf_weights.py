@@ -23,10 +23,10 @@ class Arrays:
     def read(self, name: str) -> np.ndarray:
         return self.arrays[name]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         pass
 
-    def where(self, name: str) -> str:
+    def file_of(self, name: str) -> str:
         return "memory"
 
 
@@ -38,7 +38,11 @@ def parameters_of(arrays: Mapping[str, Any], config: models.TransformerConfig) -
     places = locate(family_of(config).table(config), ours, tensors, "memory")
     tree = {
         path: read_parameter(
-            places[path], tensors, ours, np.float32, tuple(slice(None) for _ in shape)
+            places[path],
+            tensors,
+            flax=ours,
+            dtype=np.float32,
+            index=tuple(slice(None) for _ in shape),
         )
         for path, shape in ours.items()
     }
