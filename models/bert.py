@@ -23,14 +23,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..data.errors import UserError
-from .config import (
-    Architecture,
-    Execution,
-    Preset,
-    TransformerConfig,
-    one_token,
-    register,
-)
+from .config import Execution, TransformerConfig
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.dropout import RowKeys, dropout, fold_in, row_keys
@@ -40,6 +33,7 @@ from .nn.input_checks import check_inputs
 from .nn.linear import Embedding, Linear
 from .nn.masks import AnyArray, AttentionMask
 from .nn.norms import LayerNorm
+from .nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
 from .nn.positions import default_positions
 from .nn.stack import (
     Layer,
@@ -50,6 +44,7 @@ from .nn.stack import (
     run_layers,
 )
 from .nn.typing import Array, Bool, Float, Int
+from .registry import Family, Preset, one_token
 
 POOLERS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 WITH_POOLER = ("none", "pretraining", "next_sentence", "sequence", "choice")
@@ -378,4 +373,18 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 
-register("bert", Architecture(BertConfig, BERT, PRESETS, _smallest_inputs))
+FAMILY = Family(
+    config=BertConfig,
+    module=BERT,
+    presets=PRESETS,
+    smallest_inputs=_smallest_inputs,
+    parameter_axes={
+        **EMBEDDING_AXES,
+        **LAYER_AXES,
+        **HEAD_AXES,
+        r"embedding_norm/(scale|bias)": (None,),
+        r"pooler/kernel": ("model", None),
+        r"pooler/bias": (None,),
+    },
+    hf_module="bert",
+)

@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from ..data.errors import UserError
-from .config import Architecture, Execution, Preset, TransformerConfig, register
+from .config import Execution, TransformerConfig
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.dropout import RowKeys, dropout, fold_in
@@ -30,6 +30,7 @@ from .nn.input_checks import check_inputs
 from .nn.linear import Embedding, embedding_lookup
 from .nn.masks import AnyArray, AttentionMask
 from .nn.norms import LayerNorm
+from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from .nn.positions import default_positions, sinusoidal_positions
 from .nn.stack import (
     Layer,
@@ -40,6 +41,7 @@ from .nn.stack import (
     run_layers,
 )
 from .nn.typing import Array, Bool, Float, Int
+from .registry import Family, Preset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -317,4 +319,10 @@ PRESETS: dict[str, Preset] = {
     "gpt3-175b": _gpt3("175B", 96, 12288, 96),
 }
 
-register("gpt", Architecture(GPTConfig, GPT, PRESETS))
+FAMILY = Family(
+    config=GPTConfig,
+    module=GPT,
+    presets=PRESETS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
+    hf_module="gpt",
+)

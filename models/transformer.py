@@ -28,14 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..data.errors import UserError
-from .config import (
-    Architecture,
-    Execution,
-    Preset,
-    TransformerConfig,
-    divisors,
-    register,
-)
+from .config import Execution, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.dropout import RowKeys, dropout, fold_in
@@ -45,6 +38,7 @@ from .nn.input_checks import check_inputs, check_source_mask, source_length
 from .nn.linear import Embedding, embedding_lookup
 from .nn.masks import AnyArray, AttentionMask
 from .nn.norms import LayerNorm
+from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from .nn.positions import default_positions, sinusoidal_positions
 from .nn.stack import (
     Layer,
@@ -55,6 +49,7 @@ from .nn.stack import (
     run_layers,
 )
 from .nn.typing import Array, Bool, Float, Int
+from .registry import Family, Preset
 from .transformer_table3 import BASE, TABLE_3
 
 
@@ -494,6 +489,11 @@ def _smallest_inputs(_: EncoderDecoderConfig) -> dict[str, np.ndarray]:
     return {name: np.zeros((1, 1), np.int32) for name in ("input_ids", "decoder_input_ids")}
 
 
-register(
-    "transformer", Architecture(EncoderDecoderConfig, EncoderDecoder, PRESETS, _smallest_inputs)
+FAMILY = Family(
+    config=EncoderDecoderConfig,
+    module=EncoderDecoder,
+    presets=PRESETS,
+    smallest_inputs=_smallest_inputs,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
+    hf_module="marian",
 )

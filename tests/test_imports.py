@@ -23,7 +23,7 @@ PACKAGES = {"models": flaxzoo.models, "data": flaxzoo.data, "train": flaxzoo.tra
 ORDER = {
     "models": [
         {"checksums", "config", "hub", "transformer_table3"},
-        {"nn"},
+        {"nn", "registry"},
         {"bert", "gpt", "transformer", "init"},
         {"decoding", "stablehlo"},
         {"hf"},

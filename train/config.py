@@ -15,12 +15,8 @@ from ..data.tasks.sequence_classification import ClassificationData
 from ..data.tasks.token_classification import TaggingData
 from ..data.tasks.translation import TranslationData
 from ..data.tokenizers.training import TokenizerConfig
-from ..models.config import (
-    Execution,
-    TransformerConfig,
-    config_from_dict,
-    config_to_dict,
-)
+from ..models.config import Execution, TransformerConfig
+from ..models.registry import config_from_dict, config_to_dict
 from .optimizer_config import OptimizerConfig
 
 DATA_KINDS: dict[str, type[DataConfig]] = {

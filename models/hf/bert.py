@@ -15,6 +15,7 @@ from .config_mapping import (
     settings_to_hf,
 )
 from .generation_config import NAMES
+from .registry import HFMapping
 from .tensor_mapping import (
     FROM_HEADS,
     LINEAR,
@@ -368,3 +369,12 @@ def class_with(name: str, head: str) -> str:
     if (name, head) == ("bert", "causal_lm"):
         return "BertLMHeadModel"
     return CLASSES[name] + next(end for end, known in HEADS.items() if known == head)
+
+
+MAPPING = HFMapping(
+    model_types=("bert", "roberta", "distilbert"),
+    config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
+    tensor_mapping=tensor_mapping,
+    as_stored=as_stored,
+)

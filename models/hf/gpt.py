@@ -14,7 +14,9 @@ from .config_mapping import (
     settings_from_hf,
     settings_to_hf,
 )
+from .equivalent_params import as_gpt2
 from .generation_config import NAMES
+from .registry import HFMapping
 from .tensor_mapping import (
     TABLE,
     TABLE_FROM_HEADS,
@@ -192,3 +194,12 @@ def _check(config: GPTConfig, name: str) -> None:
         if (value := getattr(config, field)) not in values:
             choices = ", ".join(map(repr, values))
             raise WeightsError(f"{name} has no {field} {value!r}: only {choices}")
+
+
+MAPPING = HFMapping(
+    model_types=("openai-gpt", "gpt2"),
+    config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
+    tensor_mapping=tensor_mapping,
+    to_equivalent=as_gpt2,
+)

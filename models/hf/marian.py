@@ -19,7 +19,9 @@ from .config_mapping import (
     settings_from_hf,
     settings_to_hf,
 )
+from .equivalent_params import as_marian
 from .generation_config import NAMES
+from .registry import HFMapping
 from .tensor_mapping import (
     FROM_HEADS,
     LINEAR,
@@ -262,3 +264,12 @@ def _check(config: EncoderDecoderConfig, name: str) -> None:
         raise WeightsError(
             f"no {name.capitalize()} model has {has}: train one with {needs} to write it as such"
         )
+
+
+MAPPING = HFMapping(
+    model_types=("marian", "pegasus"),
+    config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
+    tensor_mapping=tensor_mapping,
+    to_equivalent=as_marian,
+)

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from ..config import TransformerConfig
 from ..decoding.beam_search import BeamSearch
-from .registry import family_of
+from .registry import mapping_of
 from .safetensors_files import INDEX, WHOLE
 from .tensor_mapping import ExportedTensor, WeightsError, export_tensors
 
@@ -49,11 +49,11 @@ def write_weights(
     Raises:
       WeightsError: the model cannot be said in their terms.
     """
-    family = family_of(config)
-    config, params = family.in_its_terms(config, params)
-    said = {**_agreeing(family.fields(config), fields or {}), "dtype": dtype}
+    mapping = mapping_of(config)
+    config, params = mapping.to_equivalent(config, params)
+    said = {**_agreeing(mapping.config_to_hf(config), fields or {}), "dtype": dtype}
     flat: dict[str, Any] = flatten_dict(params, sep="/")
-    tensors = export_tensors(family.table(config), flat)
+    tensors = export_tensors(mapping.tensor_mapping(config), flat)
     groups = list(_grouped(tensors, DTYPES[dtype], file_bytes))
     for name, group in zip(_file_names(len(groups)), groups, strict=True):
         made = {tensor.name: in_precision(tensor.name, tensor.make(), dtype) for tensor in group}

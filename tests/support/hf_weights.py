@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from flaxzoo import models
-from flaxzoo.models.hf.registry import family_of
+from flaxzoo.models.hf.registry import mapping_of
 from flaxzoo.models.hf.tensor_mapping import Shape, locate, read_parameter
 from flaxzoo.models.init import parameter_shapes
 
@@ -35,7 +35,7 @@ def parameters_of(arrays: Mapping[str, Any], config: models.TransformerConfig) -
     flat: dict[str, Any] = flatten_dict(parameter_shapes(models.create(config)), sep="/")
     ours = {path: x.shape for path, x in flat.items()}
     tensors = Arrays(arrays)
-    places = locate(family_of(config).table(config), ours, tensors, "memory")
+    places = locate(mapping_of(config).tensor_mapping(config), ours, tensors, "memory")
     tree = {
         path: read_parameter(
             places[path],
