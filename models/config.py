@@ -6,7 +6,7 @@ which may change from one machine to the next without changing the model.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from ..data.errors import UserError
 
@@ -89,13 +89,19 @@ class TransformerConfig:
         return self.head_dim
 
     @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads, K; a divisor of `num_heads`."""
+        return self.num_heads
+
+    @property
+    def use_bias(self) -> bool:
+        """Whether the affine maps have biases."""
+        return True
+
+    @property
     def attention_bias(self) -> bool:
         """Whether the projections of attention have biases."""
-        return bool(getattr(self, "use_bias", True))
-
-    def score_scale(self, layer: Any) -> Any:
-        """What the scores of a layer's attention are multiplied by."""
-        return self.key_dim**-0.5
+        return self.use_bias
 
     @property
     def attention_dropout_rate(self) -> float:
