@@ -53,15 +53,15 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "source", "settings", "fingerprint"),
     [
-        ("causal", "text:plain.txt#block", {}, "X"),
-        ("pretraining", "text:plain.txt#block", {}, "X"),
-        ("classify", "tsv:labels.tsv", {}, "X"),
-        ("classify", "tsv:several.tsv", {"target": "several"}, "X"),
-        ("classify", "tsv:labels.tsv", {"target": "score"}, "X"),
-        ("tag", "conll:words.conll", {}, "X"),
-        ("span", "squad:squad.json", {"stride": 4}, "X"),
-        ("choice", "jsonl:choices.jsonl", {}, "X"),
-        ("translation", "tsv:pairs.tsv#1,2", {}, "X"),
+        ("causal", "text:plain.txt#block", {}, "bd8045d125cf3f7d6d3b87e229fd1a27"),
+        ("pretraining", "text:plain.txt#block", {}, "89468b056c6687282a90323756c402f9"),
+        ("classify", "tsv:labels.tsv", {}, "96c6042860ec46d0ddd82fd9b81f0616"),
+        ("classify", "tsv:several.tsv", {"target": "several"}, "7c3eb991bf321e8aa69e5e56d1c8d90d"),
+        ("classify", "tsv:labels.tsv", {"target": "score"}, "9ee3dea68498ac881334619eaa1d648c"),
+        ("tag", "conll:words.conll", {}, "87c65b26ea31b47ac9103c2545a4673c"),
+        ("span", "squad:squad.json", {"stride": 4}, "7741ef26f8228cc5fc5e938453716024"),
+        ("choice", "jsonl:choices.jsonl", {}, "2c50d1fcb7819b13dd0af8eae9124cd4"),
+        ("translation", "tsv:pairs.tsv#1,2", {}, "9e6c40f9817ffc4acb2c3f0612679aaa"),
     ],
 )
 def test_fingerprints_are_those_of_the_first_version(folder, kind, source, settings, fingerprint):
