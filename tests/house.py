@@ -69,7 +69,7 @@ FAMILY_LISTS = ("models/families.py", "models/registry.py", "models/__init__.py"
 # In the nested layout a kind of data and its head share a name; `models/` knows only heads.
 OBJECTIVE = Addition(
     "tag|token_classification",
-    "TAGGING|TaggingData|TOKEN_CLASSIFICATION|TokenClassificationData",
+    "TAGGING|TokenClassificationData|TOKEN_CLASSIFICATION|TokenClassificationData",
     ("data", "train"),
     ("*/tagging.py", "*/token_*.py", "train/*objectives.py", "train/*recipes*"),
 )

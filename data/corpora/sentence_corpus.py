@@ -26,8 +26,8 @@ from .token_corpus import (
     chunks,
     corpus_key,
     count_tokens,
-    read_facts,
-    write_facts,
+    read_metadata,
+    write_metadata,
 )
 
 _FORMAT = 2
@@ -90,7 +90,7 @@ class SentenceCorpus:
         return int(np.count_nonzero(np.diff(self.document_starts) == 1))
 
     @property
-    def facts(self) -> str:
+    def summary(self) -> str:
         """What is in it, for the log."""
         return (
             f"{self.num_documents:,} documents ({self.num_single:,} of one sentence), "
@@ -136,7 +136,7 @@ def open_sentence_corpus(folder: str | PathLike[str]) -> SentenceCorpus:
     Raises:
         DataError: There is no corpus.
     """
-    return SentenceCorpus(Path(folder), **read_facts(Path(folder)))
+    return SentenceCorpus(Path(folder), **read_metadata(Path(folder)))
 
 
 def sentence_lists(documents: Documents, language: str = "en") -> Iterator[list[str]]:
@@ -166,7 +166,7 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, folder: Path, k
     document_starts.append(len(sentence_starts) - 1)
     np.save(folder / "sentence_starts.npy", np.asarray(sentence_starts, np.int64))
     np.save(folder / "document_starts.npy", np.asarray(document_starts, np.int64))
-    write_facts(
+    write_metadata(
         folder,
         {
             "vocab_size": tokenizer.vocab_size,

@@ -170,7 +170,7 @@ def read_manifest(folder: Path) -> list[Shard] | None:
     return _read(folder / MANIFEST, lambda fields: [_shard(one) for one in fields["shards"]])
 
 
-def shard_facts(shard: Shard) -> dict[str, Any]:
+def shard_fields(shard: Shard) -> dict[str, Any]:
     """The facts of a shard as JSON values."""
     return dataclasses.asdict(shard)
 

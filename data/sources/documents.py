@@ -195,7 +195,7 @@ def _load_local(
     if split == "validation" and fraction == 0:
         raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
     digests = [Counter(map(text_digest, read_documents(source))) for source in local]
-    division = Division.of(itertools.chain.from_iterable(digests), fraction, name)
+    division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name)
     # Where the limit lies depends on the other sources, too, if there are any.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for source, own in zip(local, digests, strict=True):
@@ -205,7 +205,7 @@ def _load_local(
 def _load_one(
     source: Source,
     digests: Counter[bytes],
-    division: "Division",
+    division: "HashSplit",
     key: str,
     split: Split,
     cache: Path,
@@ -219,11 +219,11 @@ def _load_one(
             raise DataError(f"source {source.name} changed while it was read: start again")
 
     mark = "-sentences" if source.lines_are_sentences else ""
-    facts = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
+    metadata = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
     if split not in division.splits(digests):
-        return Documents((), *facts)
+        return Documents((), *metadata)
     folder = build_folder(cache / "documents" / key, fill)
-    return Documents(open_texts(folder, split), *facts)
+    return Documents(open_texts(folder, split), *metadata)
 
 
 def text_digest(text: str) -> bytes:
@@ -232,7 +232,7 @@ def text_digest(text: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Division:
+class HashSplit:
     """Which documents are for validation: those whose digest is below a limit.
 
     Attributes:
@@ -242,7 +242,7 @@ class Division:
     limit: bytes
 
     @classmethod
-    def of(cls, digests: Iterable[bytes], fraction: float, name: str) -> "Division":
+    def of(cls, digests: Iterable[bytes], fraction: float, name: str) -> "HashSplit":
         """Draws the limit so that no split is empty.
 
         Args:
@@ -265,7 +265,7 @@ class Division:
         return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))
 
     @classmethod
-    def of_each(cls, fraction: float) -> "Division":
+    def of_each(cls, fraction: float) -> "HashSplit":
         """The limit that asks for no document but the one at hand: a split may stay empty."""
         return cls(int(fraction * 2**128).to_bytes(16, "big"))
 

@@ -222,13 +222,13 @@ def _read_json_lines(path: Path, field: str) -> Iterator[str]:
             yield _text_field(line, field, f"{file} line {number}")
 
 
-def _text_field(line: str, field: str, place: str) -> str:
-    row = parse_object(line, place)
-    value = pick(row, field, place)
+def _text_field(line: str, field: str, location: str) -> str:
+    row = parse_object(line, location)
+    value = pick(row, field, location)
     if not isinstance(value, str):
         seen = ", ".join(sorted(key for key in row if isinstance(row[key], str))) or "none"
         raise DataError(
-            f"{place} field {field!r} is a {type(value).__name__}, not a string: "
+            f"{location} field {field!r} is a {type(value).__name__}, not a string: "
             f"its string fields are {seen}"
         )
     return value

@@ -24,7 +24,7 @@ import tensorflow_datasets as tfds
 
 from ..errors import DataError
 from ..io.atomic_io import write_file
-from .documents import Division, Documents, Split, text_digest
+from .documents import Documents, HashSplit, Split, text_digest
 from .source_names import Source
 
 # TFDS repeats a failing download for minutes; no network should be known within seconds.
@@ -186,8 +186,8 @@ def open_split(builder: Any, split: str, name: str) -> Any:
 
 def _key(builder: Any, split: str, source: Source) -> str:
     info = builder.info.splits[split]
-    facts = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
-    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+    metadata = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
+    return hashlib.blake2b(repr(metadata).encode(), digest_size=16).hexdigest()
 
 
 def _divide(
@@ -201,7 +201,7 @@ def _divide(
     path = cache / "divisions" / f"{documents.fingerprint}-{fraction!r}.npy"
     if not path.is_file():
         digests = [text_digest(text) for text in documents]
-        division = Division.of(digests, fraction, source.name)
+        division = HashSplit.of(digests, fraction, source.name)
         mask = np.asarray([division.split(digest) == "validation" for digest in digests])
         content = io.BytesIO()
         np.save(content, mask)

@@ -1,6 +1,6 @@
 """What a run reads: the settings that every kind of data shares, and what each must be able to do.
 
-A kind of data is a subclass in the file of its objective (`causal.CausalData`,
+A kind of data is a subclass in the file of its objective (`causal.CausalLMData`,
 `pretraining.PretrainingData` …): its fields are the command line's flags, its methods the way
 from a source to rows.
 """
@@ -23,6 +23,8 @@ class DataConfig(ABC):
 
     kind: ClassVar[str]
     """The kind of data, as a run's config.json names it."""
+    former_kind: ClassVar[str] = ""
+    """The name that older run folders have for this kind; fingerprints still contain it."""
 
     source: str
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or

@@ -5,10 +5,10 @@ import random
 
 from flaxzoo import data, models, train
 from flaxzoo.data.tasks.bert_pretraining import PretrainingData
-from flaxzoo.data.tasks.multiple_choice import ChoiceData
-from flaxzoo.data.tasks.question_answering import SpanData
-from flaxzoo.data.tasks.sequence_classification import ClassificationData
-from flaxzoo.data.tasks.token_classification import TaggingData
+from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
+from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
+from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
+from flaxzoo.data.tasks.token_classification import TokenClassificationData
 
 WORDS = "the cat sat on a mat and then it saw some dog run away from her big red house".split()
 VOCABULARY = data.TokenizerConfig(kind="wordpiece", vocab_size=64)
@@ -81,12 +81,12 @@ def pretraining(place, **fields):
 
 
 KINDS = {
-    "one": (ClassificationData, "tsv:texts.tsv", {}),
-    "several": (ClassificationData, "tsv:several.tsv", {"target": "several"}),
-    "score": (ClassificationData, "tsv:scores.tsv", {"target": "score"}),
-    "tag": (TaggingData, "conll:words.conll", {}),
-    "span": (SpanData, "squad:passages.json", {"stride": 4, "max_question_length": 8}),
-    "choice": (ChoiceData, "jsonl:choices.jsonl", {}),
+    "one": (SequenceClassificationData, "tsv:texts.tsv", {}),
+    "several": (SequenceClassificationData, "tsv:several.tsv", {"target": "multi_label"}),
+    "score": (SequenceClassificationData, "tsv:scores.tsv", {"target": "regression"}),
+    "tag": (TokenClassificationData, "conll:words.conll", {}),
+    "span": (QuestionAnsweringData, "squad:passages.json", {"stride": 4, "max_question_length": 8}),
+    "choice": (MultipleChoiceData, "jsonl:choices.jsonl", {}),
 }
 
 

@@ -3,7 +3,7 @@
 import random
 
 from flaxzoo import models, train
-from flaxzoo.data import CausalData, TokenizerConfig, TranslationData
+from flaxzoo.data import CausalLMData, TokenizerConfig, TranslationData
 
 from .encoders import OPTIMIZER, fine_tuning, pretraining, write_documents, write_labelled
 from .run_folders import write_text
@@ -28,7 +28,7 @@ def causal(place, **fields):
         model=models.GPTConfig(
             vocab_size=1, max_length=16, num_layers=2, d_model=16, num_heads=2, dropout_rate=0.2
         ),
-        data=CausalData(
+        data=CausalLMData(
             source=f"text:{place}/text.txt#block",
             validation_fraction=0.1,
             length=16,

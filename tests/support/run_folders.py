@@ -28,7 +28,7 @@ def small_run(folder, *, model=None, **fields):
     }
     return train.TrainConfig(
         model=models.GPTConfig(**{**sizes, "dropout_rate": 0.2, **(model or {})}),
-        data=data.CausalData(
+        data=data.CausalLMData(
             source=f"text:{file}#block",
             validation_fraction=0.1,
             length=16,

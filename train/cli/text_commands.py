@@ -188,13 +188,13 @@ def translate_command(arguments: list[str]) -> None:
     """The command `flaxzoo translate RUN --input FILE --output FILE`."""
     parsed = tyro.cli(TranslateArguments, args=arguments, prog="flaxzoo translate")
     enable_compilation_cache()
-    from ...data.io.atomic_io import check_place, write_file
+    from ...data.io.atomic_io import check_output_path, write_file
     from ...data.io.files import input_lines
     from ..inference.translate import TextTranslator, note_of_empty, to_lines
     from ..progress import Progress
 
     if parsed.output is not None:
-        check_place(parsed.output, parsed.input)
+        check_output_path(parsed.output, parsed.input)
     translator = TextTranslator.of_run(parsed.run, step=parsed.step)
     search = _search(parsed, translator.search)
     lines = list(input_lines(parsed.input))
@@ -245,11 +245,11 @@ def embed_command(arguments: list[str]) -> None:
     if parsed.output.suffix != ".npy":
         raise UserError(f"output {parsed.output} must end in .npy, the format it is written in")
     enable_compilation_cache()
-    from ...data.io.atomic_io import check_place
+    from ...data.io.atomic_io import check_output_path
     from ...data.io.files import read_lines
     from ..inference.embed import TextEmbedder
 
-    check_place(parsed.output, parsed.input)
+    check_output_path(parsed.output, parsed.input)
     texts = read_lines(parsed.input)
     vectors = TextEmbedder.of_run(parsed.run, step=parsed.step)(texts, say)
     _write_array(parsed.output, vectors)
