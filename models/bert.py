@@ -23,14 +23,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..data.errors import UserError
-from .config import (
-    Architecture,
-    Execution,
-    Preset,
-    TransformerConfig,
-    one_token,
-    register,
-)
+from .config import Execution, TransformerConfig
 from .nn.attention import (
     AnyArray,
     Cache,
@@ -43,7 +36,9 @@ from .nn.heads import HEADS, CausalLMOutput, EncoderOutput, HeadInputs
 from .nn.layers import LayerNorm, run_transformer_layers, share
 from .nn.linear import Embedding, Linear
 from .nn.masks import Visible
+from .nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
 from .nn.typing import Array, Bool, Float, Int
+from .registry import Family, Preset, one_token
 
 POOLERS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 WITH_POOLER = ("none", "pretraining", "next_sentence", "sequence", "choice")
@@ -345,4 +340,18 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 
-register("bert", Architecture(BertConfig, BERT, PRESETS, _smallest_inputs))
+FAMILY = Family(
+    config=BertConfig,
+    module=BERT,
+    presets=PRESETS,
+    smallest_inputs=_smallest_inputs,
+    parameter_axes={
+        **EMBEDDING_AXES,
+        **LAYER_AXES,
+        **HEAD_AXES,
+        r"embedding_norm/(scale|bias)": (None,),
+        r"pooler/kernel": ("model", None),
+        r"pooler/bias": (None,),
+    },
+    hf_module="bert",
+)

@@ -1,18 +1,14 @@
-"""What every model's configuration shares, and the registry of published sizes.
+"""The fields that every model's configuration shares, and how a model is run.
 
-A configuration says what a model *is*: sizes, activation, where the norms
-stand.  How it is run (precision, scanned or unrolled layers, rematerialisation)
-is an `Execution`, which may change from one machine to the next without
-changing the model.
+A configuration says what a model *is*: its sizes, its activation, the position of its norms.
+How a model is run (precision, scanned or unrolled layers, rematerialization) is an `Execution`,
+which may change from one machine to the next without changing the model.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
-
-from ..data.errors import UserError, suggest
+from ..data.errors import UserError
 
 
 def divisors(number: int) -> list[int]:
@@ -131,97 +127,3 @@ class Execution:
     """What computes attention: a kernel that works block by block, cudnn (GPUs) or splash (TPUs),
     where it can serve; else XLA. auto: XLA, or what suits the devices that a
     program compiles for, which `train` knows and says."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Preset:
-    """A published model size."""
-
-    config: TransformerConfig
-    paper: str
-    published: str
-    """The parameter count as the paper prints it."""
-    note: str = ""
-    """Where the paper's own numbers disagree, and what was taken."""
-
-
-def one_token(config: Any) -> dict[str, np.ndarray]:
-    """The smallest input of a model that takes rows of tokens."""
-    return {"input_ids": np.zeros((1, 1), np.int32)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """A family: its configuration, its module, its published sizes."""
-
-    config: type[TransformerConfig]
-    module: Callable[..., Any]
-    presets: dict[str, Preset]
-    smallest_inputs: Callable[[Any], dict[str, np.ndarray]] = one_token
-    """From a configuration to the smallest arrays that such a model can be called with."""
-
-
-_ARCHITECTURES: dict[str, Architecture] = {}
-
-
-def register(name: str, architecture: Architecture) -> None:
-    """Makes a family known to `create`, `load` and `flaxzoo list`."""
-    _ARCHITECTURES[name] = architecture
-
-
-def architecture_of(config: TransformerConfig) -> str:
-    """The registered name of the family that `config` belongs to."""
-    return next(name for name, a in _ARCHITECTURES.items() if type(config) is a.config)
-
-
-def smallest_inputs(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """The smallest arrays that a model can be called with."""
-    return _ARCHITECTURES[architecture_of(config)].smallest_inputs(config)
-
-
-def presets() -> dict[str, Preset]:
-    """Every published size, by name."""
-    return {name: p for a in _ARCHITECTURES.values() for name, p in a.presets.items()}
-
-
-def preset(name: str) -> TransformerConfig:
-    """The configuration of a published size, e.g. `preset("gpt2")`.
-
-    Raises:
-      UserError: no such preset; the message names the nearest.
-    """
-    known = presets()
-    if name not in known:
-        raise UserError(f"no preset named {name!r}: {suggest(name, list(known))}")
-    return known[name].config
-
-
-def create(config: TransformerConfig, execution: Execution | None = None) -> Any:
-    """The Flax module for `config`: `create(preset("gpt2")).init(key, input_ids=…)`."""
-    module = _ARCHITECTURES[architecture_of(config)].module
-    return module(config, execution or Execution())
-
-
-def config_to_dict(config: TransformerConfig) -> dict[str, Any]:
-    """`config` as JSON-ready values, with its family under "architecture"."""
-    return {"architecture": architecture_of(config), **dataclasses.asdict(config)}
-
-
-def config_from_dict(fields: dict[str, Any]) -> TransformerConfig:
-    """The inverse of `config_to_dict`.
-
-    Raises:
-      UserError: the family is unknown or a field does not belong to it.
-    """
-    fields = dict(fields)
-    name = fields.pop("architecture", None)
-    if name not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise UserError(f"unknown architecture {name!r}: this version knows {known}")
-    cls = _ARCHITECTURES[name].config
-    unknown = set(fields) - {f.name for f in dataclasses.fields(cls)}
-    if unknown:
-        raise UserError(f"{name} configuration has unknown fields {sorted(unknown)}")
-    # JSON has no tuples.
-    values: dict[str, Any] = {n: tuple(x) if isinstance(x, list) else x for n, x in fields.items()}
-    return cls(**values)

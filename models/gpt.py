@@ -19,7 +19,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from ..data.errors import UserError
-from .config import Architecture, Execution, Preset, TransformerConfig, register
+from .config import Execution, TransformerConfig
 from .nn.attention import (
     AnyArray,
     Cache,
@@ -37,7 +37,9 @@ from .nn.layers import (
 )
 from .nn.linear import Embedding, look_up
 from .nn.masks import Visible
+from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from .nn.typing import Array, Bool, Float, Int
+from .registry import Family, Preset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,4 +238,10 @@ PRESETS: dict[str, Preset] = {
     "gpt3-175b": _gpt3("175B", 96, 12288, 96),
 }
 
-register("gpt", Architecture(GPTConfig, GPT, PRESETS))
+FAMILY = Family(
+    config=GPTConfig,
+    module=GPT,
+    presets=PRESETS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
+    hf_module="gpt",
+)

@@ -14,10 +14,11 @@ import jax
 
 from ..data.errors import UserError
 from .checksums import find_damage
-from .config import Execution, TransformerConfig, config_from_dict, create
+from .config import Execution, TransformerConfig
 from .hf.load_weights import config_of_folder, read_weights
 from .hub import local_folder
 from .init import parameter_shapes
+from .registry import config_from_dict, create
 
 CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"

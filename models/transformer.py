@@ -28,14 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..data.errors import UserError
-from .config import (
-    Architecture,
-    Execution,
-    Preset,
-    TransformerConfig,
-    divisors,
-    register,
-)
+from .config import Execution, TransformerConfig, divisors
 from .nn.attention import (
     AnyArray,
     Cache,
@@ -59,7 +52,9 @@ from .nn.layers import (
 )
 from .nn.linear import Embedding, look_up
 from .nn.masks import Visible
+from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from .nn.typing import Array, Bool, Float, Int
+from .registry import Family, Preset
 from .transformer_table3 import BASE, TABLE_3
 
 
@@ -392,6 +387,11 @@ def _smallest_inputs(_: EncoderDecoderConfig) -> dict[str, np.ndarray]:
     return {name: np.zeros((1, 1), np.int32) for name in ("input_ids", "decoder_input_ids")}
 
 
-register(
-    "transformer", Architecture(EncoderDecoderConfig, EncoderDecoder, PRESETS, _smallest_inputs)
+FAMILY = Family(
+    config=EncoderDecoderConfig,
+    module=EncoderDecoder,
+    presets=PRESETS,
+    smallest_inputs=_smallest_inputs,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
+    hf_module="marian",
 )

@@ -1,6 +1,6 @@
 """Print the figures of the repository beside the goals for its layout, names and wording.
 
-    python tests/house.py [--root DIR] [--verbose | --json]
+    python tests/house.py [--root DIR] [--verbose | --json | --rooms]
 
 All figures except the last are read from the source, which is not imported. The last one is
 measured: a child process trains a tiny BERT and records the files whose functions are called.
@@ -22,7 +22,7 @@ import tempfile
 import threading
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from types import FrameType
@@ -108,6 +108,11 @@ class Source:
     text: str
     nodes: list[ast.AST]
 
+    @property
+    def room(self) -> str:
+        """The folder of the file."""
+        return self.path.rpartition("/")[0]
+
     def names(self) -> Iterator[tuple[str, bool]]:
         """Yield identifiers (with False) and strings without blanks (with True), no docstrings."""
         docstrings = {id(node.value) for node in self.nodes if isinstance(node, ast.Expr)}
@@ -135,14 +140,19 @@ class Source:
         return any(fnmatch(self.path, pattern) for pattern in addition.own)
 
 
-def static_figures(root: Path) -> list[Figure]:
-    """Compute the figures that are read from the source."""
-    paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+def read_sources(root: Path) -> list[Source]:
+    """Parse every file of the packages."""
     sources = []
-    for path in paths:
+    for path in (path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))):
         text = path.read_text(encoding="utf-8")
         name = path.relative_to(root).as_posix()
         sources.append(Source(name, text, list(ast.walk(ast.parse(text)))))
+    return sources
+
+
+def static_figures(root: Path) -> list[Figure]:
+    """Compute the figures that are read from the source."""
+    sources = read_sources(root)
 
     def naming(addition: Addition) -> list[str]:
         return [source.path for source in sources if source.has_to_name(addition)]
@@ -158,12 +168,9 @@ def static_figures(root: Path) -> list[Figure]:
     def counted(name: str, goal: float, found: list[str]) -> Figure:
         return Figure(name, goal, len(found), places=tuple(found))
 
-    modules = Counter(path.parent for path in paths if path.name != "__init__.py")
+    modules = Counter(source.room for source in sources if not source.path.endswith("__init__.py"))
     ((largest, num_modules),) = modules.most_common(1)
-    num_any = len(places(lambda node: isinstance(node, ast.Name) and node.id == "Any"))
-    num_lines = sum(source.text.count("\n") for source in sources)
-    functions = [node for source in sources for node in source.nodes if is_function(node)]
-    num_short = sum(num_statements(function) <= 2 for function in functions)
+    total = Counts.of(sources)
     readme = (root / "README.md").read_text(encoding="utf-8").splitlines()
     python = next((n for n, line in enumerate(readme, 1) if line.startswith("```python")), None)
     family = Figure("files to edit for a new family", 0, None, note="no Llama yet")
@@ -172,22 +179,71 @@ def static_figures(root: Path) -> list[Figure]:
         listed = next((path for path in FAMILY_LISTS if path in found), None)
         found = tuple(path for path in found if path != listed)
         family = Figure(family.name, 0, len(found), f"not counting the list in {listed}", found)
-    beside = f"in {largest.relative_to(root)}/, without __init__.py"
-    uses = f"{num_any} uses in {num_lines} lines, imports not counted"
-    share = round(100 * num_short / len(functions), 1)
+    beside = f"in {largest}/, without __init__.py"
+    uses = f"{total.num_any} uses in {total.num_lines} lines, imports not counted"
     return [
         Figure("files side by side in one folder", 16, num_modules, beside),
         family,
         counted("files to edit for a new objective", 1, naming(OBJECTIVE)),
         counted("files to edit for a new head", 2, naming(HEAD)),
-        Figure("`Any` per 1,000 lines", 6, round(1000 * num_any / num_lines, 1), uses),
-        Figure("% of functions with two statements or fewer", 35, share),
+        Figure("`Any` per 1,000 lines", 6, total.any_rate, uses),
+        Figure("% of functions with two statements or fewer", 35, total.short_share),
         counted("tuple literals unpacked into a call", 0, places(num_unpacked)),
         counted("functions with over four positional parameters", 0, places(is_positional)),
         counted("docstrings that open with a fragment", 0, places(is_fragment)),
         Figure("README: lines", 160, len(readme)),
         Figure("README: line of the first Python block", 60, python),
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """Counts over some files: how loosely they are typed, how finely they are split."""
+
+    num_any: int
+    num_lines: int
+    num_short: int
+    num_functions: int
+    num_positional: int
+    num_fragments: int
+
+    @classmethod
+    def of(cls, sources: Sequence[Source]) -> "Counts":
+        """Count in the given files."""
+        nodes = [node for source in sources for node in source.nodes]
+        functions = [node for node in nodes if is_function(node)]
+        return cls(
+            num_any=sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes),
+            num_lines=sum(source.text.count("\n") for source in sources),
+            num_short=sum(num_statements(function) <= 2 for function in functions),
+            num_functions=len(functions),
+            num_positional=sum(is_positional(function) for function in functions),
+            num_fragments=sum(is_fragment(node) for node in nodes),
+        )
+
+    @property
+    def any_rate(self) -> float:
+        """The uses of `Any` per 1,000 lines."""
+        return round(1000 * self.num_any / max(1, self.num_lines), 1)
+
+    @property
+    def short_share(self) -> float:
+        """The percentage of functions with two statements or fewer."""
+        return round(100 * self.num_short / max(1, self.num_functions), 1)
+
+
+def print_rooms(root: Path) -> None:
+    """Print the counts of every room: uses of `Any`, short functions, and what must be 0."""
+    sources = read_sources(root)
+    rooms = {room: [s for s in sources if s.room == room] for room in {s.room for s in sources}}
+    print(f"{'':<22}  Any  /1,000  short    of     %  >4 args  fragments")
+    for room, files in [*sorted(rooms.items()), ("total", sources)]:
+        counts = Counts.of(files)
+        print(
+            f"{room:<22}{counts.num_any:>5}{counts.any_rate:>8}{counts.num_short:>7}"
+            f"{counts.num_functions:>6}{counts.short_share:>6.0f}"
+            f"{counts.num_positional:>9}{counts.num_fragments:>11}"
+        )
 
 
 def is_function(node: ast.AST) -> TypeGuard[FunctionDef]:
@@ -307,10 +363,14 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="list what was counted")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)  # in the child process
+    parser.add_argument("--rooms", action="store_true", help="print the counts of every folder")
     options = parser.parse_args()
     root = options.root.resolve()
     if options.record is not None:
         train_and_record(root, options.record)
+        return
+    if options.rooms:
+        print_rooms(root)
         return
     figures = [*static_figures(root), path_figure(root)]
     if options.json:

@@ -15,12 +15,8 @@ from ..data.tasks.sequence_classification import SequenceClassificationData
 from ..data.tasks.token_classification import TokenClassificationData
 from ..data.tasks.translation import TranslationData
 from ..data.tokenizers.training import TokenizerConfig
-from ..models.config import (
-    Execution,
-    TransformerConfig,
-    config_from_dict,
-    config_to_dict,
-)
+from ..models.config import Execution, TransformerConfig
+from ..models.registry import config_from_dict, config_to_dict
 from .optimizer_config import OptimizerConfig
 
 DATA_KINDS: dict[str, type[DataConfig]] = {
@@ -81,6 +77,7 @@ class TrainConfig:
     micro_batches: int = 1
     """Parts that a batch is cut into, one after the other, to save memory."""
     seed: int = 0
+    """Seed of the initial parameters, the dropout and the order of the examples."""
     log_every: int = 10
     """Steps between two lines of metrics."""
     evaluate_every: int = 0

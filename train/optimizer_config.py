@@ -25,6 +25,7 @@ class OptimizerConfig:
     name: OptimizerName = "adamw"
     """lamb: AdamW's update of each matrix, made as long as its norm asks; for large batches."""
     peak_learning_rate: float
+    """Learning rate after the warm-up, the largest of the run."""
     schedule: ScheduleName = "cosine"
     """How the learning rate falls after the warm-up."""
     warmup_steps: int = 0
@@ -34,8 +35,11 @@ class OptimizerConfig:
     final_fraction: float = 0.1
     """Learning rate of the last step over its peak (linear and cosine)."""
     beta1: float = 0.9
+    """Decay of the first moment, the running mean of the gradient."""
     beta2: float = 0.95
+    """Decay of the second moment, the running mean of the squared gradient."""
     epsilon: float = 1e-8
+    """Added to the root of the second moment in the denominator of the update."""
     state_dtype: StateDtype = "float32"
     """Of the first moment; bfloat16 saves two bytes a parameter. The second is always float32."""
     state_memory: StateMemory = "device"

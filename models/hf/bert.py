@@ -7,30 +7,31 @@ from typing import Any
 from ..bert import WITH_LABELS, WITH_MASKED_WORDS, WITH_POOLER, BertConfig
 from .config_mapping import (
     ACTIVATIONS,
+    ConfigMapping,
     Field,
-    Fields,
-    Only,
-    class_of,
-    ours_of,
-    theirs_of,
+    FixedField,
+    model_class,
+    settings_from_hf,
+    settings_to_hf,
 )
 from .generation_config import NAMES
+from .registry import HFMapping
 from .tensor_mapping import (
     FROM_HEADS,
     LINEAR,
     VECTOR,
-    Known,
-    Row,
-    Table,
+    IgnoredTensor,
+    TensorMapping,
+    TensorRule,
     WeightsError,
     embedding,
     linear,
     norm,
 )
 
-USUAL = Fields(
+USUAL = ConfigMapping(
     (
-        Only("is_decoder", (False, True)),  # the head says which
+        FixedField("is_decoder", (False, True)),  # the head says which
         Field("vocab_size", "vocab_size", 30522),
         Field("hidden_size", "d_model", 768),
         Field("num_hidden_layers", "num_layers", 12),
@@ -42,12 +43,12 @@ USUAL = Fields(
         Field("max_position_embeddings", "max_length", 512),
         Field("type_vocab_size", "num_token_types", 2),
         Field("layer_norm_eps", "norm_eps", 1e-12),
-        Only("position_embedding_type", ("absolute",)),
-        Only("tie_word_embeddings", (True,)),
-        Only("add_cross_attention", (False,)),
+        FixedField("position_embedding_type", ("absolute",)),
+        FixedField("tie_word_embeddings", (True,)),
+        FixedField("add_cross_attention", (False,)),
     ),
     # The pooler's are of the first library that had these files, and never read.
-    idle=NAMES
+    ignored=NAMES
     | frozenset(
         """
         chunk_size_feed_forward cross_attention_hidden_size pooler_fc_size
@@ -55,7 +56,7 @@ USUAL = Fields(
         """.split()
     ),
 )
-DISTIL = Fields(
+DISTIL = ConfigMapping(
     (
         Field("vocab_size", "vocab_size", 30522),
         Field("dim", "d_model", 768),
@@ -66,10 +67,10 @@ DISTIL = Fields(
         Field("dropout", "dropout_rate", 0.1),
         Field("attention_dropout", "attention_dropout", 0.1),
         Field("max_position_embeddings", "max_length", 512),
-        Only("tie_word_embeddings", (True,)),
+        FixedField("tie_word_embeddings", (True,)),
     ),
     # Sinusoidal positions are initial values of a table that is stored and trained as any.
-    idle=NAMES | {"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"},
+    ignored=NAMES | {"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"},
     aliases={
         "hidden_size": "dim",
         "num_hidden_layers": "n_layers",
@@ -170,16 +171,16 @@ def family_of(config: BertConfig) -> str:
     return "roberta" if config.position_offset else "bert"
 
 
-def table(config: BertConfig) -> Table:
+def tensor_mapping(config: BertConfig) -> TensorMapping:
     """The tensors of a model with its head."""
     family, head = family_of(config), config.head
     prefix = "" if head == "none" else PREFIXES[family]
     rows = [*_body(config, family, prefix), *_head(config, family, prefix)]
-    return Table(tuple(rows), tuple(_known(config, family)), PREFIXES[family], LEGACY)
+    return TensorMapping(tuple(rows), tuple(_known(config, family)), PREFIXES[family], LEGACY)
 
 
-def _body(config: BertConfig, family: str, prefix: str) -> list[Row]:
-    rows: list[Row] = []
+def _body(config: BertConfig, family: str, prefix: str) -> list[TensorRule]:
+    rows: list[TensorRule] = []
     for ours, theirs in EMBEDDINGS.items():
         if ours != "token_type_embedding" or config.num_token_types:
             rows += embedding(ours, prefix + theirs)
@@ -194,7 +195,7 @@ def _body(config: BertConfig, family: str, prefix: str) -> list[Row]:
     return rows
 
 
-def _head(config: BertConfig, family: str, prefix: str) -> list[Row]:
+def _head(config: BertConfig, family: str, prefix: str) -> list[TensorRule]:
     head, rows = config.head, []
     if config.has_pooler:
         rows += linear("pooler", POOLER.get((family, head), prefix + "pooler.dense"))
@@ -202,7 +203,7 @@ def _head(config: BertConfig, family: str, prefix: str) -> list[Row]:
         transform, transform_norm, bias, _ = MASKED_WORDS[family]
         rows += linear("head/transform", transform)
         rows += norm("head/transform_norm", transform_norm)
-        rows += [Row(("head/bias",), bias, VECTOR)]
+        rows += [TensorRule(("head/bias",), bias, VECTOR)]
     if head in ("pretraining", "next_sentence"):
         rows += linear("head/next_sentence", "cls.seq_relationship")
     if head in (*WITH_LABELS, "choice"):
@@ -212,39 +213,39 @@ def _head(config: BertConfig, family: str, prefix: str) -> list[Row]:
     return rows
 
 
-def _known(config: BertConfig, family: str) -> list[Known]:
+def _known(config: BertConfig, family: str) -> list[IgnoredTensor]:
     """Buffers of older files, tied tensors, and what published files hold for other heads."""
     prefix = PREFIXES[family]
     known = [
-        Known(prefix + "embeddings.position_ids"),
-        Known(prefix + "embeddings.token_type_ids"),
+        IgnoredTensor(prefix + "embeddings.position_ids"),
+        IgnoredTensor(prefix + "embeddings.token_type_ids"),
     ]
     if config.head in WITH_WORDS:
         *_, bias, matrix = MASKED_WORDS[family]
         words = prefix + EMBEDDINGS["token_embedding"]
         known += [
-            Known(f"{matrix}.weight", same_as=f"{words}.weight"),
-            Known(f"{matrix}.bias", same_as=bias),
+            IgnoredTensor(f"{matrix}.weight", same_as=f"{words}.weight"),
+            IgnoredTensor(f"{matrix}.bias", same_as=bias),
         ]
     if not config.has_pooler:
-        known.append(Known(prefix + "pooler.dense.*"))
+        known.append(IgnoredTensor(prefix + "pooler.dense.*"))
     if config.head in ("masked_lm", "causal_lm"):
-        known.append(Known("cls.seq_relationship.*"))
+        known.append(IgnoredTensor("cls.seq_relationship.*"))
     return known
 
 
-def config(theirs: Mapping[str, Any], source: str) -> BertConfig:
+def config_from_hf(theirs: Mapping[str, Any], source: str) -> BertConfig:
     """Ours of theirs; the head is that of the class named in `architectures`.
 
     Raises:
       WeightsError: a field, or the head, is not supported.
     """
     name = theirs["model_type"]
-    settings = ours_of(FIELDS[name], theirs, source)
+    settings = settings_from_hf(FIELDS[name], theirs, source)
     if settings["attention_dropout"] == settings["dropout_rate"]:
         settings["attention_dropout"] = None
     heads: dict[str, Any] = {CLASSES[name] + end: head for end, head in HEADS.items()}
-    head = heads[class_of(theirs, list(heads), source)]
+    head = heads[model_class(theirs, list(heads), source)]
     if name != "distilbert" and theirs.get("is_decoder", False) != (head == "causal_lm"):
         raise WeightsError(
             f"{source}: is_decoder {theirs.get('is_decoder', False)!r} is not supported with the "
@@ -305,7 +306,7 @@ def labels_of(theirs: Mapping[str, Any], source: str) -> tuple[str, ...]:
     return tuple(str(names[key]) for key in sorted(names, key=int))
 
 
-def fields(config: BertConfig) -> dict[str, Any]:
+def config_to_hf(config: BertConfig) -> dict[str, Any]:
     """Theirs of ours.
 
     Raises:
@@ -318,7 +319,7 @@ def fields(config: BertConfig) -> dict[str, Any]:
         attention_dropout=config.attention_dropout_rate,
     )
     theirs = {
-        **theirs_of(FIELDS[name], settings),
+        **settings_to_hf(FIELDS[name], settings),
         "model_type": name,
         "architectures": [class_with(name, config.head)],
     }
@@ -368,3 +369,12 @@ def class_with(name: str, head: str) -> str:
     if (name, head) == ("bert", "causal_lm"):
         return "BertLMHeadModel"
     return CLASSES[name] + next(end for end, known in HEADS.items() if known == head)
+
+
+MAPPING = HFMapping(
+    model_types=("bert", "roberta", "distilbert"),
+    config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
+    tensor_mapping=tensor_mapping,
+    as_stored=as_stored,
+)

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ..config import TransformerConfig, create
+from ..config import TransformerConfig
 from ..gpt import GPTConfig
 from ..init import parameter_shapes
 from ..nn.layers import sinusoidal_positions
+from ..registry import create
 from ..transformer import EncoderDecoderConfig
 
 FROM_STREAM = ("query/kernel", "key/kernel", "value/kernel", "up/kernel")

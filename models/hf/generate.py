@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...data.errors import UserError
-from ..config import create
 from ..decoding.beam_adapters import beams_of
 from ..decoding.beam_search import BeamSearch, Hypothesis, Searcher
 from ..decoding.sample import Generator, Sampling
+from ..registry import create
 from .generation_config import Request, request_of
 from .tensor_mapping import WeightsError
 

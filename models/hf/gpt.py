@@ -7,21 +7,23 @@ from typing import Any
 from ..gpt import GPTConfig
 from .config_mapping import (
     ACTIVATIONS,
+    ConfigMapping,
     Field,
-    Fields,
-    Only,
-    class_of,
-    ours_of,
-    theirs_of,
+    FixedField,
+    model_class,
+    settings_from_hf,
+    settings_to_hf,
 )
+from .equivalent_params import as_gpt2
 from .generation_config import NAMES
+from .registry import HFMapping
 from .tensor_mapping import (
     TABLE,
     TABLE_FROM_HEADS,
     VECTOR,
-    Known,
-    Row,
-    Table,
+    IgnoredTensor,
+    TensorMapping,
+    TensorRule,
     WeightsError,
     embedding,
     linear,
@@ -40,7 +42,7 @@ SIZES = (
 )
 # The summary is of classes with two heads; `n_ctx` was another name of `n_positions`, and special
 # tokens are among the vocabulary's since.
-IDLE = frozenset(
+IGNORED = frozenset(
     """
     n_ctx n_special predict_special_tokens summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj
@@ -53,7 +55,7 @@ ALIASES = {
     "max_position_embeddings": "n_positions",
 }
 FIELDS = {
-    "openai-gpt": Fields(
+    "openai-gpt": ConfigMapping(
         (
             *SIZES,
             Field("vocab_size", "vocab_size", 40478),
@@ -64,10 +66,10 @@ FIELDS = {
                 {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
             ),
         ),
-        IDLE | NAMES,
+        IGNORED | NAMES,
         ALIASES,
     ),
-    "gpt2": Fields(
+    "gpt2": ConfigMapping(
         (
             *SIZES,
             Field("vocab_size", "vocab_size", 50257),
@@ -76,10 +78,10 @@ FIELDS = {
             Field("activation_function", "activation", "gelu_new", ACTIVATIONS),
             Field("scale_attn_weights", "scale_scores", True),
             Field("scale_attn_by_inverse_layer_idx", "scale_scores_by_layer", False),
-            Only("add_cross_attention", (False,)),
+            FixedField("add_cross_attention", (False,)),
         ),
         # Scores in float32, in another order.
-        IDLE | NAMES | {"reorder_and_upcast_attn"},
+        IGNORED | NAMES | {"reorder_and_upcast_attn"},
         ALIASES,
     ),
 }
@@ -102,7 +104,7 @@ def family_of(config: GPTConfig) -> str:
     return "openai-gpt" if config.norm_position == "post" else "gpt2"
 
 
-def table(config: GPTConfig) -> Table:
+def tensor_mapping(config: GPTConfig) -> TensorMapping:
     """The tensors of a model with its projection on the vocabulary."""
     tokens, positions = (PREFIX + name for name in EMBEDDINGS[family_of(config)])
     rows = [*embedding("token_embedding", tokens), *embedding("position_embedding", positions)]
@@ -110,16 +112,16 @@ def table(config: GPTConfig) -> Table:
     if config.norm_position == "pre":
         rows += norm("final_norm", PREFIX + "ln_f")
     # Buffers of older files: the causal mask, its value where hidden, and 0, 1, 2 …
-    known = [Known(PREFIX + f"h.*.attn.{name}") for name in ("bias", "masked_bias")]
-    known.append(Known(PREFIX + "position_ids"))
+    known = [IgnoredTensor(PREFIX + f"h.*.attn.{name}") for name in ("bias", "masked_bias")]
+    known.append(IgnoredTensor(PREFIX + "position_ids"))
     if config.tie_output:
-        known.append(Known("lm_head.weight", same_as=f"{tokens}.weight"))
+        known.append(IgnoredTensor("lm_head.weight", same_as=f"{tokens}.weight"))
     else:
         rows += embedding("output_embedding", "lm_head")
-    return Table(tuple(rows), tuple(known), PREFIX)
+    return TensorMapping(tuple(rows), tuple(known), PREFIX)
 
 
-def _layer(theirs: str) -> list[Row]:
+def _layer(theirs: str) -> list[TensorRule]:
     """Queries, keys and values are one map, and every kernel has inputs first."""
     fused, ours = f"{theirs}.attn.c_attn", "layers/attention"
     kernels, biases = (
@@ -127,8 +129,8 @@ def _layer(theirs: str) -> list[Row]:
         for kind in ("kernel", "bias")
     )
     return [
-        Row(kernels, f"{fused}.weight", TABLE),
-        Row(biases, f"{fused}.bias", VECTOR),
+        TensorRule(kernels, f"{fused}.weight", TABLE),
+        TensorRule(biases, f"{fused}.bias", VECTOR),
         *linear(f"{ours}/output", f"{theirs}.attn.c_proj", TABLE_FROM_HEADS),
         *linear("layers/feed_forward/up", f"{theirs}.mlp.c_fc", TABLE),
         *linear("layers/feed_forward/down", f"{theirs}.mlp.c_proj", TABLE),
@@ -137,15 +139,15 @@ def _layer(theirs: str) -> list[Row]:
     ]
 
 
-def config(theirs: Mapping[str, Any], source: str) -> GPTConfig:
+def config_from_hf(theirs: Mapping[str, Any], source: str) -> GPTConfig:
     """Ours of theirs.
 
     Raises:
       WeightsError: a field, or the class that wrote the model, is not supported.
     """
     name = theirs["model_type"]
-    settings = ours_of(FIELDS[name], theirs, source) | FIXED[name]
-    written = class_of(theirs, CLASSES[name], source)
+    settings = settings_from_hf(FIELDS[name], theirs, source) | FIXED[name]
+    written = model_class(theirs, CLASSES[name], source)
     # A body without a projection is given the one that needs no tensor.
     settings["tie_output"] |= written == CLASSES[name][1]
     for dropout in ("embedding_dropout", "attention_dropout"):
@@ -154,7 +156,7 @@ def config(theirs: Mapping[str, Any], source: str) -> GPTConfig:
     return GPTConfig(**settings)
 
 
-def fields(config: GPTConfig) -> dict[str, Any]:
+def config_to_hf(config: GPTConfig) -> dict[str, Any]:
     """Theirs of ours.
 
     Raises:
@@ -168,7 +170,7 @@ def fields(config: GPTConfig) -> dict[str, Any]:
     )
     _check(settings, name)
     return {
-        **theirs_of(FIELDS[name], settings),
+        **settings_to_hf(FIELDS[name], settings),
         "model_type": name,
         "architectures": [CLASSES[name][0]],
     }
@@ -192,3 +194,12 @@ def _check(config: GPTConfig, name: str) -> None:
         if (value := getattr(config, field)) not in values:
             choices = ", ".join(map(repr, values))
             raise WeightsError(f"{name} has no {field} {value!r}: only {choices}")
+
+
+MAPPING = HFMapping(
+    model_types=("openai-gpt", "gpt2"),
+    config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
+    tensor_mapping=tensor_mapping,
+    to_equivalent=as_gpt2,
+)

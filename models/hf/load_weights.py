@@ -10,7 +10,7 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..config import TransformerConfig
-from .registry import family, family_of
+from .registry import mapping_of, mapping_of_type
 from .safetensors_files import TensorFiles
 from .tensor_mapping import locate, read_parameter
 
@@ -28,13 +28,13 @@ def config_of_weights(fields: Mapping[str, Any], source: str) -> TransformerConf
     Raises:
       WeightsError: the family, the head or a field is not supported.
     """
-    return family(fields.get("model_type"), source).config(fields, source)
+    return mapping_of_type(fields.get("model_type"), source).config_from_hf(fields, source)
 
 
 def config_of_folder(folder: Path, fields: Mapping[str, Any]) -> TransformerConfig:
     """Our configuration of a folder, given what its `config.json` holds."""
     config = config_of_weights(fields, str(folder / "config.json"))
-    return family_of(config).as_stored(config, lambda: TensorFiles(folder).shapes().keys())
+    return mapping_of(config).as_stored(config, lambda: TensorFiles(folder).shapes().keys())
 
 
 def read_weights(folder: Path, config: TransformerConfig, shapes: Any) -> Any:
@@ -51,13 +51,13 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: Any) -> Any:
     targets: dict[str, Any] = flatten_dict(shapes, sep="/")
     ours = {path: target.shape for path, target in targets.items()}
     tensors = TensorFiles(folder)
-    places = locate(family_of(config).table(config), ours, tensors, str(folder))
+    places = locate(mapping_of(config).tensor_mapping(config), ours, tensors, str(folder))
 
     def parameter(path: str) -> jax.Array:
         target = targets[path]
 
         def piece(index: Any) -> Any:
-            return read_parameter(places[path], tensors, ours, target.dtype, index)
+            return read_parameter(places[path], tensors, flax=ours, dtype=target.dtype, index=index)
 
         return jax.make_array_from_callback(target.shape, target.sharding, piece)
 

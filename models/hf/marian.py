@@ -12,21 +12,23 @@ from ..nn.layers import sinusoidal_positions
 from ..transformer import EncoderDecoderConfig
 from .config_mapping import (
     ACTIVATIONS,
+    ConfigMapping,
     Field,
-    Fields,
-    Only,
-    class_of,
-    ours_of,
-    theirs_of,
+    FixedField,
+    model_class,
+    settings_from_hf,
+    settings_to_hf,
 )
+from .equivalent_params import as_marian
 from .generation_config import NAMES
+from .registry import HFMapping
 from .tensor_mapping import (
     FROM_HEADS,
     LINEAR,
     ROW,
-    Known,
-    Row,
-    Table,
+    IgnoredTensor,
+    TensorMapping,
+    TensorRule,
     WeightsError,
     embedding,
     linear,
@@ -48,17 +50,17 @@ SIZES = (
     Field("attention_dropout", "attention_dropout_rate", 0.0),
     Field("activation_dropout", "activation_dropout_rate", 0.0),
     # Of training only, but what is fine-tuned here would not have it.
-    Only("encoder_layerdrop", (0.0,)),
-    Only("decoder_layerdrop", (0.0,)),
-    Only("is_encoder_decoder", (True,)),
-    Only("is_decoder", (False,)),
+    FixedField("encoder_layerdrop", (0.0,)),
+    FixedField("decoder_layerdrop", (0.0,)),
+    FixedField("is_encoder_decoder", (True,)),
+    FixedField("is_decoder", (False,)),
     # Of the time when BART's code ran these models too.
-    Only("static_position_embeddings", (True,)),
-    Only("normalize_embedding", (False,)),
-    Only("do_blenderbot_90_layernorm", (False,)),
+    FixedField("static_position_embeddings", (True,)),
+    FixedField("normalize_embedding", (False,)),
+    FixedField("do_blenderbot_90_layernorm", (False,)),
 )
 # The bias of logits was always there, learned positions never, and classifiers are BART's.
-IDLE = (
+IGNORED = (
     NAMES
     | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
     | {"chunk_size_feed_forward"}
@@ -69,28 +71,28 @@ ALIASES = {
     "num_attention_heads": "encoder_attention_heads",
 }
 FIELDS = {
-    "marian": Fields(
+    "marian": ConfigMapping(
         (
             *SIZES,
             Field("vocab_size", "source_vocab_size", 58101),
             Field("decoder_vocab_size", "vocab_size", 58101),
             Field("share_encoder_decoder_embeddings", "share_embeddings", True),
             Field("tie_word_embeddings", "tie_output", True),
-            Only("normalize_before", (False,)),
-            Only("add_final_layer_norm", (False,)),
+            FixedField("normalize_before", (False,)),
+            FixedField("add_final_layer_norm", (False,)),
         ),
-        IDLE,
+        IGNORED,
         ALIASES,
     ),
-    "pegasus": Fields(
+    "pegasus": ConfigMapping(
         (
             *SIZES,
             Field("vocab_size", "vocab_size", 50265),
-            Only("tie_word_embeddings", (True,)),
-            Only("normalize_before", (True,)),
-            Only("add_final_layer_norm", (True,)),
+            FixedField("tie_word_embeddings", (True,)),
+            FixedField("normalize_before", (True,)),
+            FixedField("add_final_layer_norm", (True,)),
         ),
-        IDLE,
+        IGNORED,
         ALIASES,
     ),
 }
@@ -138,42 +140,46 @@ def family_of(config: EncoderDecoderConfig) -> str:
     return "pegasus" if config.norm_position == "pre" else "marian"
 
 
-def table(config: EncoderDecoderConfig) -> Table:
+def tensor_mapping(config: EncoderDecoderConfig) -> TensorMapping:
     """The tensors of a model."""
     prefix = PREFIX if config.output_bias else ""
     source, target = (f"{prefix}{side}.embed_tokens" for side in STACKS)
-    known: list[Known] = []
+    known: list[IgnoredTensor] = []
     if config.share_embeddings:
         tokens = f"{prefix}shared"
-        known += [Known(f"{name}.weight", same_as=f"{tokens}.weight") for name in (source, target)]
+        known += [
+            IgnoredTensor(f"{name}.weight", same_as=f"{tokens}.weight") for name in (source, target)
+        ]
         rows = [*embedding("token_embedding", tokens)]
     else:
         tokens = target
-        known.append(Known(f"{PREFIX}shared.weight"))  # where it stands beside them it is idle
+        known.append(
+            IgnoredTensor(f"{PREFIX}shared.weight")
+        )  # where it stands beside them it is idle
         rows = [*embedding("source_embedding", source), *embedding("token_embedding", target)]
     if config.tie_output:
-        known.append(Known("lm_head.weight", same_as=f"{tokens}.weight"))
+        known.append(IgnoredTensor("lm_head.weight", same_as=f"{tokens}.weight"))
         # Of tied tensors some files have the first of the alphabet.
         legacy = ((PREFIX + tokens.removeprefix(PREFIX), "lm_head"),)
     else:
         rows += embedding("output_embedding", "lm_head")
         legacy = LEGACY
     if config.output_bias:
-        rows.append(Row(("output_bias",), "final_logits_bias", ROW))
+        rows.append(TensorRule(("output_bias",), "final_logits_bias", ROW))
     positions = functools.partial(
         sinusoidal_positions, config.max_length, config.d_model, layout="halves"
     )
     for side, layer in STACKS.items():
         own = f"{PREFIX}{side}.embed_positions.weight"
-        known.append(Known(own, value=positions, written=config.norm_position == "pre"))
+        known.append(IgnoredTensor(own, value=positions, exported=config.norm_position == "pre"))
         rows += _layer(f"{side}/layers", f"{prefix}{side}.layers.{{i}}", layer)
         if config.norm_position == "pre":
             rows += norm(f"{side}/final_norm", f"{prefix}{side}.layer_norm")
-    return Table(tuple(rows), tuple(known), PREFIX, legacy)
+    return TensorMapping(tuple(rows), tuple(known), PREFIX, legacy)
 
 
-def _layer(ours: str, theirs: str, parts: Mapping[str, str]) -> list[Row]:
-    rows: list[Row] = []
+def _layer(ours: str, theirs: str, parts: Mapping[str, str]) -> list[TensorRule]:
+    rows: list[TensorRule] = []
     for part, name in parts.items():
         path, tensor = f"{ours}/{part}", f"{theirs}.{name}"
         if part.endswith("_norm"):
@@ -183,17 +189,17 @@ def _layer(ours: str, theirs: str, parts: Mapping[str, str]) -> list[Row]:
     return rows
 
 
-def config(theirs: Mapping[str, Any], source: str) -> EncoderDecoderConfig:
+def config_from_hf(theirs: Mapping[str, Any], source: str) -> EncoderDecoderConfig:
     """Ours of theirs.
 
     Raises:
       WeightsError: a field, or the class that wrote the model, is not supported.
     """
     name = theirs["model_type"]
-    written = class_of(theirs, CLASSES[name], source)
+    written = model_class(theirs, CLASSES[name], source)
     if name == "marian" and not theirs.get("decoder_vocab_size") and "vocab_size" in theirs:
         theirs = {**theirs, "decoder_vocab_size": theirs["vocab_size"]}
-    settings = ours_of(FIELDS[name], theirs, source)
+    settings = settings_from_hf(FIELDS[name], theirs, source)
     settings |= {**FIXED, "norm_position": NORMS[name]}
     with_logits = written == CLASSES[name][0]
     if name == "marian":
@@ -217,7 +223,7 @@ def _tell_tables(settings: dict[str, Any], source: str) -> None:
         settings["source_vocab_size"] = None
 
 
-def fields(config: EncoderDecoderConfig) -> dict[str, Any]:
+def config_to_hf(config: EncoderDecoderConfig) -> dict[str, Any]:
     """Theirs of ours, without the ids of special tokens: those are the tokenizer's.
 
     Raises:
@@ -234,7 +240,7 @@ def fields(config: EncoderDecoderConfig) -> dict[str, Any]:
         decoder_d_ff=decoder.feed_forward_dim,
     )
     return {
-        **theirs_of(FIELDS[name], settings),
+        **settings_to_hf(FIELDS[name], settings),
         "vocab_size": config.source_vocab_size or config.vocab_size,
         "pad_token_id": None,  # by default it is one of a large vocabulary
         "model_type": name,
@@ -258,3 +264,12 @@ def _check(config: EncoderDecoderConfig, name: str) -> None:
         raise WeightsError(
             f"no {name.capitalize()} model has {has}: train one with {needs} to write it as such"
         )
+
+
+MAPPING = HFMapping(
+    model_types=("marian", "pegasus"),
+    config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
+    tensor_mapping=tensor_mapping,
+    to_equivalent=as_marian,
+)

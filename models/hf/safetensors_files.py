@@ -50,12 +50,12 @@ class TensorFiles:
         """One tensor, in the precision it is stored in: a view of its file."""
         return self._files[name].view(name)
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Gives back the memory of what was read; what is read again costs a little."""
         for file in set(self._files.values()):
             file.memory.madvise(mmap.MADV_DONTNEED)
 
-    def where(self, name: str) -> str:
+    def file_of(self, name: str) -> str:
         """The file that a tensor lies in."""
         return str(self._files[name].path)
 

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 
 from ..config import TransformerConfig
 from ..decoding.beam_search import BeamSearch
-from .registry import family_of
+from .registry import mapping_of
 from .safetensors_files import INDEX, WHOLE
-from .tensor_mapping import WeightsError, Written, write_tensors
+from .tensor_mapping import ExportedTensor, WeightsError, export_tensors
 
 Precision = Literal["float32", "float16", "bfloat16"]
 DTYPES: Mapping[Precision, Any] = {
@@ -49,10 +49,11 @@ def write_weights(
     Raises:
       WeightsError: the model cannot be said in their terms.
     """
-    family = family_of(config)
-    config, params = family.in_its_terms(config, params)
-    said = {**_agreeing(family.fields(config), fields or {}), "dtype": dtype}
-    tensors = write_tensors(family.table(config), flatten_dict(params, sep="/"))
+    mapping = mapping_of(config)
+    config, params = mapping.to_equivalent(config, params)
+    said = {**_agreeing(mapping.config_to_hf(config), fields or {}), "dtype": dtype}
+    flat: dict[str, Any] = flatten_dict(params, sep="/")
+    tensors = export_tensors(mapping.tensor_mapping(config), flat)
     groups = list(_grouped(tensors, DTYPES[dtype], file_bytes))
     for name, group in zip(_file_names(len(groups)), groups, strict=True):
         made = {tensor.name: in_precision(tensor.name, tensor.make(), dtype) for tensor in group}
@@ -89,8 +90,8 @@ def in_precision(name: str, x: np.ndarray, dtype: Precision) -> np.ndarray:
 
 
 def _grouped(
-    tensors: Iterator[Written], dtype: Any, file_bytes: int
-) -> Iterator[Sequence[Written]]:
+    tensors: Iterator[ExportedTensor], dtype: Any, file_bytes: int
+) -> Iterator[Sequence[ExportedTensor]]:
     """Tensors of one file after the other, in their order."""
     group, size = [], 0
     for tensor in tensors:
@@ -103,7 +104,7 @@ def _grouped(
     yield group
 
 
-def _bytes(tensor: Written, dtype: Any) -> int:
+def _bytes(tensor: ExportedTensor, dtype: Any) -> int:
     return math.prod(tensor.shape) * np.dtype(dtype).itemsize
 
 
@@ -113,7 +114,7 @@ def _file_names(number: int) -> list[str]:
     return [f"model-{i + 1:05}-of-{number:05}.safetensors" for i in range(number)]
 
 
-def _index(groups: Sequence[Sequence[Written]], dtype: Any) -> dict[str, Any]:
+def _index(groups: Sequence[Sequence[ExportedTensor]], dtype: Any) -> dict[str, Any]:
     """Which file each tensor is in."""
     names = _file_names(len(groups))
     total = sum(_bytes(tensor, dtype) for group in groups for tensor in group)

@@ -9,12 +9,14 @@ outputs, and of the hidden states in token classification; the other heads have
 none (spans only if a configuration says so, as DistilBERT's does).
 """
 
+from collections.abc import Container
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
 
+from ...data.errors import UserError
 from ..config import Execution
 from .attention import AnyArray, Cache
 from .dropout import RowKeys, dropout
@@ -301,3 +303,20 @@ def mean_pool(
     real = jnp.asarray(attention_mask != 0, jnp.float32)[..., None]
     total = jnp.sum(last_hidden_state.astype(jnp.float32) * real, axis=1)
     return total / jnp.maximum(jnp.sum(real, axis=1), 1)
+
+
+def require_head(config: object, heads: Container[str | None], refusal: str, remedy: str) -> None:
+    """Checks that a model has one of the heads that something needs.
+
+    Args:
+      config: the model's configuration.
+      heads: names of heads that will do.
+      refusal: what a model with another head does not do, for the message: "writes no text".
+      remedy: what to do about it, for the message.
+
+    Raises:
+      UserError: the model has another head, or none.
+    """
+    head = getattr(config, "head", None)
+    if head not in heads:
+        raise UserError(f"a model with the head {head} {refusal}: {remedy}")

@@ -3,7 +3,8 @@ import json
 
 import pytest
 from flaxzoo import models
-from flaxzoo.models.config import architecture_of, divisors
+from flaxzoo.models.config import divisors
+from flaxzoo.models.registry import family_name
 
 SIZES = {"vocab_size": 11, "max_length": 8, "num_layers": 2, "d_model": 100, "num_heads": 4}
 
@@ -41,7 +42,7 @@ def test_dropout_rate_is_a_probability_below_one(rate):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("gpt2-medum", "did you mean gpt2-medium"), ("zzz", "choose from bert-tiny, bert-mini")],
+    [("gpt2-medum", "did you mean gpt2-medium"), ("zzz", "choose from gpt, gpt2")],
 )
 def test_unknown_preset_names_the_nearest(name, hint):
     with pytest.raises(ValueError, match=f"no preset named '{name}': {hint}"):
@@ -52,7 +53,7 @@ def test_unknown_preset_names_the_nearest(name, hint):
 def test_round_trip_through_json(name):
     config = models.preset(name)
     fields = json.loads(json.dumps(models.config_to_dict(config)))
-    assert fields["architecture"] == architecture_of(config)
+    assert fields["architecture"] == family_name(config)
     assert models.config_from_dict(fields) == config
 
 
@@ -81,7 +82,7 @@ def test_heads_and_their_labels(fields, message):
 def test_unknown_architecture_and_fields():
     fields = models.config_to_dict(models.GPTConfig(**SIZES))
     with pytest.raises(
-        ValueError, match="unknown architecture 'rnn': this version knows bert, gpt"
+        ValueError, match="unknown architecture 'rnn': this version knows gpt, bert"
     ):
         models.config_from_dict({**fields, "architecture": "rnn"})
     with pytest.raises(ValueError, match=r"unknown fields \['heads'\]"):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from flaxzoo import models
-from flaxzoo.models.hf.registry import family_of
+from flaxzoo.models.hf.registry import mapping_of
 from flaxzoo.models.hf.tensor_mapping import Shape, locate, read_parameter
 from flaxzoo.models.init import parameter_shapes
 
@@ -23,10 +23,10 @@ class Arrays:
     def read(self, name: str) -> np.ndarray:
         return self.arrays[name]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         pass
 
-    def where(self, name: str) -> str:
+    def file_of(self, name: str) -> str:
         return "memory"
 
 
@@ -35,10 +35,14 @@ def parameters_of(arrays: Mapping[str, Any], config: models.TransformerConfig) -
     flat: dict[str, Any] = flatten_dict(parameter_shapes(models.create(config)), sep="/")
     ours = {path: x.shape for path, x in flat.items()}
     tensors = Arrays(arrays)
-    places = locate(family_of(config).table(config), ours, tensors, "memory")
+    places = locate(mapping_of(config).tensor_mapping(config), ours, tensors, "memory")
     tree = {
         path: read_parameter(
-            places[path], tensors, ours, np.float32, tuple(slice(None) for _ in shape)
+            places[path],
+            tensors,
+            flax=ours,
+            dtype=np.float32,
+            index=tuple(slice(None) for _ in shape),
         )
         for path, shape in ours.items()
     }

@@ -1,4 +1,4 @@
-"""The command `flaxzoo bench`; it needs jax, flax and optax, and nothing else."""
+"""The command `flaxzoo bench`. It needs jax, flax and optax, and no other package."""
 
 import argparse
 import functools
@@ -7,31 +7,45 @@ from pathlib import Path
 
 from ...data.errors import UserError
 from ..compilation_cache import enable_compilation_cache
-from ..recipes import RECIPES, recipe
-from .plain_options import OptionParser, add_options, with_options
+from ..recipes import RECIPES
+from .recipe_options import RecipeParser
 
-WHAT = (
-    "Times a recipe's train step on the devices here, on rows that are made up: reads no data.\n"
-    "It runs where there are jax, flax and optax alone."
-)
+DESCRIPTION = """\
+Times a recipe's train step on the devices of this machine, on synthetic
+batches. Reads no data, and needs only jax, flax and optax."""
 
 
 def bench_command(arguments: list[str]) -> None:
-    """The command `flaxzoo bench RECIPE [options]`."""
+    """Runs `flaxzoo bench RECIPE [options]`."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(
             "usage: flaxzoo bench RECIPE [--timed-steps N] [--profile FOLDER] …\n\n"
-            f"{WHAT}\n\nrecipes: {', '.join(RECIPES)}\n\n"
+            f"{DESCRIPTION}\n\nrecipes: {', '.join(RECIPES)}\n\n"
             "All options: flaxzoo bench quickstart --help"
         )
         return
-    base = recipe(arguments[0])
-    parser = _parser(arguments[0])
-    add_options(parser, base)
-    parsed = parser.read(arguments[1:])
-    config = with_options(base, parsed)
-    if parsed.profile is not None:
-        _make_folder(parsed.profile)
+    parser = RecipeParser("bench", arguments[0], DESCRIPTION)
+    parser.add_argument(
+        "--timed-steps",
+        type=_at_least_one,
+        default=20,
+        metavar="INT",
+        help="Number of steps to time. (default: 20)",
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FOLDER",
+        help="Save a trace of a few steps here, for xprof or Perfetto.",
+    )
+    parsed, config = parser.read(arguments[1:])
+    if parsed.profile is not None:  # before anything is measured
+        try:
+            parsed.profile.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"--profile {parsed.profile} cannot be made ({error.strerror}): name another folder"
+            ) from None
     enable_compilation_cache()
     from ..plan.bench import bench, report
     from ..plan.placeholders import without_data
@@ -44,34 +58,6 @@ def bench_command(arguments: list[str]) -> None:
     print("\n".join(report(measured)))
     if parsed.profile is not None:
         print(f"trace        {parsed.profile}: open it with xprof or ui.perfetto.dev")
-
-
-def _parser(name: str) -> OptionParser:
-    program = f"flaxzoo bench {name}"
-    parser = OptionParser(
-        prog=program,
-        usage=f"{program} [options]",
-        description=WHAT,
-        epilog=f"The others are those of a run: flaxzoo train {name} --help tells what they mean.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--timed-steps", type=_at_least_one, default=20, help="how many are timed; by default 20"
-    )
-    parser.add_argument(
-        "--profile", type=Path, help="a folder for a trace of a few steps, for xprof or Perfetto"
-    )
-    return parser
-
-
-def _make_folder(path: Path) -> None:
-    """Before anything is measured."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--profile {path} cannot be made ({error.strerror}): name another folder"
-        ) from None
 
 
 def _at_least_one(word: str) -> int:

@@ -1,22 +1,32 @@
-"""`flaxzoo list`: what there is."""
+"""The command `flaxzoo list`."""
 
+import dataclasses
+
+import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
-from ...models.config import TransformerConfig, create, presets
+from ...models.config import TransformerConfig
 from ...models.init import parameter_shapes
+from ...models.registry import create, presets
 from ..recipes import RECIPES, describe
 from ..state import count_parameters
 
 
 def preset_parameters(config: TransformerConfig) -> int:
-    """How many parameters a model of this configuration has; makes none of them."""
+    """Returns the number of parameters of a model, without creating them."""
     return count_parameters(parameter_shapes(create(config)))
 
 
-def print_catalogue() -> None:
-    """Prints the published sizes with paper, parameters and context, and the recipes."""
-    console = Console(soft_wrap=True, width=160)  # a narrow terminal wraps, and nothing is cut
+@dataclasses.dataclass(frozen=True)
+class ListArguments:
+    """Prints the published model sizes and the recipes."""
+
+
+def list_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo list`: the sizes with paper, parameters and context length, and the recipes."""
+    tyro.cli(ListArguments, args=arguments, prog="flaxzoo list")
+    console = Console(soft_wrap=True, width=160)  # lines wrap in a narrow terminal
     columns = ("preset", "paper", "parameters", "published as", "context")
     table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)
     for name, preset in presets().items():

@@ -1,7 +1,7 @@
 """The command `flaxzoo`.
 
-Every command is a function, imported when it is asked for: `flaxzoo --help`
-needs neither jax nor anything else that is slow to import.
+Each command is imported when it is called, so that `flaxzoo --help` imports neither
+jax nor any other package that is slow to load.
 """
 
 import os
@@ -12,49 +12,50 @@ from ...data.errors import UserError, suggest
 from ..errors import NonFiniteLoss, ToldElsewhere
 
 COMMANDS = {
-    "train": ("commands", "train a model by a named recipe"),
-    "plan": (
-        "plan",
-        "tell whether a run would fit other devices, and how fast",
-    ),
-    "bench": ("bench", "time a recipe's train step here, without any data"),
-    "launch": ("commands", "train in several processes of this machine"),
-    "evaluate": ("commands", "print a trained model's loss and scores, as JSON"),
-    "generate": ("text_commands", "let a trained model continue a text"),
-    "fill-mask": ("text_commands", "let a trained model fill the gaps of a text"),
-    "predict": ("text_commands", "print a fine-tuned model's predictions, as JSON lines"),
-    "translate": ("text_commands", "translate a file line by line"),
-    "average": ("commands", "average the last checkpoints of a run"),
-    "import": ("commands", "make a run folder of a model in Hugging Face's form"),
-    "export": ("commands", "write a trained model for transformers and others"),
-    "embed": ("text_commands", "write a vector for each line of a file"),
-    "list": ("commands", "print the published model sizes and the recipes"),
-    "tokenizer": ("commands", "train a vocabulary on texts"),
-    "prepare": ("prepare", "tokenise and pack texts once, by any number of workers"),
+    "train": ("train", "train a model by a named recipe"),
+    "plan": ("plan", "check whether a run fits other devices, and estimate its speed"),
+    "bench": ("bench", "time a recipe's train step on this machine, without data"),
+    "launch": ("train", "train in several processes on this machine"),
+    "evaluate": ("evaluate", "print the loss and metrics of a trained model as JSON"),
+    "generate": ("generate", "continue a text with a trained model"),
+    "fill-mask": ("fill_mask", "fill the masks in a text with a trained model"),
+    "predict": ("predict", "print the predictions of a fine-tuned model as JSON lines"),
+    "translate": ("translate", "translate a file line by line"),
+    "average": ("convert", "average the last checkpoints of a run"),
+    "import": ("convert", "make a run folder from a model in the Hugging Face format"),
+    "export": ("convert", "write a trained model for transformers and other programs"),
+    "embed": ("embed", "write a vector for each line of a file"),
+    "list": ("list", "print the published model sizes and the recipes"),
+    "tokenizer": ("tokenizer", "train a tokenizer on text"),
+    "prepare": ("prepare", "tokenize and pack text in advance, with any number of workers"),
 }
-"""The file of each, and what it does."""
+"""Name of a command → its module, and what it does."""
 
 HELP = """usage: flaxzoo COMMAND …
 
-The JAX/Flax home of the transformer classics.
+Train, fine-tune and convert transformers in JAX and Flax.
 
 commands:
 {commands}
 
-Each command says more: flaxzoo train --help
-Begin with: flaxzoo train quickstart"""
+Help for a command: flaxzoo train --help
+To begin: flaxzoo train quickstart"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the exit status.
+    """Runs one command.
 
-    A mistake of the user's (input, files, settings) is one line on standard
-    error and status 2; a loss that is not finite, status 3; training that a
-    signal stopped after saving, 128 and the signal's number.
+    Args:
+      arguments: the command and its options; None: those of this process.
+
+    Returns:
+      The exit status: 0 for success; 2 for a mistake in the input, files or settings, with one
+      line on standard error; 3 for a loss that is not finite; 130 after Ctrl-C; 128 plus the
+      number of the signal if a signal stopped training after a checkpoint was saved.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items())
+        listed = "\n".join(f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items())
         print(HELP.format(commands=listed))
         return 0 if arguments else 2
     if arguments[0] == "--version":
@@ -69,21 +70,21 @@ def _run(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
         return _fail(f"no command named {command!r}: {suggest(command, list(COMMANDS))}", 2)
     try:
-        commands = import_module(f".{COMMANDS[command][0]}", __package__)
-        return getattr(commands, f"{command.replace('-', '_')}_command")(arguments) or 0
+        module = import_module(f".{COMMANDS[command][0]}", __package__)
+        return getattr(module, f"{command.replace('-', '_')}_command")(arguments) or 0
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("flaxzoo", ""):
             raise
         return _fail(
             f"{command} needs the package {error.name}, which is not installed: install flaxzoo "
-            "with all that it needs (pip without --no-deps)",
+            "with its dependencies (pip without --no-deps)",
             2,
         )
     except NonFiniteLoss as error:
         return _fail(str(error), 3)
     except ToldElsewhere:
         return 2
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (UserError, OSError) as error:
         return _fail(" ".join(str(error).split()), 2)

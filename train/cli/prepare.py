@@ -8,35 +8,36 @@ import tyro
 
 from ...data.packing.packing import Packing
 from ...data.prepared.shard_format import FACTS, SHARDS
-from .commands import Positional, at_dashes, named, say
+from .arguments import Positional, SourceName, log, named, split_at_dashes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareArguments:
-    """Tokenises and packs texts into rows to train on, a shard for each input file.
+    """Tokenizes and packs text into sequences for training, one shard for each input file.
 
-    Runs on Apache Beam (the `prepare` extra): in this process, or as its own options say, which
-    follow two dashes: -- --runner DataflowRunner … All workers must see SOURCE and OUT under the
-    same names (a shared file system). Run again it keeps what is whole, and makes what is not.
+    Runs on Apache Beam (the `prepare` extra), by default in this process. Beam's own options follow
+    two dashes: -- --runner DataflowRunner … All workers must see SOURCE and OUT under the same
+    names (a shared file system). Running the command again keeps complete shards and makes the
+    others.
     """
 
-    source: Positional[Annotated[str, named("SOURCE")]]
+    source: SourceName
     """text:GLOB[#line|#block], jsonl:GLOB#field, builtin:python-docs; or several, with " + "."""
     output: Positional[Annotated[Path, named("OUT")]]
-    """The folder that is made, to train on as --data.source prepared:FOLDER."""
+    """The folder to create; train on it with --data.source prepared:FOLDER."""
     tokenizer: Path
-    """A folder or file: RUN/tokenizer, or what `flaxzoo tokenizer train` made, for example."""
+    """A folder or file, for example RUN/tokenizer or the output of `flaxzoo tokenizer train`."""
     length: int
-    """Tokens in a row, T."""
+    """Tokens in a sequence, T."""
     packing: Packing = "concat"
-    """concat: fill every row, cutting documents; first-fit: keep documents whole."""
+    """concat: fill every sequence and split documents; first-fit: keep documents whole."""
     validation_fraction: float = 0.05
-    """The part of the documents that is held out to validate on."""
+    """The fraction of the documents that is held out for validation."""
 
 
 def prepare_command(arguments: list[str]) -> None:
-    """The command `flaxzoo prepare SOURCE OUT --tokenizer PATH --length T [-- BEAM'S OPTIONS]`."""
-    own, for_beam = at_dashes(arguments)
+    """Runs `flaxzoo prepare SOURCE OUT --tokenizer PATH --length T [-- BEAM OPTIONS]`."""
+    own, for_beam = split_at_dashes(arguments)
     parsed = tyro.cli(PrepareArguments, args=own, prog="flaxzoo prepare")
     from ...data.prepared.apache_beam import beam_workers
     from ...data.prepared.write_shards import prepare
@@ -57,13 +58,13 @@ def prepare_command(arguments: list[str]) -> None:
     )
     kept = len(before & _written(parsed.output))
     made = len({shard.name for shard in shards}) - kept
-    say(
-        f"{parsed.output}: {made:,} shards made, {kept:,} found whole; {train:,} rows of "
-        f"{parsed.length} tokens to train on, {held_out:,} to validate on; go on with: "
+    log(
+        f"{parsed.output}: {made:,} shards made, {kept:,} kept; {train:,} sequences "
+        f"of {parsed.length} tokens for training, {held_out:,} for validation; next: "
         f"flaxzoo train RECIPE --data.source prepared:{parsed.output} --data.length {parsed.length}"
     )
 
 
 def _written(folder: Path) -> set[tuple[Path, int]]:
-    """The shards of a folder, each with the time at which it was finished."""
+    """Returns the shards of a folder, each with the time at which it was finished."""
     return {(path, path.stat().st_mtime_ns) for path in folder.glob(f"{SHARDS}/*/{FACTS}")}

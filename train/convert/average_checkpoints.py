@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...models.config import config_from_dict, create
 from ...models.init import parameter_shapes
 from ...models.load import read_config, restore_params, steps
+from ...models.registry import config_from_dict, create
 from ..errors import RunError
 from ..runs.params_only_run import (
     AVERAGED_STEPS,

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from ...models.config import architecture_of
 from ...models.hf.generation_config import GENERATION
 from ...models.hub import local_folder
 from ...models.load import is_foreign, load, read_fields
+from ...models.registry import family_name
 from ..config import to_dict
 from ..errors import RunError
 from ..runs.load_run import asked_of, open_run, search_of
@@ -46,5 +46,5 @@ def import_model(source: str | Path, output: str | Path) -> str:
     fields = to_dict(config)
     facts = {"model": fields.pop("model"), "train": fields, **facts}
     make_model_folder(output, facts, tokenizer.save, 0, params)
-    kind = f"{architecture_of(model)}, head {model.head}"
+    kind = f"{family_name(model)}, head {model.head}"
     return f"{kind}, {count_parameters(params):,} parameters, from {source}"

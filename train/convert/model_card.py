@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...models.config import architecture_of
+from ...models.registry import family_name
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
 from ..engine.metrics_log import read_metrics
 from ..runs.params_only_run import AVERAGED_STEPS, IMPORTED_FROM
@@ -57,7 +57,7 @@ def model_card(
     """
     model: Any = config.model
     use = USES[model.head]
-    made = f"{architecture_of(model)}, head {model.head}, {num_parameters:,} parameters"
+    made = f"{family_name(model)}, head {model.head}, {num_parameters:,} parameters"
     base = f"base_model: {_public(config.init_from)}\n" if config.init_from else ""
     parts = [
         f"---\nlibrary_name: transformers\npipeline_tag: {use.task}\n{base}tags:\n- flaxzoo\n---\n",

@@ -1,8 +1,8 @@
-"""The mesh, and the one table that says how parameters lie on it.
+"""The mesh, and how parameters and batches are sharded over it.
 
-A parameter's path is matched against `PARAMETER_AXES`, which names the logical
-axis of each of its dimensions; `MESH_AXES` says along which axis of the mesh a
-logical axis is cut.  Models know nothing of this.
+The rules of the families (`models.registry.Family.parameter_axes`) name the logical axis of each
+dimension of a parameter; `MESH_AXES` says over which axis of the mesh a logical axis is sharded.
+Models know nothing of the mesh.
 
 Of a batch rows are cut along `BATCH_AXES` and tokens along `CONTEXT`: the
 compiler then gathers the keys and values of a row, layer by layer, for the
@@ -25,6 +25,7 @@ from ...data.errors import UserError
 from ...models.config import divisors
 from ...models.nn.fused_attention import FusedAttention
 from ...models.nn.layers import TransformerLayer
+from ...models.registry import families
 from ..config import MeshConfig
 from ..state import TrainState
 from ..tree import path_name
@@ -34,27 +35,6 @@ BATCH_AXES = ("data", "fsdp")
 CONTEXT = "context"
 """Tokens of a row are cut along it."""
 MESH_AXIS_NAMES = (*BATCH_AXES, CONTEXT, "tensor")
-
-_STACK = r"((encoder|decoder)/)?layers"
-_ATTENTION = rf"{_STACK}/(cross_)?attention"
-
-PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"(token|source|output)_embedding/embedding", ("vocabulary", "model")),
-    (r"((encoder|decoder)/)?(position|token_type)_embedding/embedding", (None, "model")),
-    (rf"{_ATTENTION}/(query|key|value)/kernel", ("layers", "model", "heads", None)),
-    (rf"{_ATTENTION}/(query|key|value)/bias", ("layers", "heads", None)),
-    (rf"{_ATTENTION}/output/kernel", ("layers", "heads", None, "model")),
-    (rf"{_STACK}/feed_forward/up/kernel", ("layers", "model", "feed_forward")),
-    (rf"{_STACK}/feed_forward/up/bias", ("layers", "feed_forward")),
-    (rf"{_STACK}/feed_forward/down/kernel", ("layers", "feed_forward", "model")),
-    (rf"{_STACK}/((cross_)?attention/output|feed_forward/down)/bias", ("layers", None)),
-    (rf"{_STACK}/((cross_)?attention|feed_forward)_norm/(scale|bias)", ("layers", None)),
-    (r"((encoder|decoder)/)?final_norm/(scale|bias)", (None,)),
-    (r"(embedding_norm|head/transform_norm)/(scale|bias)", (None,)),
-    (r"(pooler|head/(transform|next_sentence|classifier|span))/kernel", ("model", None)),
-    (r"(pooler|head/(transform|next_sentence|classifier|span))/bias", (None,)),
-    (r"(head/|output_)bias", ("vocabulary",)),
-)
 
 MESH_AXES: dict[str | None, str | None] = {
     "model": "fsdp",
@@ -95,16 +75,17 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
     """How one parameter lies on the mesh.
 
     Raises:
-      UserError: not exactly one row of the table fits, or a dimension cannot
+      UserError: not exactly one rule matches the path, or a dimension cannot
         be cut evenly.
     """
-    rows = [axes for pattern, axes in PARAMETER_AXES if re.fullmatch(pattern, name)]
-    if len(rows) != 1 or len(rows[0]) != len(shape):
+    rules = {rule for family in families().values() for rule in family.parameter_axes.items()}
+    matches = [axes for pattern, axes in rules if re.fullmatch(pattern, name)]
+    if len(matches) != 1 or len(matches[0]) != len(shape):
         raise UserError(
-            f"parameter {name} {shape} fits {len(rows)} rows of PARAMETER_AXES: exactly one "
-            "must name its dimensions"
+            f"parameter {name} {shape} matches {len(matches)} rules in the parameter_axes of the "
+            "families: exactly one must name its dimensions"
         )
-    spec = [MESH_AXES[axis] for axis in rows[0]]
+    spec = [MESH_AXES[axis] for axis in matches[0]]
     for size, axis in zip(shape, spec, strict=True):
         if axis is not None and size % mesh.shape[axis]:
             choices = ", ".join(map(str, divisors(size)))

@@ -14,8 +14,8 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...data.errors import UserError
-from ...models.config import create
 from ...models.init import init_params
+from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
 from ..distributed.optimizer_offload import from_host_and_back, on_host

@@ -10,7 +10,8 @@ from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tasks.token_classification import TokenClassificationData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.bert import BertConfig
-from ...models.config import Execution, preset
+from ...models.config import Execution
+from ...models.registry import preset
 from ..config import TrainConfig
 from ..optimizer_config import OptimizerConfig
 
@@ -213,7 +214,7 @@ def bert_choice() -> TrainConfig:
     )
 
 
-BERT_RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "bert-quickstart": bert_quickstart,
     "bert-base-128": bert_base_128,
     "bert-base-512": bert_base_512,

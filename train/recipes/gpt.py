@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
-from ...models.config import Execution, preset
+from ...models.config import Execution
 from ...models.gpt import GPTConfig
+from ...models.registry import preset
 from ..config import TrainConfig
 from ..optimizer_config import OptimizerConfig
 
@@ -142,7 +143,7 @@ def gpt3_175b() -> TrainConfig:
     return _published("gpt3-175b", 0.6e-4, 1536)
 
 
-GPT_RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "quickstart": quickstart,
     "shakespeare-char": shakespeare_char,
     "gpt2": gpt2,

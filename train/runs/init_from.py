@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
-from ...models.config import TransformerConfig, create
+from ...models.config import TransformerConfig
 from ...models.load import read_params
 from ...models.init import parameter_shapes
+from ...models.registry import create
 from ..errors import RunError
 from ..tree import path_name
 

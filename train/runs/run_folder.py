@@ -16,9 +16,10 @@ from ...data.dataset import DataSplit
 from ...data.tokenizers.base import Tokenizer
 from ...data.tasks.translation import encode_source
 from ...models.bert import WITH_MASKED_WORDS, BertConfig
-from ...models.config import TransformerConfig, architecture_of
+from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.load import CONFIG_FILE, chosen_step, model_config, read_config, steps
+from ...models.registry import family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from ..errors import RunError
 from .init_from import Beginning, plan_beginning
@@ -182,7 +183,7 @@ def fit_model(
     able = [head for head in heads if head in possible]
     if not able:
         raise RunError(
-            f"{architecture_of(model)} has no head for {config.data.kind} data (it has "
+            f"{family_name(model)} has no head for {config.data.kind} data (it has "
             f"{', '.join(possible)}): choose a recipe of such data (flaxzoo list)"
         )
     if isinstance(model, BertConfig):

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from flaxzoo import data
 from flaxzoo.data import (
     CausalLMEvaluationExamples,
     DataError,
@@ -23,6 +22,7 @@ from flaxzoo.data import (
 )
 from flaxzoo.data.packing.packed_rows import decode, encode, gather_tokens
 from flaxzoo.data.packing.packing import first_fit
+from flaxzoo.data.prepared import write_shards
 from flaxzoo.data.prepared.read_shards import prepared_split
 from flaxzoo.data.prepared.shard_format import SPLITS, read_manifest
 from flaxzoo.data.prepared.write_shards import input_files, prepare_shard
@@ -274,13 +274,13 @@ def test_faults_are_named(texts, letters, tmp_path, source, fields, message):
 
 
 def test_a_file_that_changes_meanwhile_is_refused(texts, letters, tmp_path, monkeypatch):
-    write_rows = data.preparing._write_rows
+    write_rows = write_shards._write_rows
 
     def meddle(*arguments):
         (texts / "0.txt").write_text("shorter")
         return write_rows(*arguments)
 
-    monkeypatch.setattr(data.preparing, "_write_rows", meddle)
+    monkeypatch.setattr(write_shards, "_write_rows", meddle)
     with pytest.raises(DataError, match="changed while it was read: start again"):
         prepare(f"text:{texts}/0.txt#block", tmp_path / "out", letters, length=LENGTH)
     assert not list((tmp_path / "out" / "shards").iterdir())
@@ -302,8 +302,8 @@ def test_a_full_disk_is_told_in_a_line(texts, letters, tmp_path, monkeypatch, wh
         if what == "rows":
             patch.setattr("array_record.python.array_record_module.ArrayRecordWriter", Writer)
         else:
-            patch.setattr(data.preparing, "to_json", full)
-            patch.setattr(data.preparing, "begin", lambda *arguments: None)
+            patch.setattr(write_shards, "to_json", full)
+            patch.setattr(write_shards, "begin", lambda *arguments: None)
             (tmp_path / "out" / "shards").mkdir(parents=True)
             load_tokenizer(letters).save(tmp_path / "out" / "tokenizer")
         message = r"cannot write .*0.txt-.* \(.*No space left on device\): mend that, and run it"

@@ -44,7 +44,8 @@ def segments_of(row):
         labels, shifted = row["labels"][here], row["decoder_input_ids"][here]
         assert shifted[1:].tolist() == labels[:-1].tolist(), "teacher forcing"
         pairs.append((row["input_ids"][there].tolist(), shifted[0], labels.tolist()))
-    for names in (names[:3], names[3:]):
+    every = list(translation.ARRAYS)
+    for names in (every[:3], every[3:]):
         padding = row[names[1]] == 0
         assert not any(row[name][padding].any() for name in names)
         assert (np.diff(padding.astype(int)) >= 0).all(), "padding is at the end"

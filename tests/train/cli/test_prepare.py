@@ -49,14 +49,14 @@ def test_workers_make_the_same_bytes(place, tmp_path, capfd, options):
     output = tmp_path / "rows"
     assert prepare(place, output, *options) == 0
     said = capfd.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"{output}: 5 shards made, 0 found whole; ")
+    assert said.startswith(f"{output}: 5 shards made, 0 kept; ")
     assert said.endswith(f"flaxzoo train RECIPE --data.source prepared:{output} --data.length 8")
     manifest = (output / "manifest.json").read_bytes()
     assert contents(output) == contents(place / "alone")
     assert b'"apache-beam": "' in manifest
     times = {path: path.stat().st_mtime_ns for path in output.rglob("*.array_record")}
     assert prepare(place, output) == 0
-    assert f"{output}: 0 shards made, 5 found whole; " in capfd.readouterr().err
+    assert f"{output}: 0 shards made, 5 kept; " in capfd.readouterr().err
     assert times == {path: path.stat().st_mtime_ns for path in times}
     assert (output / "manifest.json").read_bytes() == manifest
 
@@ -120,4 +120,4 @@ def test_help_tells_what_follows_two_dashes(capfd):
     with pytest.raises(SystemExit):
         cli.main(["prepare", "--help"])
     text = capfd.readouterr().out
-    assert "which follow two dashes" in " ".join(text.split()).replace("│ │ ", "")
+    assert "options follow two dashes" in " ".join(text.split()).replace("│ │ ", "")

@@ -169,7 +169,7 @@ def test_a_process_waits_for_the_others_no_longer_than_asked():
         "JAX_NUM_PROCESSES": "2",
         "JAX_PROCESS_ID": "1",
     }
-    program = "from flaxzoo.train import processes\nwith processes.joined(1): pass"
+    program = "from flaxzoo.train.distributed.multiprocess import joined\nwith joined(1): pass"
     ended = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo.models import load as loading
+from flaxzoo.models.load import newest_step, steps
 from flaxzoo.train import TrainState
 from flaxzoo.train.engine.checkpoint import Checkpoints
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -98,7 +98,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path, losses, last, best, expected
             save(tmp_path, {step: loss}, last, best)
     else:
         save(tmp_path, losses, last, best)
-    assert kept(tmp_path) == loading.steps(tmp_path) == expected
+    assert kept(tmp_path) == steps(tmp_path) == expected
 
 
 def test_a_checkpoint_without_a_loss_is_nothing_to_warn_of(tmp_path, caplog):
@@ -111,7 +111,7 @@ def test_half_a_checkpoint_is_none(tmp_path):
     # What a process leaves that is killed while it writes.
     save(tmp_path, {1: 3.0})
     (tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
-    assert loading.newest_step(tmp_path) == 1
+    assert newest_step(tmp_path) == 1
     with Checkpoints(tmp_path, keep_last=2, keep_best=1) as checkpoints:
         assert checkpoints.newest == 1
         checkpoints.save(make_state(2), {}, None)

@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 from flaxzoo import train
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.cli.commands import TrainArguments, parse_recipe
-from flaxzoo.train.cli.plain_options import OptionParser, add_options, with_options
 from flaxzoo.train.engine.compile import make_program
 from flaxzoo.train.plan import bench
 from flaxzoo.train.plan.batch_specs import example_spec, synthetic_batch
 from flaxzoo.train.plan.peaks import PEAK_FLOPS
 from flaxzoo.train.plan.placeholders import without_data
-from flaxzoo.train.recipes import RECIPES
 
 SMALL = "--model.num-layers 1 --model.d-model 16 --model.num-heads 2 --batch-size 2".split()
 
@@ -38,10 +35,8 @@ def bare(*arguments):
 def test_other_commands_name_the_package_that_is_missing_there():
     done = bare("list")
     assert done.returncode == 2
-    assert done.stderr == (
-        "flaxzoo: list needs the package tyro, which is not installed: install flaxzoo with all "
-        "that it needs (pip without --no-deps)\n"
-    )
+    assert done.stderr.startswith("flaxzoo: list needs the package tyro, which is not installed: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_it_runs_where_there_is_nothing_but_jax_flax_and_optax(tmp_path):
@@ -138,22 +133,6 @@ def test_made_up_rows_are_such_as_the_data_give(name):
     assert len(np.unique(ids)) > 2 * config.data.length // 3
 
 
-@pytest.mark.parametrize("name", ["bert-classify", "bert-quickstart", "gpt2", "wmt14-en-de-base"])
-def test_options_are_read_as_train_reads_them(name):
-    arguments = (
-        "--model.num-layers 2 --data.validation None --optimizer.peak-learning-rate 1e-3 "
-        "--optimizer.frozen a b --execution.remat full --mesh.fsdp 2 --optimizer.max-gradient-norm "
-        "None --steps 1000000 --data.tokenizer.vocab-size 99"
-    ).split()
-    if hasattr(RECIPES[name]().data, "next_sentence"):
-        arguments.append("--data.no-next-sentence")
-    parser = OptionParser(allow_abbrev=False)
-    add_options(parser, RECIPES[name]())
-    ours = with_options(RECIPES[name](), parser.parse_args(arguments))
-    with_tyro = parse_recipe(TrainArguments, [name, *arguments], "train", workdir=Path("run"))[1]
-    assert ours == with_tyro
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -164,7 +143,7 @@ def test_options_are_read_as_train_reads_them(name):
             "quickstart --model.num-layer=3",
             "--model.num-layer: did you mean --model.num-layers",
         ),
-        ("quickstart 4", "nothing is called 4 (all options: flaxzoo bench quickstart --help)"),
+        ("quickstart 4", "unknown option 4 (all options: flaxzoo bench quickstart --help)"),
         ("quickstart --timed-steps 0", "--timed-steps: 0 must be at least 1"),
         ("quickstart --steps -1", "steps -1 must be at least 0"),
         ("quickstart --mesh.fsdp 3", "do not multiply to the 8 devices"),
@@ -189,5 +168,6 @@ def test_help_lists_the_options_and_their_defaults(capsys):
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert "--optimizer.state-dtype" in out
-    assert "by default float32" in out
-    assert "jit | pmap; by default jit" in out
+    assert "{float32,bfloat16}" in out
+    assert "(default: float32)" in out
+    assert "--parallel {jit,pmap}" in out

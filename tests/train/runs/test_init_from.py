@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
+from flaxzoo.models.load import newest_step, steps
 from flaxzoo.train.config import from_dict, in_steps, to_dict
 from flaxzoo.train.runs.init_from import begin, plan_beginning
 from flaxzoo.train.tree import path_name
@@ -29,7 +30,7 @@ def begun(folder, model):
     source = train.open_run(folder)[0].model
     fresh = models.init_params(models.create(model), jax.random.key(5))
     shardings = jax.tree.map(lambda x: x.sharding, fresh)
-    plan = plan_beginning(folder, models.loading.newest_step(folder), source, model)
+    plan = plan_beginning(folder, newest_step(folder), source, model)
     params = begin(plan, fresh, shardings, lines.append)
     flat = [
         {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}
@@ -121,7 +122,7 @@ def test_a_run_that_was_stopped_is_the_run_never_stopped(place, pretrained, kind
     assert train.train(config, whole, quiet=True).finished
     # The same run, but for what its first checkpoint does not hold.
     train.train(config, again, quiet=True)
-    for step in models.loading.steps(again)[1:]:
+    for step in steps(again)[1:]:
         shutil.rmtree(again / "checkpoints" / str(step))
     train.train(config, again, quiet=True)
     for name, x in parameters(again).items():

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from ...data.tasks.translation import TranslationData
 from ...data.tokenizers.training import TokenizerConfig
-from ...models.config import Execution, preset
+from ...models.config import Execution
+from ...models.registry import preset
 from ...models.transformer import EncoderDecoderConfig
 from ..config import TrainConfig
 from ..optimizer_config import OptimizerConfig
@@ -162,7 +163,7 @@ def wmt14_en_fr_big() -> TrainConfig:
     return _wmt14("big", "fr", 300_000, dropout_rate=0.1)
 
 
-TRANSLATION_RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "numbers-en-fr": numbers_en_fr,
     "multi30k-en-de": multi30k_en_de,
     "wmt14-en-de-base": wmt14_en_de_base,

@@ -1,0 +1,96 @@
+"""The commands `flaxzoo import`, `flaxzoo export` and `flaxzoo average`."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from ...data.errors import UserError
+from .arguments import OutputPath, RunFolder, RunName, SourceName, log
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportArguments:
+    """Makes a run folder from a model in the Hugging Face format."""
+
+    source: SourceName
+    """A folder with config.json, model.safetensors (or shards and their index) and the tokenizer's
+    files; or a name on the Hugging Face hub."""
+    output: OutputPath
+    """The run folder to create."""
+
+
+def import_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo import SOURCE OUTPUT`."""
+    parsed = tyro.cli(ImportArguments, args=arguments, prog="flaxzoo import")
+    from ..convert.import_hf import import_model
+
+    log(f"{parsed.output}: {import_model(parsed.source, parsed.output)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportArguments:
+    """Writes a model for transformers, as plain arrays, or as a compiled program."""
+
+    run: RunName
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
+    output: OutputPath
+    """The folder to create (forms huggingface and stablehlo), or the file."""
+    form: Literal["huggingface", "safetensors", "npz", "stablehlo"] = "huggingface"
+    """huggingface: a folder for transformers. safetensors, npz: the arrays under flaxzoo's own
+    parameter paths. stablehlo: the forward pass as a program that needs only jax, and its
+    parameters."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Precision of the written parameters."""
+    file_gb: float | None = None
+    """Largest size of a file in the form huggingface, in 10^9 bytes, by default 5. A tensor is
+    never split."""
+    step: int | None = None
+    """The checkpoint. By default the newest."""
+
+
+def export_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo export RUN OUTPUT`."""
+    parsed = tyro.cli(ExportArguments, args=arguments, prog="flaxzoo export")
+    if parsed.file_gb is not None and parsed.form != "huggingface":
+        raise UserError(f"file-gb applies to the form huggingface: omit it for {parsed.form}")
+    file_gb = 5.0 if parsed.file_gb is None else parsed.file_gb
+    if not 0 < file_gb < math.inf:
+        raise UserError(f"file-gb {file_gb} must be above 0, for example 5")
+    from ..convert.export import export_model
+
+    notes = export_model(
+        parsed.run,
+        parsed.output,
+        form=parsed.form,
+        step=parsed.step,
+        dtype=parsed.dtype,
+        file_bytes=int(file_gb * 1e9),
+    )
+    for line in [f"{parsed.output}: {parsed.run}, {parsed.form}, {parsed.dtype}", *notes]:
+        log(line)
+
+
+@dataclasses.dataclass(frozen=True)
+class AverageArguments:
+    """Averages the last checkpoints of a run and saves the result as a new run folder."""
+
+    run: RunFolder
+    """The run folder. Train with --keep-last N to keep N checkpoints."""
+    last: int = 5
+    """The number of newest checkpoints to average."""
+    output: Path | None = None
+    """The folder to create. By default RUN-averaged."""
+
+
+def average_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo average RUN --last N`."""
+    parsed = tyro.cli(AverageArguments, args=arguments, prog="flaxzoo average")
+    from ..convert.average_checkpoints import average_checkpoints
+
+    run = parsed.run.resolve()  # a run may be named "."
+    output = parsed.output or run.with_name(f"{run.name}-averaged")
+    averaged = average_checkpoints(parsed.run, output, last=parsed.last)
+    log(f"{output}: the mean of the checkpoints {', '.join(map(str, averaged))}")

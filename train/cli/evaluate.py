@@ -1,0 +1,35 @@
+"""The command `flaxzoo evaluate`."""
+
+import dataclasses
+import json
+
+import tyro
+
+from ..compilation_cache import enable_compilation_cache
+from .arguments import RunName, log
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateArguments:
+    """Prints the validation loss (nats) and the metrics of a trained model as JSON."""
+
+    run: RunName
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
+    data: str | None = None
+    """A source of the kind that the model was trained on. By default its validation data."""
+    step: int | None = None
+    """The checkpoint. By default the newest."""
+    num_beams: int | None = None
+    """For translation: the number of beams, by default 4; 1 decodes greedily."""
+
+
+def evaluate_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo evaluate RUN [--data SOURCE]`."""
+    parsed = tyro.cli(EvaluateArguments, args=arguments, prog="flaxzoo evaluate")
+    enable_compilation_cache()
+    from ..inference.evaluate import score_run
+
+    scores = score_run(
+        parsed.run, parsed.data, step=parsed.step, num_beams=parsed.num_beams, say=log
+    )
+    print(json.dumps(scores))

@@ -1,0 +1,42 @@
+"""The command `flaxzoo tokenizer train`."""
+
+import dataclasses
+
+import tyro
+
+from ...data.errors import UserError
+from ...data.tokenizers.training import TokenizerKind
+from .arguments import OutputPath, SourceName, log
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerArguments:
+    """Trains a tokenizer on a source of text and saves it in a folder."""
+
+    source: SourceName
+    """builtin:python-docs, text:GLOB[#line|#block], jsonl:GLOB#field or tfds:NAME/CONFIG#field."""
+    output: OutputPath
+    """The folder to create."""
+    kind: TokenizerKind = "byte-bpe"
+    """The kind of tokenizer."""
+    vocab_size: int | None = None
+    """Number of tokens, special tokens included. Not for the kind characters."""
+
+
+def tokenizer_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo tokenizer train SOURCE OUTPUT`."""
+    if not arguments or arguments[0] != "train":
+        print("usage: flaxzoo tokenizer train SOURCE OUTPUT [--kind KIND] [--vocab-size N]")
+        if not arguments or arguments[0] not in ("-h", "--help"):
+            raise UserError("flaxzoo tokenizer knows one action: train")
+        return
+    parsed = tyro.cli(TokenizerArguments, args=arguments[1:], prog="flaxzoo tokenizer train")
+    if parsed.output.exists():
+        raise UserError(f"{parsed.output} exists: give a folder that does not")
+    from ...data.sources.documents import load_documents
+    from ...data.tokenizers.training import TokenizerConfig, train_tokenizer
+
+    documents = load_documents(parsed.source, "train", validation_fraction=0.0)
+    tokenizer = train_tokenizer(documents, TokenizerConfig(parsed.kind, parsed.vocab_size))
+    tokenizer.save(parsed.output)
+    log(f"{parsed.output}: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")

@@ -1,0 +1,116 @@
+"""The commands `flaxzoo train` and `flaxzoo launch`."""
+
+import argparse
+import dataclasses
+import logging
+import sys
+from pathlib import Path
+
+import tyro
+
+from ...data.errors import UserError
+from ..compilation_cache import enable_compilation_cache
+from ..config import TrainConfig
+from ..recipes import RECIPES, describe
+from .arguments import log, split_at_dashes
+from .recipe_options import RecipeParser
+
+
+def train_command(arguments: list[str]) -> int:
+    """Runs `flaxzoo train RECIPE [options]`.
+
+    Returns:
+      0; or, when a signal stopped the run, 128 plus the number of the signal, as a shell has it.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        listed = "\n".join(f"  {name:<18} {describe(name)}" for name in RECIPES)
+        print(
+            "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n\n"
+            f"recipes:\n{listed}\n\nAll options of a recipe: flaxzoo train quickstart --help"
+        )
+        return 0
+    parsed, config = _parse(arguments)
+    enable_compilation_cache()
+    _silence_orbax()
+    from ..distributed.multiprocess import is_first, joined
+    from ..engine.loop import train
+    from ..objectives.tasks import task_of
+
+    with joined(parsed.rendezvous_timeout):
+        result = train(config, parsed.workdir, resume=parsed.resume)
+    if result.sample is not None:
+        print(result.sample)
+    if result.finished and is_first():
+        use = task_of(config.data).use.format(run=parsed.workdir)
+        log(f"report: {parsed.workdir / 'report.md'}; try the model: flaxzoo {use}")
+    return 0 if result.signal is None else 128 + result.signal
+
+
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
+    name = arguments[0]
+    parser = RecipeParser("train", name)
+    workdir = Path("runs") / name
+    run, devices = parser.groups["run"], parser.groups["devices"]
+    run.add_argument(
+        "--workdir",
+        type=Path,
+        default=workdir,
+        metavar="PATH",
+        help=f"The run folder. An unfinished run continues from its newest checkpoint. "
+        f"(default: {workdir})",
+    )
+    run.add_argument(
+        "--resume",
+        action="store_true",
+        default=True,
+        help="Continue a run folder that has checkpoints. (default: True)",
+    )
+    run.add_argument(
+        "--no-resume",
+        dest="resume",
+        action="store_false",
+        help="Refuse a run folder that has checkpoints.",
+    )
+    devices.add_argument(
+        "--rendezvous-timeout",
+        type=int,
+        default=300,
+        metavar="INT",
+        help="Seconds to wait for the other processes of a run with several. (default: 300)",
+    )
+    return parser.read(arguments[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchArguments:
+    """Trains in several processes on this machine and divides its GPUs among them.
+
+    The command to run follows two dashes: flaxzoo launch --processes 2 -- train quickstart
+    """
+
+    processes: int
+    """The number of processes. It must divide the number of GPUs, if there are any."""
+
+
+def launch_command(arguments: list[str]) -> int:
+    """Runs `flaxzoo launch --processes N -- train RECIPE [options]`."""
+    own, command = split_at_dashes(arguments)
+    if command[:1] != ["train"] and not {"-h", "--help"} & set(own):
+        instead = f", not {command[0]!r}" if command else ""
+        raise UserError(
+            f"flaxzoo launch starts the command train{instead}, after two dashes: "
+            "flaxzoo launch --processes 2 -- train quickstart"
+        )
+    parsed = tyro.cli(LaunchArguments, args=own, prog="flaxzoo launch")
+    if not command[1:] or command[1] in ("-h", "--help"):
+        return train_command(command[1:])
+    _parse(command[1:])  # report mistakes once, before any process starts
+    from ..distributed.launch import launch
+
+    return launch([sys.executable, "-m", f"{__package__}.main", *command], parsed.processes)
+
+
+def _silence_orbax() -> None:
+    """Silences orbax's per-thread tracebacks; write errors are reported elsewhere in one line."""
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)

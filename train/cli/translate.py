@@ -1,0 +1,83 @@
+"""The command `flaxzoo translate`."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from ...data.errors import UserError
+from ..compilation_cache import enable_compilation_cache
+from .arguments import RunName, log
+
+if TYPE_CHECKING:
+    from ...models import BeamSearch
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslateArguments:
+    """Translates a file line by line. An empty line stays empty."""
+
+    run: RunName
+    """A run folder of a translation model, a folder in the Hugging Face format, or a name on the
+    Hugging Face hub."""
+    input: str
+    """A file with one sentence per line; - reads standard input."""
+    output: Path | None = None
+    """The file to write, in the order of the input. By default standard output."""
+    num_beams: int | None = None
+    """The number of beams; 1 decodes greedily. By default 4, or the setting of an imported
+    model."""
+    length_penalty: float | None = None
+    """α: above 0 favors longer translations. By default 0.6, or the setting of an imported
+    model."""
+    num_best: int = 1
+    """Translations of each line, best first. Above 1, each translation is a line of its own: the
+    number of the input line, the score and the text, separated by tabs. An empty line has one
+    empty translation with score 0."""
+    step: int | None = None
+    """The checkpoint. By default the newest."""
+
+
+def translate_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo translate RUN --input FILE --output FILE`."""
+    parsed = tyro.cli(TranslateArguments, args=arguments, prog="flaxzoo translate")
+    enable_compilation_cache()
+    from ...data.io.atomic_io import check_output_path, write_file
+    from ...data.io.files import input_lines
+    from ..inference.translate import TextTranslator, note_of_empty, to_lines
+    from ..progress import Progress
+
+    if parsed.output is not None:
+        check_output_path(parsed.output, parsed.input)
+    translator = TextTranslator.of_run(parsed.run, step=parsed.step)
+    search = _search(parsed, translator.search)
+    lines = list(input_lines(parsed.input))
+    texts = [text for _, _, text in lines]
+    places = [f"{file} line {number}" for file, number, _ in lines]
+    with Progress().counter("sentences", len(texts)) as advance:
+        translated = translator(texts, search=search, places=places, on_batch=advance)
+    text = "".join(f"{line}\n" for line in to_lines(translated, parsed.num_best))
+    if parsed.output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        write_file(parsed.output, text.encode())
+    note = note_of_empty(texts, translated)
+    if note is not None:
+        log(note)
+
+
+def _search(parsed: TranslateArguments, search: "BeamSearch") -> "BeamSearch":
+    """Returns the model's search settings with those that the options replace."""
+    if parsed.num_beams is not None:
+        search = dataclasses.replace(search, num_beams=parsed.num_beams, num_return=1)
+    if parsed.length_penalty is not None:
+        search = dataclasses.replace(search, length_penalty=parsed.length_penalty)
+    if not 1 <= parsed.num_best <= search.num_beams:
+        raise UserError(
+            f"num-best {parsed.num_best} must be at least 1 and at most num-beams "
+            f"{search.num_beams}"
+        )
+    return dataclasses.replace(search, num_return=parsed.num_best)
