@@ -1,8 +1,8 @@
 """What an objective brings: examples that can be made in any order."""
 
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -47,6 +47,18 @@ class ArraySpec:
 
 BatchSpec = dict[str, ArraySpec]
 """The arrays of one example of a batch, by name."""
+
+
+class PickledByFields:
+    """A dataclass that pickles its fields alone.
+
+    Cached properties stay behind: a worker process opens files and maps arrays itself.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 class ExampleSource(Protocol):

@@ -12,10 +12,10 @@ from functools import cached_property
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from ..dataset import PickledByFields
 from ..errors import DataError
 from ..io.atomic_io import build_folder
 from ..sources.parallel_corpus import ParallelText
@@ -27,7 +27,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class PairCorpus:
+class PairCorpus(PickledByFields):
     """The tokens of the pairs of one split.
 
     Attributes:
@@ -76,10 +76,6 @@ class PairCorpus:
         """The tokens of a pair's source and target, ends included."""
         first, middle, last = self.starts[2 * index : 2 * index + 3].tolist()
         return self.tokens[first:middle], self.tokens[middle:last]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the cached arrays: a worker process maps the files itself.
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def build_pair_corpus(

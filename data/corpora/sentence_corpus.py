@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from ..dataset import PickledByFields
 from ..errors import DataError
 from ..io.atomic_io import build_folder
 from ..sources.documents import Documents
@@ -34,7 +34,7 @@ _FORMAT = 2
 
 
 @dataclass(frozen=True)
-class SentenceCorpus:
+class SentenceCorpus(PickledByFields):
     """The tokens of one split, sentence by sentence.
 
     Attributes:
@@ -96,10 +96,6 @@ class SentenceCorpus:
             f"{self.num_documents:,} documents ({self.num_single:,} of one sentence), "
             f"{self.num_sentences:,} sentences, {self.num_tokens:,} tokens"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the cached arrays: a worker process maps the files itself.
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def build_sentence_corpus(

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ..dataset import PickledByFields
 from ..errors import DataError
 from ..io.atomic_io import build_folder
 from ..tokenizers.base import SpecialIds, Tokenizer
@@ -47,7 +48,7 @@ class Texts(Protocol):
 
 
 @dataclass(frozen=True)
-class TokenCorpus:
+class TokenCorpus(PickledByFields):
     """The tokens of one split.
 
     Attributes:
@@ -98,10 +99,6 @@ class TokenCorpus:
     def num_targets(self) -> int:
         """The number of (input, label) pairs: one less than tokens, for each document."""
         return len(self.tokens) - self.num_documents
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the cached arrays: a worker process maps the files itself.
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def build_corpus(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dataset import DataSplit
+from ..dataset import DataSplit, PickledByFields
 from ..errors import DataError
 from ..packing.packed_rows import decode, packed_arrays
 from ..sources.source_names import parse_sources
@@ -48,7 +48,7 @@ class _File(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PreparedExamples:
+class PreparedExamples(PickledByFields):
     """The rows of prepared files; see ``dataset.ExampleSource``.
 
     Attributes:
@@ -90,10 +90,6 @@ class PreparedExamples:
 
         files: Any = [_File(name, 0, rows, rows) for name, rows in self.files]
         return grain.sources.ArrayRecordDataSource(files)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the opened files: a worker process opens them itself.
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(frozen=True)

@@ -144,8 +144,7 @@ def load_documents(
         DataError: The source has a fault (see ``read_documents``), has no second document
             to validate on, or is published and neither on this machine nor within reach.
     """
-    if not 0 <= validation_fraction < 1:
-        raise DataError(f"validation_fraction {validation_fraction} must be at least 0 and below 1")
+    check_validation_fraction(validation_fraction)
     sources = parse_sources(name)
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
     local = _load_local(sources, split, validation_fraction, cache, name)
@@ -158,6 +157,20 @@ def load_documents(
         else:
             parts.append(next(local))
     return JoinedRecords.join(parts)
+
+
+def check_validation_fraction(fraction: float, name: str = "validation_fraction") -> None:
+    """Checks that a share of documents can be held out.
+
+    Args:
+        fraction: The share.
+        name: The name of the setting, for the message.
+
+    Raises:
+        DataError: The share is not in [0, 1).
+    """
+    if not 0 <= fraction < 1:
+        raise DataError(f"{name} {fraction} must be at least 0 and below 1")
 
 
 def load_whole(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Documents:

@@ -5,7 +5,6 @@ is already on the machine is used. Their own validation split is used where they
 the test split never is.
 """
 
-import difflib
 import hashlib
 import http.client
 import importlib
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import tensorflow_datasets as tfds
 
-from ..errors import DataError
+from ..errors import DataError, similar_names
 from ..io.atomic_io import write_file
 from .documents import Documents, HashSplit, Split, text_digest
 from .source_names import Source
@@ -88,7 +87,7 @@ def open_builder(source: Source) -> Any:
 def _unknown_dataset(source: Source) -> str:
     name = source.location.split("/")[0]
     known = sorted(set(tfds.list_builders(with_community_datasets=False)))
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = similar_names(name, known)
     nearest = f"nearest names: {', '.join(near)}" if near else "see the TFDS catalogue for names"
     return f"TFDS has no data set {name!r} (source {source.name!r}): {nearest}"
 
@@ -100,7 +99,7 @@ def _unknown_configuration(source: Source, error: Exception) -> str:
     except ValueError:
         known = []
     if configuration and configuration not in known:
-        near = difflib.get_close_matches(configuration, known, n=3, cutoff=0.3) or known[:10]
+        near = similar_names(configuration, known) or known[:10]
         remedy = f"choose from {', '.join(near)}" if near else "leave it out"
         return f"TFDS data set {name!r} has no configuration {configuration!r}: {remedy}"
     return f"TFDS cannot make {source.location!r}: {_first_line(error)}"

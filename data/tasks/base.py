@@ -12,7 +12,12 @@ from typing import ClassVar
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
 from ..errors import DataError, UserError
-from ..sources.documents import Documents, load_documents, load_whole
+from ..sources.documents import (
+    Documents,
+    check_validation_fraction,
+    load_documents,
+    load_whole,
+)
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
 
@@ -44,6 +49,7 @@ class DataConfig(ABC):
     def __post_init__(self) -> None:
         if self.length < 1:
             raise UserError(f"data.length {self.length} must be at least 1")
+        check_validation_fraction(self.validation_fraction, "data.validation_fraction")
 
     @abstractmethod
     def texts(self) -> Texts:

@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..dataset import BatchSpec, DataSplit, ExampleSource
+from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields
 from ..packing.packed_rows import gather_tokens, packed_arrays, packed_specs, require_bos_eos
 from ..packing.packing import (
     Packing,
@@ -42,7 +42,7 @@ def example_from_spans(
 
 
 @dataclass(frozen=True)
-class CausalLMExamples:
+class CausalLMExamples(PickledByFields):
     """The rows of training epochs; see ``dataset.ExampleSource``.
 
     ``concat`` cuts each epoch at other places, ``first-fit`` has the same rows in each.
@@ -91,9 +91,6 @@ class CausalLMExamples:
     @cached_property
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
         return first_fit(self.corpus.target_counts, self.length)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(frozen=True)

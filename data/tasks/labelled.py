@@ -129,11 +129,6 @@ class LabelledData(DataConfig, Generic[E]):
         super().__post_init__()
         if self.length < SHORTEST:
             raise UserError(f"data.length {self.length} must be at least {SHORTEST}")
-        if not 0 <= self.validation_fraction < 1:
-            raise UserError(
-                f"data.validation_fraction {self.validation_fraction} must be at least 0 "
-                "and below 1"
-            )
 
     @abstractmethod
     def read(

@@ -16,7 +16,7 @@ import numpy as np
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, end_of_text, pair_at
 from ..corpora.token_corpus import corpus_key
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
-from ..errors import DataError, UserError
+from ..errors import DataError
 from ..io.hashing import digest
 from ..packing.packing import best_fit
 from ..sources.documents import default_cache_dir
@@ -264,14 +264,6 @@ class TranslationData(DataConfig):
     """The part that is held out when `validation` is not given and none is published."""
     length: int
     """Tokens in a row on each side, S = T; a row holds several pairs."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.validation_fraction < 1:
-            raise UserError(
-                f"data.validation_fraction {self.validation_fraction} must be at least 0 "
-                "and below 1"
-            )
 
     def texts(self) -> VocabularyTexts:
         """Both sides of the training pairs, for one vocabulary."""
