@@ -1,4 +1,4 @@
-"""What tests measure against torch, noted for the table of the README.
+"""Notes what tests measure against torch, for the table of models/README.md.
 
 Where the environment variable names a file, each comparison adds a line of JSON to it;
 `python -m tests.parity_table` makes the table of them.
