@@ -27,7 +27,7 @@ def write_documents(file):
 
 
 def write_labelled(folder):
-    """Write a file of each format: texts are labelled by whether they have a cat, words as animals."""
+    """Write a file of each format: texts labelled by whether they have a cat, words as animals."""
     draw = random.Random(1)
     texts = [f"{sentence(draw, 4)} {('cat', 'dog')[i % 2]}" for i in range(23)]
     lines = [f"{int('cat' in t.split())}\t{t}" for t in texts]

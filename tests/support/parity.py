@@ -1,7 +1,7 @@
 """Record the differences to torch that tests measure, for the table of the README.
 
 If the environment variable FLAXZOO_PARITY names a file, each comparison appends a line of JSON to
-it; `python -m tests.parity_table` makes the table from them.
+it; `python -m tests.parity.parity_table` makes the table from them.
 """
 
 import json
@@ -18,7 +18,7 @@ def note_answers(theirs: Any, direction: str, ours: Any, expected: Any) -> None:
 
     Args:
       theirs: The torch model.
-      direction: "import" if flaxzoo's model was read from it, "export" if it was read from flaxzoo's.
+      direction: "import" if flaxzoo's model was read from it, "export" if it has flaxzoo's.
       ours: The output of flaxzoo's model.
       expected: The output of the torch model.
     """
