@@ -8,11 +8,11 @@ from typing import Any, Literal
 from ..data.errors import UserError
 from ..data.tasks.base import DataConfig
 from ..data.tasks.bert_pretraining import PretrainingData
-from ..data.tasks.causal_lm import CausalData
-from ..data.tasks.multiple_choice import ChoiceData
-from ..data.tasks.question_answering import SpanData
-from ..data.tasks.sequence_classification import ClassificationData
-from ..data.tasks.token_classification import TaggingData
+from ..data.tasks.causal_lm import CausalLMData
+from ..data.tasks.multiple_choice import MultipleChoiceData
+from ..data.tasks.question_answering import QuestionAnsweringData
+from ..data.tasks.sequence_classification import SequenceClassificationData
+from ..data.tasks.token_classification import TokenClassificationData
 from ..data.tasks.translation import TranslationData
 from ..data.tokenizers.training import TokenizerConfig
 from ..models.config import Execution, TransformerConfig
@@ -20,18 +20,19 @@ from ..models.registry import config_from_dict, config_to_dict
 from .optimizer_config import OptimizerConfig
 
 DATA_KINDS: dict[str, type[DataConfig]] = {
-    cls.kind: cls
+    name: cls
     for cls in (
-        CausalData,
+        CausalLMData,
         PretrainingData,
-        ClassificationData,
-        TaggingData,
-        SpanData,
-        ChoiceData,
+        SequenceClassificationData,
+        TokenClassificationData,
+        QuestionAnsweringData,
+        MultipleChoiceData,
         TranslationData,
     )
+    for name in (cls.kind, cls.former_kind or cls.kind)
 }
-"""Every kind of data, by the name it has in config.json."""
+"""Every kind of data, by the name it has in config.json, and by the name it had in older ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,10 +158,10 @@ def check_length(config: TrainConfig) -> None:
         )
 
 
-def in_steps(config: TrainConfig, rows_per_epoch: int) -> TrainConfig:
+def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
     """`config` with everything that is counted in epochs counted in steps."""
-    steps_per_epoch = math.ceil(rows_per_epoch / config.batch_size)
-    steps = config.steps or math.ceil(config.epochs * rows_per_epoch / config.batch_size)
+    steps_per_epoch = math.ceil(num_examples / config.batch_size)
+    steps = config.steps or math.ceil(config.epochs * num_examples / config.batch_size)
     warmup = config.optimizer.warmup_steps or int(config.optimizer.warmup_fraction * steps)
     return dataclasses.replace(
         config,

@@ -1,6 +1,6 @@
 """What a run reads: the settings that every kind of data shares, and what each must be able to do.
 
-A kind of data is a subclass in the file of its objective (`causal.CausalData`,
+A kind of data is a subclass in the file of its objective (`causal.CausalLMData`,
 `pretraining.PretrainingData` …): its fields are the command line's flags, its methods the way
 from a source to rows.
 """
@@ -12,7 +12,12 @@ from typing import ClassVar
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
 from ..errors import DataError, UserError
-from ..sources.documents import Documents, load_documents, load_whole
+from ..sources.documents import (
+    Documents,
+    check_validation_fraction,
+    load_documents,
+    load_whole,
+)
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
 
@@ -23,6 +28,8 @@ class DataConfig(ABC):
 
     kind: ClassVar[str]
     """The kind of data, as a run's config.json names it."""
+    former_kind: ClassVar[str] = ""
+    """The name that older run folders have for this kind; fingerprints still contain it."""
 
     source: str
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
@@ -42,6 +49,7 @@ class DataConfig(ABC):
     def __post_init__(self) -> None:
         if self.length < 1:
             raise UserError(f"data.length {self.length} must be at least 1")
+        check_validation_fraction(self.validation_fraction, "data.validation_fraction")
 
     @abstractmethod
     def texts(self) -> Texts:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
-from ...data.tasks.multiple_choice import ChoiceData
-from ...data.tasks.question_answering import SpanData
-from ...data.tasks.sequence_classification import ClassificationData
-from ...data.tasks.token_classification import TaggingData
+from ...data.tasks.multiple_choice import MultipleChoiceData
+from ...data.tasks.question_answering import QuestionAnsweringData
+from ...data.tasks.sequence_classification import SequenceClassificationData
+from ...data.tasks.token_classification import TokenClassificationData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.bert import BertConfig
 from ...models.config import Execution
@@ -178,7 +178,8 @@ def bert_classify() -> TrainConfig:
     Run: flaxzoo train bert-classify --init-from runs/bert-quickstart --data.source tsv:train.tsv
     """
     return _fine_tuning(
-        ClassificationData(source="tsv:train.tsv", length=64, tokenizer=_SMALL_VOCABULARY), 3.0
+        SequenceClassificationData(source="tsv:train.tsv", length=64, tokenizer=_SMALL_VOCABULARY),
+        3.0,
     )
 
 
@@ -188,7 +189,8 @@ def bert_tag() -> TrainConfig:
     Run: flaxzoo train bert-tag --init-from runs/bert-quickstart --data.source conll:eng.train
     """
     return _fine_tuning(
-        TaggingData(source="conll:eng.train", length=64, tokenizer=_SMALL_VOCABULARY), 3.0
+        TokenClassificationData(source="conll:eng.train", length=64, tokenizer=_SMALL_VOCABULARY),
+        3.0,
     )
 
 
@@ -198,7 +200,8 @@ def bert_span() -> TrainConfig:
     Run: flaxzoo train bert-span --init-from runs/bert-quickstart --data.source squad:train.json
     """
     return _fine_tuning(
-        SpanData(source="squad:train.json", length=256, tokenizer=_SMALL_VOCABULARY), 3.0
+        QuestionAnsweringData(source="squad:train.json", length=256, tokenizer=_SMALL_VOCABULARY),
+        3.0,
     )
 
 
@@ -208,7 +211,7 @@ def bert_choice() -> TrainConfig:
     Run: flaxzoo train bert-choice --init-from runs/bert-quickstart --data.source jsonl:train.jsonl
     """
     return _fine_tuning(
-        ChoiceData(source="jsonl:train.jsonl", length=128, tokenizer=_SMALL_VOCABULARY), 3.0
+        MultipleChoiceData(source="jsonl:train.jsonl", length=128, tokenizer=_SMALL_VOCABULARY), 3.0
     )
 
 

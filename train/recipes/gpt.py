@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from ...data.tasks.causal_lm import CausalData
+from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution
 from ...models.gpt import GPTConfig
@@ -28,7 +28,7 @@ def quickstart() -> TrainConfig:
             num_heads=4,
             dropout_rate=0.1,
         ),
-        data=CausalData(
+        data=CausalLMData(
             source="builtin:python-docs",
             length=128,
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=2048),
@@ -58,7 +58,7 @@ def shakespeare_char() -> TrainConfig:
             num_heads=4,
             dropout_rate=0.0,
         ),
-        data=CausalData(
+        data=CausalLMData(
             source="text:tinyshakespeare.train.txt",
             validation="text:tinyshakespeare.valid.txt",
             validation_fraction=0.0,
@@ -87,7 +87,7 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
     length = model.max_length
     return TrainConfig(
         model=model,
-        data=CausalData(
+        data=CausalLMData(
             source="tfds:c4/en#text",
             length=length,
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=model.vocab_size),
