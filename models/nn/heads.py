@@ -19,10 +19,12 @@ from flax import struct
 
 from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
-from .attention import AnyArray, Cache
+from .cache import Cache
 from .dropout import RowKeys, dropout
-from .layers import ACTIVATIONS, LayerNorm
+from .feed_forward import ACTIVATIONS
 from .linear import Linear, affine
+from .masks import AnyArray
+from .norms import LayerNorm
 from .typing import Array, Float, Int
 
 
@@ -292,7 +294,7 @@ class HeadSpec:
     """The class of the model's output."""
     output_names: tuple[str, ...] = ("logits",)
     """The arrays of the output besides those of the body."""
-    module: type[_Head] | None = None
+    module: type[nn.Module] | None = None
     """The module on top of an encoder; None: the output is that of the body, or the family makes
     its own projection."""
     needs_pooler: bool = False
@@ -318,6 +320,11 @@ class HeadSpec:
     """The task on the Hugging Face hub (`pipeline_tag`)."""
     default_recipe: str
     """The recipe whose data settings serve an imported model with this head."""
+
+    @property
+    def has_token_logits(self) -> bool:
+        """Whether the output has a logit for each token of the vocabulary."""
+        return self.predicts_masked or self.generates
 
     @property
     def hf_auto_class(self) -> str:
