@@ -2,6 +2,7 @@ import dataclasses
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -62,8 +63,8 @@ def test_a_head_registered_in_one_place_is_trained(monkeypatch):
     params = models.init_params(model, jax.random.key(0))
     tx = optax.sgd(0.1)
     step = train.make_train_step(model.apply, train.CLASSIFICATION, tx)
-    ids = np.arange(8, dtype=np.int32).reshape(2, 4)
-    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": np.array([0, 1])}
+    ids = jnp.arange(8).reshape(2, 4)
+    batch = {"input_ids": ids, "attention_mask": jnp.ones_like(ids), "labels": jnp.array([0, 1])}
     state, metrics = step(train.init_state(params, tx), batch, jax.random.key(1))
     before, after = (x["head"]["labels"]["kernel"] for x in (params, state.params))
     assert np.isfinite(metrics["loss"])
