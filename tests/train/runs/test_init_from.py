@@ -146,7 +146,7 @@ def test_a_gpt_has_no_head_for_labels(place):
     config = fine_tuning(place, "one")
     config = dataclasses.replace(config, model=models.GPTConfig(**SIZES))
     with pytest.raises(
-        train.RunError, match=r"gpt has no head for classify data \(it has causal_lm\): choose"
+        train.RunError, match=r"gpt has no head for sequence_classification data \(it has causal_lm\): choose"
     ):
         train.train(config, place / "gpt", quiet=True)
 
