@@ -4,8 +4,9 @@
 
 All figures except the last are read from the source, which is not imported. The last one is
 measured: a child process trains a tiny BERT and records the files whose functions are called.
-The tables below hold the names of both layouts, flat and nested, so that the same script measures
-either.
+`--rooms` prints counts for each folder, to find where a figure comes from. The tables below also
+hold the names of the former flat layout (`tag`, `span`, `pipeline.py`), so that the same script
+measures both.
 """
 
 import argparse

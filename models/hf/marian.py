@@ -8,7 +8,7 @@ import dataclasses
 import functools
 
 from ...data.io.json_text import JsonObject
-from ..nn.layers import sinusoidal_positions
+from ..nn.positions import sinusoidal_positions
 from ..transformer import EncoderDecoderConfig
 from .config_mapping import (
     ACTIVATIONS,

@@ -1,4 +1,4 @@
-"""Tiny encoders to train: a few words of text in every form, and the runs that learn of them."""
+"""Runs of tiny encoders, with a few sentences of data in every format."""
 
 import json
 import random
@@ -27,7 +27,7 @@ def write_documents(file):
 
 
 def write_labelled(folder):
-    """A file of each form; a text with a cat is positive, a cat is an animal."""
+    """Write a file of each format: texts labelled by whether they have a cat, words as animals."""
     draw = random.Random(1)
     texts = [f"{sentence(draw, 4)} {('cat', 'dog')[i % 2]}" for i in range(23)]
     lines = [f"{int('cat' in t.split())}\t{t}" for t in texts]

@@ -1,4 +1,4 @@
-"""A tiny run of every objective."""
+"""Configurations of a tiny run for every objective."""
 
 import random
 
@@ -12,7 +12,7 @@ WORDS = {"one": "un", "two": "deux", "three": "trois", "four": "quatre", "five":
 
 
 def write_sources(place):
-    """The files that all of `RUNS` read."""
+    """Write the files that all of `RUNS` read."""
     write_text(place / "text.txt")
     write_documents(place / "documents.txt")
     write_labelled(place)
@@ -74,4 +74,4 @@ RUNS = {
     "choices": tuning("choice"),
     "translation": translation,
 }
-"""From the folder of the sources, and fields of the configuration, to the configuration."""
+"""Functions that make a run's configuration from the folder of the sources and some fields."""
