@@ -81,18 +81,17 @@ class PretrainingData(DocumentsData):
     kind: ClassVar[str] = "pretraining"
 
     next_sentence: bool = True
-    """Use pairs of segments and predict whether the second continues the first (BERT). Without
-    it an example is one run of sentences (RoBERTa)."""
+    """Train on segment pairs and the next-sentence objective (BERT); without: as RoBERTa."""
     masking_rate: float = 0.15
     """The fraction of the tokens that is predicted."""
     whole_word: bool = False
     """Mask all tokens of a word together."""
     max_predictions: int | None = None
-    """The most predictions in an example; by default masking_rate * length, rounded up."""
+    """Predictions in a sequence, at most. By default masking_rate * length, rounded up."""
     short_fraction: float = 0.1
-    """The fraction of the examples that is deliberately shorter than `length`."""
+    """The fraction of the examples that is made shorter than a sequence on purpose."""
     language: str = "en"
-    """The language of text that must be split into sentences."""
+    """Language of text that must be split into sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

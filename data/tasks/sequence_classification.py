@@ -97,7 +97,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     source: str
     """tsv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text or tfds:glue/NAME."""
     length: int = 128
-    """Tokens in a row, T."""
+    """Tokens in a sequence, T."""
     target: Target = "single_label"
     """single_label: each example has one label; multi_label: any number of labels, separated by
     commas; regression: a number. (one, several and score are their former names.)"""
