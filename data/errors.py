@@ -1,6 +1,6 @@
 """Errors that the person at the keyboard can mend.
 
-The one file that `models`, `data` and `train` all import; it imports nothing of ours.
+`models`, `data` and `train` all import this file; it imports nothing of ours.
 """
 
 import difflib

@@ -9,16 +9,7 @@ Example::
 """
 
 from .bert import BERT, BertConfig
-from .config import (
-    Execution,
-    Preset,
-    TransformerConfig,
-    config_from_dict,
-    config_to_dict,
-    create,
-    preset,
-    presets,
-)
+from .config import Execution, TransformerConfig
 from .decoding.beam_search import BeamSearch, Hypothesis, Searcher, Translator
 from .decoding.sample import Generator, Sampling
 from .decoding.unstack_layers import separate_layers
@@ -27,10 +18,11 @@ from .hf.generate import generate
 from .hf.generation_config import generation_arguments
 from .init import init_params
 from .load import load
-from .nn.attention import Cache, init_cache
+from .nn.cache import Cache, init_cache
 from .nn.dropout import row_keys
 from .nn.heads import mean_pool
-from .nn.layers import sinusoidal_positions
+from .nn.positions import sinusoidal_positions
+from .registry import Preset, config_from_dict, config_to_dict, create, preset, presets
 from .transformer import EncoderDecoder, EncoderDecoderConfig
 
 __all__ = [

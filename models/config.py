@@ -1,18 +1,14 @@
-"""What every model's configuration shares, and the registry of published sizes.
+"""The fields that every model's configuration shares, and how a model is run.
 
-A configuration says what a model *is*: sizes, activation, where the norms
-stand.  How it is run (precision, scanned or unrolled layers, rematerialisation)
-is an `Execution`, which may change from one machine to the next without
-changing the model.
+A configuration says what a model *is*: its sizes, its activation, the position of its norms.
+How a model is run (precision, scanned or unrolled layers, rematerialization) is an `Execution`,
+which may change from one machine to the next without changing the model.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-import numpy as np
-
-from ..data.errors import UserError, suggest
+from ..data.errors import UserError
 
 
 def divisors(number: int) -> list[int]:
@@ -80,7 +76,34 @@ class TransformerConfig:
         """Width of the feed-forward layer, F."""
         return self.d_ff if self.d_ff is not None else 4 * self.d_model
 
-    # Where architectures may differ from what is usual.
+    # Fields and sizes in which families differ; those that vary in a family are its fields.
+
+    head: ClassVar[str] = "none"
+    """What the model returns: the name of a record in `models.nn.heads.HEADS`."""
+    labels: ClassVar[tuple[str, ...]] = ()
+    """Names of the labels, in order of their ids."""
+    num_token_types: ClassVar[int] = 0
+    """Number of token types; 0: the model has none."""
+    position_offset: ClassVar[int] = 0
+    """Rows of the position table before that of the first token."""
+    source_vocab_size: ClassVar[int | None] = None
+    """Number of tokens of the source, if that is not `vocab_size`."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the model can have."""
+        return (self.head,)
+
+    def with_head(self, head: str, labels: tuple[str, ...]) -> "TransformerConfig":
+        """Returns the configuration of the same body below another head.
+
+        Raises:
+            UserError: The family has no such head.
+        """
+        del labels
+        if head != self.head:
+            raise UserError(f"head {head!r} is unknown: choose {', '.join(self.heads)}")
+        return self
 
     @property
     def decoder(self) -> "TransformerConfig":
@@ -93,13 +116,19 @@ class TransformerConfig:
         return self.head_dim
 
     @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads, K; a divisor of `num_heads`."""
+        return self.num_heads
+
+    @property
+    def use_bias(self) -> bool:
+        """Whether the affine maps have biases."""
+        return True
+
+    @property
     def attention_bias(self) -> bool:
         """Whether the projections of attention have biases."""
-        return bool(getattr(self, "use_bias", True))
-
-    def score_scale(self, layer: Any) -> Any:
-        """What the scores of a layer's attention are multiplied by."""
-        return self.key_dim**-0.5
+        return self.use_bias
 
     @property
     def attention_dropout_rate(self) -> float:
@@ -121,107 +150,12 @@ class Execution:
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision in which parameters are stored."""
     layers: Literal["scan", "unroll", "separate"] = "scan"
-    """scan: one compiled layer, looped (compile time flat in depth). unroll: the
+    """scan: one compiled layer in a loop (compile time independent of depth). unroll: the
     same stored parameters, L copies in the program. separate: one parameter
     subtree per layer, laid out for decoding (`models.separate_layers`)."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes: nothing, all but matrix products, or
+    """What the backward pass recomputes. none: nothing. dots: everything but matrix products. full:
     every layer from its input."""
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
-    """What computes attention: a kernel that works block by block, cudnn (GPUs) or splash (TPUs),
-    where it can serve; else XLA. auto: XLA, or what suits the devices that a
-    program compiles for, which `train` knows and says."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Preset:
-    """A published model size."""
-
-    config: TransformerConfig
-    paper: str
-    published: str
-    """The parameter count as the paper prints it."""
-    note: str = ""
-    """Where the paper's own numbers disagree, and what was taken."""
-
-
-def one_token(config: Any) -> dict[str, np.ndarray]:
-    """The smallest input of a model that takes rows of tokens."""
-    return {"input_ids": np.zeros((1, 1), np.int32)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """A family: its configuration, its module, its published sizes."""
-
-    config: type[TransformerConfig]
-    module: Callable[..., Any]
-    presets: dict[str, Preset]
-    smallest_inputs: Callable[[Any], dict[str, np.ndarray]] = one_token
-    """From a configuration to the smallest arrays that such a model can be called with."""
-
-
-_ARCHITECTURES: dict[str, Architecture] = {}
-
-
-def register(name: str, architecture: Architecture) -> None:
-    """Makes a family known to `create`, `load` and `flaxzoo list`."""
-    _ARCHITECTURES[name] = architecture
-
-
-def architecture_of(config: TransformerConfig) -> str:
-    """The registered name of the family that `config` belongs to."""
-    return next(name for name, a in _ARCHITECTURES.items() if type(config) is a.config)
-
-
-def smallest_inputs(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """The smallest arrays that a model can be called with."""
-    return _ARCHITECTURES[architecture_of(config)].smallest_inputs(config)
-
-
-def presets() -> dict[str, Preset]:
-    """Every published size, by name."""
-    return {name: p for a in _ARCHITECTURES.values() for name, p in a.presets.items()}
-
-
-def preset(name: str) -> TransformerConfig:
-    """The configuration of a published size, e.g. `preset("gpt2")`.
-
-    Raises:
-      UserError: no such preset; the message names the nearest.
-    """
-    known = presets()
-    if name not in known:
-        raise UserError(f"no preset named {name!r}: {suggest(name, list(known))}")
-    return known[name].config
-
-
-def create(config: TransformerConfig, execution: Execution | None = None) -> Any:
-    """The Flax module for `config`: `create(preset("gpt2")).init(key, input_ids=…)`."""
-    module = _ARCHITECTURES[architecture_of(config)].module
-    return module(config, execution or Execution())
-
-
-def config_to_dict(config: TransformerConfig) -> dict[str, Any]:
-    """`config` as JSON-ready values, with its family under "architecture"."""
-    return {"architecture": architecture_of(config), **dataclasses.asdict(config)}
-
-
-def config_from_dict(fields: dict[str, Any]) -> TransformerConfig:
-    """The inverse of `config_to_dict`.
-
-    Raises:
-      UserError: the family is unknown or a field does not belong to it.
-    """
-    fields = dict(fields)
-    name = fields.pop("architecture", None)
-    if name not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise UserError(f"unknown architecture {name!r}: this version knows {known}")
-    cls = _ARCHITECTURES[name].config
-    unknown = set(fields) - {f.name for f in dataclasses.fields(cls)}
-    if unknown:
-        raise UserError(f"{name} configuration has unknown fields {sorted(unknown)}")
-    # JSON has no tuples.
-    values: dict[str, Any] = {n: tuple(x) if isinstance(x, list) else x for n, x in fields.items()}
-    return cls(**values)
+    """xla, or a fused kernel where it supports the call: cudnn (GPUs) or splash (TPUs). auto: the
+    kernel for the devices of `train`, elsewhere XLA; `train` prints the choice."""

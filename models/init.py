@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from .config import smallest_inputs
 from .nn.typing import Array, Key
+from .registry import smallest_inputs
 
 
 def init_params(model: Any, rng: Key[Array, ""]) -> Any:

@@ -56,6 +56,17 @@ def pytest_configure(config: pytest.Config) -> None:
     check_shapes()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives each test one of the three marks that `tests/README.md` states budgets for."""
+    here = Path(__file__).parent
+    for item in items:
+        room = item.path.relative_to(here).parts[0]
+        if room in ("integration", "parity"):
+            item.add_marker(pytest.mark.integration)
+        elif item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.unit)
+
+
 def check_shapes() -> None:
     """Has every annotated function of ours check its arguments and its answer."""
     import flax.struct
@@ -184,7 +195,7 @@ def assert_close() -> Any:
 
 def _train_config(**fields: Any) -> Any:
     from flaxzoo import models, train
-    from flaxzoo.data import CausalData, TokenizerConfig
+    from flaxzoo.data import CausalLMData, TokenizerConfig
 
     return train.TrainConfig(
         **{
@@ -196,7 +207,7 @@ def _train_config(**fields: Any) -> Any:
                 num_heads=4,
                 dropout_rate=0.1,
             ),
-            "data": CausalData(
+            "data": CausalLMData(
                 source="builtin:python-docs",
                 length=16,
                 tokenizer=TokenizerConfig(vocab_size=48),

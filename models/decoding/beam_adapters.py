@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.errors import UserError
-from ..nn.attention import Cache, init_cache
+from ..nn.cache import Cache, init_cache
+from ..nn.heads import require_head
 from ..nn.typing import Array, Bool, Float, Int
 
 
@@ -154,7 +154,5 @@ def beams_of(model: Any) -> EncoderDecoderBeams | CausalBeams:
     Raises:
       UserError: it writes no text.
     """
-    head = getattr(model.config, "head", None)
-    if head not in BEAMS:
-        raise UserError(f"a model with the head {head} writes no text: give {' or '.join(BEAMS)}")
-    return BEAMS[head](model)
+    require_head(model.config, BEAMS, "writes no text", f"give {' or '.join(BEAMS)}")
+    return BEAMS[model.config.head](model)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ..nn.attention import Cache
+from ..nn.cache import Cache
 from ..nn.typing import Array, Bool, Float, Int
 from .banned_sequences import BadWords, hide_bad_words, push
 

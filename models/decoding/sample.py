@@ -19,7 +19,8 @@ import numpy as np
 from flax import struct
 
 from ...data.errors import UserError
-from ..nn.attention import HIDDEN, Cache, init_cache
+from ..nn.attention import HIDDEN
+from ..nn.cache import Cache, init_cache
 from ..nn.dropout import fold_in, row_keys
 from ..nn.typing import Array, Bool, Float, Int, Key
 from .banned_sequences import (

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from ..config import create
 from ..init import parameter_shapes
+from ..registry import create
 
 
 def separate_layers(model: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

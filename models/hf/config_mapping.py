@@ -1,13 +1,21 @@
-"""A configuration of theirs as one of ours, and back: a table of fields and its engine.
+"""Configurations of Hugging Face as those of flaxzoo, and back: a table of fields and its engine.
 
-Every field that a `config.json` holds is honoured, or known to change nothing, or refused by name.
+Every field that a `config.json` contains is converted, or known to change nothing, or refused by
+name. A dotted name such as `rope_parameters.rope_theta` is that of a field in a nested object.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
+from ...data.io.json_text import JsonObject, JsonValue
+from ..config import TransformerConfig
 from .tensor_mapping import WeightsError
+
+HFConfig: TypeAlias = Mapping[str, JsonValue]
+"""The content of a `config.json`, or fields of it."""
+Settings: TypeAlias = dict[str, Any]
+"""Arguments of a configuration class, by name."""
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -19,42 +27,47 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Their names of a non-linearity; of several names of ours the first is written."""
+"""For each name of a non-linearity in Hugging Face the one here; the first of several is
+exported."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field that says the same on both sides."""
+    """A field that both configurations have."""
 
-    theirs: str
-    ours: str
-    default: Any
-    """What their library takes where a file does not say."""
-    values: Mapping[Any, Any] | None = None
-    """Their values, and what ours are called; None: the same."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Only:
-    """A field that has to have one of few values."""
-
-    theirs: str
-    values: tuple[Any, ...]
-    """What is understood; the first is their library's default, and written."""
+    hf: str
+    flax: str
+    default: JsonValue
+    """The value that transformers takes where a file has no such field."""
+    values: Mapping[str, str] | None = None
+    """For each supported value of Hugging Face the one here; None: any value, the same here."""
+    kind: type | None = None
+    """The type of a value other than null; None: that of the default, or any if it is null."""
+    omit_default: bool = False
+    """Whether the default is left out on export: for fields that only some models have."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Fields:
-    """Everything that the configurations of a family may hold."""
+class FixedField:
+    """A field of Hugging Face that has no counterpart here, and must have one of few values."""
 
-    entries: tuple[Field | Only, ...]
-    idle: frozenset[str] = frozenset()
-    """Fields that change no number."""
+    hf: str
+    values: tuple[JsonValue, ...]
+    """Supported values. The first is the default of transformers and is written on export."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigMapping:
+    """Everything that the configurations of a family may contain."""
+
+    fields: tuple[Field | FixedField, ...]
+    ignored: frozenset[str] = frozenset()
+    """Fields that do not change the forward pass, beside those of `IGNORED`."""
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Other names of fields."""
+    """Other names of fields, and of the objects in which fields are nested."""
 
 
-IDLE = frozenset(
+IGNORED = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _flax_model_name
     _name_or_path _num_labels architectures attn_implementation bos_token_id
@@ -67,45 +80,61 @@ IDLE = frozenset(
     transformers_version use_cache
     """.split()
 )
-"""Fields of any family that say nothing of the forward pass, or that are read elsewhere."""
+"""Fields of any family that do not change the forward pass, or that other code reads."""
 
 
-def ours_of(fields: Fields, theirs: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Our settings, from theirs.
+def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> Settings:
+    """Converts the fields of a `config.json` to arguments of a configuration.
+
+    Args:
+        mapping: The fields of the family.
+        hf_config: The content of the file.
+        source: The path of the file, for messages.
 
     Raises:
-      WeightsError: a field is unknown, has a value that is not understood, or two by two names.
+        WeightsError: A field is unknown, has an unsupported value, or stands there twice, under
+            two names.
     """
-    theirs = _unaliased(fields.aliases, theirs, source)
-    known = {entry.theirs for entry in fields.entries} | fields.idle | IDLE
-    if unknown := sorted(theirs.keys() - known):
+    hf_config = _with_full_names(mapping, hf_config, source)
+    known = {field.hf for field in mapping.fields} | mapping.ignored | IGNORED
+    if unknown := sorted(hf_config.keys() - known):
         raise WeightsError(
             f"{source} has fields that nothing here honours: {', '.join(unknown)}; take them out "
             "if the model does not depend on them"
         )
-    settings: dict[str, Any] = {}
-    for entry in fields.entries:
-        if isinstance(entry, Only):
-            value = theirs.get(entry.theirs, entry.values[0])
-            _check(value in entry.values, entry.theirs, value, entry.values, source)
+    settings: Settings = {}
+    for field in mapping.fields:
+        if isinstance(field, FixedField):
+            value = hf_config.get(field.hf, field.values[0])
+            _check_supported(field.hf, value, field.values, source)
             continue
-        value = theirs.get(entry.theirs, entry.default)
-        _check_type(entry, value, source)
-        if entry.values is not None:
-            _check(value in entry.values, entry.theirs, value, entry.values, source)
-            value = entry.values[value]
-        settings[entry.ours] = value
+        value = hf_config.get(field.hf, field.default)
+        _check_type(field, value, source)
+        if field.values is not None:
+            _check_supported(field.hf, value, field.values, source)
+        settings[field.flax] = value if field.values is None else field.values[str(value)]
     return settings
 
 
-def _unaliased(
-    aliases: Mapping[str, str], theirs: Mapping[str, Any], source: str
-) -> dict[str, Any]:
-    """Every field by its own name."""
-    named = {name: value for name, value in theirs.items() if name not in aliases}
-    for alias, name in aliases.items():
-        value = theirs.get(alias)
-        if value is not None and named.setdefault(name, value) != value:
+def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> JsonObject:
+    """Returns all fields under their own, dotted names, without nesting and aliases."""
+    names = {field.hf for field in mapping.fields} | mapping.ignored | set(mapping.aliases)
+    parents = {name.split(".")[0] for name in names if "." in name}
+    parents |= {alias for alias, name in mapping.aliases.items() if name in parents}
+    written: list[tuple[str, JsonValue]] = []
+    for name, value in hf_config.items():
+        if name not in parents:
+            written.append((name, value))
+        elif isinstance(value, dict):
+            parent = mapping.aliases.get(name, name)
+            written += [(f"{parent}.{key}", nested) for key, nested in value.items()]
+        elif value is not None:  # null is an object without fields
+            raise WeightsError(f"{source}: {name} {value!r} is not an object")
+    # A field's own name comes before its aliases, whose null says nothing.
+    named = {name: value for name, value in written if name not in mapping.aliases}
+    for alias, value in written:
+        name = mapping.aliases.get(alias, alias)
+        if (alias == name or value is not None) and named.setdefault(name, value) != value:
             raise WeightsError(
                 f"{source}: {alias} {value!r} is another name of {name}, which is {named[name]!r}: "
                 "take the wrong one out"
@@ -113,48 +142,83 @@ def _unaliased(
     return named
 
 
-def _check_type(entry: Field, value: Any, source: str) -> None:
-    """A value is of the kind of the default; a whole number is also a fraction."""
-    kind = type(entry.default)
+def _check_type(field: Field, value: JsonValue, source: str) -> None:
+    """Raises WeightsError unless a value has the type of its field; an integer is also a float."""
+    kind = field.kind or type(field.default)
     kinds = (int, float) if kind is float else (kind,)
-    if kind is not type(None) and type(value) not in kinds:
-        raise WeightsError(f"{source}: {entry.theirs} {value!r} is not of type {kind.__name__}")
+    is_null = value is None and field.default is None
+    if kind is not type(None) and not is_null and type(value) not in kinds:
+        raise WeightsError(f"{source}: {field.hf} {value!r} is not of type {kind.__name__}")
 
 
-def _check(fine: bool, name: str, value: Any, known: Any, source: str) -> None:
-    if not fine:
-        choices = ", ".join(map(repr, known))
+def _check_supported(name: str, value: object, values: Iterable[object], source: str) -> None:
+    if value not in (supported := list(values)):
+        choices = ", ".join(map(repr, supported))
         raise WeightsError(f"{source}: {name} {value!r} is not supported: only {choices}")
 
 
-def class_of(theirs: Mapping[str, Any], classes: Sequence[str], source: str) -> str:
-    """The class that wrote a model.
+def model_class(hf_config: HFConfig, classes: Sequence[str], source: str) -> str:
+    """Returns the class of transformers that wrote a model.
 
     Args:
-      theirs: a `config.json`.
-      classes: those that are supported; the first is taken where the file does not say.
-      source: its path, for messages.
+        hf_config: The content of a `config.json`.
+        classes: The supported classes; the first is assumed where the file does not say.
+        source: The path of the file, for messages.
 
     Raises:
-      WeightsError: another one wrote it.
+        WeightsError: Another class wrote the model.
     """
-    named: Any = theirs.get("architectures") or classes
-    written = named[0] if isinstance(named, list | tuple) else named
-    if written not in classes:
+    architectures = hf_config.get("architectures") or list(classes)
+    name = architectures[0] if isinstance(architectures, list) else architectures
+    if not isinstance(name, str) or name not in classes:
         known = ", ".join(classes)
-        raise WeightsError(f"{source}: a {written!s} is not supported: choose from {known}")
-    return written
+        raise WeightsError(f"{source}: a {name!s} is not supported: choose from {known}")
+    return name
 
 
-def theirs_of(fields: Fields, config: Any) -> dict[str, Any]:
-    """Their fields, from our configuration."""
-    written: dict[str, Any] = {}
-    for entry in fields.entries:
-        if isinstance(entry, Only):
-            written[entry.theirs] = entry.values[0]
-            continue
-        value = getattr(config, entry.ours)
-        if entry.values is not None:
-            value = next(theirs for theirs, ours in entry.values.items() if ours == value)
-        written[entry.theirs] = value
-    return written
+def settings_to_hf(mapping: ConfigMapping, config: TransformerConfig) -> JsonObject:
+    """Returns the fields of a `config.json` for a configuration."""
+    hf_config: JsonObject = {}
+    for field in mapping.fields:
+        if isinstance(field, FixedField):
+            value = field.values[0]
+        else:
+            value = getattr(config, field.flax)
+            if field.values is not None:
+                value = next(hf for hf, flax in field.values.items() if flax == value)
+            if field.omit_default and value == field.default:
+                continue
+        *parents, name = field.hf.split(".")
+        target = hf_config
+        for parent in parents:
+            nested = target.setdefault(parent, {})
+            assert isinstance(nested, dict)
+            target = nested
+        target[name] = value
+    return hf_config
+
+
+def check_exportable(
+    config: TransformerConfig, allowed: Mapping[str, tuple[object, ...]], family: str
+) -> None:
+    """Checks the settings that a family of Hugging Face cannot vary.
+
+    Args:
+        config: The configuration that is to be exported.
+        allowed: For each such setting the values that the family has.
+        family: Its name, for messages.
+
+    Raises:
+        WeightsError: The configuration has another value; the message names all such settings.
+    """
+    differing = {
+        f"{name} {value!r}": choices
+        for name, choices in allowed.items()
+        if (value := getattr(config, name)) not in choices
+    }
+    if differing:
+        only = "; ".join(
+            f"{setting}: only {', '.join(map(repr, choices))}"
+            for setting, choices in differing.items()
+        )
+        raise WeightsError(f"{family} has no {only}; train the model so to export it")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...data.errors import UserError
-from ..config import create
 from ..decoding.beam_adapters import beams_of
 from ..decoding.beam_search import BeamSearch, Hypothesis, Searcher
 from ..decoding.sample import Generator, Sampling
+from ..registry import create
 from .generation_config import Request, request_of
 from .tensor_mapping import WeightsError
 
@@ -96,7 +96,7 @@ def counting_from_zero(model: Any) -> Any:
     Its forward pass, and ours, count from behind the rows of the padding.
     """
     config = model.config
-    if not (offset := getattr(config, "position_offset", 0)):
+    if not (offset := config.position_offset):
         return model
     longer = config.max_length + offset
     return create(

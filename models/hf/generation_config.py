@@ -5,37 +5,39 @@ fields in their `config.json`.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...data.io.json_text import read_object
 from ..decoding.beam_search import BeamSearch
 from ..decoding.sample import Sampling
 from ..hub import local_folder
-from .config_mapping import Field, Fields, Only, ours_of
+from .config_mapping import ConfigMapping, Field, FixedField, settings_from_hf
 from .tensor_mapping import WeightsError
 
-DRAWN = Fields(
+DRAWN = ConfigMapping(
     (
         Field("temperature", "temperature", 1.0),
         Field("top_k", "top_k", 50),
         Field("top_p", "top_p", 1.0),
-        Only("min_p", (None,)),
-        Only("top_h", (None,)),
-        Only("typical_p", (1.0,)),
-        Only("epsilon_cutoff", (0.0,)),
-        Only("eta_cutoff", (0.0,)),
+        FixedField("min_p", (None,)),
+        FixedField("top_h", (None,)),
+        FixedField("typical_p", (1.0,)),
+        FixedField("epsilon_cutoff", (0.0,)),
+        FixedField("eta_cutoff", (0.0,)),
     )
 )
 """How tokens are drawn; they change nothing where none is."""
-PICKED = Fields(
+PICKED = ConfigMapping(
     (
         Field("do_sample", "do_sample", False),
         Field("repetition_penalty", "repetition_penalty", 1.0),
     )
 )
-SEARCHED = Fields((Only("do_sample", (False,)), Only("repetition_penalty", (1.0,))))
+SEARCHED = ConfigMapping(
+    (FixedField("do_sample", (False,)), FixedField("repetition_penalty", (1.0,)))
+)
 """The same fields where tokens are searched for."""
 TOKENS = frozenset(
     """
@@ -45,11 +47,11 @@ TOKENS = frozenset(
 WORDS = frozenset({"bad_words_ids", "suppress_tokens"})
 
 
-def _names(fields: Fields) -> frozenset[str]:
-    return frozenset(entry.theirs for entry in fields.entries)
+def _names(fields: ConfigMapping) -> frozenset[str]:
+    return frozenset(field.hf for field in fields.fields)
 
 
-FIELDS = Fields(
+FIELDS = ConfigMapping(
     (
         Field("num_beams", "num_beams", 1),
         Field("length_penalty", "length_penalty", 1.0),
@@ -57,30 +59,30 @@ FIELDS = Fields(
         Field("renormalize_logits", "renormalize", False),
         Field("max_length", "max_length", 0),
         Field("max_new_tokens", "max_new_tokens", 0),
-        Only("early_stopping", (False, True, "never")),
-        Only("min_length", (0,)),
-        Only("min_new_tokens", (0,)),
-        Only("forced_bos_token_id", (None,)),
-        Only("force_bos_token_to_be_generated", (False,)),
-        Only("encoder_repetition_penalty", (1.0,)),
-        Only("no_repeat_ngram_size", (0,)),
-        Only("encoder_no_repeat_ngram_size", (0,)),
-        Only("num_beam_groups", (1,)),
-        Only("diversity_penalty", (0.0,)),
-        Only("penalty_alpha", (None, 0.0)),
-        Only("begin_suppress_tokens", (None, [])),
-        Only("sequence_bias", (None,)),
-        Only("exponential_decay_length_penalty", (None,)),
-        Only("constraints", (None,)),
-        Only("force_words_ids", (None,)),
-        Only("remove_invalid_values", (False,)),
-        Only("guidance_scale", (None, 1.0)),
-        Only("watermarking_config", (None,)),
-        Only("dola_layers", (None,)),
-        Only("prompt_lookup_num_tokens", (None,)),
-        Only("token_healing", (False,)),
-        Only("stop_strings", (None,)),
-        Only("max_time", (None,)),
+        FixedField("early_stopping", (False, True, "never")),
+        FixedField("min_length", (0,)),
+        FixedField("min_new_tokens", (0,)),
+        FixedField("forced_bos_token_id", (None,)),
+        FixedField("force_bos_token_to_be_generated", (False,)),
+        FixedField("encoder_repetition_penalty", (1.0,)),
+        FixedField("no_repeat_ngram_size", (0,)),
+        FixedField("encoder_no_repeat_ngram_size", (0,)),
+        FixedField("num_beam_groups", (1,)),
+        FixedField("diversity_penalty", (0.0,)),
+        FixedField("penalty_alpha", (None, 0.0)),
+        FixedField("begin_suppress_tokens", (None, [])),
+        FixedField("sequence_bias", (None,)),
+        FixedField("exponential_decay_length_penalty", (None,)),
+        FixedField("constraints", (None,)),
+        FixedField("force_words_ids", (None,)),
+        FixedField("remove_invalid_values", (False,)),
+        FixedField("guidance_scale", (None, 1.0)),
+        FixedField("watermarking_config", (None,)),
+        FixedField("dola_layers", (None,)),
+        FixedField("prompt_lookup_num_tokens", (None,)),
+        FixedField("token_healing", (False,)),
+        FixedField("stop_strings", (None,)),
+        FixedField("max_time", (None,)),
     ),
     # Those that are read one by one; and of how it is computed, and of what is answered beside
     # tokens.
@@ -99,7 +101,7 @@ FIELDS = Fields(
         """.split()
     ),
 )
-NAMES = _names(FIELDS) | FIELDS.idle - TOKENS
+NAMES = _names(FIELDS) | FIELDS.ignored - TOKENS
 """Fields that say how a model is searched or sampled, and nothing of its forward pass."""
 ARGUMENTS = _names(FIELDS) | _names(DRAWN) | _names(PICKED) | TOKENS | WORDS
 """Of these fields those on which the tokens depend."""
@@ -179,7 +181,7 @@ def request_of(
     Raises:
       WeightsError: a field is not supported, or says nothing that can be done.
     """
-    settings = ours_of(FIELDS, theirs, where)
+    settings = settings_from_hf(FIELDS, theirs, where)
     searched = settings["num_beams"] != 1 or not causal
     settings |= _part(SEARCHED if searched else PICKED, theirs, where)
     settings["max_new_tokens"] = _max_new_tokens(theirs, where, prompt_length, longest)
@@ -249,7 +251,8 @@ def generation_arguments(folder: str | Path) -> dict[str, Any]:
 
 def _asked(folder: Path) -> tuple[dict[str, Any], bool, str]:
     """What a folder asks for; whether its model is causal; and the file that asks."""
-    source, config = folder / "generation_config.json", _read(folder / "config.json")
+    source = folder / "generation_config.json"
+    config: dict[str, Any] = read_object(folder / "config.json", WeightsError)
     if "model_type" not in config:
         if GENERATION not in config:
             raise WeightsError(
@@ -258,10 +261,10 @@ def _asked(folder: Path) -> tuple[dict[str, Any], bool, str]:
             )
         given, source = config[GENERATION], folder / "config.json"
         if not isinstance(given, dict):
-            raise WeightsError(f"{source}: {GENERATION} {given!r} is no JSON object: restore it")
+            raise WeightsError(f"{source}: {GENERATION} {given!r} is not an object: restore it")
         return given, config["model"]["architecture"] not in SEQUENCE_TO_SEQUENCE, str(source)
     if source.is_file():
-        given = _read(source)
+        given = read_object(source, WeightsError)
     else:
         source, asked = folder / "config.json", NAMES | TOKENS
         said = {name: value for name, value in config.items() if name in asked}
@@ -271,21 +274,10 @@ def _asked(folder: Path) -> tuple[dict[str, Any], bool, str]:
     return theirs, config["model_type"] not in SEQUENCE_TO_SEQUENCE, str(source)
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{file} cannot be read ({error}): restore it") from error
-    if not isinstance(content, dict):
-        raise WeightsError(f"{file} is no JSON object: restore it")
-    return content
-
-
-def _part(fields: Fields, theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _part(fields: ConfigMapping, theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Our settings of one table's fields alone."""
     names = _names(fields)
-    return ours_of(fields, {name: theirs[name] for name in theirs if name in names}, where)
+    return settings_from_hf(fields, {name: theirs[name] for name in theirs if name in names}, where)
 
 
 def _search(

@@ -1,74 +1,83 @@
-"""The families that can be read and written, by the name that a `config.json` has for them."""
+"""The families that can be read and written in Hugging Face's form.
+
+The list of families is `models.registry.FAMILIES`; a family's record names its file of this room
+(`Family.hf_module`), and that file has a record, `MAPPING`.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Set
-from typing import Any
+import functools
+from collections.abc import Callable, Set
+from importlib import import_module
+from typing import Any, Generic, TypeVar
 
 from ...data.errors import suggest
-from ..bert import BertConfig
+from ...data.io.json_text import JsonObject
 from ..config import TransformerConfig
-from ..gpt import GPTConfig
-from ..transformer import EncoderDecoderConfig
-from . import bert, gpt, marian
-from . import equivalent_params as basis
-from .tensor_mapping import Table, WeightsError
+from ..nn.typing import Params
+from ..registry import families, family_name
+from .config_mapping import HFConfig
+from .tensor_mapping import TensorMapping, WeightsError
+
+Config = TypeVar("Config", bound=TransformerConfig)
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """What there is to know of a family: its configuration either way, and its tensors."""
-
-    config: Callable[[Mapping[str, Any], str], TransformerConfig]
-    """Ours of theirs, given where theirs stands, for messages."""
-    fields: Callable[[Any], dict[str, Any]]
-    """Theirs of ours."""
-    table: Callable[[Any], Table]
-    in_its_terms: Callable[[Any, Any], tuple[Any, Any]] = lambda config, params: (config, params)
-    """Another configuration and parameters of ours for the same model, nearer to theirs."""
-    as_stored: Callable[[Any, Callable[[], Set[str]]], Any] = lambda config, names: config
-    """The configuration again, given the names of the tensors, for what only these say."""
+def _unchanged(config: Config, params: Params) -> tuple[Config, Params]:
+    return config, params
 
 
-BERT = Family(bert.config, bert.fields, bert.table, as_stored=bert.as_stored)
-GPT = Family(gpt.config, gpt.fields, gpt.table, basis.as_gpt2)
-MARIAN = Family(marian.config, marian.fields, marian.table, basis.as_marian)
-FAMILIES: dict[str, Family] = {
-    "bert": BERT,
-    "roberta": BERT,
-    "distilbert": BERT,
-    "openai-gpt": GPT,
-    "gpt2": GPT,
-    "marian": MARIAN,
-    "pegasus": MARIAN,
-}
-"""By their `model_type`."""
-FAMILY_OF: dict[type[TransformerConfig], Family] = {
-    BertConfig: BERT,
-    GPTConfig: GPT,
-    EncoderDecoderConfig: MARIAN,
-}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HFMapping(Generic[Config]):
+    """A family's configurations in either form, and its tensors."""
+
+    model_types: tuple[str, ...]
+    """The names of the family in the `model_type` of a `config.json`."""
+    config_from_hf: Callable[[HFConfig, str], Config]
+    """From the fields of a `config.json`, and its path for messages, to a configuration."""
+    config_to_hf: Callable[[Config], JsonObject]
+    """From a configuration to the fields of a `config.json`."""
+    tensor_mapping: Callable[[Config], TensorMapping]
+    """From a configuration to the mapping of parameters and tensors."""
+    to_hf_equivalent: Callable[[Config, Params], tuple[Config, Params]] = _unchanged
+    """Rewrites a configuration and its parameters as those of the same model in the form that
+    transformers knows."""
+    as_stored: Callable[[Config, Callable[[], Set[str]]], Config] = lambda config, names: config
+    """Completes a configuration with what only the names of the stored tensors say."""
 
 
-def family_of(config: TransformerConfig) -> Family:
-    """The family that writes models of ours.
+@functools.cache
+def _mapping(module: str) -> HFMapping[Any]:
+    return import_module(f".{module}", __package__).MAPPING
+
+
+def mapping_of(config: TransformerConfig) -> HFMapping[Any]:
+    """Returns the mapping that writes models of a configuration.
 
     Raises:
-      WeightsError: there is none.
+        WeightsError: The family has no Hugging Face form.
     """
-    if type(config) not in FAMILY_OF:
-        raise WeightsError(f"models of {type(config).__name__} have no form but ours")
-    return FAMILY_OF[type(config)]
-
-
-def family(model_type: Any, source: str) -> Family:
-    """The family of a `model_type`.
-
-    Raises:
-      WeightsError: there is none of that name.
-    """
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    module = families()[family_name(config)].hf_module
+    if module is None:
         raise WeightsError(
-            f"{source} is of the family {model_type!r}, which is not here: "
-            f"{suggest(str(model_type), list(FAMILIES))}"
+            f"models of {type(config).__name__} have no Hugging Face form: use flaxzoo's own"
         )
-    return FAMILIES[model_type]
+    return _mapping(module)
+
+
+def mapping_of_type(model_type: object, source: str) -> HFMapping[Any]:
+    """Returns the mapping of a `model_type`.
+
+    Args:
+        model_type: The field of a `config.json`.
+        source: Its path, for messages.
+
+    Raises:
+        WeightsError: No family has this model type.
+    """
+    modules = {family.hf_module for family in families().values() if family.hf_module}
+    by_type = {name: m for module in modules for m in [_mapping(module)] for name in m.model_types}
+    if not isinstance(model_type, str) or model_type not in by_type:
+        raise WeightsError(
+            f"{source} is of the family {model_type!r}, which is not supported: "
+            f"{suggest(str(model_type), sorted(by_type))}"
+        )
+    return by_type[model_type]

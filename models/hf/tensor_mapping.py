@@ -1,11 +1,12 @@
-"""Weights are data: the one engine that reads a family's table, in either direction.
+"""Tensor mappings: which parameter lies in which tensor of a Hugging Face file, and in what layout.
 
-A table says, row by row, which of our parameters another library keeps under which name, and how
-it lays them out. A name with `{i}` is that of layer i; ours is then a stack of all layers. The
-same rows import and export, so what one does the other undoes.
+A mapping is data, a list of `TensorRule`. A tensor name with `{i}` is that of layer i; the
+parameter is then the stack of all layers. The same rules import and export, so that each direction
+undoes the other.
 
-Before anything is read, four sets are checked and raised together: our parameters that no row
-fills, rows that match nothing of ours, tensors that the file lacks, and those nobody asked for.
+Before anything is read, `locate` compares both sides and reports every difference in one error:
+parameters that no rule fills, rules that match no parameter, tensors that the files lack, and
+tensors that no rule reads.
 """
 
 import dataclasses
@@ -13,309 +14,395 @@ import fnmatch
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ...data.errors import UserError
 
-Shape = tuple[int, ...]
-Index = tuple[slice, ...]
+Shape: TypeAlias = tuple[int, ...]
+Index: TypeAlias = tuple[slice, ...]
+HostOrDeviceArray: TypeAlias = np.ndarray | jax.Array
 
 ALIGNMENT = 64
-"""Of memory that jax takes over without a copy, in bytes."""
+"""Alignment in bytes of memory that jax uses without a copy."""
 BLOCK = 2**18
-"""Of how many bytes of a file are copied at once."""
+"""Number of bytes of a file that are copied at a time."""
 BLOCKS_KEPT = 16
-"""After how many of them the file's pages are given back."""
+"""Number of blocks after which the pages of the file are released."""
 
 
 class WeightsError(UserError):
-    """Weights and table, or weights and configuration, do not go together."""
+    """Weights, configuration and tensor mapping do not match."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a tensor of theirs holds one or several of our arrays, side by side along its outputs.
+    """How a Hugging Face tensor holds one or several parameters, side by side along its outputs.
 
-    Ours are `[*inputs, *outputs]`, theirs the matrix `[outputs, inputs]`.
+    A parameter is `[*inputs, *outputs]`, the tensor a matrix `[outputs, inputs]` with the axes of
+    each side merged. A key kernel `[D, K, H]` of K grouped heads, for example, is the matrix
+    `[K·H, D]` in the layout `LINEAR`.
     """
 
     input_axes: int = 1
-    """How many axes of ours are inputs."""
+    """Number of leading axes of the parameter that are inputs."""
     transposed: bool = True
-    """Whether theirs has outputs first (torch's Linear); else inputs (GPT-2's Conv1D)."""
+    """Whether the tensor has outputs first (torch's Linear) or inputs first (GPT-2's Conv1D)."""
     flat: bool = False
-    """Whether theirs has no axis for the inputs: a vector."""
+    """Whether the tensor is a vector, without an axis for the inputs."""
 
-    def shape(self, ours: Sequence[Shape]) -> Shape:
-        """Of their tensor, given those of our arrays."""
-        inputs = math.prod(ours[0][: self.input_axes])
-        outputs = sum(math.prod(shape[self.input_axes :]) for shape in ours)
+    def hf_shape(self, flax: Sequence[Shape]) -> Shape:
+        """Returns the shape of the tensor that holds parameters of the given shapes."""
+        inputs = math.prod(flax[0][: self.input_axes])
+        outputs = sum(math.prod(shape[self.input_axes :]) for shape in flax)
         if self.flat:
             return (outputs,)
         return (outputs, inputs) if self.transposed else (inputs, outputs)
 
-    def take(self, theirs: np.ndarray, part: int, ours: Sequence[Shape]) -> np.ndarray:
-        """Our array number `part` in their tensor; a view."""
-        widths = [math.prod(shape[self.input_axes :]) for shape in ours]
+    def split(self, tensor: np.ndarray, part: int, flax: Sequence[Shape]) -> np.ndarray:
+        """Returns parameter number `part` of a tensor that holds several, as a view.
+
+        Args:
+          tensor: of a Hugging Face file.
+          part: index of the parameter.
+          flax: shape of every parameter in the tensor.
+        """
+        widths = [math.prod(shape[self.input_axes :]) for shape in flax]
         start = sum(widths[:part])
         outputs = slice(start, start + widths[part])
         if self.flat:
-            return theirs[outputs].reshape(ours[part])
-        matrix = theirs.T if self.transposed else theirs
-        return matrix[:, outputs].reshape(ours[part])
+            return tensor[outputs].reshape(flax[part])
+        matrix = tensor.T if self.transposed else tensor  # [inputs, outputs]
+        return matrix[:, outputs].reshape(flax[part])
 
-    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        """Their tensor of our arrays."""
-        inputs = math.prod(ours[0].shape[: self.input_axes])
-        matrix = np.concatenate([x.reshape(inputs, -1) for x in ours], axis=1)
+    def join(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the tensor that holds the given parameters."""
+        inputs = math.prod(params[0].shape[: self.input_axes])
+        matrix = np.concatenate([x.reshape(inputs, -1) for x in params], axis=1)
         if self.flat:
             return matrix[0]
         return matrix.T if self.transposed else matrix
 
 
 VECTOR = Layout(input_axes=0, flat=True)
-"""Ours of any shape, theirs a vector: biases, also of heads, and norms."""
+"""A parameter of any shape as a vector: scales of norms, and biases, also those of heads."""
 ROW = Layout(input_axes=0, transposed=False)
-"""Theirs a matrix of one row."""
+"""A parameter of any shape as a matrix with one row."""
 TABLE = Layout(transposed=False)
-"""The same on both sides: embeddings, and matrices with inputs first."""
+"""The same matrix on both sides: embeddings, and kernels stored with inputs first."""
 LINEAR = Layout()
-"""Torch's Linear; our outputs may have several axes, as heads do."""
+"""A kernel as torch's Linear; its outputs may have several axes, as `[D, N, H]` of N heads."""
 FROM_HEADS = Layout(input_axes=2)
-"""Torch's Linear behind heads: our inputs are `[N, H]`."""
+"""A kernel as torch's Linear that reads heads: its inputs are `[N, H]`."""
 TABLE_FROM_HEADS = Layout(input_axes=2, transposed=False)
-"""Inputs first, behind heads."""
+"""A kernel stored with inputs first that reads heads."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """Parameters of ours, and the tensor that holds them."""
+class TensorRule:
+    """Parameters, and the Hugging Face tensor that holds them."""
 
-    ours: tuple[str, ...]
-    theirs: str
-    """With `{i}` one tensor for each layer of a stack."""
+    flax: tuple[str, ...]
+    """Paths of the parameters, as `layers/attention/query/kernel`."""
+    hf: str
+    """Name of the tensor; with `{i}`, one tensor for each layer."""
     layout: Layout
 
     @property
     def stacked(self) -> bool:
-        """Whether ours have a leading axis of layers."""
-        return "{i}" in self.theirs
+        """Whether the parameters have a leading axis of layers."""
+        return "{i}" in self.hf
+
+    def tensors(self, flax: Sequence[Shape]) -> Iterator[tuple[str, Shape]]:
+        """Yields name and shape of each tensor, given the shapes of the parameters."""
+        if not self.stacked:
+            yield self.hf, self.layout.hf_shape(flax)
+            return
+        shape = self.layout.hf_shape([shape[1:] for shape in flax])
+        for i in range(flax[0][0]):
+            yield self.hf.format(i=i), shape
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
-    """A tensor that says nothing new: a buffer, or another name of a tied one; only compared."""
+class IgnoredTensor:
+    """A redundant tensor (a buffer or a tied alias): never loaded, only checked for consistency."""
 
-    theirs: str
-    """`*` stands for any layer."""
+    hf: str
+    """Name of the tensor; `*` stands for any layer."""
     same_as: str | None = None
     """The tensor that it is tied to."""
     value: Callable[[], np.ndarray] | None = None
-    """What it holds by its configuration."""
-    written: bool = False
-    """Whether files need to have it, all the same; it then has a value."""
+    """Computes the values that follow from the configuration."""
+    exported: bool = False
+    """Whether exported files have to contain it nevertheless; it then has a `value`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-    """Everything about the tensors of one model."""
+class TensorMapping:
+    """The tensors of one model."""
 
-    rows: tuple[Row, ...]
-    known: tuple[Known, ...] = ()
+    rules: tuple[TensorRule, ...]
+    ignored: tuple[IgnoredTensor, ...] = ()
     prefix: str = ""
-    """Of the body's tensors, e.g. `bert.`; files have it or not."""
-    legacy: tuple[tuple[str, str], ...] = ()
-    """Parts of names, and what older files have in their place."""
+    """Prefix of the names of the body's tensors, as `bert.`, which files may leave out."""
+    legacy_names: tuple[tuple[str, str], ...] = ()
+    """Parts of names, each with its replacement in older files."""
 
     def find(self, name: str, names: Set[str]) -> str | None:
-        """Under which of its names a tensor is among `names`."""
+        """Returns the name among `names` under which a tensor is stored, if there is one."""
         bare = name.removeprefix(self.prefix)
         for candidate in (name, bare, self.prefix + bare):
-            older = candidate
-            for part, before in self.legacy:
-                older = older.replace(part, before)
+            legacy = candidate
+            for part, replacement in self.legacy_names:
+                legacy = legacy.replace(part, replacement)
             if candidate in names:
                 return candidate
-            if older in names:
-                return older
+            if legacy in names:
+                return legacy
         return None
 
 
+# Rules that many families share.
+
+
+def linear(
+    flax: str, hf: str, layout: Layout = LINEAR, *, bias: bool = True
+) -> tuple[TensorRule, ...]:
+    """Returns the rules of a linear map, given its parameters' path and its tensors' prefix."""
+    kernel = TensorRule((f"{flax}/kernel",), f"{hf}.weight", layout)
+    return (kernel, TensorRule((f"{flax}/bias",), f"{hf}.bias", VECTOR)) if bias else (kernel,)
+
+
+def norm(flax: str, hf: str, *, bias: bool = True) -> tuple[TensorRule, ...]:
+    """Returns the rules of a norm; an RMS norm has no bias."""
+    scale = TensorRule((f"{flax}/scale",), f"{hf}.weight", VECTOR)
+    return (scale, TensorRule((f"{flax}/bias",), f"{hf}.bias", VECTOR)) if bias else (scale,)
+
+
+def embedding(flax: str, hf: str) -> tuple[TensorRule, ...]:
+    """Returns the rule of an embedding `[V, D]`, or of an output projection in the same layout."""
+    return (TensorRule((f"{flax}/embedding",), f"{hf}.weight", TABLE),)
+
+
+def layer_rules(
+    flax: str,
+    hf: str,
+    names: Mapping[str, str],
+    *,
+    linear_bias: bool = True,
+    norm_bias: bool = True,
+) -> list[TensorRule]:
+    """Returns the rules of a stack of layers whose linear maps are stored as torch's Linear.
+
+    Args:
+      flax: path of the stack, as `layers`.
+      hf: prefix of the tensors of one layer, as `model.layers.{i}`.
+      names: for each part its Hugging Face name, as `self_attn.q_proj` for `attention/query`. A
+        part whose name ends in `norm` is a norm, any other a linear map, and one that ends in
+        `attention/output` reads heads.
+      linear_bias: whether linear maps have biases.
+      norm_bias: whether norms have biases.
+    """
+    rules: list[TensorRule] = []
+    for part, name in names.items():
+        path, tensor = f"{flax}/{part}", f"{hf}.{name}"
+        if part.endswith("norm"):
+            rules += norm(path, tensor, bias=norm_bias)
+        else:
+            layout = FROM_HEADS if part.endswith("attention/output") else LINEAR
+            rules += linear(path, tensor, layout, bias=linear_bias)
+    return rules
+
+
+# Import.
+
+
 @runtime_checkable
-class Tensors(Protocol):
-    """Named tensors that are read one by one."""
+class TensorSource(Protocol):
+    """Named tensors that are read one at a time."""
 
     def shapes(self) -> dict[str, Shape]:
-        """Of all there are, by name."""
+        """Returns the shape of every tensor, by name."""
         ...
 
     def read(self, name: str) -> np.ndarray:
-        """One of them."""
+        """Returns one tensor."""
         ...
 
-    def forget(self) -> None:
-        """Frees what was read: copies are made."""
+    def release(self) -> None:
+        """Frees the memory of tensors that were read and have been copied since."""
         ...
 
-    def where(self, name: str) -> str:
-        """The file it lies in, for messages."""
+    def file_of(self, name: str) -> str:
+        """Returns the file that contains a tensor, for messages."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a parameter lies: part of a row's tensors, one for each layer."""
+class TensorLocation:
+    """Where a parameter is stored: a part of a rule's tensors, one for each layer."""
 
-    row: Row
+    rule: TensorRule
     part: int
+    """Index of the parameter among those of the rule."""
     names: tuple[str, ...]
+    """Names of the tensors in the files."""
 
 
 def locate(
-    table: Table, ours: Mapping[str, Shape], tensors: Tensors, source: str
-) -> dict[str, Place]:
-    """Where each of our parameters lies.
+    mapping: TensorMapping, flax: Mapping[str, Shape], tensors: TensorSource, source: str
+) -> dict[str, TensorLocation]:
+    """Returns where each parameter is stored, by its path.
 
     Args:
-      table: of the model.
-      ours: shape of each parameter, by its path.
-      tensors: what there is.
-      source: what they are called in messages.
+      mapping: of the model.
+      flax: shape of each parameter, by its path.
+      tensors: the tensors of the files.
+      source: their folder, for messages.
 
     Raises:
-      WeightsError: names or shapes do not go together; all of them are named.
+      WeightsError: names or shapes do not match; the message names all of them.
     """
-    theirs = tensors.shapes()
-    places: dict[str, Place] = {}
-    problems = _Problems()
+    shapes = tensors.shapes()
+    locations: dict[str, TensorLocation] = {}
+    mismatches = _Mismatches()
     used: set[str] = set()
-    for row in table.rows:
-        shapes = [ours.get(path) for path in row.ours]
-        if None in shapes:
-            problems.idle += [path for path in row.ours if path not in ours]
+    for rule in mapping.rules:
+        # A rule without its parameters is a mistake in the mapping or in the configuration.
+        absent = [path for path in rule.flax if path not in flax]
+        if absent:
+            mismatches.without_parameter += absent
             continue
+        # Each tensor is there, under one of its names, and has the shape the parameters need.
         names = []
-        for wanted, expected in _tensors_of(row, [s for s in shapes if s is not None]):
-            name = table.find(wanted, theirs.keys())
+        for wanted, expected in rule.tensors([flax[path] for path in rule.flax]):
+            name = mapping.find(wanted, shapes.keys())
             if name is None:
-                problems.missing.append(wanted)
+                mismatches.missing.append(wanted)
                 continue
             names.append(name)
-            if theirs[name] != expected:
-                problems.misshapen.append(
-                    f"{name} in {tensors.where(name)} is {list(theirs[name])}, not {list(expected)}"
+            if shapes[name] != expected:
+                mismatches.misshapen.append(
+                    f"{name} in {tensors.file_of(name)} is {list(shapes[name])}, not "
+                    f"{list(expected)}"
                 )
         used.update(names)
-        places |= {path: Place(row, part, tuple(names)) for part, path in enumerate(row.ours)}
-    problems.unfilled += [path for path in ours if path not in places]
-    used.update(_known(table, tensors, problems))
-    problems.unread += [name for name in theirs if name not in used]
-    problems.raise_any(source)
-    return places
+        for part, path in enumerate(rule.flax):
+            locations[path] = TensorLocation(rule, part, tuple(names))
+    # Every parameter has a rule, and every tensor is read or known to be redundant.
+    mismatches.unfilled += [path for path in flax if path not in locations]
+    used.update(_check_ignored(mapping, tensors, mismatches))
+    mismatches.unread += [name for name in shapes if name not in used]
+    mismatches.raise_any(source)
+    return locations
 
 
-def _tensors_of(row: Row, ours: Sequence[Shape]) -> Iterator[tuple[str, Shape]]:
-    """Name and shape of each tensor of a row."""
-    if not row.stacked:
-        yield row.theirs, row.layout.shape(ours)
-        return
-    expected = row.layout.shape([shape[1:] for shape in ours])
-    for i in range(ours[0][0]):
-        yield row.theirs.format(i=i), expected
-
-
-def _known(table: Table, tensors: Tensors, problems: "_Problems") -> Iterator[str]:
-    """Names of the tensors that say nothing new; those that do after all are noted."""
+def _check_ignored(
+    mapping: TensorMapping, tensors: TensorSource, mismatches: "_Mismatches"
+) -> Iterator[str]:
+    """Yields the names of ignored tensors, and notes those that are not redundant."""
     names = tensors.shapes().keys()
-    for known in table.known:
-        patterns = known.theirs, known.theirs.removeprefix(table.prefix)
+    for ignored in mapping.ignored:
+        patterns = ignored.hf, ignored.hf.removeprefix(mapping.prefix)
         for name in (n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)):
             yield name
-            tied = None if known.same_as is None else table.find(known.same_as, names)
-            if tied and not _same(tensors.read(name), tensors.read(tied), tensors):
-                problems.contradicting.append(f"{name} is tied to {tied}, but differs")
-            if known.value is not None and not _close(tensors.read(name), known.value()):
-                problems.contradicting.append(f"{name} differs from what its configuration says")
+            tied = None if ignored.same_as is None else mapping.find(ignored.same_as, names)
+            if tied and not _equal(tensors.read(name), tensors.read(tied), tensors):
+                mismatches.contradicting.append(f"{name} is tied to {tied}, but differs")
+            if ignored.value is not None and not _close(tensors.read(name), ignored.value()):
+                mismatches.contradicting.append(
+                    f"{name} differs from what its configuration implies"
+                )
+
+
+def _equal(x: np.ndarray, y: np.ndarray, tensors: TensorSource) -> bool:
+    return x.shape == y.shape and all(np.array_equal(x[b], y[b]) for b in _blocks(x, tensors))
 
 
 def _close(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether constants are the same, however they were computed and stored."""
+    """Returns whether constants agree, up to how they were computed and stored."""
     tolerance = 1e-5 if x.dtype.itemsize >= 4 else 1e-2
     return x.shape == y.shape and bool(np.allclose(x.astype(np.float32), y, atol=tolerance))
 
 
 @dataclasses.dataclass
-class _Problems:
-    """Whatever does not go together; a name in each list says of what."""
+class _Mismatches:
+    """Names of everything in which files, mapping and model differ."""
 
     missing: list[str] = dataclasses.field(default_factory=list)
     unread: list[str] = dataclasses.field(default_factory=list)
     unfilled: list[str] = dataclasses.field(default_factory=list)
-    idle: list[str] = dataclasses.field(default_factory=list)
+    without_parameter: list[str] = dataclasses.field(default_factory=list)
     misshapen: list[str] = dataclasses.field(default_factory=list)
     contradicting: list[str] = dataclasses.field(default_factory=list)
 
     def raise_any(self, source: str) -> None:
-        """Raises a WeightsError that names them all, in one line."""
-        told = {
+        """Raises one WeightsError, in one line, that names all of them."""
+        kinds = {
             "it lacks": self.missing,
             "nothing reads": self.unread,
-            "nothing fills our": self.unfilled,
-            "rows name parameters that the model has not:": self.idle,
-            "shapes differ from the configuration's:": self.misshapen,
+            "no tensor fills the parameters": self.unfilled,
+            "the model has no parameters": self.without_parameter,
+            "wrong shapes:": self.misshapen,
             "contradictions:": self.contradicting,
         }
-        parts = [f"{what} {', '.join(names)}" for what, names in told.items() if names]
+        parts = [f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names]
         if parts:
             raise WeightsError(f"{source} does not fit its configuration: {'; '.join(parts)}")
 
 
 def read_parameter(
-    place: Place, tensors: Tensors, ours: Mapping[str, Shape], dtype: Any, index: Index
+    location: TensorLocation,
+    tensors: TensorSource,
+    *,
+    flax: Mapping[str, Shape],
+    dtype: DTypeLike,
+    index: Index,
 ) -> np.ndarray:
-    """A piece of one of our parameters, read from their tensors one after the other.
+    """Reads a slice of one parameter, tensor by tensor.
 
     Args:
-      place: where it lies.
-      tensors: theirs.
-      ours: shapes of our parameters.
-      dtype: of the piece.
-      index: a slice of each axis.
+      location: of the parameter.
+      tensors: the tensors of the files.
+      flax: shape of every parameter, by its path.
+      dtype: of the result.
+      index: a slice for each axis of the parameter.
+
+    Raises:
+      WeightsError: a tensor does not hold floating-point numbers.
     """
-    row, shapes = place.row, [ours[path] for path in place.row.ours]
-    own = shapes[place.part]
-    piece = _aligned(tuple(len(range(n)[part]) for n, part in zip(own, index, strict=True)), dtype)
-    names, targets = place.names, [piece]
-    if row.stacked:
-        names, targets, index = names[index[0]], list(piece), index[1:]
+    rule = location.rule
+    shapes = [flax[path] for path in rule.flax]
+    # A device on the host uses aligned memory without a copy.
+    lengths = zip(shapes[location.part], index, strict=True)
+    shape = tuple(len(range(size)[part]) for size, part in lengths)
+    memory = np.empty(math.prod(shape) * np.dtype(dtype).itemsize + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    result = memory[start : start + memory.size - ALIGNMENT].view(dtype).reshape(shape)
+
+    names, targets = location.names, [result]
+    if rule.stacked:  # the first axis counts tensors
+        names, targets, index = names[index[0]], list(result), index[1:]
         shapes = [shape[1:] for shape in shapes]
     for name, target in zip(names, targets, strict=True):
-        _copy(target, row.layout.take(_read(tensors, name), place.part, shapes)[index], tensors)
-    return piece
+        tensor = tensors.read(name)
+        if not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise WeightsError(
+                f"{name} in {tensors.file_of(name)} holds {tensor.dtype}, not floating-point "
+                "numbers"
+            )
+        view = rule.layout.split(tensor, location.part, shapes)[index]
+        for block in _blocks(view, tensors):
+            target[block] = view[block]
+    return result
 
 
-def _aligned(shape: Shape, dtype: Any) -> np.ndarray:
-    """Memory that a device of the host takes over as it is."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def _copy(target: np.ndarray, source: np.ndarray, tensors: Tensors) -> None:
-    for block in _blocks(source, tensors):
-        target[block] = source[block]
-
-
-def _same(x: np.ndarray, y: np.ndarray, tensors: Tensors) -> bool:
-    return x.shape == y.shape and all(np.array_equal(x[b], y[b]) for b in _blocks(x, tensors))
-
-
-def _blocks(view: np.ndarray, tensors: Tensors) -> Iterator[Index]:
-    """Along the rows of a file, as much at once as the processor's cache has room for.
+def _blocks(view: np.ndarray, tensors: TensorSource) -> Iterator[Index]:
+    """Yields slices in the order of the file, each as large as the processor's cache allows.
 
     A transposed view is copied five times as fast in this way, and no tensor stays in memory.
     """
@@ -325,75 +412,49 @@ def _blocks(view: np.ndarray, tensors: Tensors) -> Iterator[Index]:
     for number, start in enumerate(range(0, view.shape[axis], step), 1):
         yield (*before, slice(start, start + step))
         if number % BLOCKS_KEPT == 0:
-            tensors.forget()
-    tensors.forget()
+            tensors.release()
+    tensors.release()
 
 
-def _read(tensors: Tensors, name: str) -> np.ndarray:
-    """A tensor of floating-point numbers."""
-    tensor = tensors.read(name)
-    if not jnp.issubdtype(tensor.dtype, jnp.floating):
-        raise WeightsError(
-            f"{name} in {tensors.where(name)} holds {tensor.dtype}, not floating-point numbers"
-        )
-    return tensor
+# Export.
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
-    """A tensor of theirs that is to be made of arrays of ours."""
+class ExportedTensor:
+    """A Hugging Face tensor that is made of parameters when it is written."""
 
     name: str
     shape: Shape
     make: Callable[[], np.ndarray]
 
 
-def write_tensors(table: Table, params: Mapping[str, Any]) -> Iterator[Written]:
-    """Every tensor of a model; each is made when it is asked for.
+def export_tensors(
+    mapping: TensorMapping, params: Mapping[str, HostOrDeviceArray]
+) -> Iterator[ExportedTensor]:
+    """Yields every tensor of a model.
 
     Args:
-      table: of the model.
-      params: our arrays, by their paths.
+      mapping: of the model.
+      params: its parameters, by their paths.
 
     Raises:
-      WeightsError: parameters and rows do not go together.
+      WeightsError: the mapping and the model do not have the same parameters.
     """
-    written = {path for row in table.rows for path in row.ours}
-    if written != params.keys():
-        names = ", ".join(sorted(written ^ params.keys()))
-        raise WeightsError(f"the table and the model do not have the same parameters: {names}")
-    for row in table.rows:
-        arrays = [params[path] for path in row.ours]
-        for i, (name, shape) in enumerate(_tensors_of(row, [x.shape for x in arrays])):
-            layer = i if row.stacked else None
-            yield Written(name, shape, functools.partial(_join, row.layout, arrays, layer))
-    for known in table.known:
-        if known.written and known.value is not None:
-            yield Written(known.theirs, known.value().shape, known.value)
+    mapped = {path for rule in mapping.rules for path in rule.flax}
+    if mapped != params.keys():
+        names = ", ".join(sorted(mapped ^ params.keys()))
+        raise WeightsError(
+            f"the tensor mapping and the model do not have the same parameters: {names}"
+        )
 
+    def make(rule: TensorRule, layer: int) -> np.ndarray:
+        arrays = [params[path] for path in rule.flax]
+        arrays = [np.asarray(x[layer] if rule.stacked else x) for x in arrays]
+        return np.ascontiguousarray(rule.layout.join(arrays))
 
-def _join(layout: Layout, arrays: Sequence[Any], layer: int | None) -> np.ndarray:
-    own = arrays if layer is None else [x[layer] for x in arrays]
-    return np.ascontiguousarray(layout.join([np.asarray(x) for x in own]))
-
-
-# Rows that occur in every table.
-
-
-def linear(ours: str, theirs: str, layout: Layout = LINEAR, bias: bool = True) -> tuple[Row, ...]:
-    """An affine map: its kernel and its bias."""
-    kernel = Row((f"{ours}/kernel",), f"{theirs}.weight", layout)
-    return (kernel, Row((f"{ours}/bias",), f"{theirs}.bias", VECTOR)) if bias else (kernel,)
-
-
-def norm(ours: str, theirs: str) -> tuple[Row, ...]:
-    """A layer norm: its scale and its bias."""
-    return (
-        Row((f"{ours}/scale",), f"{theirs}.weight", VECTOR),
-        Row((f"{ours}/bias",), f"{theirs}.bias", VECTOR),
-    )
-
-
-def embedding(ours: str, theirs: str) -> tuple[Row, ...]:
-    """A table of vectors."""
-    return (Row((f"{ours}/embedding",), f"{theirs}.weight", TABLE),)
+    for rule in mapping.rules:
+        for layer, (name, shape) in enumerate(rule.tensors([params[p].shape for p in rule.flax])):
+            yield ExportedTensor(name, shape, functools.partial(make, rule, layer))
+    for ignored in mapping.ignored:
+        if ignored.exported and ignored.value is not None:
+            yield ExportedTensor(ignored.hf, ignored.value().shape, ignored.value)

@@ -124,15 +124,15 @@ def compile_step(case: Case) -> Any:
 def measure(case: Case) -> Figures:
     """Compile a case's step and read its figures."""
     from flaxzoo.train.plan.hlo.collectives import collectives
-    from flaxzoo.train.plan.hlo.cost import matrix_flops, memory_traffic
+    from flaxzoo.train.plan.hlo.cost import hbm_bytes, matmul_flops
     from flaxzoo.train.plan.hlo.parser import parse_hlo
 
     executable = compile_step(case)
     program = parse_hlo(executable.as_text())
     figures: Figures = {
         "temporaries, MiB": round(executable.memory_analysis().temp_size_in_bytes / 2**20, 1),
-        "flops": matrix_flops(program),
-        "bytes accessed": memory_traffic(program),
+        "flops": matmul_flops(program),
+        "bytes accessed": hbm_bytes(program),
     }
     for found in collectives(program, case.fsdp):
         for name, amount in (("count", found.times), ("bytes", found.times * found.bytes_sent)):

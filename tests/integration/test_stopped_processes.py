@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from flaxzoo import models
+from flaxzoo.models.load import newest_step
 from flaxzoo.train.engine import loop
 
 from ..support.run_folders import assert_same, everything, kept, lines, write_text
@@ -95,7 +95,7 @@ def test_a_process_may_be_stopped_and_killed(source, tmp_path):
     status, messages = interrupt(arguments, ours, signal.SIGKILL, 210)
     assert status == -signal.SIGKILL, messages
     assert f"resuming from step {stopped}" in messages
-    assert stopped < models.loading.newest_step(ours) < steps
+    assert stopped < newest_step(ours) < steps
     subprocess.run(arguments, env=one_device(), check=True, capture_output=True)
     assert lines(ours) == lines(whole)
     assert_same(everything(ours, steps), everything(whole, steps))

@@ -263,12 +263,16 @@ def test_a_generator_takes_the_causal_head(bert):
             "token_type_ids contain 2: the model knows 0 t",
         ),
         ("token", {"token_type_ids": TYPES - 1}, "token_type_ids contain -1: the model knows 0"),
-        ("token", {"masked_positions": IDS[:, :2]}, "head 'token' finds no masked words: leave"),
-        ("sequence", {"segment_ids": TYPES}, "head 'sequence' sees one text per row: leave segm"),
-        ("choice", {}, r"head 'choice' takes input_ids \[B, C, T\], not \[3, 12\]"),
-        ("span", {"input_ids": IDS[:, None]}, r"head 'span' takes input_ids \[B, T\], not \[3, 1"),
+        ("token", {"masked_positions": IDS[:, :2]}, "'token_classification' finds no masked"),
+        ("sequence", {"segment_ids": TYPES}, "'sequence_classification' sees one"),
+        ("choice", {}, r"head 'multiple_choice' takes input_ids \[B, C, T\], not \[3, 12\]"),
+        (
+            "span",
+            {"input_ids": IDS[:, None]},
+            r"'question_answering' takes input_ids \[B, T\]",
+        ),
         ("masked_lm", {"cache": True}, "head 'masked_lm' has no use for a cache: choose head 'c"),
-        ("causal_lm", {"cache": True, "segment_ids": TYPES}, "a cache cannot continue packed row"),
+        ("causal_lm", {"cache": True, "segment_ids": TYPES}, "a cache cannot continue packed"),
     ],
 )
 def test_bad_input(bert, head, given, message):

@@ -3,7 +3,9 @@ import json
 
 import pytest
 from flaxzoo import models
-from flaxzoo.models.config import architecture_of, divisors
+from flaxzoo.models.config import divisors
+from flaxzoo.models.nn.heads import HEAD_ALIASES
+from flaxzoo.models.registry import family_name
 
 SIZES = {"vocab_size": 11, "max_length": 8, "num_layers": 2, "d_model": 100, "num_heads": 4}
 
@@ -41,7 +43,7 @@ def test_dropout_rate_is_a_probability_below_one(rate):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("gpt2-medum", "did you mean gpt2-medium"), ("zzz", "choose from bert-tiny, bert-mini")],
+    [("gpt2-medum", "did you mean gpt2-medium"), ("zzz", "choose from gpt, gpt2")],
 )
 def test_unknown_preset_names_the_nearest(name, hint):
     with pytest.raises(ValueError, match=f"no preset named '{name}': {hint}"):
@@ -52,8 +54,16 @@ def test_unknown_preset_names_the_nearest(name, hint):
 def test_round_trip_through_json(name):
     config = models.preset(name)
     fields = json.loads(json.dumps(models.config_to_dict(config)))
-    assert fields["architecture"] == architecture_of(config)
+    assert fields["architecture"] == family_name(config)
     assert models.config_from_dict(fields) == config
+
+
+@pytest.mark.parametrize(("former", "name"), list(HEAD_ALIASES.items()))
+def test_former_names_of_heads_are_read(former, name):
+    fields = models.config_to_dict(models.BertConfig(**SIZES, head=name, labels=("a", "b")))
+    assert fields["head"] == name
+    read = models.config_from_dict({**fields, "head": former})
+    assert read == models.config_from_dict(fields)
 
 
 def test_labels_survive_json():
@@ -66,8 +76,8 @@ def test_labels_survive_json():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"head": "sequence"}, "head 'sequence' has no labels: give at least one name"),
-        ({"head": "token"}, "head 'token' has no labels"),
+        ({"head": "sequence"}, "head 'sequence_classification' has no labels: give at least one"),
+        ({"head": "token"}, "head 'token_classification' has no labels"),
         ({"labels": ("a", "b", "a")}, "labels a, b, a are not all different"),
         ({"num_token_types": -1}, "num_token_types -1 must be at least 0"),
         ({"position_offset": -1}, "position_offset -1 must be at least 0"),
@@ -81,7 +91,7 @@ def test_heads_and_their_labels(fields, message):
 def test_unknown_architecture_and_fields():
     fields = models.config_to_dict(models.GPTConfig(**SIZES))
     with pytest.raises(
-        ValueError, match="unknown architecture 'rnn': this version knows bert, gpt"
+        ValueError, match="unknown architecture 'rnn': this version knows gpt, bert"
     ):
         models.config_from_dict({**fields, "architecture": "rnn"})
     with pytest.raises(ValueError, match=r"unknown fields \['heads'\]"):

@@ -1,4 +1,4 @@
-"""Arrays of another library as ours, through the tables that read its files."""
+"""Convert arrays of transformers in memory, through the mapping that reads its files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from flaxzoo import models
-from flaxzoo.models.hf.registry import family_of
+from flaxzoo.models.hf.registry import mapping_of
 from flaxzoo.models.hf.tensor_mapping import Shape, locate, read_parameter
 from flaxzoo.models.init import parameter_shapes
 
 
 class Arrays:
-    """Tensors in memory, read as those of files are."""
+    """Tensors in memory with the interface of tensor files."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self.arrays = {name: np.asarray(x) for name, x in arrays.items()}
@@ -23,22 +23,26 @@ class Arrays:
     def read(self, name: str) -> np.ndarray:
         return self.arrays[name]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         pass
 
-    def where(self, name: str) -> str:
+    def file_of(self, name: str) -> str:
         return "memory"
 
 
 def parameters_of(arrays: Mapping[str, Any], config: models.TransformerConfig) -> Any:
-    """Parameters of theirs, by their names, or gradients, as our tree; each of them is used."""
+    """Convert parameters or gradients by their HF names to a flaxzoo tree; each must be used."""
     flat: dict[str, Any] = flatten_dict(parameter_shapes(models.create(config)), sep="/")
     ours = {path: x.shape for path, x in flat.items()}
     tensors = Arrays(arrays)
-    places = locate(family_of(config).table(config), ours, tensors, "memory")
+    places = locate(mapping_of(config).tensor_mapping(config), ours, tensors, "memory")
     tree = {
         path: read_parameter(
-            places[path], tensors, ours, np.float32, tuple(slice(None) for _ in shape)
+            places[path],
+            tensors,
+            flax=ours,
+            dtype=np.float32,
+            index=tuple(slice(None) for _ in shape),
         )
         for path, shape in ours.items()
     }
@@ -46,5 +50,5 @@ def parameters_of(arrays: Mapping[str, Any], config: models.TransformerConfig) -
 
 
 def gradients_of(theirs: Any, config: models.TransformerConfig) -> Any:
-    """Gradients of a torch model as our tree."""
+    """Convert the gradients of a torch model to a flaxzoo tree."""
     return parameters_of({name: x.grad for name, x in theirs.named_parameters()}, config)

@@ -6,8 +6,9 @@ import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
-from ...models.config import TransformerConfig, create, presets
+from ...models.config import TransformerConfig
 from ...models.init import parameter_shapes
+from ...models.registry import create, presets
 from ..recipes import RECIPES, describe
 from ..state import count_parameters
 

@@ -1,8 +1,8 @@
 """The mesh, and how parameters and batches are sharded over it.
 
-A parameter's path is matched against `PARAMETER_AXES`, which names the logical
-axis of each of its dimensions; `MESH_AXES` maps a logical axis to the mesh axis
-that it is sharded over.  Models know nothing of this.
+The rules of the families (`models.registry.Family.parameter_axes`) name the logical axis of each
+dimension of a parameter; `MESH_AXES` says over which axis of the mesh a logical axis is sharded.
+Models know nothing of the mesh.
 
 The sequences of a batch are sharded over `BATCH_AXES`, their tokens over `CONTEXT`: the
 compiler then gathers the keys and values of a sequence, layer by layer, for the
@@ -24,8 +24,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ...data.errors import UserError
 from ...models.config import divisors
 from ...models.nn.fused_attention import FusedAttention
-from ...models.nn.layers import TransformerLayer
+from ...models.nn.stack import Layer
 from ...models.nn.typing import Params
+from ...models.registry import families
 from ..config import MeshConfig
 from ..state import TrainState
 from ..tree import path_name
@@ -40,27 +41,6 @@ BATCH_AXES = ("data", "fsdp")
 CONTEXT = "context"
 """The tokens of a sequence are sharded over it."""
 MESH_AXIS_NAMES = (*BATCH_AXES, CONTEXT, "tensor")
-
-_STACK = r"((encoder|decoder)/)?layers"
-_ATTENTION = rf"{_STACK}/(cross_)?attention"
-
-PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"(token|source|output)_embedding/embedding", ("vocabulary", "model")),
-    (r"((encoder|decoder)/)?(position|token_type)_embedding/embedding", (None, "model")),
-    (rf"{_ATTENTION}/(query|key|value)/kernel", ("layers", "model", "heads", None)),
-    (rf"{_ATTENTION}/(query|key|value)/bias", ("layers", "heads", None)),
-    (rf"{_ATTENTION}/output/kernel", ("layers", "heads", None, "model")),
-    (rf"{_STACK}/feed_forward/up/kernel", ("layers", "model", "feed_forward")),
-    (rf"{_STACK}/feed_forward/up/bias", ("layers", "feed_forward")),
-    (rf"{_STACK}/feed_forward/down/kernel", ("layers", "feed_forward", "model")),
-    (rf"{_STACK}/((cross_)?attention/output|feed_forward/down)/bias", ("layers", None)),
-    (rf"{_STACK}/((cross_)?attention|feed_forward)_norm/(scale|bias)", ("layers", None)),
-    (r"((encoder|decoder)/)?final_norm/(scale|bias)", (None,)),
-    (r"(embedding_norm|head/transform_norm)/(scale|bias)", (None,)),
-    (r"(pooler|head/(transform|next_sentence|classifier|span))/kernel", ("model", None)),
-    (r"(pooler|head/(transform|next_sentence|classifier|span))/bias", (None,)),
-    (r"(head/|output_)bias", ("vocabulary",)),
-)
 
 MESH_AXES: dict[str | None, str | None] = {
     "model": "fsdp",
@@ -101,16 +81,17 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
     """Returns the mesh axes that a parameter's dimensions are sharded over.
 
     Raises:
-      UserError: not exactly one row of the table fits, or a dimension cannot
+      UserError: not exactly one rule matches the path, or a dimension cannot
         be divided evenly.
     """
-    rows = [axes for pattern, axes in PARAMETER_AXES if re.fullmatch(pattern, name)]
-    if len(rows) != 1 or len(rows[0]) != len(shape):
+    rules = {rule for family in families().values() for rule in family.parameter_axes.items()}
+    matches = [axes for pattern, axes in rules if re.fullmatch(pattern, name)]
+    if len(matches) != 1 or len(matches[0]) != len(shape):
         raise UserError(
-            f"parameter {name} {shape} fits {len(rows)} rows of PARAMETER_AXES: exactly one "
-            "must name its dimensions"
+            f"parameter {name} {shape} matches {len(matches)} rules in the parameter_axes of the "
+            "families: exactly one must name its dimensions"
         )
-    spec = [MESH_AXES[axis] for axis in rows[0]]
+    spec = [MESH_AXES[axis] for axis in matches[0]]
     for size, axis in zip(shape, spec, strict=True):
         if axis is not None and size % mesh.shape[axis]:
             choices = ", ".join(map(str, divisors(size)))
@@ -186,8 +167,8 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
     """
     by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES, PartitionSpec.UNCONSTRAINED))
 
-    def around_layer(layer: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
-        if not isinstance(context.module, TransformerLayer) or context.method_name != "__call__":
+    def around_layer(layer: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        if not isinstance(context.module, Layer) or context.method_name != "__call__":
             return layer(*args, **kwargs)
         x, *rest = args  # x: [B, T, D]
         x, out = layer(jax.lax.with_sharding_constraint(x, by_sequence), *rest, **kwargs)

@@ -11,9 +11,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...models.config import create
 from ...models.init import init_params
 from ...models.nn.typing import Array, Key, PyTree
+from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
 from ..distributed.optimizer_offload import from_host_and_back, on_host

@@ -25,7 +25,7 @@ from ..objectives.objectives import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
 from ..progress import LogFn, Progress
-from ..runs.init_from import Beginning, begin
+from ..runs.init_from import InitFromPlan, init_from
 from ..runs.run_folder import Run, create_folder, prepare_run
 from ..state import Metrics, TrainState, count_parameters
 from .checkpoint import Checkpoints, set_aside_damaged
@@ -198,7 +198,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
     config = run.config
     summary = {
         "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
-        "training data": f"{config.data.source}: {run.train.facts}",
+        "training data": f"{config.data.source}: {run.train.summary}",
         "devices": devices,
     }
     baseline = task_of(config.data).baseline
@@ -216,7 +216,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
 
 def _train_batches(run: Run, config: TrainConfig, shard: tuple[int, int]) -> BatchIterator:
     return train_iterator(
-        run.train.rows,
+        run.train.examples,
         batch_size=config.batch_size,
         seed=config.seed,
         num_steps=config.steps,
@@ -238,7 +238,7 @@ def _start(
     """Returns the first state, its step and the skipped steps: new, or of the newest checkpoint."""
     newest = checkpoints.newest
     if newest is None:
-        return _first_state(trainer, run.beginning, log), 0, Skipped()
+        return _first_state(trainer, run.init_from, log), 0, Skipped()
     if not resume:
         raise RunError(
             f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume "
@@ -251,14 +251,14 @@ def _start(
     return trainer.from_global(state), newest, skipped
 
 
-def _first_state(trainer: CompiledTrainer, beginning: Beginning | None, log: LogFn) -> TrainState:
+def _first_state(trainer: CompiledTrainer, plan: InitFromPlan | None, log: LogFn) -> TrainState:
     """Returns the state before the first step: with random parameters, or those of another run."""
     state = trainer.init()
-    if beginning is None:
+    if plan is None:
         return state
     whole = trainer.to_global(state)
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
-    params = begin(beginning, whole.params, shardings, log)
+    params = init_from(plan, whole.params, shardings, log)
     # The reference is the model as it was before the first step, in arrays of its own.
     frozen = None if whole.frozen is None else jax.tree.map(jnp.copy, params)
     return trainer.from_global(dataclasses.replace(whole, params=params, frozen=frozen))
@@ -341,13 +341,13 @@ def _evaluate(s: _Session) -> None:
         s.state,
         # As many sequences at once as a step processes at once.
         evaluation_batches(
-            split.rows,
+            split.examples,
             batch_size=s.config.batch_size // s.config.micro_batches,
             process_index=index,
             process_count=count,
         ),
         s.objective,
-        split.rows.rows_per_epoch,
+        split.examples.num_examples,
     )
     if not math.isfinite(evaluation.loss):
         raise _not_finite(s, f"the validation loss of step {s.step} is {evaluation.loss}")

@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...data.errors import UserError
-from ...models.config import create
 from ...models.init import init_params
 from ...models.nn.typing import Array, Key, Params
+from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
 from ..distributed.sharding import check_batch_divides

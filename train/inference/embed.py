@@ -1,7 +1,6 @@
-"""A vector for each text: the mean of an encoder's hidden states."""
+"""Sentence vectors: the mean of a model's hidden states over each text."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,52 +8,42 @@ import numpy as np
 
 from ...data.errors import UserError
 from ...data.tokenizers.base import Tokenizer
-from ...models.load import load
-from ...models.nn.heads import mean_pool
-from ..runs.load_run import open_run
+from ...models.nn.heads import HEADS, encoder_heads, mean_pool
+from ...models.nn.typing import Params
 from ..runs.run_folder import Say
-from .bucketing import padded
+from .bucketing import batches_by_length, pad_batch
+from .text_model import TextModel
 
 BATCH_SIZE = 32
 
 
-class TextEmbedder:
+class TextEmbedder(TextModel):
     """A model and its tokenizer; compiled once for each length bucket."""
 
-    def __init__(self, model: Any, params: Any, tokenizer: Tokenizer) -> None:
-        if getattr(model.config, "head", None) == "seq2seq_lm":
-            raise UserError(
-                "an encoder-decoder has no vector for a text: give the run of a BERT or GPT"
-            )
-        self._params, self._tokenizer = params, tokenizer
+    heads = frozenset(encoder_heads())
+    refusal = "has no vector for a text"
+    remedy = "give the run of a BERT or GPT"
+
+    def __init__(self, model: Any, params: Params, tokenizer: Tokenizer) -> None:
+        super().__init__(model, params, tokenizer)
         self._max_length = model.config.max_length
 
         @jax.jit
-        def embed(params: Any, ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
+        def embed(params: Params, ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
             given = {"input_ids": ids, "attention_mask": attention_mask}
-            if getattr(model.config, "head", None) == "choice":  # a row of one choice each
+            if HEADS[model.config.head].takes_choices:  # a row of one choice each
                 given = {name: x[:, None] for name, x in given.items()}
             outputs = model.apply({"params": params}, **given)
             return mean_pool(outputs.last_hidden_state, attention_mask)
 
         self._embed = embed
 
-    @classmethod
-    def of_run(cls, folder: str | Path, *, step: int | None = None) -> "TextEmbedder":
-        """The model of a run folder.
-
-        Raises:
-          FileNotFoundError: it is not a run folder, or has no such checkpoint.
-        """
-        _, tokenizer = open_run(folder)
-        return cls(*load(folder, step=step), tokenizer)
-
     def __call__(self, texts: Sequence[str], say: Say = print) -> np.ndarray:
-        """The mean over each text's tokens, `[CLS]` and `[SEP]` included.
+        """Averages the hidden states of each text's tokens, `[CLS]` and `[SEP]` included.
 
         Args:
-          texts: those longer than the model reads are cut.
-          say: told how many were cut.
+          texts: the texts; those longer than the model reads are truncated.
+          say: called with how many were truncated.
 
         Returns:
           float32 `[num_texts, D]`, in the order of the texts.
@@ -64,25 +53,15 @@ class TextEmbedder:
         """
         if not texts:
             raise UserError("there is no text to embed: give at least one line")
+        longest = self._max_length
         ids = [self._tokenizer.encode(text) for text in texts]
-        cut = sum(len(row) > self._max_length for row in ids)
-        if cut:
-            say(f"{cut:,} of {len(ids):,} texts are cut to {self._max_length} tokens")
-        # Texts of like length stand in one batch, so that little is padding.
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        parts = [
-            self._batch([ids[i] for i in order[start : start + BATCH_SIZE]])
-            for start in range(0, len(order), BATCH_SIZE)
-        ]
-        vectors = np.concatenate(parts)
-        return vectors[np.argsort(order)]
-
-    def _batch(self, rows: list[list[int]]) -> np.ndarray:
-        cut = [_cut(row, self._max_length) for row in rows]
-        ids, mask = padded(cut, BATCH_SIZE, self._max_length)
-        return np.asarray(self._embed(self._params, ids, mask))[: len(rows)]
-
-
-def _cut(ids: list[int], length: int) -> list[int]:
-    """At most `length` tokens, the closing one kept."""
-    return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
+        truncated = sum(len(row) > longest for row in ids)
+        if truncated:
+            say(f"{truncated:,} of {len(ids):,} texts are truncated to {longest} tokens")
+        # The closing token is kept. A text without any token has the vector 0.
+        ids = [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
+        vectors = np.zeros((len(ids), self._model.config.d_model), np.float32)
+        for batch in batches_by_length(ids, BATCH_SIZE):
+            rows, mask = pad_batch([ids[i] for i in batch], BATCH_SIZE, longest)
+            vectors[batch] = self._embed(self._params, rows, mask)[: len(batch)]
+        return vectors

@@ -13,9 +13,9 @@ from ...models.decoding.beam_search import BeamSearch, Searcher
 from ...models.decoding.sample import Generator, Sampling
 from ...models.hf.generate import search_for
 from ...models.hf.generation_config import Request, request_of
-from ...models.load import load
-from ..objectives.tasks import task_of
-from ..runs.load_run import asked_of, open_run
+from ...models.nn.typing import Params
+from ..runs.load_run import asked_of
+from .text_model import TextModel
 
 NEW_TOKENS = 200
 """How many there are by default."""
@@ -53,23 +53,36 @@ class _Row:
         return Sample(self.prompt, self.text, self.tokens, self.finished)
 
 
-class TextGenerator:
+class TextGenerator(TextModel):
     """A model and its tokenizer; compiled on first use, once per shape bucket.
 
     Args:
       model: a causal language model.
       params: its parameters.
       tokenizer: its tokenizer.
-      asked: what its folder asks for, as `models.generation_arguments` answers; None: it does
-        not say, and the tokenizer's end ends a text.
+      asked: the settings stored with the model, as `models.generation_arguments` returns them;
+        None: there are none, and the tokenizer's end token ends a text.
     """
 
+    heads = ("causal_lm",)
+    refusal = "continues no text"
+    remedy = "give a run of a causal language model"
+
     def __init__(
-        self, model: Any, params: Any, tokenizer: Tokenizer, asked: Mapping[str, Any] | None = None
+        self,
+        model: Any,
+        params: Params,
+        tokenizer: Tokenizer,
+        asked: Mapping[str, Any] | None = None,
     ) -> None:
-        self._model, self._params = model, params
-        self._tokenizer = tokenizer
+        super().__init__(model, params, tokenizer)
         self._asked = {"eos_token_id": tokenizer.special_ids.eos} if asked is None else dict(asked)
+
+    @classmethod
+    def _open(
+        cls, model: Any, params: Params, tokenizer: Tokenizer, folder: str | Path
+    ) -> "TextGenerator":
+        return cls(model, params, tokenizer, asked_of(folder))
 
     @functools.cached_property
     def _generator(self) -> Generator:
@@ -78,24 +91,6 @@ class TextGenerator:
     @functools.cached_property
     def _searcher(self) -> Searcher:
         return Searcher(self._model, self._params)
-
-    @classmethod
-    def of_run(cls, folder: str | Path, *, step: int | None = None) -> "TextGenerator":
-        """The model of a run folder.
-
-        Raises:
-          FileNotFoundError: it is not a run folder, or has no such checkpoint.
-          UserError: its model is no causal language model, or asks for what is not supported.
-        """
-        config, tokenizer = open_run(folder)
-        head = getattr(config.model, "head", None)
-        if head != "causal_lm":
-            use = "embed" if head == "none" else task_of(config.data).use.split()[0]
-            raise UserError(
-                f"a model with the head {head} continues no text: give a run of a causal language "
-                f"model, or use the command {use}"
-            )
-        return cls(*load(folder, step=step), tokenizer, asked_of(folder))
 
     def __call__(
         self,

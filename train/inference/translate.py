@@ -9,8 +9,10 @@ from ...data.errors import UserError
 from ...data.tasks.translation import encode_source, start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.beam_search import BeamSearch, Hypothesis, Translator
-from ...models.load import load
-from ..runs.load_run import open_run, search_of
+from ...models.nn.typing import Params
+from ..runs.load_run import search_of
+from .bucketing import batches_by_length
+from .text_model import TextModel
 
 BATCH_SIZE = 32
 """Sentences that are searched together."""
@@ -29,32 +31,27 @@ class Translation:
     """How many these are."""
 
 
-class TextTranslator:
-    """An encoder-decoder and its tokenizer; compiled once for each shape bucket."""
+class TextTranslator(TextModel):
+    """An encoder-decoder and its tokenizer; compiled once for each shape bucket.
+
+    Args:
+      model: an encoder-decoder.
+      params: its parameters.
+      tokenizer: its tokenizer.
+      search: the search settings stored with the model, banned tokens included; by default as
+        published, for text alone.
+    """
+
+    heads = ("seq2seq_lm",)
+    refusal = "translates nothing"
+    remedy = "give the run of an encoder-decoder, for example of the recipe numbers-en-fr"
 
     def __init__(
-        self, model: Any, params: Any, tokenizer: Tokenizer, search: BeamSearch | None = None
+        self, model: Any, params: Params, tokenizer: Tokenizer, search: BeamSearch | None = None
     ) -> None:
-        """Takes a model that translates.
-
-        Args:
-          model: an encoder-decoder.
-          params: its parameters.
-          tokenizer: its tokenizer.
-          search: how it asks to be searched, special tokens included; by default as published,
-            for text alone.
-
-        Raises:
-          UserError: it has another head.
-        """
-        head = getattr(model.config, "head", None)
-        if head != "seq2seq_lm":
-            raise UserError(
-                f"a model with the head {head} translates nothing: give the run of an "
-                "encoder-decoder, for example of the recipe numbers-en-fr"
-            )
+        super().__init__(model, params, tokenizer)
         self._translator = Translator(model, params)
-        self._tokenizer, self._target = tokenizer, tokenizer.target
+        self._target = tokenizer.target
         self._max_length = model.config.max_length
         self._start, self._end = start_and_end(tokenizer)
         self.search = BeamSearch() if search is None else search
@@ -62,15 +59,10 @@ class TextTranslator:
         self._never = () if search else never_chosen(self._target, model.config.vocab_size)
 
     @classmethod
-    def of_run(cls, folder: str | Path, *, step: int | None = None) -> "TextTranslator":
-        """The model of a run folder.
-
-        Raises:
-          FileNotFoundError: it is not a run folder, or has no such checkpoint.
-          UserError: its model does not translate.
-        """
-        _, tokenizer = open_run(folder)
-        return cls(*load(folder, step=step), tokenizer, search_of(folder, tokenizer))
+    def _open(
+        cls, model: Any, params: Params, tokenizer: Tokenizer, folder: str | Path
+    ) -> "TextTranslator":
+        return cls(model, params, tokenizer, search_of(folder, tokenizer))
 
     def __call__(
         self,
@@ -101,12 +93,9 @@ class TextTranslator:
             search, suppressed_tokens=(*search.suppressed_tokens, *self._never)
         )
         translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
-        # Texts of like length stand in one batch, so that little is padding.
-        order = sorted((i for i, row in enumerate(ids) if row), key=lambda i: -len(ids[i]))
         if on_batch is not None:
-            on_batch(len(texts) - len(order), 0)
-        for first in range(0, len(order), BATCH_SIZE):
-            batch = order[first : first + BATCH_SIZE]
+            on_batch(ids.count([]), 0)
+        for batch in batches_by_length(ids, BATCH_SIZE):
             sources = [ids[i] for i in batch]
             found = self._translator.search(sources, self._start, self._end, search)
             for i, hypotheses in zip(batch, found, strict=True):

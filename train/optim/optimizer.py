@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from ...data.errors import UserError, suggest
+from ...models.registry import families
 from ..optimizer_config import OptimizerConfig
 from ..tree import path_name
 from .schedules import make_schedule
@@ -26,8 +27,6 @@ from .schedules import make_schedule
 DECAYED = ("kernel", "embedding")
 
 STACK = "layers"
-BELOW_STACK = r"(token|position|token_type)_embedding|embedding_norm"
-ABOVE_STACK = r"final_norm|pooler|head|output_embedding"
 
 
 def is_decayed(name: str) -> bool:
@@ -206,9 +205,10 @@ def _steps_below_head(name: str, layers: int) -> list[int]:
     part = name.split("/", 1)[0]
     if part == STACK:
         return list(range(layers, 0, -1))
-    if re.fullmatch(BELOW_STACK, part):
+    known = families().values()
+    if any(re.fullmatch(family.below_layers, part) for family in known):
         return [layers + 1]
-    if re.fullmatch(ABOVE_STACK, part):
+    if any(re.fullmatch(family.above_layers, part) for family in known):
         return [0]
     raise UserError(
         f"parameter {name} stands neither below nor above the layers: "

@@ -1,28 +1,28 @@
-"""Named recipes: functions that return a typed configuration.
+"""Named recipes: functions that return the typed configuration of a run.
 
-Any field is set on the command line: `flaxzoo train quickstart --steps 500`.
+The command line can set any field: `flaxzoo train quickstart --steps 500`.
 """
 
 from collections.abc import Callable
+from importlib import import_module
 
 from ...data.errors import UserError, suggest
+from ...models.registry import FAMILIES
 from ..config import TrainConfig
-from .bert import BERT_RECIPES
-from .gpt import GPT_RECIPES
-from .translation import TRANSLATION_RECIPES
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
-    **GPT_RECIPES,
-    **BERT_RECIPES,
-    **TRANSLATION_RECIPES,
+    name: recipe
+    for family in FAMILIES
+    for name, recipe in import_module(f".{family}", __name__).RECIPES.items()
 }
+"""Every recipe by name: the `RECIPES` of the file that each family has in this folder."""
 
 
 def recipe(name: str) -> TrainConfig:
-    """The configuration of a named recipe.
+    """Returns the configuration of a named recipe.
 
     Raises:
-      UserError: no such recipe; the message names the nearest.
+        UserError: There is no such recipe; the message names the nearest.
     """
     if name not in RECIPES:
         raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
@@ -30,5 +30,5 @@ def recipe(name: str) -> TrainConfig:
 
 
 def describe(name: str) -> str:
-    """A recipe in one line."""
+    """Returns the first line of a recipe's description."""
     return (RECIPES[name].__doc__ or "").split("\n")[0]

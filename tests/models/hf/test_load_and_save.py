@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.hf import bert
-from flaxzoo.models.hf import tensor_mapping as rules
+from flaxzoo.models.hf import bert, tensor_mapping
 from flaxzoo.models.hf.load_weights import TensorFiles
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import LINEAR, VECTOR, Layout, WeightsError
@@ -97,8 +96,8 @@ def test_files_may_change_once_they_are_read(folder, params):
 
 @pytest.mark.parametrize("size", [1, 200, 1000])
 def test_blocks_of_any_size(folder, params, monkeypatch, size):
-    monkeypatch.setattr(rules, "BLOCK", size)
-    monkeypatch.setattr(rules, "BLOCKS_KEPT", 3)
+    monkeypatch.setattr(tensor_mapping, "BLOCK", size)
+    monkeypatch.setattr(tensor_mapping, "BLOCKS_KEPT", 3)
     assert equal(models.load(folder)[1], params)
     mesh = train.make_mesh(train.MeshConfig(fsdp=2, tensor=4))
     _, sharded = models.load(
@@ -127,9 +126,9 @@ def test_layouts_undo_themselves():
     for layout in (LINEAR, VECTOR, Layout(2), Layout(2, transposed=False)):
         shapes = [part.shape for part in parts]
         joined = layout.join(parts)
-        assert joined.shape == layout.shape(shapes)
+        assert joined.shape == layout.hf_shape(shapes)
         for i, part in enumerate(parts):
-            np.testing.assert_array_equal(layout.take(joined, i, shapes), part)
+            np.testing.assert_array_equal(layout.split(joined, i, shapes), part)
     # As torch has it: outputs first.
     np.testing.assert_array_equal(LINEAR.join([x.reshape(4, 6)]), x.reshape(4, 6).T)
 
@@ -182,15 +181,15 @@ def test_tensors_are_read_one_by_one(folder, monkeypatch):
 def test_dropout_of_what_a_head_scores_is_honoured(architecture, fields, rate):
     family = architecture.split("For")[0].lower()
     theirs = {"model_type": family, "architectures": [architecture], **fields}
-    config = bert.config(theirs, "here")
+    config = bert.config_from_hf(theirs, "here")
     assert config.classifier_dropout_rate == rate
-    assert bert.config(bert.fields(config), "here") == config
+    assert bert.config_from_hf(bert.config_to_hf(config), "here") == config
 
 
 def test_a_dropout_that_is_none_is_refused():
     theirs = {"model_type": "bert", "architectures": ["BertForTokenClassification"]}
     with pytest.raises(WeightsError, match="here: classifier_dropout 'much' is neither null nor"):
-        bert.config(theirs | {"classifier_dropout": "much"}, "here")
+        bert.config_from_hf(theirs | {"classifier_dropout": "much"}, "here")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +207,7 @@ def test_a_decoder_that_is_none_is_refused(architecture, is_decoder):
     if is_decoder is not None:
         theirs["is_decoder"] = is_decoder
     with pytest.raises(WeightsError, match=r"here: is_decoder (True|False) is not supported with"):
-        bert.config(theirs, "here")
+        bert.config_from_hf(theirs, "here")
 
 
 def test_a_body_saved_without_its_pooler_has_none(tmp_path):
@@ -249,7 +248,7 @@ UNSAYABLE = {
 def test_what_no_bert_can_say_is_refused(fields):
     settings = {"norm_eps": 1e-12} | fields
     with pytest.raises(WeightsError, match=r"Bert\w* has no|Roberta has no"):
-        bert.fields(models.BertConfig(**SMALL, **settings))
+        bert.config_to_hf(models.BertConfig(**SMALL, **settings))
 
 
 def test_a_special_token_that_contradicts_the_model_is_refused(tmp_path):

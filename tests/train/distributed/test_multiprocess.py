@@ -169,7 +169,8 @@ def test_a_process_waits_for_the_others_no_longer_than_asked():
         "JAX_NUM_PROCESSES": "2",
         "JAX_PROCESS_ID": "1",
     }
-    program = "from flaxzoo.train import processes\nwith processes.distributed_session(1): pass"
+    module = "flaxzoo.train.distributed.multiprocess"
+    program = f"from {module} import distributed_session as meet\nwith meet(1): pass"
     ended = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )

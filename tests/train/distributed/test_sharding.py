@@ -1,12 +1,12 @@
 import dataclasses
 import functools
-import typing
 
 import jax
 import jax.numpy as jnp
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.init import parameter_shapes
+from flaxzoo.models.registry import families
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.tree import path_name
 from jax.sharding import PartitionSpec
@@ -32,9 +32,8 @@ def with_heads(config):
         return [config, dataclasses.replace(config, **UNTIED)]
     if isinstance(config, models.GPTConfig):
         return [config, dataclasses.replace(config, tie_output=False)]
-    field = {f.name: f for f in dataclasses.fields(config)}["head"]
-    heads = typing.get_args(field.type)
-    return [dataclasses.replace(config, head=head, labels=("a", "b", "c")) for head in heads]
+    labels = ("a", "b", "c")
+    return [dataclasses.replace(config, head=head, labels=labels) for head in config.heads]
 
 
 @functools.cache
@@ -51,11 +50,12 @@ def test_every_parameter_of_every_preset_and_head_fits_one_row(name):
         assert len(spec) == len(shape)
 
 
-def test_no_row_is_superfluous():
+def test_no_rule_is_superfluous():
     seen = {name for preset in models.presets() for name, _ in shapes(preset)}
-    for pattern, axes in sharding.PARAMETER_AXES:
-        assert any(sharding.re.fullmatch(pattern, name) for name in seen), pattern
-        assert set(axes) <= set(sharding.MESH_AXES)
+    for family in families().values():
+        for pattern, axes in family.parameter_axes.items():
+            assert any(sharding.re.fullmatch(pattern, name) for name in seen), pattern
+            assert set(axes) <= set(sharding.MESH_AXES)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,19 @@ def test_where_parameters_lie(name, shape, spec):
 
 
 def test_a_parameter_that_no_row_fits():
-    message = r"parameter head/kernel \(3, 4\) fits 0 rows of PARAMETER_AXES"
+    message = r"parameter head/kernel \(3, 4\) matches 0 rules in the parameter_axes"
     with pytest.raises(ValueError, match=message):
         sharding.parameter_spec("head/kernel", (3, 4), mesh())
     # No pattern fits a part of a name only.
-    with pytest.raises(ValueError, match="fits 0 rows"):
+    with pytest.raises(ValueError, match="matches 0 rules"):
         sharding.parameter_spec("other/final_norm/scale", (4,), mesh())
 
 
 def test_a_parameter_that_two_rows_fit(monkeypatch):
-    twice = (*sharding.PARAMETER_AXES, (r"final_.*", (None,)))
-    monkeypatch.setattr(sharding, "PARAMETER_AXES", twice)
-    message = r"parameter final_norm/scale \(4,\) fits 2 rows of PARAMETER_AXES: exactly one"
+    gpt = families()["gpt"]
+    twice = dataclasses.replace(gpt, parameter_axes={**gpt.parameter_axes, r"final_.*": (None,)})
+    monkeypatch.setitem(families(), "gpt", twice)
+    message = r"parameter final_norm/scale \(4,\) matches 2 rules in .*: exactly one"
     with pytest.raises(ValueError, match=message):
         sharding.parameter_spec("final_norm/scale", (4,), mesh())
 
@@ -109,8 +110,8 @@ def test_a_row_of_another_rank():
 
 def test_a_dimension_that_cannot_be_cut():
     message = (
-        r"parameter layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 cannot be sharded over "
-        r"along mesh.tensor 2: choose it from 1, 3, or change the dimension"
+        r"parameter layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 cannot be sharded "
+        r"over mesh.tensor 2: choose it from 1, 3, or change the dimension"
     )
     with pytest.raises(ValueError, match=message):
         sharding.parameter_spec("layers/attention/query/kernel", (2, 12, 3, 4), mesh(tensor=2))

@@ -1,6 +1,7 @@
 import itertools
 import json
 import random
+import types
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from flaxzoo.models.decoding.sample import Generator
 from flaxzoo.train import TextGenerator
 from flaxzoo.train.inference import generate as sampling
 
+MODEL = types.SimpleNamespace(config=types.SimpleNamespace(head="causal_lm"))
 LETTERS = CharacterTokenizer(" abcdefghijklmnopqrstuvwxy\n")  # with two special tokens 29
 
 
@@ -44,7 +46,7 @@ def say(monkeypatch):
         script = Script(rows, per_call)
         monkeypatch.setattr(sampling, "Generator", lambda model, params: script)
         pieces = []
-        samples = TextGenerator(None, None, tokenizer)(
+        samples = TextGenerator(MODEL, {}, tokenizer)(
             [prompt] * len(rows),
             **{"max_new_tokens": max(map(len, rows)), "on_text": pieces.append, **options},
         )

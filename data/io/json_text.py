@@ -1,0 +1,59 @@
+"""JSON values, and the one reader of JSON objects; it imports nothing of ours but the errors."""
+
+import json
+from pathlib import Path
+from typing import TypeAlias
+
+from ..errors import DataError, UserError
+
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+JsonObject: TypeAlias = dict[str, JsonValue]
+
+
+def parse_json(
+    text: str, location: str, remedy: str = "correct it", error: type[UserError] = DataError
+) -> JsonValue:
+    """Parses JSON.
+
+    Args:
+        text: The JSON.
+        location: Where it stands, for messages.
+        remedy: What to do if it is not JSON, for messages.
+        error: The class of the error to raise.
+
+    Raises:
+        UserError: The text is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as failure:
+        reason = getattr(failure, "msg", "nested too deeply")
+        location += f" line {getattr(failure, 'lineno', 1)}" if "\n" in text else ""
+        raise error(f"{location} is not valid JSON ({reason}): {remedy}") from None
+
+
+def parse_object(
+    text: str, location: str, remedy: str = "correct it", error: type[UserError] = DataError
+) -> JsonObject:
+    """Parses a JSON object; arguments as of `parse_json`.
+
+    Raises:
+        UserError: The text is not a JSON object.
+    """
+    value = parse_json(text, location, remedy, error)
+    if not isinstance(value, dict):
+        raise error(f"{location} is a JSON {type(value).__name__}, not an object: {remedy}")
+    return value
+
+
+def read_object(file: Path, error: type[UserError] = UserError) -> JsonObject:
+    """Reads a file that holds one JSON object.
+
+    Raises:
+        UserError: The file cannot be read, or does not hold a JSON object.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise error(f"{file} cannot be read ({failure}): restore it") from failure
+    return parse_object(text, str(file), "restore it", error)

@@ -1,0 +1,37 @@
+"""Logical axes of the parameters that families share, as rules for their `parameter_axes`.
+
+Each rule maps a pattern of parameter paths to the logical axis of each dimension (see
+`models.registry.AxisRules`).
+"""
+
+_LAYERS = r"((encoder|decoder)/)?layers"
+_ATTENTION = rf"{_LAYERS}/(cross_)?attention"
+
+EMBEDDING_AXES = {
+    r"(token|source|output)_embedding/embedding": ("vocabulary", "model"),
+    r"((encoder|decoder)/)?(position|token_type)_embedding/embedding": (None, "model"),
+    r"output_bias": ("vocabulary",),
+}
+"""Tables of tokens, positions and token types, and the bias of the logits."""
+
+LAYER_AXES = {
+    rf"{_ATTENTION}/(query|key|value)/kernel": ("layers", "model", "heads", None),
+    rf"{_ATTENTION}/(query|key|value)/bias": ("layers", "heads", None),
+    rf"{_ATTENTION}/output/kernel": ("layers", "heads", None, "model"),
+    rf"{_LAYERS}/feed_forward/(up|gate)/kernel": ("layers", "model", "feed_forward"),
+    rf"{_LAYERS}/feed_forward/(up|gate)/bias": ("layers", "feed_forward"),
+    rf"{_LAYERS}/feed_forward/down/kernel": ("layers", "feed_forward", "model"),
+    rf"{_LAYERS}/((cross_)?attention/output|feed_forward/down)/bias": ("layers", None),
+    rf"{_LAYERS}/((cross_)?attention|feed_forward)_norm/(scale|bias)": ("layers", None),
+}
+"""Attention, feed-forward and norms of the layers of a stack, stored with a leading axis L."""
+
+FINAL_NORM_AXES = {r"((encoder|decoder)/)?final_norm/(scale|bias)": (None,)}
+"""The norm after the last layer."""
+
+HEAD_AXES = {
+    r"head/bias": ("vocabulary",),
+    r"head/\w+/kernel": ("model", None),
+    r"head/\w+/(scale|bias)": (None,),
+}
+"""Linear maps and norms of any head (`models.nn.heads`), and the bias of its logits."""

@@ -1,0 +1,138 @@
+"""The families of models: their records, published sizes, and JSON form.
+
+A family is a file of this folder with a record, `FAMILY`. `FAMILIES` below is the one list that
+names these files. With a family `llama` in it,
+
+- `models/llama.py` defines the configuration, the module, and `FAMILY`;
+- `models/hf/llama.py` (if `FAMILY.hf_module` names it) maps weights and configuration to those of
+  Hugging Face transformers;
+- `train/recipes/llama.py` has the family's recipes.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from ..data.errors import UserError, suggest
+from .config import Execution, TransformerConfig
+
+FAMILIES = ("gpt", "bert", "transformer")
+"""The families, by the name of their file here and in `train/recipes`."""
+
+AxisRules = Mapping[str, tuple[str | None, ...]]
+"""For a pattern of parameter paths (a regular expression for the whole path) the logical axis of
+each dimension: "layers", "model", "heads", "feed_forward", "vocabulary", or None. `train` says
+over which axis of the mesh a logical axis is sharded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A published model size."""
+
+    config: TransformerConfig
+    paper: str
+    published: str
+    """The parameter count as the paper prints it."""
+    note: str = ""
+    """Where the paper's own numbers disagree, and which were taken."""
+
+
+def one_token(config: TransformerConfig) -> dict[str, np.ndarray]:
+    """Returns the smallest inputs of a model that reads sequences of tokens, `[1, 1]`."""
+    del config
+    return {"input_ids": np.zeros((1, 1), np.int32)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """Everything that belongs to one family of models.
+
+    A parameter path has the same meaning in every family: a family that needs other axes or
+    another group for a parameter gives the parameter another name.
+    """
+
+    config: type[TransformerConfig]
+    module: Callable[..., nn.Module]
+    """The Flax module, made from a configuration and an `Execution`."""
+    presets: Mapping[str, Preset]
+    smallest_inputs: Callable[[Any], dict[str, np.ndarray]] = one_token
+    """From a configuration to the smallest arrays with which the model can be called."""
+    parameter_axes: AxisRules
+    """The logical axes of every parameter. Exactly one pattern matches each path."""
+    below_layers: str = r"(token|position|token_type)_embedding|embedding_norm"
+    """Pattern of the top-level names below the layers, for layer-wise learning rates."""
+    above_layers: str = r"final_norm|pooler|head|output_embedding"
+    """Pattern of the top-level names above the layers. A family whose parameters are neither
+    below, nor above, nor in "layers" (an encoder-decoder) has no layer-wise learning rates."""
+    hf_module: str | None = None
+    """The file of `models/hf` that maps the family to Hugging Face transformers; None: no such
+    form."""
+
+
+@functools.cache
+def families() -> dict[str, Family]:
+    """Returns the record of every family, by name."""
+    return {name: import_module(f".{name}", __package__).FAMILY for name in FAMILIES}
+
+
+def family_name(config: TransformerConfig) -> str:
+    """Returns the name of the family to which a configuration belongs."""
+    return next(name for name, f in families().items() if type(config) is f.config)
+
+
+def smallest_inputs(config: TransformerConfig) -> dict[str, np.ndarray]:
+    """Returns the smallest arrays with which a model can be called."""
+    return families()[family_name(config)].smallest_inputs(config)
+
+
+def presets() -> dict[str, Preset]:
+    """Returns every published size, by name."""
+    return {name: p for family in families().values() for name, p in family.presets.items()}
+
+
+def preset(name: str) -> TransformerConfig:
+    """Returns the configuration of a published size, e.g. `preset("gpt2")`.
+
+    Raises:
+        UserError: There is no such preset; the message names the nearest.
+    """
+    known = presets()
+    if name not in known:
+        raise UserError(f"no preset named {name!r}: {suggest(name, list(known))}")
+    return known[name].config
+
+
+def create(config: TransformerConfig, execution: Execution | None = None) -> Any:
+    """Returns the Flax module of `config`: `create(preset("gpt2")).init(key, input_ids=…)`."""
+    return families()[family_name(config)].module(config, execution or Execution())
+
+
+def config_to_dict(config: TransformerConfig) -> dict[str, Any]:
+    """Returns `config` as JSON-ready values, with its family under "architecture"."""
+    return {"architecture": family_name(config), **dataclasses.asdict(config)}
+
+
+def config_from_dict(fields: Mapping[str, Any]) -> TransformerConfig:
+    """Returns the configuration that `config_to_dict` wrote.
+
+    Raises:
+        UserError: The family is unknown, or a field does not belong to it.
+    """
+    values: dict[str, Any] = {  # JSON has no tuples
+        name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()
+    }
+    name = values.pop("architecture", None)
+    if name not in families():
+        raise UserError(
+            f"unknown architecture {name!r}: this version knows {', '.join(families())}"
+        )
+    cls = families()[name].config
+    unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
+    if unknown:
+        raise UserError(f"{name} configuration has unknown fields {sorted(unknown)}")
+    return cls(**values)

@@ -1,0 +1,72 @@
+"""What every front end has that takes texts: a model, its parameters and its tokenizer."""
+
+from collections.abc import Container
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from ...data.tokenizers.base import Tokenizer
+from ...models.load import load
+from ...models.nn.heads import require_head
+from ...models.nn.typing import Params
+from ..config import TrainConfig
+from ..objectives.tasks import task_of
+from ..runs.load_run import open_run
+
+Opened = TypeVar("Opened", bound="TextModel")
+
+
+class TextModel:
+    """A model with its tokenizer; a subclass says which heads it takes and what it does.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      tokenizer: its tokenizer.
+
+    Raises:
+      UserError: the model has none of `heads`.
+    """
+
+    heads: ClassVar[Container[str | None]]
+    """Heads that a model may have."""
+    refusal: ClassVar[str]
+    """What a model with another head does not do, with a verb: "fills no masks"."""
+    remedy: ClassVar[str]
+    """What to give instead, as an imperative."""
+
+    def __init__(self, model: Any, params: Params, tokenizer: Tokenizer) -> None:
+        require_head(model.config, self.heads, self.refusal, self.remedy)
+        self._model, self._params, self._tokenizer = model, params, tokenizer
+
+    @classmethod
+    def of_run(cls: type[Opened], folder: str | Path, *, step: int | None = None) -> Opened:
+        """Opens the model of a run folder.
+
+        Args:
+          folder: a run folder, one in Hugging Face's form, or a name on the hub.
+          step: which checkpoint; by default the newest.
+
+        Raises:
+          FileNotFoundError: it is not a run folder, or has no such checkpoint.
+          UserError: its model has another head, or its stored settings are not supported.
+        """
+        config, tokenizer = open_run(folder)
+        remedy = f"{cls.remedy}, or use the command {_command(config)}"
+        require_head(config.model, cls.heads, cls.refusal, remedy)
+        model, params = load(folder, step=step)
+        return cls._open(model, params, tokenizer, folder)
+
+    @classmethod
+    def _open(
+        cls: type[Opened], model: Any, params: Params, tokenizer: Tokenizer, folder: str | Path
+    ) -> Opened:
+        """Makes the front end; overridden by those that read more of the folder."""
+        del folder
+        return cls(model, params, tokenizer)
+
+
+def _command(config: TrainConfig) -> str:
+    """Returns the command for models such as that of a run."""
+    if config.model.head == "none":
+        return "embed"
+    return task_of(config.data).use.split()[0]
