@@ -167,7 +167,7 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
     """
     by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES, PartitionSpec.UNCONSTRAINED))
 
-    def around_layer(layer: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    def around_layer(layer: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
         if not isinstance(context.module, Layer) or context.method_name != "__call__":
             return layer(*args, **kwargs)
         x, *rest = args  # x: [B, T, D]
@@ -251,11 +251,11 @@ def check_batch_divides(batch_size: int, devices: int, micro_batches: int = 1) -
         )
 
 
-def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+def shard_batch(batch: Mapping[str, np.ndarray | jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
     """Places this process's part of a batch on its devices; all processes make the global batch."""
     parts = process_shard(mesh)[1]
 
-    def place(rows: np.ndarray) -> jax.Array:
+    def place(rows: np.ndarray | jax.Array) -> jax.Array:
         shape = (parts * rows.shape[0], *rows.shape[1:])
         return jax.make_array_from_process_local_data(batch_sharding(mesh, shape), rows, shape)
 

@@ -62,7 +62,7 @@ def plan_run(
         mesh=dict(mesh.shape),
         tokens=config.batch_size * config.data.length,
         num_parameters=count_parameters(step.state.params),
-        param_bytes=bytes_per_device(step.state.params),
+        param_bytes=bytes_per_device((step.state.params, step.state.frozen)),
         optimizer_bytes=bytes_per_device((step.state.opt_state, step.state.step)),
         host_bytes=bytes_per_device(step.state.opt_state, HOST),
         batch_bytes=bytes_per_device(batch),
