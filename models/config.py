@@ -119,7 +119,7 @@ class Execution:
     layers: Literal["scan", "unroll", "separate"] = "scan"
     """scan: one compiled layer, looped (compile time flat in depth). unroll: the
     same stored parameters, L copies in the program. separate: one parameter
-    subtree per layer, laid out for decoding (`models.separate_layers`)."""
+    subtree per layer, laid out for decoding (`models.unstack_layers`)."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, all but matrix products, or
     every layer from its input."""

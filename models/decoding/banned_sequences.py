@@ -51,7 +51,7 @@ def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> Ban
         raise UserError(f"all {vocab_size} tokens are suppressed: leave some to choose from")
     # A power of two of them (the first one repeated) limits recompilation.
     number = power_of_two(len(sequences)) if sequences else 0
-    sequences = [*sequences, *sequences[:1] * (number - len(sequences))]
+    sequences = [*sequences, *[*sequences][:1] * (number - len(sequences))]
     prefixes, _ = pad_rows([sequence[:-1] for sequence in sequences], fill=ANY, left=True)
     return BannedSequences(
         jnp.asarray(prefixes), jnp.asarray([sequence[-1] for sequence in sequences], jnp.int32)

@@ -262,9 +262,7 @@ def score_upper_bound(
     return log_probs / jnp.maximum(now, params.penalty(max_lengths))
 
 
-def is_done(
-    finished: Finished, bound: Float[Array, " B"], params: BeamParams
-) -> Bool[Array, " B"]:
+def is_done(finished: Finished, bound: Float[Array, " B"], params: BeamParams) -> Bool[Array, " B"]:
     """Returns whether no hypothesis that a row may still find would be returned."""
     if params.early_stopping == "never":
         worst = jnp.take(finished.scores, params.num_return - 1, axis=1)

@@ -166,7 +166,9 @@ class Generator:
         start = () if request.start_id is None else (request.start_id,)
         for name, token in (("start_id", request.start_id), ("eos_id", request.forced_eos_id)):
             if token is not None and not 0 <= token < config.vocab_size:
-                raise UserError(f"{name} {token} is not within the vocabulary of {config.vocab_size}")
+                raise UserError(
+                    f"{name} {token} is not within the vocabulary of {config.vocab_size}"
+                )
         params = beam_params(request, method, config.vocab_size)
         if not rows:
             return []

@@ -33,7 +33,7 @@ def unstack_layers(model: Any, params: Params) -> tuple[Any, Params]:
 
 
 def _unstack(params: Params) -> Params:
-    """Splits every stack `layers`, an encoder's or a model's own, into `layers_0`, `layers_1`, …"""
+    """Splits every stack `layers`, also an encoder's, into `layers_0`, `layers_1` and so on."""
     result = {}
     for name, tree in params.items():
         if name == "layers":
@@ -44,8 +44,8 @@ def _unstack(params: Params) -> Params:
     return result
 
 
-def _lay_out(path: tuple[jax.tree_util.DictKey, ...], x: jax.Array, target: jax.ShapeDtypeStruct) -> jax.Array:
-    """Reshapes a kernel `[*inputs, *outputs]` to `[outputs, inputs]`; returns others as they are."""
+def _lay_out(path: tuple[Any, ...], x: jax.Array, target: jax.ShapeDtypeStruct) -> jax.Array:
+    """Reshapes a kernel `[*inputs, *outputs]` to `[outputs, inputs]`; nothing else changes."""
     if path[-1].key != "kernel":
         return x
     outputs, inputs = target.shape

@@ -11,8 +11,9 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
+from ...data.io.json_text import JsonObject
 from ..config import TransformerConfig
-from ..decoding.beam_search import BeamSearch
+from ..decoding.request import BeamSearch, GenerationRequest
 from .registry import mapping_of
 from .safetensors_files import INDEX, WHOLE
 from .tensor_mapping import ExportedTensor, WeightsError, export_tensors
@@ -122,19 +123,20 @@ def _index(groups: Sequence[Sequence[ExportedTensor]], dtype: Any) -> dict[str, 
     return {"metadata": {"total_size": total}, "weight_map": places}
 
 
-def search_fields(search: BeamSearch, max_length: int) -> dict[str, Any]:
-    """What `generation_config.json` says of a search, but for ids of tokens.
+def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
+    """Returns the fields of `generation_config.json` for a search, but for ids of special tokens.
 
     Args:
-      search: as a run's own: of several beams, without words or limits of an importer's.
-      max_length: of the model: the longest target.
+      request: the search of a run that was trained here: all banned sequences are single tokens.
+      max_length: the model's: the longest target.
     """
+    assert isinstance(request.method, BeamSearch)
     return {
-        "num_beams": search.num_beams,
-        "length_penalty": search.length_penalty,
-        "early_stopping": search.early_stopping,
+        "num_beams": request.method.num_beams,
+        "length_penalty": request.method.length_penalty,
+        "early_stopping": request.method.early_stopping,
         "max_length": max_length + 1,  # the start token is counted
-        "suppress_tokens": list(search.suppressed_tokens) or None,
+        "suppress_tokens": [token for (token,) in request.banned] or None,
     }
 
 
