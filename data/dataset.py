@@ -1,8 +1,8 @@
 """What an objective brings: examples that can be made in any order."""
 
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -49,15 +49,27 @@ BatchSpec = dict[str, ArraySpec]
 """The arrays of one example of a batch, by name."""
 
 
-class Rows(Protocol):
+class PickledByFields:
+    """A dataclass that pickles its fields alone.
+
+    Cached properties stay behind: a worker process opens files and maps arrays itself.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+class ExampleSource(Protocol):
     """Examples that can be made in any order; must pickle, for worker processes."""
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of examples of an epoch, at least 1 and below 2^32."""
         ...
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example, the same arrays and shapes each time; all 0 is padding."""
         ...
 
@@ -67,15 +79,15 @@ class DataSplit:
     """One split, ready to be batched.
 
     Attributes:
-        rows: The examples as arrays; those of training may differ from epoch to epoch.
+        examples: The examples as arrays; those of training may differ from epoch to epoch.
         content: What the rows are made of: a corpus, or the list of all examples, those
             included that are not trained on (the rows have what they keep).
         fingerprint: A stable hash of the texts or examples and the tokenizer; labelled data
             put their settings in, too. For other data the run's config.json has these.
-        facts: What is in it, for the log: ``400 documents, 929,728 tokens``.
+        summary: What is in it, for the log: ``400 documents, 929,728 tokens``.
     """
 
-    rows: Rows
+    examples: ExampleSource
     content: Any
     fingerprint: str
-    facts: str
+    summary: str

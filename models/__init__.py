@@ -18,10 +18,10 @@ from .hf.generate import generate
 from .hf.generation_config import generation_arguments
 from .init import init_params
 from .load import load
-from .nn.attention import Cache, init_cache
+from .nn.cache import Cache, init_cache
 from .nn.dropout import row_keys
 from .nn.heads import mean_pool
-from .nn.layers import sinusoidal_positions
+from .nn.positions import sinusoidal_positions
 from .registry import Preset, config_from_dict, config_to_dict, create, preset, presets
 from .transformer import EncoderDecoder, EncoderDecoderConfig
 

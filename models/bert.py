@@ -14,7 +14,7 @@ Difference from the papers: weights begin normal, not truncated normal.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -24,19 +24,25 @@ from jax.core import Tracer
 
 from ..data.errors import UserError
 from .config import Execution, TransformerConfig
-from .nn.attention import (
-    AnyArray,
-    Cache,
-    advance_cache,
-    check_inputs,
-    default_positions,
-)
-from .nn.dropout import RowKeys, dropout, row_keys
+from .nn.attention import MultiHeadAttention
+from .nn.cache import Cache, advance_cache
+from .nn.dropout import RowKeys, dropout, fold_in, row_keys
+from .nn.feed_forward import FeedForward
 from .nn.heads import HEADS, CausalLMOutput, EncoderOutput, HeadInputs
-from .nn.layers import LayerNorm, run_transformer_layers, share
+from .nn.input_checks import check_inputs
 from .nn.linear import Embedding, Linear
-from .nn.masks import Visible
+from .nn.masks import AnyArray, AttentionMask
+from .nn.norms import LayerNorm
 from .nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
+from .nn.positions import default_positions
+from .nn.stack import (
+    Layer,
+    LayerContext,
+    LayerInputs,
+    LayerOutputs,
+    make_layer_context,
+    run_layers,
+)
 from .nn.typing import Array, Bool, Float, Int
 from .registry import Family, Preset, one_token
 
@@ -53,10 +59,6 @@ class BertConfig(TransformerConfig):
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
     """
-
-    norm_position: ClassVar[str] = "post"
-    use_bias: ClassVar[bool] = True
-    scale_residual_init: ClassVar[bool] = False
 
     norm_eps: float = 1e-12
     """Added to the variance in layer normalisation."""
@@ -135,11 +137,39 @@ class BertConfig(TransformerConfig):
         return self.head in WITH_POOLER and self.pooler_activation is not None
 
 
+class BertLayer(Layer[BertConfig]):
+    """Self-attention and feed-forward; each residual sum is normalized."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
+            x,
+            context.mask_of(inputs.index),
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        return x, LayerOutputs(cache, weights)
+
+
 class BERT(nn.Module):
     """An encoder with its head.
 
     Attributes:
-      config: what it is.
+      config: sizes and options of the model.
       execution: how it is run.
     """
 
@@ -172,7 +202,7 @@ class BERT(nn.Module):
           position_ids: position of each token, from 0 (an offset is added); by
             default the index in the row, from 0 in every document of a packed
             row; with head "causal_lm" counted over the real tokens.
-          segment_ids: number of the document that each token of a packed row
+          segment_ids: number of the document that each token of a packed sequence
             belongs to, 0 for padding. Documents do not see each other.
           masked_positions: where masked words are to be found; the others are
             not projected on the vocabulary.
@@ -202,20 +232,23 @@ class BERT(nn.Module):
             counted = attention_mask if self.config.head == "causal_lm" else None
             position_ids = default_positions(start, input_ids.shape[1], counted, segment_ids)
         x, table = self._embed(input_ids, token_type_ids, position_ids, rng)
-        visible = Visible(
+        mask = AttentionMask(
             input_ids.shape[1],
             input_ids.shape[1] if cache is None else cache.length,
-            *(attention_mask, segment_ids),
+            attention_mask,
+            segment_ids,
             causal=self.config.head == "causal_lm",
             start=start,
         )
-        shared = share(self.config, self.execution, visible, cache, rng, output_attentions)
-        x, (layers, attentions) = run_transformer_layers(
-            self.config, self.execution, x, cache, shared
+        c, e = self.config, self.execution
+        context = make_layer_context(
+            c, e, mask, cache=cache, rng=rng, output_attentions=output_attentions
         )
+        x, outputs = run_layers(BertLayer, c, e, x, cache=cache, context=context)
         if cache is not None:
-            x, cache = advance_cache(cache, layers, x)
-        body = EncoderOutput(x, self._pool(x), attentions)
+            assert outputs.cache is not None
+            x, cache = advance_cache(cache, outputs.cache, x)
+        body = EncoderOutput(x, self._pool(x), outputs.attentions)
         inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
         return self._answer(inputs, cache)
 

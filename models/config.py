@@ -6,7 +6,7 @@ which may change from one machine to the next without changing the model.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from ..data.errors import UserError
 
@@ -89,13 +89,19 @@ class TransformerConfig:
         return self.head_dim
 
     @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads, K; a divisor of `num_heads`."""
+        return self.num_heads
+
+    @property
+    def use_bias(self) -> bool:
+        """Whether the affine maps have biases."""
+        return True
+
+    @property
     def attention_bias(self) -> bool:
         """Whether the projections of attention have biases."""
-        return bool(getattr(self, "use_bias", True))
-
-    def score_scale(self, layer: Any) -> Any:
-        """What the scores of a layer's attention are multiplied by."""
-        return self.key_dim**-0.5
+        return self.use_bias
 
     @property
     def attention_dropout_rate(self) -> float:
@@ -117,13 +123,12 @@ class Execution:
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision in which parameters are stored."""
     layers: Literal["scan", "unroll", "separate"] = "scan"
-    """scan: one compiled layer, looped (compile time flat in depth). unroll: the
+    """scan: one compiled layer in a loop (compile time independent of depth). unroll: the
     same stored parameters, L copies in the program. separate: one parameter
     subtree per layer, laid out for decoding (`models.unstack_layers`)."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes: nothing, all but matrix products, or
+    """What the backward pass recomputes. none: nothing. dots: everything but matrix products. full:
     every layer from its input."""
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
-    """What computes attention: a kernel that works block by block, cudnn (GPUs) or splash (TPUs),
-    where it can serve; else XLA. auto: XLA, or what suits the devices that a
-    program compiles for, which `train` knows and says."""
+    """xla, or a fused kernel where it supports the call: cudnn (GPUs) or splash (TPUs). auto: the
+    kernel for the devices of `train`, elsewhere XLA; `train` prints the choice."""

@@ -1,18 +1,19 @@
-"""The GPTs: decoder-only transformers, as three papers published them.
+"""The GPTs: decoder-only transformers of three papers.
 
 - GPT: Radford et al. 2018, "Improving language understanding by generative
-  pre-training", section 4.1.  Normalisation after the residual sum.
+  pre-training", section 4.1. Normalization after the residual sum.
 - GPT-2: Radford et al. 2019, "Language models are unsupervised multitask
-  learners", section 2.3.  Normalisation before each sublayer and once more at
+  learners", section 2.3. Normalization before each sublayer and once more at
   the end; residual projections initialised smaller by 1/√(2L).
 - GPT-3: Brown et al. 2020, "Language models are few-shot learners", section 2.1
   and table 2.1.  Dense and locally banded attention in alternating layers.
 
-Difference from the papers: GPT-3's band width is not published; 256, the width
-of GPT-Neo, is taken.
+Difference from the papers: the width of GPT-3's bands is not published; here it
+is 256, the width of GPT-Neo.
 """
 
 import dataclasses
+import math
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -20,24 +21,25 @@ import jax.numpy as jnp
 
 from ..data.errors import UserError
 from .config import Execution, TransformerConfig
-from .nn.attention import (
-    AnyArray,
-    Cache,
-    advance_cache,
-    check_inputs,
-    default_positions,
-)
-from .nn.dropout import RowKeys, dropout
+from .nn.attention import MultiHeadAttention
+from .nn.cache import Cache, advance_cache
+from .nn.dropout import RowKeys, dropout, fold_in
+from .nn.feed_forward import FeedForward
 from .nn.heads import CausalLMOutput, Projection
-from .nn.layers import (
-    LayerNorm,
-    run_transformer_layers,
-    share,
-    sinusoidal_positions,
-)
-from .nn.linear import Embedding, look_up
-from .nn.masks import Visible
+from .nn.input_checks import check_inputs
+from .nn.linear import Embedding, embedding_lookup
+from .nn.masks import AnyArray, AttentionMask
+from .nn.norms import LayerNorm
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
+from .nn.positions import default_positions, sinusoidal_positions
+from .nn.stack import (
+    Layer,
+    LayerContext,
+    LayerInputs,
+    LayerOutputs,
+    make_layer_context,
+    run_layers,
+)
 from .nn.typing import Array, Bool, Float, Int
 from .registry import Family, Preset
 
@@ -55,29 +57,30 @@ class GPTConfig(TransformerConfig):
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
     dropout_rate: float = 0.1
-    """Of embeddings, attention weights and both sublayers' outputs."""
+    """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     embedding_dropout: float | None = None
-    """Of the sums of embeddings and positions, if not `dropout_rate`."""
+    """Dropout rate of the sums of embeddings and positions, if not `dropout_rate`."""
     attention_dropout: float | None = None
-    """Of attention weights, if not `dropout_rate`."""
+    """Dropout rate of attention weights, if not `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
     """pre: before each sublayer, and a final one (GPT-2, GPT-3). post: after the sum (GPT)."""
     positions: Literal["learned", "sinusoidal"] = "learned"
-    """Where position vectors come from."""
+    """The kind of position vectors."""
     position_base: float = 10_000.0
     """Base of the sinusoidal wavelengths."""
-    use_bias: bool = True
+    use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the affine maps have biases."""
     local_window: int | None = None
-    """If given, every second layer sees only the last so many tokens (GPT-3)."""
+    """If given, every second layer attends only to the last `local_window` tokens (GPT-3)."""
     scale_residual_init: bool = True
     """Whether residual projections start smaller by 1/√(2L) (GPT-2, GPT-3)."""
     scale_scores: bool = True
-    """Whether attention's scores are divided by √H."""
+    """Whether attention scores are divided by √H."""
     scale_scores_by_layer: bool = False
-    """Whether those of layer i, from 1, are divided by i too (Mistral's replicas of GPT-2)."""
+    """Whether the scores of layer i, counted from 1, are also divided by i (Mistral's replicas of
+    GPT-2)."""
     tie_output: bool = True
-    """Whether scores are taken with the table of the tokens; else with one of their own."""
+    """Whether the output projection is the token embedding; else it has its own matrix."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,17 +102,82 @@ class GPTConfig(TransformerConfig):
         """Probability that an attention weight is dropped."""
         return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
 
-    def score_scale(self, layer: Any) -> Any:
-        """What the scores of a layer, counted from 0, are multiplied by."""
-        scale = super().score_scale(layer) if self.scale_scores else 1.0
+    def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:
+        """Returns the factor of the attention scores of a layer, counted from 0."""
+        scale = self.key_dim**-0.5 if self.scale_scores else 1.0
         return scale / (layer + 1) if self.scale_scores_by_layer else scale
+
+    @property
+    def output_init_std(self) -> float | None:
+        """Standard deviation of the initial projections back to the residual stream."""
+        if self.init_std is None or not self.scale_residual_init:
+            return self.init_std
+        return self.init_std / math.sqrt(2 * self.num_layers)
+
+
+class PreNormLayer(Layer[GPTConfig]):
+    """A layer of GPT-2 and GPT-3, which normalize the input of each sublayer."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+
+        y = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+        y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
+            y,
+            context.mask_of(inputs.index),
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+            scale=c.score_scale(inputs.index),
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "attention")
+
+        y = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = FeedForward(c, e, c.output_init_std, name="feed_forward")(y, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        return x, LayerOutputs(cache, weights)
+
+
+class PostNormLayer(Layer[GPTConfig]):
+    """A layer of the first GPT, which normalizes each residual sum."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+
+        y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
+            x,
+            context.mask_of(inputs.index),
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+            scale=c.score_scale(inputs.index),
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+
+        y = FeedForward(c, e, c.output_init_std, name="feed_forward")(x, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        return x, LayerOutputs(cache, weights)
 
 
 class GPT(nn.Module):
     """A GPT with its language-model head.
 
     Attributes:
-      config: what it is.
+      config: sizes and options of the model.
       execution: how it is run.
     """
 
@@ -128,26 +196,27 @@ class GPT(nn.Module):
         rng: RowKeys | None = None,
         output_attentions: bool = False,
     ) -> CausalLMOutput:
-        """Scores every next token.
+        """Computes the logits of every next token.
 
         Args:
           input_ids: token ids.
-          attention_mask: 1 where a token may be seen. With a cache it covers
-            the S slots of the cache, those written now included. Or, `[B, T,
-            S]`, all that each token may see, itself included.
-          position_ids: position of each token; by default counted over the
-            real tokens of the row, from 0 in every document of a packed row.
-          segment_ids: number of the document that each token of a packed row
-            belongs to, 0 for padding. Documents do not see each other.
-          cache: what earlier calls left; `input_ids` continue it. Beyond its
-            last slot all scores are NaN.
-          rng: one key per row (`models.row_keys`) switches dropout on.
-          output_attentions: whether to answer the attention weights as well.
+          attention_mask: 1 for the tokens that may be attended to. With a cache
+            it covers the S slots of the cache, those written by this call
+            included. A mask `[B, T, S]` states for each token all tokens that it
+            may attend to, itself included.
+          position_ids: position of each token; by default counted over the real
+            tokens of each sequence, from 0 in every document of a packed one.
+          segment_ids: number of the document that each token of a packed sequence
+            belongs to, 0 for padding. No document attends to another.
+          cache: keys and values of earlier calls, continued by `input_ids`.
+            Beyond its last slot all logits are NaN.
+          rng: one key per sequence (`models.row_keys`) switches dropout on.
+          output_attentions: whether to return the attention weights too.
 
         Raises:
           UserError: T is longer than `max_length`, `attention_mask` does not
-            cover the tokens (or slots) or is one for each token and nothing
-            says where they stand, or a cache is given together with packed rows.
+            cover the tokens (or slots), it is `[B, T, S]` and no `position_ids`
+            are given, or a cache is given together with packed sequences.
         """
         c, e = self.config, self.execution
         check_inputs(c, input_ids, attention_mask, segment_ids, cache)
@@ -160,17 +229,29 @@ class GPT(nn.Module):
         x = embed(input_ids) + self._positions(position_ids)
         x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
 
-        visible = Visible(length, num_keys, attention_mask, segment_ids, causal=True, start=start)
-        shared = share(c, e, visible, cache, rng, output_attentions, window=c.local_window)
-        x, (layers, attentions) = run_transformer_layers(c, e, x, cache, shared)
+        mask = AttentionMask(
+            length, num_keys, attention_mask, segment_ids, causal=True, start=start
+        )
+        context = make_layer_context(
+            c,
+            e,
+            mask,
+            cache=cache,
+            rng=rng,
+            output_attentions=output_attentions,
+            window=c.local_window,
+        )
+        layer = PreNormLayer if c.norm_position == "pre" else PostNormLayer
+        x, outputs = run_layers(layer, c, e, x, cache=cache, context=context)
         if c.norm_position == "pre":
             x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
         if cache is not None:
-            x, cache = advance_cache(cache, layers, x)
+            assert outputs.cache is not None
+            x, cache = advance_cache(cache, outputs.cache, x)
         if not c.tie_output:
             embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
         projection = Projection(x, embed.embedding.astype(e.dtype))
-        return CausalLMOutput(x, projection, cache, attentions)
+        return CausalLMOutput(x, projection, cache, outputs.attentions)
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Float[Array, "#B #T D"]:
         c, e = self.config, self.execution
@@ -178,7 +259,7 @@ class GPT(nn.Module):
             table = Embedding(c.max_length, c.d_model, execution=e, name="position_embedding")
             return table(position_ids)
         table = sinusoidal_positions(c.max_length, c.d_model, c.position_base)
-        return look_up(jnp.asarray(table, e.dtype), position_ids)
+        return embedding_lookup(jnp.asarray(table, e.dtype), position_ids)
 
 
 def _preset(paper: str, published: str, note: str = "", **fields: Any) -> Preset:

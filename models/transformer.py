@@ -21,7 +21,7 @@ Options beyond the paper are those of Marian's models (Junczys-Dowmunt et al.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -29,30 +29,25 @@ import numpy as np
 
 from ..data.errors import UserError
 from .config import Execution, TransformerConfig, divisors
-from .nn.attention import (
-    AnyArray,
-    Cache,
-    advance_cache,
-    check_inputs,
-    check_source,
-    default_positions,
-    source_length,
-)
+from .nn.attention import MultiHeadAttention
+from .nn.cache import Cache, advance_cache
 from .nn.dropout import RowKeys, dropout, fold_in
+from .nn.feed_forward import FeedForward
 from .nn.heads import Projection, Seq2SeqLMOutput
-from .nn.layers import (
-    DecoderLayer,
-    LayerNorm,
-    LayerOutputs,
-    SharedInputs,
-    TransformerLayer,
-    run_cached_layers,
-    share,
-    sinusoidal_positions,
-)
-from .nn.linear import Embedding, look_up
-from .nn.masks import Visible
+from .nn.input_checks import check_inputs, check_source_mask, source_length
+from .nn.linear import Embedding, embedding_lookup
+from .nn.masks import AnyArray, AttentionMask
+from .nn.norms import LayerNorm
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
+from .nn.positions import default_positions, sinusoidal_positions
+from .nn.stack import (
+    Layer,
+    LayerContext,
+    LayerInputs,
+    LayerOutputs,
+    make_layer_context,
+    run_layers,
+)
 from .nn.typing import Array, Bool, Float, Int
 from .registry import Family, Preset
 from .transformer_table3 import BASE, TABLE_3
@@ -67,8 +62,6 @@ class EncoderDecoderConfig(TransformerConfig):
     """
 
     head: ClassVar[str] = "seq2seq_lm"
-    use_bias: ClassVar[bool] = True
-    scale_residual_init: ClassVar[bool] = False
 
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "relu"
     """Non-linearity of the feed-forward layers."""
@@ -169,18 +162,97 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+CROSS = 1
+"""Distinguishes the dropout keys of cross-attention from those of self-attention."""
+
+
+class EncoderLayer(Layer[EncoderDecoderConfig]):
+    """Self-attention and feed-forward, each with a residual (section 3.1)."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e, pre = self.config, self.execution, self.config.norm_position == "pre"
+        rng = fold_in(context.rng, inputs.index)
+
+        norm = LayerNorm(c.norm_eps, e, name="attention_norm")
+        y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
+            norm(x) if pre else x,
+            context.mask,
+            rng=rng,
+            output_attentions=context.output_attentions,
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        x = x if pre else norm(x)
+
+        norm = LayerNorm(c.norm_eps, e, name="feed_forward_norm")
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(norm(x) if pre else x, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = x if pre else norm(x)
+        return x, LayerOutputs(None, weights)
+
+
+class DecoderLayer(Layer[EncoderDecoderConfig]):
+    """A layer that also attends to the encoder's output, between the two (section 3.1)."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e, pre = self.config, self.execution, self.config.norm_position == "pre"
+        rng = fold_in(context.rng, inputs.index)
+
+        norm = LayerNorm(c.norm_eps, e, name="attention_norm")
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
+            norm(x) if pre else x,
+            context.mask,
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        x = x if pre else norm(x)
+
+        # Keys and values of the source: those of an earlier call, or projected by this one.
+        source = context.encoder_hidden_states if inputs.cross is None else inputs.cross
+        assert context.cross_mask is not None
+        assert source is not None
+        norm = LayerNorm(c.norm_eps, e, name="cross_attention_norm")
+        y, cross, cross_weights = MultiHeadAttention(c, e, c.init_std, name="cross_attention")(
+            norm(x) if pre else x,
+            context.cross_mask,
+            rng=fold_in(rng, CROSS),
+            output_attentions=context.output_attentions,
+            encoder_hidden_states=source,
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "cross_attention")
+        x = x if pre else norm(x)
+
+        norm = LayerNorm(c.norm_eps, e, name="feed_forward_norm")
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(norm(x) if pre else x, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = x if pre else norm(x)
+        # The cache keeps the projected source once; later calls only read it.
+        new_cross = cross if inputs.cache is not None and inputs.cross is None else None
+        return x, LayerOutputs(cache, weights, new_cross, cross_weights)
+
+
 class Stack(nn.Module):
-    """Positions, L layers, and a final norm where there is one: either half of the model.
+    """One half of the model: positions, L layers, and a final norm if norms come first.
 
     Attributes:
-      config: of this half.
+      config: sizes of this half.
       execution: how it is run.
-      layer: its layers' class.
+      layer: the class of its layers.
     """
 
     config: EncoderDecoderConfig
     execution: Execution
-    layer: type[TransformerLayer]
+    layer: type[Layer[EncoderDecoderConfig]]
 
     @nn.compact
     def __call__(
@@ -188,33 +260,33 @@ class Stack(nn.Module):
         x: Float[Array, "B T D"],
         position_ids: Int[AnyArray, "#B #T"],
         cache: Cache | None,
-        shared: SharedInputs,
+        context: LayerContext,
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """From embeddings to the last layer's output (section 3.1)."""
+        """Maps embeddings to the output of the last layer (section 3.1)."""
         c, e = self.config, self.execution
         x = x + self._positions(position_ids)
-        x = dropout(x, c.dropout_rate, shared.rng, "embedding")
-        x, outputs = run_cached_layers(self.layer, c, e, x, cache, shared)
+        x = dropout(x, c.dropout_rate, context.rng, "embedding")
+        x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
         if c.norm_position == "pre":
             x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
         return x, outputs
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Float[Array, "#B #T D"]:
-        """Section 3.5."""
+        """Returns the vector of each position (section 3.5)."""
         c, e = self.config, self.execution
         if c.positions == "learned":
             std = c.d_model**-0.5
             table = Embedding(c.max_length, c.d_model, std, e, name="position_embedding")
             return table(position_ids)
         table = sinusoidal_positions(c.max_length, c.d_model, c.position_base, c.position_layout)
-        return look_up(jnp.asarray(table, e.dtype), position_ids)
+        return embedding_lookup(jnp.asarray(table, e.dtype), position_ids)
 
 
 class EncoderDecoder(nn.Module):
-    """A Transformer that scores the next token of a target, given a source.
+    """A Transformer that predicts the next token of a target, given a source.
 
     Attributes:
-      config: what it is.
+      config: sizes and options of the model.
       execution: how it is run.
     """
 
@@ -236,7 +308,7 @@ class EncoderDecoder(nn.Module):
         if c.output_bias:
             zeros = nn.initializers.zeros
             self.output_bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
-        self.encoder = Stack(c, e, TransformerLayer)
+        self.encoder = Stack(c, e, EncoderLayer)
         self.decoder = Stack(c.decoder, e, DecoderLayer)
 
     def __call__(
@@ -257,79 +329,101 @@ class EncoderDecoder(nn.Module):
         rng: RowKeys | None = None,
         output_attentions: bool = False,
     ) -> Seq2SeqLMOutput:
-        """Scores every next token of the targets.
+        """Computes the logits of every next token of the targets.
 
         Args:
-          input_ids: tokens of the sources; not looked at where
-            `encoder_outputs` are given, or a cache that has seen them.
-          attention_mask: 1 where a token of the source may be seen.
-          decoder_input_ids: tokens of the targets, each behind the one that it
-            is to predict: a start token first.
-          decoder_attention_mask: 1 where a token of the target may be seen by
-            those behind it; with a cache, of each of its slots. Or, `[B, T,
-            slots]`, all that each token may see, itself included.
-          segment_ids: number of the sentence that each token of a packed row
+          input_ids: tokens of the sources; ignored if `encoder_outputs` or a cache
+            with their keys and values is given.
+          attention_mask: 1 for the tokens of the source that may be attended to.
+          decoder_input_ids: tokens of the targets, shifted right: a start token
+            first.
+          decoder_attention_mask: 1 for the tokens of the target that later tokens
+            may attend to; with a cache, for each of its slots. A mask `[B, T,
+            slots]` states for each token all that it may attend to, itself included.
+          segment_ids: number of the sentence that each token of a packed sequence
             belongs to, 0 for padding.
-          decoder_segment_ids: the same of the targets, which see only the
+          decoder_segment_ids: the same for the targets, which attend only to the
             source of their own number.
-          position_ids: position of each token; by default counted over the
-            real tokens of the row, from 0 in every sentence of a packed row.
-          decoder_position_ids: the same of the targets.
-          encoder_outputs: what the encoder answered before.
-          cache: what earlier calls left; `decoder_input_ids` continue it.
-            Beyond its last slot all scores are NaN.
-          rng: one key per row (`models.row_keys`) switches dropout on.
-          output_attentions: whether to answer the attention weights as well.
+          position_ids: position of each token; by default counted over the real
+            tokens of each sequence, from 0 in every sentence of a packed one.
+          decoder_position_ids: the same for the targets.
+          encoder_outputs: output of the encoder in an earlier call.
+          cache: keys and values of earlier calls, continued by
+            `decoder_input_ids`. Beyond its last slot all logits are NaN.
+          rng: one key per sequence (`models.row_keys`) switches dropout on.
+          output_attentions: whether to return the attention weights too.
 
         Raises:
-          UserError: a sequence is longer than `max_length`, a mask does not
-            cover what it is of, only one side is packed, or there is no source.
+          UserError: a sequence is longer than `max_length`, a mask has the wrong
+            length, only one side is packed, or there is no source.
         """
         if (segment_ids is None) != (decoder_segment_ids is None):
-            raise UserError("either side is packed or none: give both segment_ids or neither")
+            raise UserError("only one side is packed: give both segment_ids or neither")
         encoded, attentions = None, None
         if encoder_outputs is not None:
             encoded = jnp.asarray(encoder_outputs)
         elif cache is None or cache.cross is None:
             encoded, attentions = self._encode(
-                input_ids, attention_mask, segment_ids, position_ids, rng, output_attentions
+                input_ids,
+                attention_mask,
+                segment_ids=segment_ids,
+                position_ids=position_ids,
+                rng=rng,
+                output_attentions=output_attentions,
             )
-        check_source(attention_mask, encoded, cache)
+        check_source_mask(attention_mask, encoded, cache)
         start = jnp.zeros((), jnp.int32) if cache is None else cache.index
-        visible, positions = self._place(
+        mask, positions = self._target_mask(
             decoder_input_ids,
             decoder_attention_mask,
-            decoder_segment_ids,
-            decoder_position_ids,
-            *(start, cache),
+            segment_ids=decoder_segment_ids,
+            position_ids=decoder_position_ids,
+            start=start,
+            cache=cache,
         )
-        shared = share(
-            *(self.config.decoder, self.execution, visible, cache, fold_in(rng, 1)),
-            output_attentions,
-            encoded=encoded,
-            cross=Visible(
-                *(decoder_input_ids.shape[1], source_length(encoded, cache)),
-                *(attention_mask, segment_ids, decoder_segment_ids),
+        context = make_layer_context(
+            self.config.decoder,
+            self.execution,
+            mask,
+            cache=cache,
+            rng=fold_in(rng, 1),
+            output_attentions=output_attentions,
+            encoder_hidden_states=encoded,
+            cross_mask=AttentionMask(
+                decoder_input_ids.shape[1],
+                source_length(encoded, cache),
+                attention_mask,
+                segment_ids,
+                decoder_segment_ids,
             ),
         )
         x = self._scaled(self.token_embedding(decoder_input_ids))
-        x, outputs = self.decoder(x, positions, cache, shared)
+        x, outputs = self.decoder(x, positions, cache, context)
         if cache is not None:
+            assert outputs.cache is not None
             cross = outputs.cross if cache.cross is None else cache.cross
             x, cache = advance_cache(cache, outputs.cache, x, cross)
-        weights = attentions, outputs.attentions, outputs.cross_attentions
-        return Seq2SeqLMOutput(x, self._projection(x), encoded, cache, *weights)
+        return Seq2SeqLMOutput(
+            last_hidden_state=x,
+            projection=self._projection(x),
+            encoder_last_hidden_state=encoded,
+            cache=cache,
+            encoder_attentions=attentions,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+        )
 
     def _encode(
         self,
         input_ids: Int[AnyArray, "B S"] | None,
         attention_mask: Int[AnyArray, "B columns"] | None,
+        *,
         segment_ids: Int[AnyArray, "B S"] | None,
         position_ids: Int[AnyArray, "#B S"] | None,
         rng: RowKeys | None,
         output_attentions: bool,
-    ) -> tuple[Float[Array, "B S D"], Any]:
-        """What the encoder makes of the sources, and its attention weights."""
+    ) -> tuple[Float[Array, "B S D"], Array | tuple[Array, ...] | None]:
+        """Returns the encoder's output for the sources, and its attention weights."""
         if input_ids is None:
             raise UserError("there is no source: give input_ids, encoder_outputs or a used cache")
         check_inputs(self.config, input_ids, attention_mask, segment_ids, None)
@@ -337,45 +431,53 @@ class EncoderDecoder(nn.Module):
             zero = jnp.zeros((), jnp.int32)
             position_ids = default_positions(zero, input_ids.shape[1], attention_mask, segment_ids)
         length = input_ids.shape[1]
-        visible = Visible(length, length, attention_mask, segment_ids)
-        c, e = self.config, self.execution
-        shared = share(c, e, visible, None, fold_in(rng, 0), output_attentions)
+        context = make_layer_context(
+            self.config,
+            self.execution,
+            AttentionMask(length, length, attention_mask, segment_ids),
+            cache=None,
+            rng=fold_in(rng, 0),
+            output_attentions=output_attentions,
+        )
         table = self.token_embedding if self.config.share_embeddings else self.source_embedding
-        x, outputs = self.encoder(self._scaled(table(input_ids)), position_ids, None, shared)
+        x, outputs = self.encoder(self._scaled(table(input_ids)), position_ids, None, context)
         return x, outputs.attentions
 
-    def _place(
+    def _target_mask(
         self,
         input_ids: Int[AnyArray, "B T"],
         attention_mask: Bool[AnyArray, "B #T slots"] | Int[AnyArray, "B slots"] | None,
+        *,
         segment_ids: Int[AnyArray, "B T"] | None,
         position_ids: Int[AnyArray, "#B #T"] | None,
         start: Int[Array, ""],
         cache: Cache | None,
-    ) -> tuple[Visible, Int[AnyArray, "#B #T"]]:
-        """What each token of the target sees of the target, and where it stands."""
+    ) -> tuple[AttentionMask, Int[AnyArray, "#B #T"]]:
+        """Returns the mask of the decoder's self-attention, and the positions of its tokens."""
         length = input_ids.shape[1]
         if attention_mask is not None and attention_mask.ndim == 3:
             if position_ids is None:  # the tokens need not be one sequence
                 raise UserError(
-                    "a decoder_attention_mask for each token leaves open where it stands: give "
+                    "a decoder_attention_mask [B, T, slots] does not determine positions: give "
                     "decoder_position_ids"
                 )
             slots = attention_mask.shape[2]
-            return Visible(length, slots, attention_mask, None, start=start), position_ids
+            return AttentionMask(length, slots, attention_mask, start=start), position_ids
         check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
         num_keys = length if cache is None else cache.length
-        visible = Visible(length, num_keys, attention_mask, segment_ids, causal=True, start=start)
+        mask = AttentionMask(
+            length, num_keys, attention_mask, segment_ids, causal=True, start=start
+        )
         if position_ids is None:
             position_ids = default_positions(start, length, attention_mask, segment_ids)
-        return visible, position_ids
+        return mask, position_ids
 
     def _scaled(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Section 3.4."""
+        """Multiplies embeddings by √D (section 3.4)."""
         return x * self.config.d_model**0.5 if self.config.scale_embedding else x
 
     def _projection(self, x: Float[Array, "B T D"]) -> Projection:
-        """The decoder's output beside the vocabulary matrix."""
+        """Pairs the decoder's output with the vocabulary matrix, not yet multiplied."""
         c = self.config
         table = self.token_embedding if c.tie_output else self.output_embedding
         bias = self.output_bias if c.output_bias else None

@@ -41,8 +41,8 @@ from .objectives.objectives import translation as translation
 from .optim.optimizer import make_optimizer as make_optimizer
 from .optim.schedules import make_schedule as make_schedule
 from .optimizer_config import OptimizerConfig as OptimizerConfig
+from .plan.hardware import parse_topology as parse_topology
 from .plan.plan import make_plan as make_plan
-from .plan.topologies import parse_topology as parse_topology
 from .recipes import recipe as recipe
 from .runs.load_run import open_run as open_run
 from .state import TrainState as TrainState

@@ -20,6 +20,9 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
+LogFn = Callable[[str], None]
+"""Tells a person one line."""
+
 SECONDS_BETWEEN_LINES = 30.0
 SECONDS_BETWEEN_DRAWINGS = 2.0
 """In a notebook, which keeps each drawing of a bar as an output; a terminal has ten a second."""

@@ -16,7 +16,7 @@ from ..tokenizers.base import Tokenizer
 
 
 @dataclass(frozen=True)
-class Frame:
+class Template:
     """The marks around texts.
 
     Attributes:
@@ -32,7 +32,7 @@ class Frame:
     length: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, length: int) -> "Frame":
+    def of(cls, tokenizer: Tokenizer, length: int) -> "Template":
         """Takes the marks of a tokenizer.
 
         Raises:
@@ -54,54 +54,57 @@ class Frame:
 
 
 @dataclass(frozen=True, eq=False)
-class FramedTokens:
+class BertInputs:
     """Many framed examples in flat arrays, which are small and pickle fast.
 
     Attributes:
-        frame: The marks and the row's length T.
+        template: The marks and the row's length T.
         ids: All tokens, marks included, int32.
         starts: Where each example starts in ``ids``, and the end, int64 [n + 1].
         second: Where the second text starts in its row, T if there is none, int32 [n].
     """
 
-    frame: Frame
+    template: Template
     ids: np.ndarray
     starts: np.ndarray
     second: np.ndarray
 
     @classmethod
     def of(
-        cls, frame: Frame, pairs: Iterable[tuple[Sequence[int], Sequence[int] | None]]
-    ) -> "FramedTokens":
+        cls, template: Template, pairs: Iterable[tuple[Sequence[int], Sequence[int] | None]]
+    ) -> "BertInputs":
         """Frames texts that fit.
 
         Args:
-            frame: The marks and the row's length.
+            template: The marks and the row's length.
             pairs: The ids of the first and, if there is one, of the second text.
         """
         ids, starts, second = array("i"), array("q", [0]), array("i")
         for one, other in pairs:
-            ids.append(frame.cls)
+            ids.append(template.cls)
             ids.extend(one)
-            ids.append(frame.sep)
-            second.append(frame.length if other is None else len(one) + 2)
+            ids.append(template.sep)
+            second.append(template.length if other is None else len(one) + 2)
             if other is not None:
                 ids.extend(other)
-                ids.append(frame.sep)
+                ids.append(template.sep)
             starts.append(len(ids))
         return cls(
-            frame, np.array(ids, np.int32), np.array(starts, np.int64), np.array(second, np.int32)
+            template,
+            np.array(ids, np.int32),
+            np.array(starts, np.int64),
+            np.array(second, np.int32),
         )
 
     def __len__(self) -> int:
         return len(self.second)
 
-    def row(self, index: int) -> dict[str, np.ndarray]:
+    def example(self, index: int) -> dict[str, np.ndarray]:
         """Makes ``input_ids``, ``attention_mask`` and ``token_type_ids``, int32 [T] each."""
         tokens = self.ids[self.starts[index] : self.starts[index + 1]]
-        place = np.arange(self.frame.length, dtype=np.int32)
+        place = np.arange(self.template.length, dtype=np.int32)
         real = place < len(tokens)
-        input_ids = np.full(self.frame.length, self.frame.pad, np.int32)
+        input_ids = np.full(self.template.length, self.template.pad, np.int32)
         input_ids[: len(tokens)] = tokens
         return {
             "input_ids": input_ids,
@@ -111,7 +114,7 @@ class FramedTokens:
 
 
 def token_specs(*shape: int) -> BatchSpec:
-    """Describes the arrays that ``FramedTokens.row`` makes, each of this shape."""
+    """Describes the arrays that ``BertInputs.row`` makes, each of this shape."""
     return {
         "input_ids": ArraySpec(shape, Values.SOURCE_TOKEN),
         "attention_mask": ArraySpec(shape, Values.MASK),
@@ -119,15 +122,15 @@ def token_specs(*shape: int) -> BatchSpec:
     }
 
 
-def frame_texts(
-    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, frame: Frame
-) -> tuple[FramedTokens, int]:
+def encode_texts(
+    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, template: Template
+) -> tuple[BertInputs, int]:
     """Tokenises and frames single texts and pairs, cutting what is too long.
 
     Args:
         texts: One or two texts each.
         tokenizer: Turns them to ids.
-        frame: The marks and the row's length.
+        template: The marks and the row's length.
 
     Returns:
         The framed texts, and how many were cut.
@@ -138,14 +141,14 @@ def frame_texts(
     for pair in texts:
         one, other = next(encoded), next(encoded) if len(pair) == 2 else None
         if other is None:
-            kept: tuple[list[int], list[int] | None] = one[: frame.room(1)], None
-            cut += len(one) > frame.room(1)
+            kept: tuple[list[int], list[int] | None] = one[: template.room(1)], None
+            cut += len(one) > template.room(1)
         else:
-            first, second = cut_longest_first(len(one), len(other), frame.room(2))
+            first, second = cut_longest_first(len(one), len(other), template.room(2))
             kept = one[:first], other[:second]
             cut += first + second < len(one) + len(other)
         pairs.append(kept)
-    return FramedTokens.of(frame, pairs), cut
+    return BertInputs.of(template, pairs), cut
 
 
 def cut_longest_first(one: int, other: int, room: int) -> tuple[int, int]:

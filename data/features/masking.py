@@ -12,11 +12,10 @@ special one; and ``[UNK]`` is not predicted.
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, Values
+from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values
 from ..errors import DataError
 from ..tokenizers.base import Tokenizer
 
@@ -24,7 +23,7 @@ _MASKED, _RANDOM = 0.8, 0.9  # below the first: [MASK]; between the two: a rando
 
 
 @dataclass(frozen=True, eq=False)
-class Masking:
+class Masking(PickledByFields):
     """How the tokens of a row are masked.
 
     Attributes:
@@ -151,9 +150,6 @@ class Masking:
         chosen = np.zeros(len(firsts), bool)
         chosen[words] = True
         return candidates[np.repeat(chosen, sizes)]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 PREDICTIONS = ("masked_positions", "masked_labels", "masked_weights")

@@ -7,7 +7,7 @@ import numpy as np
 from ..errors import DataError, UserError
 
 
-def label_id(label: str, ids: dict[str, int], place: str) -> int:
+def label_id(label: str, ids: dict[str, int], location: str) -> int:
     """Finds a label among those of the training data.
 
     Raises:
@@ -17,8 +17,8 @@ def label_id(label: str, ids: dict[str, int], place: str) -> int:
         known = list(ids)
         shown = ", ".join(known[:20]) + (f" … ({len(known)} in all)" if len(known) > 20 else "")
         raise DataError(
-            f"{place} has the label {label!r}, which the training data have not: they have {shown}"
-            "; correct it, or name the labels' column after a #"
+            f"{location} has the label {label!r}, which the training data do not have: they "
+            f"have {shown}; correct it, or name the labels' column after a #"
         )
     return ids[label]
 

@@ -20,11 +20,12 @@ Deliberate differences, so that every example can be made on its own:
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..corpora.sentence_corpus import SentenceCorpus
+from ..dataset import PickledByFields
 from ..errors import DataError
 from .bert_inputs import cut_longest_first
 
@@ -66,7 +67,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Segments:
+class Segments(PickledByFields):
     """The examples of every epoch, to be made in any order.
 
     Attributes:
@@ -221,9 +222,6 @@ class Segments:
             end += len(segment) + 1
             ids[end - 1] = self.sep
         return ids
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def _cut(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -39,7 +39,7 @@ def write_file(path: Path, content: bytes) -> None:
         raise
 
 
-def check_place(path: Path, made_from: str) -> None:
+def check_output_path(path: Path, made_from: str) -> None:
     """Checks that a file can be written, before the work that makes it; makes parent folders.
 
     Args:

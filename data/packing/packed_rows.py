@@ -21,7 +21,7 @@ ARRAYS = ("input_ids", "labels", "segment_ids", "position_ids")
 
 
 def packed_specs(length: int) -> BatchSpec:
-    """Describes the arrays that ``row_of`` makes."""
+    """Describes the arrays that ``packed_arrays`` makes."""
     values = (Values.SOURCE_TOKEN, Values.TARGET_TOKEN, Values.SEGMENT, Values.TEXT_POSITION)
     return {name: ArraySpec((length,), value) for name, value in zip(ARRAYS, values, strict=True)}
 
@@ -29,7 +29,7 @@ def packed_specs(length: int) -> BatchSpec:
 _SIZE = np.dtype("<u4")
 
 
-class Pieces(NamedTuple):
+class PackedTokens(NamedTuple):
     """What a row is made of.
 
     Attributes:
@@ -41,7 +41,7 @@ class Pieces(NamedTuple):
     sizes: np.ndarray
 
 
-def pieces_of(corpus: TokenCorpus, spans: Sequence[Span]) -> Pieces:
+def gather_tokens(corpus: TokenCorpus, spans: Sequence[Span]) -> PackedTokens:
     """Reads the tokens of a row.
 
     Args:
@@ -50,13 +50,13 @@ def pieces_of(corpus: TokenCorpus, spans: Sequence[Span]) -> Pieces:
     """
     firsts, sizes = np.asarray(spans, np.int64).T
     # Each document before a pair's holds one token more than pairs.
-    firsts = firsts + np.searchsorted(corpus.pair_starts, firsts, "right") - 1
+    firsts = firsts + np.searchsorted(corpus.target_starts, firsts, "right") - 1
     ends = firsts + sizes + 1
     parts = [corpus.tokens[a:b] for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
-    return Pieces(np.concatenate(parts), sizes)
+    return PackedTokens(np.concatenate(parts), sizes)
 
 
-def row_of(pieces: Pieces, length: int) -> dict[str, np.ndarray]:
+def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
     """Makes one example.
 
     Args:
@@ -85,22 +85,22 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def encode(pieces: Pieces, vocab_size: int) -> bytes:
+def encode(pieces: PackedTokens, vocab_size: int) -> bytes:
     """Writes a row as ``number of spans, sizes`` (4 bytes each) and ``tokens``."""
     tokens, sizes = pieces
     header = np.asarray([len(sizes), *sizes], _SIZE)
     return header.tobytes() + tokens.astype(token_dtype(vocab_size)).tobytes()
 
 
-def decode(record: bytes, vocab_size: int) -> Pieces:
+def decode(record: bytes, vocab_size: int) -> PackedTokens:
     """Reads what ``encode`` wrote."""
     number = int(np.frombuffer(record, _SIZE, count=1)[0])
     sizes = np.frombuffer(record, _SIZE, count=number, offset=_SIZE.itemsize).astype(np.int64)
     start = (1 + number) * _SIZE.itemsize
-    return Pieces(np.frombuffer(record, token_dtype(vocab_size), offset=start), sizes)
+    return PackedTokens(np.frombuffer(record, token_dtype(vocab_size), offset=start), sizes)
 
 
-def check_ends(tokenizer: Tokenizer) -> None:
+def require_bos_eos(tokenizer: Tokenizer) -> None:
     """Without its own ends a document's first token would go unpredicted, its bytes counted.
 
     Raises:

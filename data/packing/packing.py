@@ -25,25 +25,25 @@ Packing = Literal["concat", "first-fit"]
 _OPEN_ROWS = 64
 
 
-def spans_of_range(first: int, length: int, pair_starts: np.ndarray) -> list[Span]:
+def spans_of_range(first: int, length: int, target_starts: np.ndarray) -> list[Span]:
     """Cuts a range of pairs where documents end.
 
     Args:
         first: The first pair.
         length: How many, at least 1.
-        pair_starts: The first pair of each document, int64 [num_documents], ascending.
+        target_starts: The first pair of each document, int64 [num_documents], ascending.
 
     Returns:
         The spans in order; their lengths sum to ``length``.
     """
-    low = np.searchsorted(pair_starts, first, "right")
-    high = np.searchsorted(pair_starts, first + length, "left")
-    edges = [first, *pair_starts[low:high].tolist(), first + length]
+    low = np.searchsorted(target_starts, first, "right")
+    high = np.searchsorted(target_starts, first + length, "left")
+    edges = [first, *target_starts[low:high].tolist(), first + length]
     return [(a, b - a) for a, b in pairwise(edges)]
 
 
 def concat_then_split(
-    row: int, length: int, pair_starts: np.ndarray, total: int, offset: int
+    row: int, length: int, target_starts: np.ndarray, total: int, offset: int
 ) -> list[Span]:
     """Gives one row of an epoch of ``total // length`` full rows.
 
@@ -53,7 +53,7 @@ def concat_then_split(
     Args:
         row: In ``[0, total // length)``.
         length: Pairs in a row, T.
-        pair_starts: The first pair of each document, int64 [num_documents].
+        target_starts: The first pair of each document, int64 [num_documents].
         total: All pairs.
         offset: Where the first row starts, in ``[0, total)``.
 
@@ -62,29 +62,29 @@ def concat_then_split(
     """
     first = (offset + row * length) % total
     before_end = min(length, total - first)
-    spans = spans_of_range(first, before_end, pair_starts)
+    spans = spans_of_range(first, before_end, target_starts)
     if before_end < length:
-        spans += spans_of_range(0, length - before_end, pair_starts)
+        spans += spans_of_range(0, length - before_end, target_starts)
     return spans
 
 
-def split_once(row: int, length: int, pair_starts: np.ndarray, total: int) -> list[Span]:
+def split_once(row: int, length: int, target_starts: np.ndarray, total: int) -> list[Span]:
     """Gives one row of ``ceil(total / length)`` rows that hold every pair once, in order.
 
     Args:
         row: In ``[0, ceil(total / length))``.
         length: Pairs in a row, T.
-        pair_starts: The first pair of each document, int64 [num_documents].
+        target_starts: The first pair of each document, int64 [num_documents].
         total: All pairs.
 
     Returns:
         The spans of the row; the last row may be shorter than ``length``.
     """
     first = row * length
-    return spans_of_range(first, min(length, total - first), pair_starts)
+    return spans_of_range(first, min(length, total - first), target_starts)
 
 
-def first_fit(pair_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Plans rows that keep documents whole; a longer document is cut into pieces of T.
 
     Each piece goes to the first of a bounded number of open rows that has room; if none
@@ -92,7 +92,7 @@ def first_fit(pair_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndar
     lost, and the plan is a pure function of its arguments.
 
     Args:
-        pair_counts: Pairs of each document, int64 [num_documents], all positive.
+        target_counts: Pairs of each document, int64 [num_documents], all positive.
         length: Pairs in a row, T.
 
     Returns:
@@ -103,7 +103,7 @@ def first_fit(pair_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndar
     closed: list[list[Span]] = []
     rows: list[list[Span]] = []
     room: list[int] = []
-    for first, size in _pieces(pair_counts, length):
+    for first, size in _pieces(target_counts, length):
         index = next((i for i, free in enumerate(room) if free >= size), None)
         if index is None:
             if len(rows) == _OPEN_ROWS:
@@ -185,9 +185,9 @@ def check_fills_a_row(total: int, length: int) -> None:
         )
 
 
-def _pieces(pair_counts: np.ndarray, length: int) -> Iterator[Span]:
+def _pieces(target_counts: np.ndarray, length: int) -> Iterator[Span]:
     first = 0
-    for count in pair_counts.tolist():
+    for count in target_counts.tolist():
         for start in range(0, count, length):
             yield first + start, min(length, count - start)
         first += count

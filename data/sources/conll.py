@@ -75,9 +75,9 @@ def _sentence(rows: list[tuple[str, int, list[str]]], column: int | None) -> Sen
             )
     if len(cells) < 2:
         raise DataError(f"{file} line {first} has a word without a tag: {cells[0]!r}")
-    place = -1 if column is None else column - 1
+    location = -1 if column is None else column - 1
     words = tuple(row[0] for _, _, row in rows)
-    return Sentence(file, first, words, tuple(row[place] for _, _, row in rows))
+    return Sentence(file, first, words, tuple(row[location] for _, _, row in rows))
 
 
 def read_words(lines: Iterator[Line]) -> Iterator[Sentence]:

@@ -27,9 +27,9 @@ from typing import Literal
 
 from ..errors import DataError
 from ..io.hashing import digest
-from .documents import Division, Split, text_digest
+from .documents import HashSplit, Split, text_digest
 from .labelled_records import LabelledSource, parse_labelled
-from .sentence_pairs import FieldPairs, FilePairs, Pair, Part, PublishedPairs
+from .sentence_pairs import FieldPairs, FilePairs, PairSource, PublishedPairs, SentencePair
 from .source_names import listed_choices
 from .tfds_records import PublishedRecords, open_published
 
@@ -49,7 +49,7 @@ Which = Split | Literal["whole"]
 
 
 @dataclass(frozen=True)
-class Share(Part):
+class SplitView(PairSource):
     """The pairs of a part that are in a split, by the hash of their source text.
 
     Attributes:
@@ -58,11 +58,11 @@ class Share(Part):
         split: Which share.
     """
 
-    whole: Part
-    division: Division
+    whole: PairSource
+    division: HashSplit
     split: Split
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[SentencePair]:
         for pair in self.whole:
             if self.division.split(text_digest(pair.source)) == self.split:
                 yield pair
@@ -76,9 +76,9 @@ class ParallelText:
         parts: Of each source, in order.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[PairSource, ...]
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[SentencePair]:
         return itertools.chain.from_iterable(self.parts)
 
     def __len__(self) -> int:
@@ -135,17 +135,19 @@ def open_parallel(
         return ParallelText(tuple(_of_split(part, which) for part in opened))
     division = _divide(divided, validation_fraction, name)
     shares = (
-        _of_split(part, which) if _has_validation(part) else Share(part.name, part, division, which)
+        _of_split(part, which)
+        if _has_validation(part)
+        else SplitView(part.name, part, division, which)
         for part in opened
     )
     return ParallelText(tuple(shares))
 
 
-def _has_validation(part: Part) -> bool:
+def _has_validation(part: PairSource) -> bool:
     return isinstance(part, PublishedPairs) and part.records.validation is not None
 
 
-def _whole(part: Part) -> Part:
+def _whole(part: PairSource) -> PairSource:
     if not isinstance(part, PublishedPairs):
         return part
     if part.records.validation is None:
@@ -154,21 +156,21 @@ def _whole(part: Part) -> Part:
     return replace(part, split="validation")
 
 
-def _of_split(part: Part, split: Split) -> Part:
+def _of_split(part: PairSource, split: Split) -> PairSource:
     return replace(part, split=split) if isinstance(part, PublishedPairs) else part
 
 
-def _divide(parts: Sequence[Part], fraction: float, name: str) -> Division:
+def _divide(parts: Sequence[PairSource], fraction: float, name: str) -> HashSplit:
     digests = {text_digest(pair.source) for part in parts for pair in part}
     if len(digests) < 2:
         raise DataError(
             f"{name!r} has {len(digests)} different source texts, so nothing is left to validate "
             "on: set validation_fraction 0 and name another source for validation"
         )
-    return Division.of(digests, fraction, name)
+    return HashSplit.of(digests, fraction, name)
 
 
-def _open(name: str, like: str | None) -> Part:
+def _open(name: str, like: str | None) -> PairSource:
     name = name.strip()
     kind, colon, rest = name.partition(":")
     if not colon or kind not in FORMS:

@@ -17,14 +17,13 @@ How files are found and parted into lines says ``text_lines``. This file reads t
 kinds; ``documents`` adds the published ones.
 """
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from ..errors import DataError, UserError
+from ..errors import DataError, UserError, similar_names
 from ..io.files import file_lines, matching_files
 from ..io.json_lines import parse_object, pick
 
@@ -187,9 +186,15 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
 
 
 def listed_choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | None = None) -> str:
-    """Lists the valid words, the nearest first if there is a near one."""
+    """Returns the valid words as text for an error message, with the most similar one named.
+
+    Args:
+        word: The word that is not valid.
+        valid: The valid words.
+        shown: The text to print for each of them; by default the word itself.
+    """
     shown = shown or valid
-    near = difflib.get_close_matches(word, valid, n=1)
+    near = similar_names(word, valid)
     listed = ", ".join(shown)
     return f"{shown[valid.index(near[0])]} (nearest) from {listed}" if near else f"from {listed}"
 
@@ -222,13 +227,13 @@ def _read_json_lines(path: Path, field: str) -> Iterator[str]:
             yield _text_field(line, field, f"{file} line {number}")
 
 
-def _text_field(line: str, field: str, place: str) -> str:
-    row = parse_object(line, place)
-    value = pick(row, field, place)
+def _text_field(line: str, field: str, location: str) -> str:
+    row = parse_object(line, location)
+    value = pick(row, field, location)
     if not isinstance(value, str):
         seen = ", ".join(sorted(key for key in row if isinstance(row[key], str))) or "none"
         raise DataError(
-            f"{place} field {field!r} is a {type(value).__name__}, not a string: "
+            f"{location} field {field!r} is a {type(value).__name__}, not a string: "
             f"its string fields are {seen}"
         )
     return value

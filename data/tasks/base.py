@@ -1,6 +1,6 @@
 """What a run reads: the settings that every kind of data shares, and what each must be able to do.
 
-A kind of data is a subclass in the file of its objective (`causal.CausalData`,
+A kind of data is a subclass in the file of its objective (`causal.CausalLMData`,
 `pretraining.PretrainingData` …): its fields are the command line's flags, its methods the way
 from a source to rows.
 """
@@ -12,7 +12,12 @@ from typing import ClassVar
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
 from ..errors import DataError, UserError
-from ..sources.documents import Documents, load_documents, load_whole
+from ..sources.documents import (
+    Documents,
+    check_validation_fraction,
+    load_documents,
+    load_whole,
+)
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
 
@@ -23,18 +28,20 @@ class DataConfig(ABC):
 
     kind: ClassVar[str]
     """The kind of data, as a run's config.json names it."""
+    former_kind: ClassVar[str] = ""
+    """The name that older run folders have for this kind; fingerprints still contain it."""
 
     source: str
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
-    tfds:NAME/CONFIG#field, or several of them, joined by " + "; for next tokens also
-    prepared:FOLDER, which `flaxzoo prepare` made; of labelled examples one of
-    tsv:GLOB, conll:GLOB, squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG."""
+    tfds:NAME/CONFIG#field, or several of them, joined by " + ". For next-token prediction also
+    prepared:FOLDER, the output of `flaxzoo prepare`. For labeled examples tsv:GLOB, conll:GLOB,
+    squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG."""
     validation: str | None = None
-    """A source to validate on; by default a part of `source`."""
+    """A source to validate on. By default a part of `source` is held out."""
     validation_fraction: float = 0.05
-    """The part that is held out when `validation` is not given."""
+    """The fraction that is held out when `validation` is not given."""
     length: int
-    """Tokens in a row, T."""
+    """Tokens in a sequence, T."""
     tokenizer: TokenizerConfig
     num_workers: int = 0
     """Processes that prepare batches; 0 prepares them in a thread."""
@@ -42,6 +49,7 @@ class DataConfig(ABC):
     def __post_init__(self) -> None:
         if self.length < 1:
             raise UserError(f"data.length {self.length} must be at least 1")
+        check_validation_fraction(self.validation_fraction, "data.validation_fraction")
 
     @abstractmethod
     def texts(self) -> Texts:

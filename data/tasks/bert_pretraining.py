@@ -8,9 +8,9 @@ import numpy as np
 from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ..errors import DataError, UserError
-from ..features.bert_inputs import Frame, frame_texts, token_specs
+from ..features.bert_inputs import Template, encode_texts, token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
-from ..features.nsp_inputs import SentencePairRows, read_pairs
+from ..features.nsp_inputs import SentencePairExamples, read_pairs
 from ..features.segment_pairs import Segments
 from ..io.hashing import digest
 from ..sources.documents import Documents, default_cache_dir, load_whole
@@ -22,8 +22,8 @@ _EVALUATION_SEED = 0x5EED
 
 
 @dataclass(frozen=True)
-class PretrainingRows:
-    """The rows of pretraining epochs; see ``pipeline.Rows``.
+class PretrainingExamples:
+    """The rows of pretraining epochs; see ``dataset.ExampleSource``.
 
     Attributes:
         segments: Which tokens are in an example.
@@ -38,16 +38,16 @@ class PretrainingRows:
     seed: int
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of rows of an epoch, at least 1."""
         return self.segments.num_examples
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example: a pure function of the seed and its arguments.
 
         Args:
             epoch: From 0.
-            index: In ``[0, rows_per_epoch)``.
+            index: In ``[0, num_examples)``.
 
         Returns:
             ``input_ids``, ``attention_mask``, ``token_type_ids``, int32 [T];
@@ -76,17 +76,17 @@ class PretrainingData(DocumentsData):
     kind: ClassVar[str] = "pretraining"
 
     next_sentence: bool = True
-    """Pairs of segments, to tell those that belong together (BERT); without: RoBERTa's rows."""
+    """Train on segment pairs and the next-sentence objective (BERT); without: as RoBERTa."""
     masking_rate: float = 0.15
-    """The part of the tokens that is predicted."""
+    """The fraction of the tokens that is predicted."""
     whole_word: bool = False
     """Mask all pieces of a word together."""
     max_predictions: int | None = None
-    """Most predictions in a row; by default masking_rate * length, rounded up."""
+    """Predictions in a sequence, at most. By default masking_rate * length, rounded up."""
     short_fraction: float = 0.1
-    """The part of the examples that is shorter than a row by intent."""
+    """The fraction of the examples that is made shorter than a sequence on purpose."""
     language: str = "en"
-    """Of text that must be split into sentences."""
+    """Language of text that must be split into sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +101,7 @@ class PretrainingData(DocumentsData):
             )
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``PretrainingRows.row``."""
+        """See ``DataConfig``; the arrays are those of ``PretrainingExamples.row``."""
         predictions = self.max_predictions or usual_predictions(self.masking_rate, self.length)
         spec = token_specs(self.length) | prediction_specs(predictions)
         if self.next_sentence:
@@ -129,9 +129,9 @@ class PretrainingData(DocumentsData):
         if not self.next_sentence:
             return super().input_split(path, tokenizer, labels)
         pairs = read_pairs(path)
-        tokens, cut = frame_texts(pairs, tokenizer, Frame.of(tokenizer, self.length))
+        tokens, cut = encode_texts(pairs, tokenizer, Template.of(tokenizer, self.length))
         masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
-        rows = SentencePairRows(tokens, pairs, masking.max_predictions)
+        rows = SentencePairExamples(tokens, pairs, masking.max_predictions)
         notes = f", {cut:,} of them cut to {self.length} tokens" if cut else ""
         return DataSplit(rows, pairs, digest(map("\t".join, pairs)), f"{len(pairs):,} pairs{notes}")
 
@@ -159,9 +159,9 @@ class PretrainingData(DocumentsData):
             max_predictions=self.max_predictions,
             whole_word=self.whole_word,
         )
-        rows = PretrainingRows(segments, masking, special["pad"], seed)
-        facts = _facts(corpus, rows)
-        return DataSplit(rows, corpus, corpus.fingerprint, facts)
+        rows = PretrainingExamples(segments, masking, special["pad"], seed)
+        summary = _summary(corpus, rows)
+        return DataSplit(rows, corpus, corpus.fingerprint, summary)
 
 
 def _checked(tokenizer: Tokenizer) -> dict[str, int]:
@@ -178,7 +178,7 @@ def _checked(tokenizer: Tokenizer) -> dict[str, int]:
     return special
 
 
-def _facts(corpus: SentenceCorpus, rows: PretrainingRows) -> str:
-    facts = f"{corpus.facts}, {rows.rows_per_epoch:,} examples an epoch"
+def _summary(corpus: SentenceCorpus, rows: PretrainingExamples) -> str:
+    summary = f"{corpus.summary}, {rows.num_examples:,} examples an epoch"
     unknown = corpus.num_unknown
-    return facts + (f"; {unknown:,} tokens are unknown to the tokenizer" if unknown else "")
+    return summary + (f"; {unknown:,} tokens are unknown to the tokenizer" if unknown else "")

@@ -1,6 +1,6 @@
 """What all labelled data share: from a source to the examples of a split, and their rows.
 
-A kind of data (``classification.ClassificationData`` …) says which sources it reads, how a
+A kind of data (``classification.SequenceClassificationData`` …) says which sources it reads, how a
 record becomes an example, and how examples become rows; everything else is here.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from ..dataset import DataSplit
 from ..errors import DataError, UserError
 from ..io.hashing import digest
-from ..sources.documents import Division, Split, text_digest
+from ..sources.documents import HashSplit, Split, text_digest
 from ..sources.labelled_records import (
     LabelledSource,
     Record,
@@ -38,7 +38,7 @@ class Example(Protocol):
     """One labelled thing of any kind; its repr holds all that decides its rows."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it stands, for messages: ``train.tsv line 7``."""
         ...
 
@@ -57,7 +57,7 @@ E = TypeVar("E", bound=Example)
 
 
 @dataclass(frozen=True)
-class Loaded(Generic[E]):
+class ExampleSet(Generic[E]):
     """Examples as they were read.
 
     Attributes:
@@ -71,7 +71,7 @@ class Loaded(Generic[E]):
     notes: tuple[str, ...] = ()
 
 
-class LabelledRows(Protocol):
+class LabelledExamples(Protocol):
     """Rows that know what became of their examples."""
 
     @property
@@ -80,11 +80,11 @@ class LabelledRows(Protocol):
         ...
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of rows."""
         ...
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one row."""
         ...
 
@@ -129,16 +129,11 @@ class LabelledData(DataConfig, Generic[E]):
         super().__post_init__()
         if self.length < SHORTEST:
             raise UserError(f"data.length {self.length} must be at least {SHORTEST}")
-        if not 0 <= self.validation_fraction < 1:
-            raise UserError(
-                f"data.validation_fraction {self.validation_fraction} must be at least 0 "
-                "and below 1"
-            )
 
     @abstractmethod
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> Loaded[E]:
+    ) -> ExampleSet[E]:
         """Reads examples.
 
         Args:
@@ -180,15 +175,23 @@ class LabelledData(DataConfig, Generic[E]):
         return usual if numbers else fields
 
     @abstractmethod
-    def rows(
+    def encode(
         self,
         examples: Sequence[E],
         tokenizer: Tokenizer,
         labels: tuple[str, ...],
         *,
         training: bool = False,
-    ) -> LabelledRows:
+    ) -> LabelledExamples:
         """Makes rows of examples, all of which have labels or none."""
+
+    def decisive_settings(self) -> dict[str, object]:
+        """Returns the settings that decide the arrays, for the fingerprint.
+
+        Their names and values are those of the first version, or no older run could be resumed.
+        """
+        names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
+        return {name: getattr(self, name) for name in names}
 
     def texts(self) -> ExampleTexts:
         """The texts of the training examples."""
@@ -223,9 +226,9 @@ class LabelledData(DataConfig, Generic[E]):
         examples = self.examples_of_source(path) if is_source else self.examples_to_predict(path)
         if not examples:
             raise DataError(f"nothing to predict in {path}: it is empty")
-        return self._split(Loaded(tuple(examples)), tokenizer, labels)
+        return self._split(ExampleSet(tuple(examples)), tokenizer, labels)
 
-    def _part(self, split: Split) -> Loaded[E]:
+    def _part(self, split: Split) -> ExampleSet[E]:
         if split == "validation" and self.validation is not None:
             return self._load(self.validation, "validation")
         source, published = self._open(self.source)
@@ -241,11 +244,11 @@ class LabelledData(DataConfig, Generic[E]):
             )
         return divide(whole, fraction, self.source)[split]
 
-    def _whole(self) -> Loaded[E]:
+    def _whole(self) -> ExampleSet[E]:
         """The training examples and, of a local source, those held out of it."""
         return self._read(*self._open(self.source), "train")
 
-    def _load(self, name: str, split: Split) -> Loaded[E]:
+    def _load(self, name: str, split: Split) -> ExampleSet[E]:
         return self._read(*self._open(name), split)
 
     def _open(self, name: str) -> tuple[LabelledSource, PublishedRecords | None]:
@@ -257,7 +260,7 @@ class LabelledData(DataConfig, Generic[E]):
 
     def _read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> Loaded[E]:
+    ) -> ExampleSet[E]:
         loaded = self._loaded.get((source, split))
         if loaded is None:
             loaded = self.read(source, published, split)
@@ -267,28 +270,26 @@ class LabelledData(DataConfig, Generic[E]):
         return loaded
 
     @cached_property
-    def _loaded(self) -> dict[tuple[LabelledSource, Split], Loaded[E]]:
+    def _loaded(self) -> dict[tuple[LabelledSource, Split], ExampleSet[E]]:
         """What was read: labels, texts and splits need the same examples."""
         return {}
 
     def _split(
         self,
-        loaded: Loaded[E],
+        loaded: ExampleSet[E],
         tokenizer: Tokenizer,
         labels: tuple[str, ...],
         *,
         training: bool = False,
     ) -> DataSplit:
-        rows = self.rows(loaded.examples, tokenizer, labels, training=training)
-        names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
-        settings = {name: getattr(self, name) for name in names}
-        decisive = (self.kind, settings, labels, training)
+        rows = self.encode(loaded.examples, tokenizer, labels, training=training)
+        decisive = (self.former_kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
-        facts = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])
-        return DataSplit(rows, list(loaded.examples), fingerprint, facts)
+        summary = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])
+        return DataSplit(rows, list(loaded.examples), fingerprint, summary)
 
 
-def divide(whole: Loaded[E], fraction: float, name: str) -> dict[Split, Loaded[E]]:
+def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, ExampleSet[E]]:
     """Parts examples by the hash of their groups, so that no group is in both.
 
     Args:
@@ -305,11 +306,11 @@ def divide(whole: Loaded[E], fraction: float, name: str) -> dict[Split, Loaded[E
             f"all examples of {name!r} are of one and the same text, so nothing is left to "
             "validate on: name another source for validation"
         )
-    division = Division.of(digests, fraction, name)
+    division = HashSplit.of(digests, fraction, name)
     parts: dict[Split, list[E]] = {"train": [], "validation": []}
     for example, key in zip(whole.examples, digests, strict=True):
         parts[division.split(key)].append(example)
     return {
-        split: Loaded(tuple(examples), whole.class_names, whole.notes)
+        split: ExampleSet(tuple(examples), whole.class_names, whole.notes)
         for split, examples in parts.items()
     }

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError
-from ..features.bert_inputs import Frame, FramedTokens, token_specs
+from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
 from ..features.predictions import label_id, output
 from ..io.files import input_lines
@@ -29,7 +29,7 @@ from ..sources.labelled_records import (
 )
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
-from .labelled import LabelledData, Loaded
+from .labelled import ExampleSet, LabelledData
 from .token_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100
@@ -37,10 +37,11 @@ NOT_PREDICTED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggingData(LabelledData[TaggingExample]):
+class TokenClassificationData(LabelledData[TaggingExample]):
     """Sentences with a tag for each word."""
 
-    kind: ClassVar[str] = "tag"
+    kind: ClassVar[str] = "token_classification"
+    former_kind: ClassVar[str] = "tag"
     forms: ClassVar[dict[str, str]] = {"conll": "", "jsonl": "tokens,tags", "tfds": "tokens,ner"}
     published_fields: ClassVar[dict[str, str]] = {"wikiann": "tokens,tags"}
     label_field: ClassVar[int] = 1
@@ -49,11 +50,11 @@ class TaggingData(LabelledData[TaggingExample]):
     source: str
     """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags or tfds:conll2003."""
     length: int = 128
-    """Tokens in a row, T."""
+    """Tokens in a sequence, T."""
 
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> Loaded[TaggingExample]:
+    ) -> ExampleSet[TaggingExample]:
         """See ``LabelledData``; the fields are the words and their tags.
 
         One is not trained on an ``I-`` that continues nothing; scored on it is read as ``B-``.
@@ -69,7 +70,9 @@ class TaggingData(LabelledData[TaggingExample]):
 
     def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
         """See ``LabelledData``; the one field is the words'."""
-        return [TaggingExample(words_of(r.values[0], r.place), None, r.place) for r in records]
+        return [
+            TaggingExample(words_of(r.values[0], r.location), None, r.location) for r in records
+        ]
 
     def examples_of_source(self, name: str) -> list[TaggingExample]:
         """See ``LabelledData``; of ``conll:GLOB`` the first column is read."""
@@ -113,25 +116,25 @@ class TaggingData(LabelledData[TaggingExample]):
         return ("a", "b")
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``TaggingRows.row``."""
+        """See ``DataConfig``; the arrays are those of ``TokenClassificationExamples.row``."""
         labels = ArraySpec((self.length,), Values.LABEL, num_classes=num_labels)
         return {**token_specs(self.length), "labels": labels}
 
-    def rows(
+    def encode(
         self,
         examples: Sequence[TaggingExample],
         tokenizer: Tokenizer,
         labels: tuple[str, ...],
         *,
         training: bool = False,
-    ) -> "TaggingRows":
+    ) -> "TokenClassificationExamples":
         """See ``LabelledData``; training and evaluation have the same rows."""
-        return tagging_rows(examples, tokenizer, labels, self.length)
+        return tagged_examples(examples, tokenizer, labels, self.length)
 
 
 @dataclass(frozen=True, eq=False)
-class TaggingRows:
-    """The rows of sentences; see ``pipeline.Rows``.
+class TokenClassificationExamples:
+    """The rows of sentences; see ``dataset.ExampleSource``.
 
     W words of all sentences, one after the other, are predicted in R rows.
 
@@ -145,7 +148,7 @@ class TaggingRows:
         notes: For the log.
     """
 
-    tokens: FramedTokens
+    tokens: BertInputs
     first_words: np.ndarray
     positions: np.ndarray
     values: np.ndarray | None
@@ -154,21 +157,21 @@ class TaggingRows:
     notes: tuple[str, ...] = ()
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of rows, at least one a sentence."""
         return len(self.tokens)
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one row; the same in every epoch.
 
         Returns:
             ``input_ids``, ``attention_mask``, ``token_type_ids`` and, unless they are
             unknown, ``labels``, -100 where nothing is predicted; int32 [T] each.
         """
-        row = self.tokens.row(index)
+        row = self.tokens.example(index)
         if self.values is not None:
             words = slice(self.first_words[index], self.first_words[index + 1])
-            labels = np.full(self.tokens.frame.length, NOT_PREDICTED, np.int32)
+            labels = np.full(self.tokens.template.length, NOT_PREDICTED, np.int32)
             labels[self.positions[words]] = self.values[words]
             labels[0] = NOT_PREDICTED  # where the words without a piece went
             row["labels"] = labels
@@ -207,12 +210,12 @@ class TaggingRows:
         ]
 
 
-def tagging_rows(
+def tagged_examples(
     examples: Sequence[TaggingExample],
     tokenizer: Tokenizer,
     labels: tuple[str, ...],
     length: int,
-) -> TaggingRows:
+) -> TokenClassificationExamples:
     """Cuts words into pieces and sentences into rows.
 
     Args:
@@ -224,11 +227,11 @@ def tagging_rows(
     Raises:
         DataError: A tag is not among the labels (with file and line).
     """
-    frame = Frame.of(tokenizer, length)
+    template = Template.of(tokenizer, length)
     rows: list[tuple[list[int], None]] = []
     first_words, positions = [0], []
     for example in examples:
-        for words in fill_rows(word_pieces(example.words, tokenizer), frame.room(1)):
+        for words in fill_rows(word_pieces(example.words, tokenizer), template.room(1)):
             row: list[int] = []
             for ids, mark in words:
                 positions.append(1 + len(row) + mark if ids else 0)
@@ -240,8 +243,8 @@ def tagging_rows(
         notes.append(f"{len(rows):,} rows of {length} tokens")
     if lost := positions.count(0):
         notes.append(f"{lost:,} words of which the tokenizer leaves nothing")
-    return TaggingRows(
-        FramedTokens.of(frame, rows),
+    return TokenClassificationExamples(
+        BertInputs.of(template, rows),
         np.array(first_words, np.int64),
         np.array(positions, np.int32),
         _label_ids(examples, labels),
@@ -308,7 +311,7 @@ def _label_ids(examples: Sequence[TaggingExample], labels: tuple[str, ...]) -> n
     ids = {name: i for i, name in enumerate(labels)}
     return np.array(
         [
-            label_id(tag, ids, example.place_of(word))
+            label_id(tag, ids, example.location_of(word))
             for example in examples
             for word, tag in enumerate(example.tags or ())
         ],

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import struct
 
-from ..nn.attention import Cache, init_cache
+from ..nn.cache import Cache, init_cache
 from ..nn.heads import CausalLMOutput, Seq2SeqLMOutput, require_head
 from ..nn.typing import Array, Bool, Float, Int, Params
 

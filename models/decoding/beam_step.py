@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ..nn.attention import Cache
+from ..nn.cache import Cache
 from ..nn.typing import Array, Bool, Float, Int
 from .banned_sequences import BannedSequences, append_recent, banned_sequences, hide_banned
 from .beam_adapters import Prefill

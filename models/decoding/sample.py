@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ..nn.attention import HIDDEN, Cache, init_cache
+from ..nn.attention import HIDDEN
+from ..nn.cache import Cache, init_cache
 from ..nn.dropout import fold_in
 from ..nn.heads import CausalLMOutput
 from ..nn.typing import Array, Bool, Float, Int, Key, Params

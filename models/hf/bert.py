@@ -1,15 +1,17 @@
-"""BERT, RoBERTa and DistilBERT as Hugging Face has them: configuration, heads, tensors."""
+"""BERT, RoBERTa and DistilBERT in Hugging Face's form: configuration, heads and tensors."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Set
-from typing import Any
+from collections.abc import Callable, Set
 
+from ...data.io.json_text import JsonObject
 from ..bert import WITH_LABELS, WITH_MASKED_WORDS, WITH_POOLER, BertConfig
 from .config_mapping import (
     ACTIVATIONS,
     ConfigMapping,
     Field,
     FixedField,
+    HFConfig,
+    check_exportable,
     model_class,
     settings_from_hf,
     settings_to_hf,
@@ -17,21 +19,20 @@ from .config_mapping import (
 from .generation_config import NAMES
 from .registry import HFMapping
 from .tensor_mapping import (
-    FROM_HEADS,
-    LINEAR,
     VECTOR,
     IgnoredTensor,
     TensorMapping,
     TensorRule,
     WeightsError,
     embedding,
+    layer_rules,
     linear,
     norm,
 )
 
 USUAL = ConfigMapping(
     (
-        FixedField("is_decoder", (False, True)),  # the head says which
+        FixedField("is_decoder", (False, True)),  # the head decides
         Field("vocab_size", "vocab_size", 30522),
         Field("hidden_size", "d_model", 768),
         Field("num_hidden_layers", "num_layers", 12),
@@ -47,7 +48,7 @@ USUAL = ConfigMapping(
         FixedField("tie_word_embeddings", (True,)),
         FixedField("add_cross_attention", (False,)),
     ),
-    # The pooler's are of the first library that had these files, and never read.
+    # Those of the pooler stem from the library that first wrote these files, and were never read.
     ignored=NAMES
     | frozenset(
         """
@@ -69,7 +70,7 @@ DISTIL = ConfigMapping(
         Field("max_position_embeddings", "max_length", 512),
         FixedField("tie_word_embeddings", (True,)),
     ),
-    # Sinusoidal positions are initial values of a table that is stored and trained as any.
+    # Sinusoidal positions are only the initial values of a trained embedding.
     ignored=NAMES | {"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"},
     aliases={
         "hidden_size": "dim",
@@ -79,7 +80,7 @@ DISTIL = ConfigMapping(
 )
 FIELDS = {"bert": USUAL, "roberta": USUAL, "distilbert": DISTIL}
 
-HEADS = {  # the end of a class's name
+HEADS = {  # suffix of the class name
     "Model": "none",
     "ForPreTraining": "pretraining",
     "ForMaskedLM": "masked_lm",
@@ -91,17 +92,17 @@ HEADS = {  # the end of a class's name
     "ForCausalLM": "causal_lm",
     "LMHeadModel": "causal_lm",
 }
-WITHOUT = {  # heads that transformers has not
+MISSING_HEADS = {  # heads that transformers does not have
     "bert": (),
     "roberta": ("pretraining", "next_sentence"),
     "distilbert": ("pretraining", "next_sentence", "causal_lm"),
 }
 CLASSES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
 
-WITH_WORDS = (*WITH_MASKED_WORDS, "causal_lm")
+WITH_TOKEN_LOGITS = (*WITH_MASKED_WORDS, "causal_lm")
 PREFIXES = {"bert": "bert.", "roberta": "roberta.", "distilbert": "distilbert."}
 
-# Ours, and the same part of BERT and RoBERTa.
+# Parts of the model: the path here, and the name in transformers.
 EMBEDDINGS = {
     "token_embedding": "embeddings.word_embeddings",
     "position_embedding": "embeddings.position_embeddings",
@@ -133,8 +134,8 @@ LAYERS = {
     "distilbert": ("transformer.layer", DISTIL_LAYER),
 }
 
-# Of what a head is made, family by family.
-MASKED_WORDS = {  # transform, its norm, bias, and the tied matrix
+# Parts of heads by family.
+TOKEN_LOGITS = {  # transform, its norm, bias, and the tied matrix
     "bert": (
         "cls.predictions.transform.dense",
         "cls.predictions.transform.LayerNorm",
@@ -161,129 +162,122 @@ CLASSIFIER_DROPOUT: dict[tuple[str, str], tuple[str, float | None]] = {  # field
     **{("distilbert", head): ("seq_classif_dropout", 0.2) for head in ("sequence", "choice")},
     ("distilbert", "span"): ("qa_dropout", 0.1),
 }
-LEGACY = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+LEGACY_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
 
-def family_of(config: BertConfig) -> str:
-    """The family that a configuration is of."""
+def model_type(config: BertConfig) -> str:
+    """Returns the `model_type` of a configuration."""
     if config.num_token_types == 0:
         return "distilbert"
     return "roberta" if config.position_offset else "bert"
 
 
 def tensor_mapping(config: BertConfig) -> TensorMapping:
-    """The tensors of a model with its head."""
-    family, head = family_of(config), config.head
-    prefix = "" if head == "none" else PREFIXES[family]
-    rows = [*_body(config, family, prefix), *_head(config, family, prefix)]
-    return TensorMapping(tuple(rows), tuple(_known(config, family)), PREFIXES[family], LEGACY)
+    """Returns the tensors of a model with its head."""
+    name, head = model_type(config), config.head
+    prefix = "" if head == "none" else PREFIXES[name]
 
+    # The body.
+    rules: list[TensorRule] = []
+    for flax, hf in EMBEDDINGS.items():
+        if flax != "token_type_embedding" or config.num_token_types:
+            rules += embedding(flax, prefix + hf)
+    rules += norm("embedding_norm", prefix + "embeddings.LayerNorm")
+    stack, names = LAYERS[name]
+    rules += layer_rules("layers", f"{prefix}{stack}.{{i}}", names)
 
-def _body(config: BertConfig, family: str, prefix: str) -> list[TensorRule]:
-    rows: list[TensorRule] = []
-    for ours, theirs in EMBEDDINGS.items():
-        if ours != "token_type_embedding" or config.num_token_types:
-            rows += embedding(ours, prefix + theirs)
-    rows += norm("embedding_norm", prefix + "embeddings.LayerNorm")
-    stack, layer = LAYERS[family]
-    for ours, theirs in layer.items():
-        path, name = f"layers/{ours}", f"{prefix}{stack}.{{i}}.{theirs}"
-        if ours.endswith("_norm"):
-            rows += norm(path, name)
-        else:
-            rows += linear(path, name, FROM_HEADS if ours == "attention/output" else LINEAR)
-    return rows
-
-
-def _head(config: BertConfig, family: str, prefix: str) -> list[TensorRule]:
-    head, rows = config.head, []
+    # The head.
     if config.has_pooler:
-        rows += linear("pooler", POOLER.get((family, head), prefix + "pooler.dense"))
-    if head in WITH_WORDS:
-        transform, transform_norm, bias, _ = MASKED_WORDS[family]
-        rows += linear("head/transform", transform)
-        rows += norm("head/transform_norm", transform_norm)
-        rows += [TensorRule(("head/bias",), bias, VECTOR)]
+        rules += linear("pooler", POOLER.get((name, head), prefix + "pooler.dense"))
+    if head in WITH_TOKEN_LOGITS:
+        transform, transform_norm, bias, _ = TOKEN_LOGITS[name]
+        rules += linear("head/transform", transform)
+        rules += norm("head/transform_norm", transform_norm)
+        rules += [TensorRule(("head/bias",), bias, VECTOR)]
     if head in ("pretraining", "next_sentence"):
-        rows += linear("head/next_sentence", "cls.seq_relationship")
+        rules += linear("head/next_sentence", "cls.seq_relationship")
     if head in (*WITH_LABELS, "choice"):
-        rows += linear("head/classifier", CLASSIFIER.get((family, head), "classifier"))
+        rules += linear("head/classifier", CLASSIFIER.get((name, head), "classifier"))
     if head == "span":
-        rows += linear("head/span", "qa_outputs")
-    return rows
+        rules += linear("head/span", "qa_outputs")
+    return TensorMapping(tuple(rules), tuple(_ignored(config, name)), PREFIXES[name], LEGACY_NAMES)
 
 
-def _known(config: BertConfig, family: str) -> list[IgnoredTensor]:
-    """Buffers of older files, tied tensors, and what published files hold for other heads."""
-    prefix = PREFIXES[family]
-    known = [
+def _ignored(config: BertConfig, name: str) -> list[IgnoredTensor]:
+    """Returns buffers of older files, tied tensors, and tensors of heads that are not loaded."""
+    prefix = PREFIXES[name]
+    ignored = [
         IgnoredTensor(prefix + "embeddings.position_ids"),
         IgnoredTensor(prefix + "embeddings.token_type_ids"),
     ]
-    if config.head in WITH_WORDS:
-        *_, bias, matrix = MASKED_WORDS[family]
-        words = prefix + EMBEDDINGS["token_embedding"]
-        known += [
-            IgnoredTensor(f"{matrix}.weight", same_as=f"{words}.weight"),
+    if config.head in WITH_TOKEN_LOGITS:
+        *_, bias, matrix = TOKEN_LOGITS[name]
+        tokens = prefix + EMBEDDINGS["token_embedding"]
+        ignored += [
+            IgnoredTensor(f"{matrix}.weight", same_as=f"{tokens}.weight"),
             IgnoredTensor(f"{matrix}.bias", same_as=bias),
         ]
     if not config.has_pooler:
-        known.append(IgnoredTensor(prefix + "pooler.dense.*"))
+        ignored.append(IgnoredTensor(prefix + "pooler.dense.*"))
     if config.head in ("masked_lm", "causal_lm"):
-        known.append(IgnoredTensor("cls.seq_relationship.*"))
-    return known
+        ignored.append(IgnoredTensor("cls.seq_relationship.*"))
+    return ignored
 
 
-def config_from_hf(theirs: Mapping[str, Any], source: str) -> BertConfig:
-    """Ours of theirs; the head is that of the class named in `architectures`.
+def config_from_hf(hf_config: HFConfig, source: str) -> BertConfig:
+    """Converts the content of a `config.json`; the head comes from `architectures[0]`.
+
+    Args:
+        hf_config: The content of the file.
+        source: The path of the file, for messages.
 
     Raises:
-      WeightsError: a field, or the head, is not supported.
+        WeightsError: A field, or the head, is not supported.
     """
-    name = theirs["model_type"]
-    settings = settings_from_hf(FIELDS[name], theirs, source)
+    name = str(hf_config["model_type"])
+    settings = settings_from_hf(FIELDS[name], hf_config, source)
     if settings["attention_dropout"] == settings["dropout_rate"]:
         settings["attention_dropout"] = None
-    heads: dict[str, Any] = {CLASSES[name] + end: head for end, head in HEADS.items()}
-    head = heads[model_class(theirs, list(heads), source)]
-    if name != "distilbert" and theirs.get("is_decoder", False) != (head == "causal_lm"):
+    heads = {CLASSES[name] + suffix: head for suffix, head in HEADS.items()}
+    settings["head"] = head = heads[model_class(hf_config, list(heads), source)]
+    is_decoder = hf_config.get("is_decoder", False)
+    if name != "distilbert" and is_decoder != (head == "causal_lm"):
         raise WeightsError(
-            f"{source}: is_decoder {theirs.get('is_decoder', False)!r} is not supported with the "
-            f"head {head!r}: only a causal one hides what follows, and always does"
+            f"{source}: is_decoder {is_decoder!r} is not supported with the head {head!r}: a "
+            "model is a decoder if and only if its head is causal_lm"
         )
     if name == "roberta":
-        offset = _position_offset(theirs, source)
+        offset = _position_offset(hf_config, source)
         settings |= {"position_offset": offset, "max_length": settings["max_length"] - offset}
         settings["head_activation"] = "gelu"  # whatever hidden_act is
     if name == "distilbert":
         settings |= {"num_token_types": 0, "pooler_activation": None if head == "none" else "relu"}
     if field := CLASSIFIER_DROPOUT.get((name, head)):
-        settings["classifier_dropout"] = _rate(theirs, *field, source)
-        if head != "span" and settings["classifier_dropout"] == settings["dropout_rate"]:
-            settings["classifier_dropout"] = None
-    labels = labels_of(theirs, source) if head in WITH_LABELS else ()
-    return BertConfig(**settings, head=head, labels=labels)
+        rate = hf_config.get(field[0], field[1])
+        is_rate = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate < 1
+        if rate is not None and not is_rate:
+            raise WeightsError(f"{source}: {field[0]} {rate!r} is neither null nor in [0, 1)")
+        same = head != "span" and rate == settings["dropout_rate"]
+        settings["classifier_dropout"] = None if same else rate
+    if head in WITH_LABELS:
+        settings["labels"] = labels_from_hf(hf_config, source)
+    return BertConfig(**settings)
 
 
 def as_stored(config: BertConfig, names: Callable[[], Set[str]]) -> BertConfig:
-    """A body whose files have no pooler (`add_pooling_layer=False`) is one without."""
+    """Returns the configuration of a body without pooler if its files have none.
+
+    transformers writes such files with `add_pooling_layer=False`, and the same `config.json`.
+    """
     if config.has_pooler and config.head == "none" and not any("pooler." in n for n in names()):
         return dataclasses.replace(config, pooler_activation=None)
     return config
 
 
-def _rate(theirs: Mapping[str, Any], name: str, default: float | None, source: str) -> float | None:
-    """The value of a field that may be null."""
-    rate = theirs.get(name, default)
-    if rate is not None and not (type(rate) in (int, float) and 0 <= rate < 1):
-        raise WeightsError(f"{source}: {name} {rate!r} is neither null nor in [0, 1)")
-    return rate
-
-
-def _position_offset(theirs: Mapping[str, Any], source: str) -> int:
-    """How many rows of RoBERTa's table of positions stand before the first."""
-    pad_id = theirs.get("pad_token_id", 1)
-    if type(pad_id) is not int or pad_id < 0:
+def _position_offset(hf_config: HFConfig, source: str) -> int:
+    """Returns the number of unused rows at the beginning of RoBERTa's position embedding."""
+    pad_id = hf_config.get("pad_token_id", 1)
+    if not isinstance(pad_id, int) or isinstance(pad_id, bool) or pad_id < 0:
         raise WeightsError(
             f"{source}: pad_token_id {pad_id!r} is not supported: RoBERTa counts its positions "
             "from this id, so give the one that it was trained with (usually 1)"
@@ -291,84 +285,91 @@ def _position_offset(theirs: Mapping[str, Any], source: str) -> int:
     return pad_id + 1
 
 
-def labels_of(theirs: Mapping[str, Any], source: str) -> tuple[str, ...]:
-    """Names of the labels, in order of their ids."""
-    number: Any = theirs.get("num_labels", 2)
-    names: Any = theirs.get("id2label")
-    if not names and type(number) is int:
+def labels_from_hf(hf_config: HFConfig, source: str) -> tuple[str, ...]:
+    """Returns the names of the labels, in the order of their ids.
+
+    Raises:
+        WeightsError: The fields `id2label` and `num_labels` do not define labels.
+    """
+    number = hf_config.get("num_labels", 2)
+    names = hf_config.get("id2label")
+    if not names and isinstance(number, int) and not isinstance(number, bool):
         return tuple(f"LABEL_{i}" for i in range(number))
-    wanted = {str(i) for i in range(len(names))} if isinstance(names, dict) else None
-    if wanted is None or {str(key) for key in names} != wanted:
+    if not isinstance(names, dict) or {str(key) for key in names} != {
+        str(i) for i in range(len(names))
+    }:
         raise WeightsError(
-            f"{source}: id2label {names!r} and num_labels {number!r} name no labels: give an "
-            "object of numbers from 0 to names"
+            f"{source}: id2label {names!r} and num_labels {number!r} do not define labels: give "
+            "an object with a name for each number from 0"
         )
     return tuple(str(names[key]) for key in sorted(names, key=int))
 
 
-def config_to_hf(config: BertConfig) -> dict[str, Any]:
-    """Theirs of ours.
+def config_to_hf(config: BertConfig) -> JsonObject:
+    """Converts a configuration to the content of a `config.json`.
 
     Raises:
-      WeightsError: transformers has no such model.
+        WeightsError: transformers has no such model.
     """
-    name = family_of(config)
+    name = model_type(config)
     settings = dataclasses.replace(
         config,
         d_ff=config.feed_forward_dim,
         attention_dropout=config.attention_dropout_rate,
     )
-    theirs = {
+    hf_config = {
         **settings_to_hf(FIELDS[name], settings),
         "model_type": name,
-        "architectures": [class_with(name, config.head)],
+        "architectures": [hf_class(name, config.head)],
     }
-    _check(config, name)
+    check_exportable(config, _allowed(config, name), CLASSES[name])
     if name == "roberta":
         offset = config.position_offset
-        theirs |= {
+        hf_config |= {
             "pad_token_id": offset - 1,
             "max_position_embeddings": config.max_length + offset,
         }
     if field := CLASSIFIER_DROPOUT.get((name, config.head)):
-        theirs[field[0]] = config.classifier_dropout_rate
+        hf_config[field[0]] = config.classifier_dropout_rate
     if config.head == "causal_lm":
-        theirs["is_decoder"] = True
+        hf_config["is_decoder"] = True
     if config.head in WITH_LABELS:
-        theirs["id2label"] = dict(enumerate(config.labels))
-        theirs["label2id"] = {label: i for i, label in enumerate(config.labels)}
-    return theirs
+        hf_config["id2label"] = {str(i): label for i, label in enumerate(config.labels)}
+        hf_config["label2id"] = {label: i for i, label in enumerate(config.labels)}
+    return hf_config
 
 
-def _check(config: BertConfig, name: str) -> None:
-    """Raises WeightsError where the family cannot say what the configuration does."""
-    only: dict[str, tuple[Any, ...]] = {}
-    if config.head in WITH_WORDS:
+def _allowed(config: BertConfig, name: str) -> dict[str, tuple[object, ...]]:
+    """Returns the values of settings that the classes of transformers do not vary."""
+    allowed: dict[str, tuple[object, ...]] = {}
+    if config.head in WITH_TOKEN_LOGITS:
         usual = "gelu" if name == "roberta" else config.activation
-        only["head_activation"] = (usual, None) if config.activation == usual else (usual,)
+        # None means: the activation of the layers.
+        allowed["head_activation"] = (usual, None) if config.activation == usual else (usual,)
     if name == "distilbert":
-        only |= {"norm_eps": (1e-12,), "position_offset": (0,)}
+        allowed |= {"norm_eps": (1e-12,), "position_offset": (0,)}
         if config.head in WITH_POOLER:
-            only["pooler_activation"] = (None,) if config.head == "none" else ("relu",)
+            allowed["pooler_activation"] = (None,) if config.head == "none" else ("relu",)
     elif config.head in WITH_POOLER:
-        only["pooler_activation"] = ("tanh", None) if config.head == "none" else ("tanh",)
-    for field, values in only.items():
-        if (value := getattr(config, field)) not in values:
-            choices = ", ".join(map(repr, values))
-            raise WeightsError(f"{CLASSES[name]} has no {field} {value!r}: only {choices}")
+        allowed["pooler_activation"] = ("tanh", None) if config.head == "none" else ("tanh",)
+    return allowed
 
 
-def class_with(name: str, head: str) -> str:
-    """Their class for a head.
+def hf_class(name: str, head: str) -> str:
+    """Returns the class of transformers for a head.
+
+    Args:
+        name: The `model_type`.
+        head: The head.
 
     Raises:
-      WeightsError: there is none.
+        WeightsError: There is no such class.
     """
-    if head in WITHOUT[name]:
+    if head in MISSING_HEADS[name]:
         raise WeightsError(f"transformers has no {CLASSES[name]} class for head {head!r}")
     if (name, head) == ("bert", "causal_lm"):
         return "BertLMHeadModel"
-    return CLASSES[name] + next(end for end, known in HEADS.items() if known == head)
+    return CLASSES[name] + next(suffix for suffix, known in HEADS.items() if known == head)
 
 
 MAPPING = HFMapping(

@@ -221,4 +221,4 @@ def check_exportable(
             f"{setting}: only {', '.join(map(repr, choices))}"
             for setting, choices in differing.items()
         )
-        raise WeightsError(f"{family} has no {only}")
+        raise WeightsError(f"{family} has no {only}; train the model so to export it")

@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ..config import TransformerConfig
 from ..gpt import GPTConfig
 from ..init import parameter_shapes
-from ..nn.layers import sinusoidal_positions
+from ..nn.positions import sinusoidal_positions
 from ..registry import create
 from ..transformer import EncoderDecoderConfig
 

@@ -1,68 +1,73 @@
-"""The weights of a folder in Hugging Face's form."""
+"""Reads the configuration and weights of a folder in Hugging Face's form."""
 
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..config import TransformerConfig
+from ..nn.typing import Params, PyTree
+from .config_mapping import HFConfig
 from .registry import mapping_of, mapping_of_type
 from .safetensors_files import TensorFiles
-from .tensor_mapping import locate, read_parameter
+from .tensor_mapping import Index, locate, read_parameter
 
 MAX_THREADS = 8
-"""Of those that copy: more are held up by the memory."""
+"""Largest number of threads that copy; memory bandwidth limits more of them."""
 
 
-def config_of_weights(fields: Mapping[str, Any], source: str) -> TransformerConfig:
-    """Our configuration of a `config.json`.
+def config_of_weights(hf_config: HFConfig, source: str) -> TransformerConfig:
+    """Returns the configuration that a `config.json` describes.
 
     Args:
-      fields: what it holds.
-      source: its path, for messages.
+        hf_config: The content of the file.
+        source: The path of the file, for messages.
 
     Raises:
-      WeightsError: the family, the head or a field is not supported.
+        WeightsError: The family, the head or a field is not supported.
     """
-    return mapping_of_type(fields.get("model_type"), source).config_from_hf(fields, source)
+    return mapping_of_type(hf_config.get("model_type"), source).config_from_hf(hf_config, source)
 
 
-def config_of_folder(folder: Path, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Our configuration of a folder, given what its `config.json` holds."""
-    config = config_of_weights(fields, str(folder / "config.json"))
+def config_of_folder(folder: Path, hf_config: HFConfig) -> TransformerConfig:
+    """Returns the configuration of a folder's model, given the content of its `config.json`."""
+    config = config_of_weights(hf_config, str(folder / "config.json"))
     return mapping_of(config).as_stored(config, lambda: TensorFiles(folder).shapes().keys())
 
 
-def read_weights(folder: Path, config: TransformerConfig, shapes: Any) -> Any:
-    """The parameters of a model, read tensor by tensor to where they are to lie.
+def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Params:
+    """Reads the parameters of a model tensor by tensor, each shard to its device.
 
     Args:
-      folder: with `model.safetensors`, or with several files and their index.
-      config: of the model.
-      shapes: a `jax.ShapeDtypeStruct` with a sharding for each parameter.
+        folder: A folder with `model.safetensors`, or with several files and their index.
+        config: The configuration of the model.
+        shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
 
     Raises:
-      WeightsError: the files are broken, or hold another model.
+        WeightsError: The files are broken, or contain another model.
     """
     targets: dict[str, Any] = flatten_dict(shapes, sep="/")
-    ours = {path: target.shape for path, target in targets.items()}
+    flax = {path: target.shape for path, target in targets.items()}
     tensors = TensorFiles(folder)
-    places = locate(mapping_of(config).tensor_mapping(config), ours, tensors, str(folder))
+    locations = locate(mapping_of(config).tensor_mapping(config), flax, tensors, str(folder))
 
-    def parameter(path: str) -> jax.Array:
+    def read(path: str) -> jax.Array:
         target = targets[path]
 
-        def piece(index: Any) -> Any:
-            return read_parameter(places[path], tensors, flax=ours, dtype=target.dtype, index=index)
+        def read_shard(index: Index | None) -> np.ndarray:
+            assert index is not None
+            return read_parameter(
+                locations[path], tensors, flax=flax, dtype=target.dtype, index=index
+            )
 
-        return jax.make_array_from_callback(target.shape, target.sharding, piece)
+        return jax.make_array_from_callback(target.shape, target.sharding, read_shard)
 
-    # The largest first, so that threads end together.
+    # The largest first, so that all threads end at about the same time.
     order = sorted(targets, key=lambda path: -targets[path].size)
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        read = dict(zip(order, pool.map(parameter, order), strict=True))
-    return unflatten_dict({path: read[path] for path in targets}, sep="/")
+        params = dict(zip(order, pool.map(read, order), strict=True))
+    return unflatten_dict({path: params[path] for path in targets}, sep="/")

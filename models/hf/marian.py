@@ -1,20 +1,23 @@
-"""Marian's models as Hugging Face has them, and Pegasus': configuration, classes, tensors.
+"""Marian and Pegasus in Hugging Face's form: configuration, classes and tensors.
 
-Pegasus' are Marian's with norms before the sublayers, and with one table for everything.
+A Pegasus model is a Marian model with pre-norm sublayers and one embedding for source, target and
+output.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
 
-from ..nn.layers import sinusoidal_positions
+from ...data.io.json_text import JsonObject
+from ..nn.positions import sinusoidal_positions
 from ..transformer import EncoderDecoderConfig
 from .config_mapping import (
     ACTIVATIONS,
     ConfigMapping,
     Field,
     FixedField,
+    HFConfig,
+    Settings,
+    check_exportable,
     model_class,
     settings_from_hf,
     settings_to_hf,
@@ -23,15 +26,13 @@ from .equivalent_params import as_marian
 from .generation_config import NAMES
 from .registry import HFMapping
 from .tensor_mapping import (
-    FROM_HEADS,
-    LINEAR,
     ROW,
     IgnoredTensor,
     TensorMapping,
     TensorRule,
     WeightsError,
     embedding,
-    linear,
+    layer_rules,
     norm,
 )
 
@@ -49,17 +50,18 @@ SIZES = (
     Field("dropout", "dropout_rate", 0.1),
     Field("attention_dropout", "attention_dropout_rate", 0.0),
     Field("activation_dropout", "activation_dropout_rate", 0.0),
-    # Of training only, but what is fine-tuned here would not have it.
+    # Layer dropout only affects training, but fine-tuning here would not apply it.
     FixedField("encoder_layerdrop", (0.0,)),
     FixedField("decoder_layerdrop", (0.0,)),
     FixedField("is_encoder_decoder", (True,)),
     FixedField("is_decoder", (False,)),
-    # Of the time when BART's code ran these models too.
+    # Written when BART's code ran these models too.
     FixedField("static_position_embeddings", (True,)),
     FixedField("normalize_embedding", (False,)),
     FixedField("do_blenderbot_90_layernorm", (False,)),
 )
-# The bias of logits was always there, learned positions never, and classifiers are BART's.
+# The bias of the logits was always there, learned positions never were, and only BART has
+# classifiers.
 IGNORED = (
     NAMES
     | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
@@ -100,19 +102,19 @@ CLASSES = {
     "marian": ("MarianMTModel", "MarianModel"),
     "pegasus": ("PegasusForConditionalGeneration", "PegasusModel"),
 }
-"""With logits, which have a bias, and without."""
-FIXED: dict[str, Any] = {
+"""The class with logits, which have a bias, and the class without."""
+FIXED: Settings = {
     "attention_bias": True,
     "norm_eps": 1e-5,
     "positions": "sinusoidal",
     "position_base": 10_000.0,
     "position_layout": "halves",
 }
-"""What the configuration does not say."""
+"""Settings that a `config.json` does not contain."""
 NORMS = {"marian": "post", "pegasus": "pre"}
 
 PREFIX = "model."
-# Ours, and the same part of a layer.
+# Parts of a layer: the path here, and the name in transformers.
 LAYER = {
     "attention/query": "self_attn.q_proj",
     "attention/key": "self_attn.k_proj",
@@ -131,107 +133,107 @@ CROSS = {
     "cross_attention_norm": "encoder_attn_layer_norm",
 }
 STACKS = {"encoder": LAYER, "decoder": LAYER | CROSS}
-# Before transformers 5 tables could be one though the output was not.
-LEGACY = (("encoder.embed_tokens", "shared"), ("decoder.embed_tokens", "shared"))
+# Before transformers 5 source and target could share an embedding without a tied output.
+LEGACY_NAMES = (("encoder.embed_tokens", "shared"), ("decoder.embed_tokens", "shared"))
 
 
-def family_of(config: EncoderDecoderConfig) -> str:
-    """The family that a configuration is of."""
+def model_type(config: EncoderDecoderConfig) -> str:
+    """Returns the `model_type` of a configuration."""
     return "pegasus" if config.norm_position == "pre" else "marian"
 
 
 def tensor_mapping(config: EncoderDecoderConfig) -> TensorMapping:
-    """The tensors of a model."""
+    """Returns the tensors of a model."""
     prefix = PREFIX if config.output_bias else ""
     source, target = (f"{prefix}{side}.embed_tokens" for side in STACKS)
-    known: list[IgnoredTensor] = []
+    ignored: list[IgnoredTensor] = []
+    # Embeddings: one for source and target, or one each.
     if config.share_embeddings:
         tokens = f"{prefix}shared"
-        known += [
+        ignored += [
             IgnoredTensor(f"{name}.weight", same_as=f"{tokens}.weight") for name in (source, target)
         ]
-        rows = [*embedding("token_embedding", tokens)]
+        rules = [*embedding("token_embedding", tokens)]
     else:
         tokens = target
-        known.append(
-            IgnoredTensor(f"{PREFIX}shared.weight")
-        )  # where it stands beside them it is idle
-        rows = [*embedding("source_embedding", source), *embedding("token_embedding", target)]
+        ignored.append(IgnoredTensor(f"{PREFIX}shared.weight"))  # never used beside the other two
+        rules = [*embedding("source_embedding", source), *embedding("token_embedding", target)]
+    # The projection on the vocabulary: tied to the target embedding, or a matrix of its own.
     if config.tie_output:
-        known.append(IgnoredTensor("lm_head.weight", same_as=f"{tokens}.weight"))
-        # Of tied tensors some files have the first of the alphabet.
-        legacy = ((PREFIX + tokens.removeprefix(PREFIX), "lm_head"),)
+        ignored.append(IgnoredTensor("lm_head.weight", same_as=f"{tokens}.weight"))
+        # safetensors keeps one name per tied tensor, alphabetically first, so accept either.
+        legacy_names = ((PREFIX + tokens.removeprefix(PREFIX), "lm_head"),)
     else:
-        rows += embedding("output_embedding", "lm_head")
-        legacy = LEGACY
+        rules += embedding("output_embedding", "lm_head")
+        legacy_names = LEGACY_NAMES
     if config.output_bias:
-        rows.append(TensorRule(("output_bias",), "final_logits_bias", ROW))
+        rules.append(TensorRule(("output_bias",), "final_logits_bias", ROW))
+    # Layers. Their positions are a constant that only Pegasus' files need to contain.
     positions = functools.partial(
         sinusoidal_positions, config.max_length, config.d_model, layout="halves"
     )
-    for side, layer in STACKS.items():
-        own = f"{PREFIX}{side}.embed_positions.weight"
-        known.append(IgnoredTensor(own, value=positions, exported=config.norm_position == "pre"))
-        rows += _layer(f"{side}/layers", f"{prefix}{side}.layers.{{i}}", layer)
-        if config.norm_position == "pre":
-            rows += norm(f"{side}/final_norm", f"{prefix}{side}.layer_norm")
-    return TensorMapping(tuple(rows), tuple(known), PREFIX, legacy)
+    pre_norm = config.norm_position == "pre"
+    for side, names in STACKS.items():
+        table = f"{PREFIX}{side}.embed_positions.weight"
+        ignored.append(IgnoredTensor(table, value=positions, exported=pre_norm))
+        rules += layer_rules(f"{side}/layers", f"{prefix}{side}.layers.{{i}}", names)
+        if pre_norm:
+            rules += norm(f"{side}/final_norm", f"{prefix}{side}.layer_norm")
+    return TensorMapping(tuple(rules), tuple(ignored), PREFIX, legacy_names)
 
 
-def _layer(ours: str, theirs: str, parts: Mapping[str, str]) -> list[TensorRule]:
-    rows: list[TensorRule] = []
-    for part, name in parts.items():
-        path, tensor = f"{ours}/{part}", f"{theirs}.{name}"
-        if part.endswith("_norm"):
-            rows += norm(path, tensor)
-        else:
-            rows += linear(path, tensor, FROM_HEADS if part.endswith("/output") else LINEAR)
-    return rows
+def config_from_hf(hf_config: HFConfig, source: str) -> EncoderDecoderConfig:
+    """Converts the content of a `config.json`.
 
-
-def config_from_hf(theirs: Mapping[str, Any], source: str) -> EncoderDecoderConfig:
-    """Ours of theirs.
+    Args:
+        hf_config: The content of the file.
+        source: The path of the file, for messages.
 
     Raises:
-      WeightsError: a field, or the class that wrote the model, is not supported.
+        WeightsError: A field, or the class that wrote the model, is not supported.
     """
-    name = theirs["model_type"]
-    written = model_class(theirs, CLASSES[name], source)
-    if name == "marian" and not theirs.get("decoder_vocab_size") and "vocab_size" in theirs:
-        theirs = {**theirs, "decoder_vocab_size": theirs["vocab_size"]}
-    settings = settings_from_hf(FIELDS[name], theirs, source)
+    name = str(hf_config["model_type"])
+    has_logits = model_class(hf_config, CLASSES[name], source) == CLASSES[name][0]
+    is_marian = name == "marian"
+    if is_marian and not hf_config.get("decoder_vocab_size") and "vocab_size" in hf_config:
+        hf_config = {**hf_config, "decoder_vocab_size": hf_config["vocab_size"]}
+    settings = settings_from_hf(FIELDS[name], hf_config, source)
     settings |= {**FIXED, "norm_position": NORMS[name]}
-    with_logits = written == CLASSES[name][0]
-    if name == "marian":
-        _tell_tables(settings, source)
-        # A body without logits is given those that need no tensor.
-        settings["tie_output"] |= not with_logits
-    return EncoderDecoderConfig(**settings, output_bias=with_logits)
+    if is_marian:
+        source_size, target_size = settings["source_vocab_size"], settings["vocab_size"]
+        if settings["share_embeddings"] and source_size != target_size:
+            raise WeightsError(
+                f"{source}: decoder_vocab_size {target_size} is not vocab_size {source_size}, "
+                "though share_encoder_decoder_embeddings is true: set it to false, or make the "
+                "sizes equal"
+            )
+        # With an output of its own a Marian model shares no embedding.
+        settings["share_embeddings"] &= settings["tie_output"]
+        if settings["share_embeddings"]:
+            settings["source_vocab_size"] = None
+        # A body has no output; a tied one needs no tensor.
+        settings["tie_output"] |= not has_logits
+    return EncoderDecoderConfig(**settings, output_bias=has_logits)
 
 
-def _tell_tables(settings: dict[str, Any], source: str) -> None:
-    """Which tables there are, from Marian's fields."""
-    own, target = settings["source_vocab_size"], settings["vocab_size"]
-    if settings["share_embeddings"] and own != target:
-        raise WeightsError(
-            f"{source}: decoder_vocab_size {target} is not vocab_size {own}, though "
-            "share_encoder_decoder_embeddings is true: set it to false, or the sizes alike"
-        )
-    # Without the tie to the output there is none at all.
-    settings["share_embeddings"] &= settings["tie_output"]
-    if settings["share_embeddings"]:
-        settings["source_vocab_size"] = None
+def config_to_hf(config: EncoderDecoderConfig) -> JsonObject:
+    """Converts a configuration to the content of a `config.json`.
 
-
-def config_to_hf(config: EncoderDecoderConfig) -> dict[str, Any]:
-    """Theirs of ours, without the ids of special tokens: those are the tokenizer's.
+    The ids of special tokens are left out: those are the tokenizer's.
 
     Raises:
-      WeightsError: transformers has no such model.
+        WeightsError: transformers has no such model.
     """
-    name = family_of(config)
-    _check(config, name)
+    name = model_type(config)
     decoder = config.decoder
+    allowed: dict[str, tuple[object, ...]] = {field: (x,) for field, x in FIXED.items()}
+    if any(half.key_dim != half.head_dim for half in (config, decoder)):
+        allowed["d_k"] = (None,)
+    if name == "pegasus":
+        allowed |= {"tie_output": (True,), "share_embeddings": (True,)}
+    elif not config.tie_output:
+        allowed["share_embeddings"] = (False,)
+    check_exportable(config, allowed, name)
     settings = dataclasses.replace(
         config,
         d_ff=config.feed_forward_dim,
@@ -242,28 +244,10 @@ def config_to_hf(config: EncoderDecoderConfig) -> dict[str, Any]:
     return {
         **settings_to_hf(FIELDS[name], settings),
         "vocab_size": config.source_vocab_size or config.vocab_size,
-        "pad_token_id": None,  # by default it is one of a large vocabulary
+        "pad_token_id": None,  # the default is a token of a large vocabulary
         "model_type": name,
         "architectures": [CLASSES[name][0 if config.output_bias else 1]],
     }
-
-
-def _check(config: EncoderDecoderConfig, name: str) -> None:
-    """Raises WeightsError where the family cannot say what the configuration does."""
-    wanted = dict(FIXED)
-    if any(half.key_dim != half.head_dim for half in (config, config.decoder)):
-        wanted["d_k"] = None
-    if name == "pegasus":
-        wanted |= {"tie_output": True, "share_embeddings": True}
-    elif not config.tie_output:
-        wanted["share_embeddings"] = False
-    differing = {field: x for field, x in wanted.items() if getattr(config, field) != x}
-    if differing:
-        has = ", ".join(f"{field} {getattr(config, field)!r}" for field in differing)
-        needs = ", ".join(f"{field} {x!r}" for field, x in differing.items())
-        raise WeightsError(
-            f"no {name.capitalize()} model has {has}: train one with {needs} to write it as such"
-        )
 
 
 MAPPING = HFMapping(
@@ -271,5 +255,5 @@ MAPPING = HFMapping(
     config_from_hf=config_from_hf,
     config_to_hf=config_to_hf,
     tensor_mapping=tensor_mapping,
-    to_equivalent=as_marian,
+    to_hf_equivalent=as_marian,
 )

@@ -6,41 +6,50 @@ The list of families is `models.registry.FAMILIES`; a family's record names its 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ...data.errors import suggest
+from ...data.io.json_text import JsonObject
 from ..config import TransformerConfig
+from ..nn.typing import Params
 from ..registry import families, family_name
+from .config_mapping import HFConfig
 from .tensor_mapping import TensorMapping, WeightsError
+
+Config = TypeVar("Config", bound=TransformerConfig)
+
+
+def _unchanged(config: Config, params: Params) -> tuple[Config, Params]:
+    return config, params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HFMapping:
+class HFMapping(Generic[Config]):
     """A family's configurations in either form, and its tensors."""
 
     model_types: tuple[str, ...]
     """The names of the family in the `model_type` of a `config.json`."""
-    config_from_hf: Callable[[Mapping[str, Any], str], TransformerConfig]
+    config_from_hf: Callable[[HFConfig, str], Config]
     """From the fields of a `config.json`, and its path for messages, to a configuration."""
-    config_to_hf: Callable[[Any], dict[str, Any]]
+    config_to_hf: Callable[[Config], JsonObject]
     """From a configuration to the fields of a `config.json`."""
-    tensor_mapping: Callable[[Any], TensorMapping]
+    tensor_mapping: Callable[[Config], TensorMapping]
     """From a configuration to the mapping of parameters and tensors."""
-    to_equivalent: Callable[[Any, Any], tuple[Any, Any]] = lambda config, params: (config, params)
+    to_hf_equivalent: Callable[[Config, Params], tuple[Config, Params]] = _unchanged
     """Rewrites a configuration and its parameters as those of the same model in the form that
     transformers knows."""
-    as_stored: Callable[[Any, Callable[[], Set[str]]], Any] = lambda config, names: config
+    as_stored: Callable[[Config, Callable[[], Set[str]]], Config] = lambda config, names: config
     """Completes a configuration with what only the names of the stored tensors say."""
 
 
 @functools.cache
-def _mapping(module: str) -> HFMapping:
+def _mapping(module: str) -> HFMapping[Any]:
     return import_module(f".{module}", __package__).MAPPING
 
 
-def mapping_of(config: TransformerConfig) -> HFMapping:
+def mapping_of(config: TransformerConfig) -> HFMapping[Any]:
     """Returns the mapping that writes models of a configuration.
 
     Raises:
@@ -48,11 +57,13 @@ def mapping_of(config: TransformerConfig) -> HFMapping:
     """
     module = families()[family_name(config)].hf_module
     if module is None:
-        raise WeightsError(f"models of {type(config).__name__} have no form but ours")
+        raise WeightsError(
+            f"models of {type(config).__name__} have no Hugging Face form: use flaxzoo's own"
+        )
     return _mapping(module)
 
 
-def mapping_of_type(model_type: object, source: str) -> HFMapping:
+def mapping_of_type(model_type: object, source: str) -> HFMapping[Any]:
     """Returns the mapping of a `model_type`.
 
     Args:
@@ -66,7 +77,7 @@ def mapping_of_type(model_type: object, source: str) -> HFMapping:
     by_type = {name: m for module in modules for m in [_mapping(module)] for name in m.model_types}
     if not isinstance(model_type, str) or model_type not in by_type:
         raise WeightsError(
-            f"{source} is of the family {model_type!r}, which is not here: "
+            f"{source} is of the family {model_type!r}, which is not supported: "
             f"{suggest(str(model_type), sorted(by_type))}"
         )
     return by_type[model_type]

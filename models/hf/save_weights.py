@@ -1,89 +1,106 @@
-"""A model as a folder in Hugging Face's form."""
+"""Writes a model as a folder in Hugging Face's form."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
 from flax.traverse_util import flatten_dict
+from numpy.typing import DTypeLike
 from safetensors.numpy import save_file
 
-from ...data.io.json_text import JsonObject
+from ...data.io.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
 from ..decoding.request import BeamSearch, GenerationRequest
+from ..nn.typing import Params
+from .config_mapping import HFConfig
 from .registry import mapping_of
 from .safetensors_files import INDEX, WHOLE
 from .tensor_mapping import ExportedTensor, WeightsError, export_tensors
 
-Precision = Literal["float32", "float16", "bfloat16"]
-DTYPES: Mapping[Precision, Any] = {
+Precision: TypeAlias = Literal["float32", "float16", "bfloat16"]
+DTYPES: Mapping[Precision, DTypeLike] = {
     "float32": np.float32,
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
 }
 FILE_BYTES = 5_000_000_000
+"""Default limit of the size of a safetensors file."""
 
 
 def write_weights(
     folder: Path,
     config: TransformerConfig,
-    params: Any,
+    params: Params,
     *,
     dtype: Precision = "float32",
     file_bytes: int = FILE_BYTES,
-    fields: Mapping[str, Any] | None = None,
+    fields: HFConfig | None = None,
 ) -> None:
     """Writes `config.json` and the tensors of a model.
 
     Args:
-      folder: where to; it exists.
-      config: of the model.
-      params: its parameters, layers stacked.
-      dtype: in which precision.
-      file_bytes: how large a file may be; with more there are several and an index. A tensor is
-        never cut.
-      fields: what `config.json` says beside the model: ids of special tokens, say.
+        folder: The folder to write to; it exists.
+        config: The configuration of the model.
+        params: Its parameters, layers stacked.
+        dtype: The precision to write.
+        file_bytes: The largest size of a file. A larger model is written as several files with an
+            index; no tensor is split.
+        fields: Further fields of `config.json`, such as the ids of special tokens.
 
     Raises:
-      WeightsError: the model cannot be said in their terms.
+        WeightsError: The model has no counterpart in transformers.
     """
     mapping = mapping_of(config)
-    config, params = mapping.to_equivalent(config, params)
-    said = {**_agreeing(mapping.config_to_hf(config), fields or {}), "dtype": dtype}
+    config, params = mapping.to_hf_equivalent(config, params)
+    hf_config = _merged(mapping.config_to_hf(config), fields or {})
     flat: dict[str, Any] = flatten_dict(params, sep="/")
     tensors = export_tensors(mapping.tensor_mapping(config), flat)
     groups = list(_grouped(tensors, DTYPES[dtype], file_bytes))
-    for name, group in zip(_file_names(len(groups)), groups, strict=True):
-        made = {tensor.name: in_precision(tensor.name, tensor.make(), dtype) for tensor in group}
-        save_file(made, folder / name, metadata={"format": "pt"})
-        (folder / name).chmod(0o644)  # the library's 0600 would hide it from the group
+    names = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]
+    if len(groups) == 1:
+        names = [WHOLE]
+    for name, group in zip(names, groups, strict=True):
+        arrays = {tensor.name: in_precision(tensor.name, tensor.make(), dtype) for tensor in group}
+        save_file(arrays, folder / name, metadata={"format": "pt"})
+        (folder / name).chmod(0o644)  # the library's 0600 would hide the file from the group
     if len(groups) > 1:
-        write_json(folder / INDEX, _index(groups, DTYPES[dtype]))
-    write_json(folder / "config.json", said)
+        weight_map: JsonObject = {
+            tensor.name: name for name, group in zip(names, groups, strict=True) for tensor in group
+        }
+        total = sum(_num_bytes(tensor, DTYPES[dtype]) for group in groups for tensor in group)
+        index: JsonObject = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        write_json(folder / INDEX, index)
+    write_json(folder / "config.json", hf_config | {"dtype": dtype})
 
 
-def _agreeing(of_model: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of both; what a model says of a special token stands."""
-    said = dict(of_model)
-    for name, value in beside.items():
-        known = said.get(name)
+def _merged(of_model: HFConfig, of_tokenizer: HFConfig) -> JsonObject:
+    """Returns the fields of both; where the model has a special token, both must agree."""
+    merged = dict(of_model)
+    for name, value in of_tokenizer.items():
+        known = merged.get(name)
         if known is not None and value not in (None, known):
             raise WeightsError(
                 f"{name} is {known} by the model, which counts its positions from it, and {value} "
                 "by its tokenizer: give the model's own"
             )
-        said[name] = value if known is None else known
-    return said
+        merged[name] = value if known is None else known
+    return merged
 
 
 def in_precision(name: str, x: np.ndarray, dtype: Precision) -> np.ndarray:
-    """An array as it is to be written.
+    """Returns an array in the precision to write.
+
+    Args:
+        name: The name of the tensor, for messages.
+        x: The array.
+        dtype: The precision.
 
     Raises:
-      WeightsError: its numbers are beyond what float16 holds.
+        WeightsError: A number exceeds the range of float16.
     """
     if dtype == "float16" and np.abs(x).max(initial=0) > np.finfo(np.float16).max:
         raise WeightsError(f"{name} has numbers beyond float16: choose bfloat16 or float32")
@@ -91,44 +108,30 @@ def in_precision(name: str, x: np.ndarray, dtype: Precision) -> np.ndarray:
 
 
 def _grouped(
-    tensors: Iterator[ExportedTensor], dtype: Any, file_bytes: int
+    tensors: Iterable[ExportedTensor], dtype: DTypeLike, file_bytes: int
 ) -> Iterator[Sequence[ExportedTensor]]:
-    """Tensors of one file after the other, in their order."""
+    """Yields the tensors of one file after the other, in their order."""
     group, size = [], 0
     for tensor in tensors:
-        own = _bytes(tensor, dtype)
-        if group and size + own > file_bytes:
+        num_bytes = _num_bytes(tensor, dtype)
+        if group and size + num_bytes > file_bytes:
             yield group
             group, size = [], 0
         group.append(tensor)
-        size += own
+        size += num_bytes
     yield group
 
 
-def _bytes(tensor: ExportedTensor, dtype: Any) -> int:
+def _num_bytes(tensor: ExportedTensor, dtype: DTypeLike) -> int:
     return math.prod(tensor.shape) * np.dtype(dtype).itemsize
 
 
-def _file_names(number: int) -> list[str]:
-    if number == 1:
-        return [WHOLE]
-    return [f"model-{i + 1:05}-of-{number:05}.safetensors" for i in range(number)]
-
-
-def _index(groups: Sequence[Sequence[ExportedTensor]], dtype: Any) -> dict[str, Any]:
-    """Which file each tensor is in."""
-    names = _file_names(len(groups))
-    total = sum(_bytes(tensor, dtype) for group in groups for tensor in group)
-    places = {t.name: name for name, group in zip(names, groups, strict=True) for t in group}
-    return {"metadata": {"total_size": total}, "weight_map": places}
-
-
 def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
-    """Returns the fields of `generation_config.json` for a search, but for ids of special tokens.
+    """Returns the fields of `generation_config.json` for a beam search, without ids of tokens.
 
     Args:
-      request: the search of a run that was trained here: all banned sequences are single tokens.
-      max_length: the model's: the longest target.
+        request: The search of a run trained here: all its banned sequences are single tokens.
+        max_length: The longest target of the model, in tokens.
     """
     assert isinstance(request.method, BeamSearch)
     return {
@@ -140,6 +143,6 @@ def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
     }
 
 
-def write_json(file: Path, content: Any) -> None:
-    """Writes a file as transformers does."""
+def write_json(file: Path, content: JsonValue) -> None:
+    """Writes a JSON file in the format of transformers."""
     file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

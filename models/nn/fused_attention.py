@@ -1,27 +1,33 @@
-"""Kernels that compute attention block by block, and hold no scores of all pairs of tokens.
+"""Kernels that compute attention block by block and never hold the scores of all pairs of tokens.
 
-Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with
-IO-awareness"; cuDNN has it for NVIDIA's GPUs, and as "splash attention" jax brings
-it for TPUs.  What a kernel cannot serve is computed by XLA (`models.attention`).
+Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with IO-awareness".
+cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Both take fewer
+key/value heads than query heads. XLA computes the calls that no kernel supports (`attention.py`).
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ..config import Execution
-from .masks import Mask, Segments, Size, Visible
+from ..config import Execution, TransformerConfig
+from .masks import AttentionMask, Segments, Size
 from .typing import Array, Bool, Float
+
+if TYPE_CHECKING:
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_kernel,
+        splash_attention_mask,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """What is asked of attention, as far as it is known before any numbers are."""
+    """Static properties of an attention call, used to decide which kernel supports it."""
 
     num_queries: Size
     num_keys: Size
@@ -29,34 +35,37 @@ class AttentionCall:
     head_dim: int
     dtype: str
     dropout_rate: float
-    """Of attention weights; 0 where nothing is dropped."""
+    """Dropout rate of the attention weights; 0 outside training."""
     cached: bool = False
     """Whether keys of earlier calls are read."""
     weights: bool = False
-    """Whether the weights are to be answered."""
-    for_each_query: bool = False
+    """Whether the weights are returned."""
+    is_per_query: bool = False
     """Whether the caller's mask has an entry for each query and key."""
+    biased: bool = False
+    """Whether biases are added to the scores."""
 
     @property
     def lengths(self) -> str:
-        """Of rows, in words."""
+        """The number of queries and of keys, for messages."""
         same = self.num_queries == self.num_keys
         return f"{self.num_queries}" if same else f"{self.num_queries} and {self.num_keys}"
 
 
 BLOCK = 128
-"""Splash attention takes so many tokens at a time, or a multiple."""
+"""Splash attention processes tokens in blocks of this size or a multiple of it."""
 LARGEST_BLOCKS = (512, 384, 256, BLOCK)
-MOST_CUDNN_HEAD = 128
-"""The largest head that cuDNN has a kernel for on GPUs before Hopper."""
+MAX_CUDNN_HEAD_DIM = 128
+"""The largest head size that cuDNN supports on GPUs before Hopper."""
 
 Limit = tuple[Callable[[AttentionCall], bool], str]
-"""What a kernel cannot do, and how it is said."""
+"""A property of calls that a kernel does not support, and the reason as a message states it."""
 
 _LIMITS: tuple[Limit, ...] = (
     (lambda c: c.cached, "keys and values are read from a cache"),
-    (lambda c: c.weights, "attention weights are asked for"),
-    (lambda c: c.for_each_query, "every token has a mask of its own"),
+    (lambda c: c.weights, "attention weights are requested"),
+    (lambda c: c.is_per_query, "the mask has an entry for each query and key"),
+    (lambda c: c.biased, "biases are added to the scores"),
     (
         lambda c: c.dropout_rate > 0,
         "attention weights are dropped with probability {c.dropout_rate:g}",
@@ -71,8 +80,8 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             "keys have size {c.key_dim} and values {c.head_dim}",
         ),
         (
-            lambda c: c.head_dim % 8 != 0 or c.head_dim > MOST_CUDNN_HEAD,
-            f"heads have size {{c.head_dim}}, not a multiple of 8 up to {MOST_CUDNN_HEAD}",
+            lambda c: c.head_dim % 8 != 0 or c.head_dim > MAX_CUDNN_HEAD_DIM,
+            f"heads have size {{c.head_dim}}, not a multiple of 8 up to {MAX_CUDNN_HEAD_DIM}",
         ),
         (
             lambda c: c.num_queries % 2 != 0 or c.num_keys % 2 != 0,
@@ -87,61 +96,69 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         ),
     ),
 }
-"""What each kernel cannot serve: the one table of reasons."""
+"""The calls that each kernel does not support: the one table of reasons."""
 
 
 def refusal(kernel: str, call: AttentionCall) -> str | None:
-    """Why a kernel cannot serve, or None where it can."""
+    """Returns the reason why a kernel does not support a call; None if it does."""
     return next((why.format(c=call) for cannot, why in LIMITS[kernel] if cannot(call)), None)
 
 
-def mask_for(
-    visible: Visible,
-    config: Any,
+def mask_for_backend(
+    mask: AttentionMask,
+    config: TransformerConfig,
     execution: Execution,
     *,
-    dropped: bool,
+    has_dropout: bool,
     cached: bool,
     weights: bool,
-) -> Mask:
-    """A mask as whoever computes attention takes it: not written out for a kernel that can serve.
+    biased: bool = False,
+) -> AttentionMask:
+    """Materializes a mask unless the kernel of `execution` supports the call.
 
     Args:
-      visible: what may be seen.
+      mask: the keys that each query may attend to.
       config: sizes.
       execution: names the kernel.
-      dropped: whether attention weights are dropped.
+      has_dropout: whether attention weights are dropped.
       cached: whether keys of earlier calls are read.
-      weights: whether the weights are to be answered.
+      weights: whether the weights are returned.
+      biased: whether biases are added to the scores.
     """
     if execution.attention in LIMITS:
         call = AttentionCall(
-            *(visible.num_queries, visible.num_keys, config.key_dim, config.head_dim),
-            execution.dtype,
-            config.attention_dropout_rate if dropped else 0.0,
-            *(cached, weights, visible.for_each_query),
+            num_queries=mask.num_queries,
+            num_keys=mask.num_keys,
+            key_dim=config.key_dim,
+            head_dim=config.head_dim,
+            dtype=execution.dtype,
+            dropout_rate=config.attention_dropout_rate if has_dropout else 0.0,
+            cached=cached,
+            weights=weights,
+            is_per_query=mask.is_per_query,
+            biased=biased,
         )
         if refusal(execution.attention, call) is None:
-            return visible.structure()
-    return visible.dense()
+            return mask
+    return mask.materialized()
 
 
 def cudnn_attention(
     query: Float[Array, "B T N H"],
-    key: Float[Array, "B S N H"],
-    value: Float[Array, "B S N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K H"],
     segments: Segments | None,
     *,
     causal: bool,
     window: int | None,
 ) -> Float[Array, "B T N H"]:
-    """Flash attention by cuDNN, for NVIDIA's GPUs; scores are not scaled.
+    """Computes flash attention by cuDNN, for NVIDIA's GPUs; scores are not scaled.
 
     Causal order, and a window beside it, are arguments of the kernel. (A window without causal
-    order would let queries see all that comes after them, and lengths of rows are right for
-    padding at their end alone: neither is used.) Segments become a finite addition to the
-    scores, so that a row that sees nothing has no NaN: B · T · S numbers, of which older versions
-    of jax compute the gradient as well.
+    order would let queries attend to all later keys, and sequence lengths only describe padding
+    at the end: neither is used.) Segments become a finite addition to the scores, so that a query
+    without keys gives no NaN. The addition has B · T · S numbers, and older versions of jax
+    compute its gradient as well.
 
     Raises:
       RuntimeError, NotImplementedError, UserError: jax finds no cuDNN, or one that cannot serve
@@ -165,36 +182,39 @@ def cudnn_attention(
 
 def splash_attention(
     query: Float[Array, "B T N H"],
-    key: Float[Array, "B S N H"],
-    value: Float[Array, "B S N V"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K V"],
     segments: Segments | None,
     *,
     causal: bool,
     window: int | None,
 ) -> Float[Array, "B T N V"]:
-    """Splash attention, for TPUs; scores are not scaled. Blocks that are hidden are not computed.
+    """Computes splash attention, for TPUs; scores are not scaled.
 
-    Heads of less than 128 are given as they are: the compiler lays them out in tiles of 128.
-    T and S are multiples of 128.
+    Fully masked blocks are skipped. Heads smaller than 128 are passed unpadded: the compiler lays
+    them out in tiles of 128. T and S are multiples of 128.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     (_, num_queries, num_heads, _), num_keys = query.shape, key.shape[1]
     mask = _splash_mask(num_queries, num_keys, causal, window)
-    with jax.ensure_compile_time_eval():  # what is said of blocks is known before any numbers
+    with jax.ensure_compile_time_eval():  # the mask of blocks is static
         kernel = splash.make_splash_mha(
-            mask=_every_head(mask, num_heads),
+            mask=masks.MultiHeadMask([mask] * num_heads),
             block_sizes=_splash_blocks(num_queries, num_keys),
             head_shards=1,
             q_seq_shards=1,
         )
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     ids = None if segments is None else splash.SegmentIds(*segments)
-    context: Any = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
-    return jnp.swapaxes(context, 1, 2)
+    context = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
+    return jnp.swapaxes(jnp.asarray(context), 1, 2)
 
 
-def _splash_mask(num_queries: int, num_keys: int, causal: bool, window: int | None) -> Any:
+def _splash_mask(
+    num_queries: int, num_keys: int, causal: bool, window: int | None
+) -> "splash_attention_mask.Mask":
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = num_queries, num_keys
@@ -203,13 +223,7 @@ def _splash_mask(num_queries: int, num_keys: int, causal: bool, window: int | No
     return masks.CausalMask(shape) if causal else masks.FullMask(shape)
 
 
-def _every_head(mask: Any, num_heads: int) -> Any:
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-
-    return masks.MultiHeadMask([mask] * num_heads)
-
-
-def _splash_blocks(num_queries: int, num_keys: int) -> Any:
+def _splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.BlockSizes":
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     q, kv = (next(b for b in LARGEST_BLOCKS if n % b == 0) for n in (num_queries, num_keys))
@@ -230,15 +244,15 @@ KERNELS: dict[str, Callable[..., Array]] = {
 
 
 class FusedAttention(nn.Module):
-    """softmax(Q Kᵀ) V by a kernel.
+    """softmax(Q Kᵀ) V, computed by a kernel.
 
-    It has no parameters; it is a module so that who lays a model out over devices finds it: a
-    kernel is no sum of products that a compiler could cut by itself.
+    It has no parameters. It is a module so that training on several devices finds it: the compiler
+    cannot partition a kernel by itself.
 
     Attributes:
       kernel: one of `KERNELS`.
-      causal: whether a query sees no key behind its own place.
-      window: if given, only so many of the keys up to its own place.
+      causal: whether a query attends only to its own key and to earlier ones.
+      window: if given, only to the last `window` of these.
     """
 
     kernel: str
@@ -249,26 +263,26 @@ class FusedAttention(nn.Module):
     def __call__(
         self,
         query: Float[Array, "B T N H"],
-        key: Float[Array, "B S N H"],
-        value: Float[Array, "B S N V"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K V"],
         segments: Segments | None,
-        banded: Bool[Array, ""] | None,
+        use_window: Bool[Array, ""] | None,
     ) -> Float[Array, "B T N V"]:
-        """What each query gathers.
+        """Returns the weighted values of each query.
 
         Args:
           query: already scaled.
-          key: as long as the query's.
+          key: of the size of the queries; K divides N.
           value: of any size.
-          segments: numbers of queries and keys, which see their own. A query that
-            sees none gathers something finite, of which no gradient may be asked.
-          banded: whether the window holds; by default it does.
+          segments: numbers of queries and keys; a query attends to the keys of its own number. A
+            query without keys gives a finite output, whose gradient must not be used.
+          use_window: whether the window applies; None: it does.
         """
         attend = functools.partial(KERNELS[self.kernel], causal=self.causal)
-        wide = functools.partial(attend, window=None)
+        full = functools.partial(attend, window=None)
         if self.window is None or self.window >= key.shape[1]:
-            return wide(query, key, value, segments)
-        band = functools.partial(attend, window=self.window)
-        if banded is None:
-            return band(query, key, value, segments)
-        return jax.lax.cond(banded, band, wide, query, key, value, segments)
+            return full(query, key, value, segments)
+        windowed = functools.partial(attend, window=self.window)
+        if use_window is None:
+            return windowed(query, key, value, segments)
+        return jax.lax.cond(use_window, windowed, full, query, key, value, segments)

@@ -18,10 +18,12 @@ from flax import struct
 
 from ...data.errors import UserError
 from ..config import Execution
-from .attention import AnyArray, Cache
+from .cache import Cache
 from .dropout import RowKeys, dropout
-from .layers import ACTIVATIONS, LayerNorm
+from .feed_forward import ACTIVATIONS
 from .linear import Linear, affine
+from .masks import AnyArray
+from .norms import LayerNorm
 from .typing import Array, Float, Int
 
 

@@ -122,10 +122,10 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: Int[Array | np.ndarray, "*rest"]) -> Float[Array, "*rest D"]:
         """Looks `ids` up; an id outside the table gives NaN, never a neighbour's vector."""
-        return look_up(self.embedding, ids).astype(self.execution.dtype)
+        return embedding_lookup(self.embedding, ids).astype(self.execution.dtype)
 
 
-def look_up(
+def embedding_lookup(
     table: Float[Array, "V D"], ids: Int[Array | np.ndarray, "*rest"]
 ) -> Float[Array, "*rest D"]:
     """Rows of `table`; NaN for an id outside it, negative ones included."""

@@ -1,6 +1,6 @@
-"""What each query of attention may see: said once by a model, and written out where it must be.
+"""Attention masks: described by the model, materialized only where a backend needs them.
 
-In every mask `True` means *may be seen*.
+In every mask `True` means that the query may attend to the key.
 """
 
 import dataclasses
@@ -13,22 +13,22 @@ from flax import struct
 from .typing import Array, Bool, Int
 
 AnyArray = Array | np.ndarray
-"""What a caller may give: arrays of jax, or numpy's outside a compiled function."""
+"""Arrays that a caller may pass: jax's, or numpy's outside a compiled function."""
 
 Size = Any
-"""An int; or, in a program that is exported with free sizes, not yet a number."""
+"""An int; in a program that is exported with free sizes, a symbolic dimension."""
 
 Segments = tuple[Int[Array, "B T"], Int[Array, "B S"]]
-"""Numbers of queries and of keys: a query sees the keys of its own number."""
+"""Numbers of queries and of keys: a query attends to the keys of its own number."""
 
 
 def causal_mask(
     query_index: Int[Array, " T"], key_index: Int[Array, " S"], window: int | None = None
 ) -> Bool[Array, "1 1 T S"]:
-    """Each query sees itself and what came before it.
+    """Lets each query attend to its own key and to earlier keys.
 
-    With `window`, only the last `window` of these: the band of Child et al.
-    2019, "Generating long sequences with sparse transformers".
+    With `window`, only to the last `window` of these: the band of Child et al. 2019, "Generating
+    long sequences with sparse transformers".
     """
     distance = query_index[:, None] - key_index[None, :]
     mask = distance >= 0
@@ -37,21 +37,21 @@ def causal_mask(
     return mask[None, None]
 
 
-def last_seen(mask: Bool[Array, "#B 1 T S"], window: int) -> Bool[Array, "#B 1 T S"]:
-    """Of what each query sees the last `window`: a band where keys do not stand side by side."""
-    behind = jnp.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
-    return mask & (behind <= window)
+def last_keys(mask: Bool[Array, "#B 1 T S"], window: int) -> Bool[Array, "#B 1 T S"]:
+    """Keeps the last `window` keys of each query: a band where a sequence's keys are scattered."""
+    later = jnp.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
+    return mask & (later <= window)
 
 
-def visible_mask(
+def padding_mask(
     attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
     segment_ids: Int[AnyArray, "B S"] | None,
     query_segment_ids: Int[AnyArray, "B T"] | None = None,
 ) -> Bool[Array, "#B 1 #T #S"]:
-    """Real tokens are seen; in packed rows only by their own document, padding (0) by nobody.
+    """Hides padding, and in packed sequences the tokens of other documents.
 
-    The queries are the keys' own tokens, or those of `query_segment_ids`. An `attention_mask` of
-    three axes says it for each query.
+    The queries belong to the documents `query_segment_ids`, by default to those of the keys. A
+    three-dimensional `attention_mask` has an entry for each query and key.
     """
     mask = jnp.ones((1, 1, 1, 1), bool)
     if attention_mask is not None:
@@ -65,66 +65,61 @@ def visible_mask(
 
 
 @struct.dataclass
-class Structure:
-    """A mask that is not written out, for kernels that never hold all pairs."""
+class AttentionMask:
+    """The keys that each of T queries may attend to, among S keys.
 
-    segments: Any
-    """`Segments`; None: all keys are alike."""
-    causal: bool = struct.field(pytree_node=False)
-    """Whether a query sees no key behind its own place."""
-    window: int | None = struct.field(pytree_node=False, default=None)
-    """If given, only so many of the keys up to its own place."""
-    banded: Any = None
-    """Whether the window holds, Bool[""], where layers differ in it."""
+    A model describes them by the first fields. Where a kernel computes attention, the description
+    is all there is; elsewhere `materialized()` adds the array, once for all layers.
+    """
 
-
-Mask = Bool[Array, "#B 1 #T #S"] | Structure
-"""What attention takes."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Visible:
-    """What T queries may see of S keys."""
-
-    num_queries: Size
-    num_keys: Size
-    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None
-    """Which keys may be seen, by all or by each query."""
-    segment_ids: Int[AnyArray, "B S"] | None
-    """Which document each key belongs to, 0 for padding."""
+    num_queries: Size = struct.field(pytree_node=False)
+    num_keys: Size = struct.field(pytree_node=False)
+    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None = None
+    """1 for the keys that all queries may attend to; or one entry for each query and key."""
+    segment_ids: Int[AnyArray, "B S"] | None = None
+    """The document that each key belongs to, 0 for padding."""
     query_segment_ids: Int[AnyArray, "B T"] | None = None
-    """The same of the queries, where they are not the keys' own tokens."""
-    causal: bool = False
-    """Whether a query sees only what came before it."""
-    window: int | None = None
-    """If given, only the last so many of what came before it, itself included."""
+    """The document of each query, if the queries are not the tokens of the keys."""
+    causal: bool = struct.field(pytree_node=False, default=False)
+    """Whether a query attends only to its own key and to earlier ones."""
+    window: int | None = struct.field(pytree_node=False, default=None)
+    """If given, only to the last `window` of these, its own included."""
     start: Int[Array, ""] | int = 0
-    """Which key the first query is."""
+    """The index of the first query among the keys."""
+    use_window: Bool[Array, ""] | None = None
+    """Whether the window applies, where that differs between layers."""
+    values: Bool[Array, "#B 1 #T #S"] | None = None
+    """The array, once it was made."""
 
     @property
-    def for_each_query(self) -> bool:
-        """Whether the attention mask says it for each query."""
+    def is_per_query(self) -> bool:
+        """Whether the attention mask has an entry for each query and key."""
         return self.attention_mask is not None and self.attention_mask.ndim == 3
 
-    def dense(self) -> Bool[Array, "#B 1 #T #S"]:
-        """Written out, for every query and key."""
-        mask = visible_mask(self.attention_mask, self.segment_ids, self.query_segment_ids)
+    def materialize(self) -> Bool[Array, "#B 1 #T #S"]:
+        """Returns the mask as an array with an entry for every query and key."""
+        if self.values is not None:
+            return self.values
+        mask = padding_mask(self.attention_mask, self.segment_ids, self.query_segment_ids)
         if not self.causal:
             return mask
-        places = self.start + jnp.arange(self.num_queries), jnp.arange(self.num_keys)
-        if self.window is not None and self.for_each_query:
-            return last_seen(causal_mask(*places) & mask, self.window)
-        return causal_mask(*places, self.window) & mask
+        indices = self.start + jnp.arange(self.num_queries), jnp.arange(self.num_keys)
+        if self.window is not None and self.is_per_query:
+            # A query's keys are not side by side, so the window counts visible keys.
+            return last_keys(causal_mask(*indices) & mask, self.window)
+        return causal_mask(*indices, self.window) & mask
 
-    def structure(self) -> Structure:
-        """Not written out; of a mask that is not one for each query, and begins at its first key.
+    def materialized(self) -> "AttentionMask":
+        """Returns a mask that holds only its array."""
+        return AttentionMask(self.num_queries, self.num_keys, values=self.materialize())
 
-        The same pairs but for queries that are padding: those of packed rows (0) see what else
-        is hidden, so that no row is empty.
+    def segments(self) -> Segments | None:
+        """Returns the mask, but for causal order, as segment ids of queries and keys.
+
+        Requires a per-key mask and `start` 0. The allowed pairs are those of `materialize`, except
+        for queries that are padding of packed sequences (0): these attend to the hidden keys, so
+        that no query is left without keys.
         """
-        return Structure(self._segments(), self.causal, self.window)
-
-    def _segments(self) -> Segments | None:
         if self.attention_mask is None and self.segment_ids is None:
             return None
         if self.segment_ids is None:
@@ -140,11 +135,14 @@ class Visible:
         return queries, keys
 
 
-def alternate(turn: Bool[Array, ""] | bool, banded: Mask, plain: Mask) -> Mask:
-    """The first of two masks of one form where it is its turn, else the second."""
-    if isinstance(turn, bool):
-        return banded if turn else plain
-    if isinstance(banded, Structure):
-        return dataclasses.replace(banded, banded=turn)
-    assert not isinstance(plain, Structure)
-    return jnp.where(turn, banded, plain)
+def select_mask(
+    use_window: Bool[Array, ""] | bool, windowed: AttentionMask, full: AttentionMask
+) -> AttentionMask:
+    """Returns the windowed or the full mask of a layer, whose index may be traced."""
+    if isinstance(use_window, bool):
+        return windowed if use_window else full
+    if windowed.values is None:
+        return dataclasses.replace(windowed, use_window=use_window)
+    assert full.values is not None
+    values = jnp.where(use_window, windowed.values, full.values)
+    return dataclasses.replace(full, values=values)

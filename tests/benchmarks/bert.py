@@ -1,12 +1,11 @@
-"""Times BERT-base: a pretraining step, or a forward pass. Prints one JSON line.
+"""Time BERT-base: a pretraining step, or a forward pass.
 
     python tests/benchmarks/bert.py --case bert-step|bert-step-512|bert-fwd [--lockstep]
 
-Weights and tokens are random and seeded; no row is padded. A step is forward,
-backward and AdamW with dropout 0.1 on both objectives, as flaxzoo's train step
-does it: of each row 15 % of the positions, rounded up to a handsome number, are
-projected on the vocabulary. `lockstep` says how several implementations take
-turns.
+Weights and tokens are random and seeded; no sequence is padded. A step is forward, backward and
+AdamW with dropout 0.1 on both objectives, as flaxzoo's train step does it. About 15 % of the
+positions are masked tokens, and only those are projected on the vocabulary. Prints one JSON line;
+`lockstep.py` explains how several implementations take turns.
 """
 
 import argparse
@@ -16,39 +15,41 @@ from typing import Any
 
 import lockstep
 
-CASES = {  # name: (rows, row length, masked positions)
+CASES = {  # name: (batch size B, sequence length T, masked positions P)
     "bert-step": (8, 128, 20),
     "bert-step-512": (2, 512, 80),
     "bert-fwd": (8, 128, 0),
 }
 
 
-def batch(rows: int, length: int, masked: int) -> dict[str, Any]:
-    """Arrays as the data of pretraining has them."""
+def batch(batch_size: int, length: int, num_masked: int) -> dict[str, Any]:
+    """Make a batch [B, T] as the pretraining data has it, with P masked positions a sequence."""
     import numpy as np
 
     draw = np.random.RandomState(0)
-    ids = draw.randint(1000, 30000, (rows, length)).astype(np.int32)
-    types = np.tile(np.arange(length) >= length // 2, (rows, 1))
-    given = {
+    ids = draw.randint(1000, 30000, (batch_size, length)).astype(np.int32)
+    types = np.tile(np.arange(length) >= length // 2, (batch_size, 1))
+    inputs = {
         "input_ids": ids,
         "attention_mask": np.ones_like(ids),
         "token_type_ids": types.astype(np.int32),
     }
-    if not masked:
-        return given
-    places = np.stack([np.sort(draw.permutation(length)[:masked]) for _ in range(rows)])
+    if not num_masked:
+        return inputs
+    positions = np.stack(
+        [np.sort(draw.permutation(length)[:num_masked]) for _ in range(batch_size)]
+    )
     return {
-        **given,
-        "masked_positions": places.astype(np.int32),
-        "masked_labels": np.take_along_axis(ids, places, axis=1),
-        "masked_weights": np.ones((rows, masked), np.int32),
-        "next_sentence_label": draw.randint(0, 2, rows).astype(np.int32),
+        **inputs,
+        "masked_positions": positions.astype(np.int32),
+        "masked_labels": np.take_along_axis(ids, positions, axis=1),
+        "masked_weights": np.ones((batch_size, num_masked), np.int32),
+        "next_sentence_label": draw.randint(0, 2, batch_size).astype(np.int32),
     }
 
 
-def training_step(given: dict[str, Any], dropout: float) -> Callable[[], float]:
-    """One update of BERT-base on random tokens, through flaxzoo's own step."""
+def training_step(inputs: dict[str, Any], dropout: float) -> Callable[[], float]:
+    """Return a function that takes a train step of BERT-base and returns its loss."""
     import jax
     import optax
     from flaxzoo import models, train
@@ -65,14 +66,14 @@ def training_step(given: dict[str, Any], dropout: float) -> Callable[[], float]:
 
     def run() -> float:
         nonlocal state
-        state, metrics = step(state, given, rng)
+        state, metrics = step(state, inputs, rng)
         return float(metrics["loss"])
 
     return run
 
 
-def forward_pass(given: dict[str, Any]) -> Callable[[], float]:
-    """Hidden states of BERT-base, without a head."""
+def forward_pass(inputs: dict[str, Any]) -> Callable[[], float]:
+    """Return a function that runs BERT-base without a head and returns the sum of its output."""
     import jax
     from flaxzoo import models
 
@@ -81,20 +82,20 @@ def forward_pass(given: dict[str, Any]) -> Callable[[], float]:
     params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
 
     @jax.jit
-    def forward(params, given):
-        return model.apply({"params": params}, **given).last_hidden_state.sum()
+    def forward(params, inputs):
+        return model.apply({"params": params}, **inputs).last_hidden_state.sum()
 
-    return lambda: float(forward(params, given))
+    return lambda: float(forward(params, inputs))
 
 
 def build(arguments: argparse.Namespace) -> Callable[[], float]:
-    """The step of a case."""
-    given = batch(*CASES[arguments.case])
+    """Return the step of a case."""
+    inputs = batch(*CASES[arguments.case])
     if arguments.case == "bert-fwd":
-        return forward_pass(given)
-    return training_step(given, arguments.dropout)
+        return forward_pass(inputs)
+    return training_step(inputs, arguments.dropout)
 
 
 if __name__ == "__main__":
-    tokens = {name: rows * length for name, (rows, length, _) in CASES.items()}
+    tokens = {name: size * length for name, (size, length, _) in CASES.items()}
     lockstep.main(__doc__, tokens, build)

@@ -1,9 +1,9 @@
-"""Times GPT-2 small: a training step, or greedy generation. Prints one JSON line.
+"""Time GPT-2 small: a train step, or greedy generation.
 
     python tests/benchmarks/gpt2.py --case gpt2-step|gpt2-gen-1|gpt2-gen-8 [--lockstep]
 
-Weights and tokens are random and seeded. A step is forward, backward and AdamW
-with dropout 0.1, as flaxzoo's train step does it. `lockstep` says how several
+Weights and tokens are random and seeded. A step is forward, backward and AdamW with dropout 0.1,
+as flaxzoo's train step does it. Prints one JSON line; `lockstep.py` explains how several
 implementations take turns.
 """
 
@@ -13,15 +13,15 @@ from collections.abc import Callable
 
 import lockstep
 
-CASES = {  # name: (rows, prompt or row length, new tokens)
+CASES = {  # name: (batch size B, length T of sequences or prompts, new tokens)
     "gpt2-step": (4, 256, 0),
     "gpt2-gen-1": (1, 32, 128),
     "gpt2-gen-8": (8, 32, 128),
 }
 
 
-def training_step(rows: int, length: int, dropout: float) -> Callable[[], float]:
-    """One update of GPT-2 small on random tokens, through flaxzoo's own step."""
+def training_step(batch_size: int, length: int, dropout: float) -> Callable[[], float]:
+    """Return a function that takes a train step of GPT-2 small and returns its loss."""
     import jax
     import numpy as np
     import optax
@@ -31,12 +31,12 @@ def training_step(rows: int, length: int, dropout: float) -> Callable[[], float]
     model = models.create(config, models.Execution(remat="dots"))
     tx = optax.adamw(1e-4, weight_decay=0.01)
     step = jax.jit(train.make_train_step(model.apply, train.CAUSAL, tx), donate_argnums=0)
-    ids = np.random.RandomState(0).randint(1000, 30000, (rows, length + 1)).astype(np.int32)
+    ids = np.random.RandomState(0).randint(1000, 30000, (batch_size, length + 1)).astype(np.int32)
     batch = {
         "input_ids": ids[:, :-1],
         "labels": ids[:, 1:],
-        "segment_ids": np.ones((rows, length), np.int32),
-        "position_ids": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+        "segment_ids": np.ones((batch_size, length), np.int32),
+        "position_ids": np.tile(np.arange(length, dtype=np.int32), (batch_size, 1)),
     }
 
     def init():
@@ -52,14 +52,14 @@ def training_step(rows: int, length: int, dropout: float) -> Callable[[], float]
     return run
 
 
-def generation(rows: int, length: int, new_tokens: int) -> Callable[[], float]:
-    """Greedy continuation of random prompts by GPT-2 small."""
+def generation(batch_size: int, length: int, new_tokens: int) -> Callable[[], float]:
+    """Return a function that continues random prompts greedily and returns the last token."""
     import jax
     import numpy as np
     from flaxzoo import models
 
     model = models.create(models.preset("gpt2"), models.Execution(layers="separate"))
-    prompts = np.random.RandomState(0).randint(1000, 30000, (rows, length)).tolist()
+    prompts = np.random.RandomState(0).randint(1000, 30000, (batch_size, length)).tolist()
     params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
     generator = models.Generator(model, params)
     request = models.GenerationRequest(method=models.Sampling(0.0), max_new_tokens=new_tokens)
@@ -67,20 +67,20 @@ def generation(rows: int, length: int, new_tokens: int) -> Callable[[], float]:
     def run() -> float:
         blocks = generator.stream(prompts, request)
         tokens = np.concatenate(list(blocks), axis=1)
-        assert tokens.shape == (rows, new_tokens), tokens.shape
+        assert tokens.shape == (batch_size, new_tokens), tokens.shape
         return float(tokens[0, -1])
 
     return run
 
 
 def build(arguments: argparse.Namespace) -> Callable[[], float]:
-    """The step of a case."""
-    rows, length, new_tokens = CASES[arguments.case]
+    """Return the step of a case."""
+    batch_size, length, new_tokens = CASES[arguments.case]
     if new_tokens:
-        return generation(rows, length, new_tokens)
-    return training_step(rows, length, arguments.dropout)
+        return generation(batch_size, length, new_tokens)
+    return training_step(batch_size, length, arguments.dropout)
 
 
 if __name__ == "__main__":
-    tokens = {name: rows * (new or length) for name, (rows, length, new) in CASES.items()}
+    tokens = {name: size * (new or length) for name, (size, length, new) in CASES.items()}
     lockstep.main(__doc__, tokens, build)

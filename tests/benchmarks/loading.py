@@ -1,10 +1,10 @@
-"""Which loads a folder faster, flaxzoo or transformers? Both in turns, on one machine.
+"""Compare how fast flaxzoo and transformers load a model, in turns on one machine.
 
     python tests/benchmarks/loading.py FOLDER [--rounds 8]
 
-FOLDER is in Hugging Face's form. "first" is the first load of a process, its imports not counted;
-"again" the ones after it, in a process for each. transformers maps the file and reads nothing, so
-"used" is the time until every number was looked at once. Prints one JSON line of seconds.
+FOLDER is in Hugging Face's format. Prints one JSON object, in seconds: "first" is the first load of
+a process, without its imports, and "again" are later loads in one process each. transformers only
+maps the file into memory, so "used" is the time until every parameter has been read once.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from typing import Any
 PEERS = ("flaxzoo", "transformers")
 
 
-def ours(folder: str) -> tuple[Callable[[], Any], Callable[[Any], float]]:
-    """How flaxzoo loads, and how all that it loaded is looked at."""
+def load_flaxzoo(folder: str) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    """Return a function that loads with flaxzoo, and one that reads every parameter."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
     import numpy as np
@@ -33,8 +33,8 @@ def ours(folder: str) -> tuple[Callable[[], Any], Callable[[Any], float]]:
     return load, lambda params: sum(float(np.asarray(x).sum()) for x in jax.tree.leaves(params))
 
 
-def theirs(folder: str) -> tuple[Callable[[], Any], Callable[[Any], float]]:
-    """How transformers loads, and how all that it loaded is looked at."""
+def load_transformers(folder: str) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    """Return a function that loads with transformers, and one that reads every parameter."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -42,26 +42,26 @@ def theirs(folder: str) -> tuple[Callable[[], Any], Callable[[Any], float]]:
     with open(os.path.join(folder, "config.json")) as file:
         cls = getattr(transformers, json.load(file)["architectures"][0])
 
-    def look(model: Any) -> float:
+    def read(model: Any) -> float:
         return sum(float(x.detach().sum()) for x in model.parameters())
 
-    return lambda: cls.from_pretrained(folder), look
+    return lambda: cls.from_pretrained(folder), read
 
 
 def serve(peer: str, folder: str) -> None:
-    """Loads once for every line that comes in, and prints the two times."""
-    load, look = (ours if peer == "flaxzoo" else theirs)(folder)
+    """Load once for every line of standard input and print the two times."""
+    load, read = (load_flaxzoo if peer == "flaxzoo" else load_transformers)(folder)
     for _ in sys.stdin:
         start = time.perf_counter()
         loaded = load()
         middle = time.perf_counter()
-        look(loaded)
+        read(loaded)
         print(json.dumps([middle - start, time.perf_counter() - start]), flush=True)
         del loaded
 
 
 class Peer:
-    """A process that loads when it is told to."""
+    """A process that loads a model on request."""
 
     def __init__(self, name: str, folder: str) -> None:
         command = [sys.executable, __file__, folder, "--serve", name]
@@ -70,7 +70,7 @@ class Peer:
         )
 
     def load(self) -> tuple[float, float]:
-        """Seconds until it has loaded, and until all of it was looked at."""
+        """Return the seconds until it has loaded, and until all parameters have been read."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("go\n")
@@ -79,16 +79,16 @@ class Peer:
         return loaded, used
 
     def end(self) -> None:
-        """Waits until it is gone."""
+        """Wait until the process has ended."""
         self.process.communicate()
 
 
 def measure(folder: str, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of each kind and peer, round by round."""
+    """Return the seconds of each kind and peer, round by round."""
     kinds = ("first", "first, used", "again", "again, used")
     seconds: dict[str, dict[str, list[float]]] = {kind: {p: [] for p in PEERS} for kind in kinds}
 
-    def note(kind: str, name: str, peer: Peer) -> None:
+    def record(kind: str, name: str, peer: Peer) -> None:
         loaded, used = peer.load()
         seconds[kind][name].append(loaded)
         seconds[f"{kind}, used"][name].append(used)
@@ -96,31 +96,31 @@ def measure(folder: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     for _ in range(rounds):
         for name in PEERS:
             peer = Peer(name, folder)
-            note("first", name, peer)
+            record("first", name, peer)
             peer.end()
     peers = {name: Peer(name, folder) for name in PEERS}
     for peer in peers.values():
         peer.load()
     for _ in range(rounds):
         for name, peer in peers.items():
-            note("again", name, peer)
+            record("again", name, peer)
     for peer in peers.values():
         peer.end()
     return seconds
 
 
 def report(seconds: dict[str, list[float]]) -> dict[str, Any]:
-    """Median and minimum of both, and the ratio of ours to theirs."""
-    found: dict[str, Any] = {}
-    for name, of in {"median": statistics.median, "min": min}.items():
-        values = {peer: of(times) for peer, times in seconds.items()}
-        found[name] = {peer: round(value, 4) for peer, value in values.items()}
-        found[name]["ratio"] = round(values["flaxzoo"] / values["transformers"], 2)
-    return found
+    """Return median and minimum of both, and the ratio of flaxzoo to transformers."""
+    result: dict[str, Any] = {}
+    for name, statistic in {"median": statistics.median, "min": min}.items():
+        values = {peer: statistic(times) for peer, times in seconds.items()}
+        result[name] = {peer: round(value, 4) for peer, value in values.items()}
+        result[name]["ratio"] = round(values["flaxzoo"] / values["transformers"], 2)
+    return result
 
 
 def main() -> None:
-    """Measures both."""
+    """Measure both and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--rounds", type=int, default=8)

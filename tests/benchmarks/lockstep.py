@@ -1,9 +1,9 @@
-"""What the benchmarks beside it share: the command line, the warm-up and the clock.
+"""The command line, warm-up and clock that the benchmarks in this folder share.
 
-With --lockstep a benchmark warms up, prints {"ready": true}, then runs one step
-per line "go" on standard input, answering {"s": seconds}; "end" prints the
-final line. So a driver can have several implementations take turns on the same
-machine.
+Times drift on shared machines, so implementations are compared step by step in turns. With
+`--lockstep` a benchmark warms up and prints `{"ready": true}`. Then it runs one step for each line
+`go` on standard input and prints `{"s": seconds}`; at `end` it prints its final line of JSON. A
+driver starts several such commands and has each take a step per round.
 """
 
 import argparse
@@ -20,15 +20,15 @@ def main(
     tokens: dict[str, int],
     build: Callable[[argparse.Namespace], Callable[[], float]],
 ) -> None:
-    """Runs one case and prints one JSON line.
+    """Run one case and print one JSON line.
 
     Args:
-      description: of the command.
-      tokens: how many a step of each case takes or makes.
-      build: from the arguments to the step, which answers a number to look at.
+      description: The command's description.
+      tokens: The number of tokens that a step of each case reads or generates.
+      build: Returns the step for the arguments; the step returns a number for comparison.
     """
     arguments = _arguments(description, list(tokens))
-    # XLA sizes its thread pool by the processors it may use.
+    # XLA sizes its thread pool by the processors that it may use.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     os.environ["JAX_PLATFORMS"] = "cpu"
     run = build(arguments)
@@ -80,6 +80,6 @@ def _arguments(description: str | None, cases: list[str]) -> argparse.Namespace:
 
 
 def peak_memory_mb() -> int:
-    """Peak resident set of this process."""
+    """Return the peak resident set size of this process."""
     with open("/proc/self/status") as lines:
         return round(next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) / 1024)

@@ -1,9 +1,10 @@
-"""Memory that the loss over a vocabulary and its gradient take, as the compiler plans it.
+"""Compare the memory of the chunked cross-entropy with that of full logits.
 
     python tests/benchmarks/loss_memory.py
 
-Temporaries (MiB) of the compiled gradient for one row of T positions of width 256, in float32,
-on the devices here: of flaxzoo's chunks, and of all logits at once. Nothing is run.
+Prints the temp buffers (MiB) of the compiled loss and gradient for a sequence of T positions of
+width 256 and a vocabulary of V, in float32, on the devices at hand: "chunks" for flaxzoo's chunked
+projection, "whole" for logits [1, T, V]. Nothing is run.
 """
 
 import jax
@@ -18,16 +19,18 @@ VOCABULARIES = (8192, 32768, 131072)
 
 
 def chunks(hidden, kernel, labels, weights):
+    """Compute the loss by flaxzoo's chunked projection."""
     return cross_entropy(Projection(hidden, kernel), labels, weights).loss
 
 
 def whole(hidden, kernel, labels, weights):
+    """Compute the loss from full logits."""
     logits = Projection(hidden, kernel).logits()
     return jnp.sum(weights * optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 
 
-def temporaries(loss, length: int, vocabulary: int) -> int:
-    """Bytes beside what goes in and comes out."""
+def temp_bytes(loss, length: int, vocabulary: int) -> int:
+    """Return the bytes of the compiled gradient beside its arguments and results."""
     arrays = (
         jax.ShapeDtypeStruct((1, length, WIDTH), jnp.float32),
         jax.ShapeDtypeStruct((vocabulary, WIDTH), jnp.float32),
@@ -41,10 +44,11 @@ def temporaries(loss, length: int, vocabulary: int) -> int:
 
 
 def main() -> None:
+    """Print the table."""
     print(f"{'V':>8} {'T':>6} {'chunks':>10} {'whole':>10}  ratio")
     for vocabulary in VOCABULARIES:
         for length in LENGTHS:
-            ours, plain = (temporaries(f, length, vocabulary) / 2**20 for f in (chunks, whole))
+            ours, plain = (temp_bytes(f, length, vocabulary) / 2**20 for f in (chunks, whole))
             print(f"{vocabulary:>8} {length:>6} {ours:>10.1f} {plain:>10.1f}  {plain / ours:.1f}")
 
 

@@ -1,11 +1,11 @@
-"""How fast do prepared rows come? Batches of training, as `flaxzoo train` reads them.
+"""Time how fast prepared examples are read into batches, as `flaxzoo train` reads them.
 
     flaxzoo prepare 'text:books/*.txt#block' OUT --tokenizer TOKENIZER --length 1024
     python tests/benchmarks/prepared.py OUT [--batch-size 64] [--seconds 10] [--num-workers 0]
 
-Rows are drawn from all shards at random. "median" of the rounds is tokens to predict (padding is
-not counted) a second, of one process; "per_cpu_second", without workers, divides by the time that
-it was given a core, for a machine that others use as well. Prints one JSON line.
+Examples are drawn from all shards at random. Prints one JSON line: "median" is the median over
+rounds of the tokens per second of one process, without padding. "per_cpu_second", given without
+workers, divides by the CPU time of the process, for machines that others use as well.
 """
 
 import argparse
@@ -20,35 +20,35 @@ from flaxzoo.data.prepared.read_shards import SPLITS, prepared_split, prepared_t
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokens a second, round by round, after a first second that is not counted."""
+    """Return tokens per second, round by round, after one second of warm-up."""
     source = f"prepared:{arguments.folder}"
     split = prepared_split(source, SPLITS[:1], prepared_tokenizer(source), {})
     batches = data.train_iterator(
-        split.rows,
+        split.examples,
         batch_size=arguments.batch_size,
         seed=0,
         num_steps=1 << 31,
         num_workers=arguments.num_workers,
     )
     read(batches, 1.0)
-    worked = time.process_time()
+    cpu_start = time.process_time()
     rates = [read(batches, arguments.seconds) for _ in range(arguments.rounds)]
-    worked = time.process_time() - worked
+    cpu_seconds = time.process_time() - cpu_start
     batches.close()
-    found = {
-        "data": split.facts,
-        "length": next(iter(split.rows.row(0, 0).values())).shape[0],
+    result = {
+        "data": split.summary,
+        "length": next(iter(split.examples.example(0, 0).values())).shape[0],
         "cores": len(os.sched_getaffinity(0)),
         "median": round(statistics.median(rates)),
         "rounds": [round(rate) for rate in rates],
     }
     if not arguments.num_workers:
-        found["per_cpu_second"] = round(sum(rates) * arguments.seconds / worked)
-    return found
+        result["per_cpu_second"] = round(sum(rates) * arguments.seconds / cpu_seconds)
+    return result
 
 
 def read(batches: data.BatchIterator, seconds: float) -> float:
-    """Reads for a while; answers tokens a second."""
+    """Read batches for a while and return tokens per second."""
     tokens, start = 0, time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds:
         tokens += int((next(batches)["segment_ids"] > 0).sum())
@@ -56,7 +56,7 @@ def read(batches: data.BatchIterator, seconds: float) -> float:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

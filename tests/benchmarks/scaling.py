@@ -1,11 +1,11 @@
-"""How a train step grows: with depth, with length, and over virtual devices.
+"""Measure how a train step grows with depth, with length, and with virtual devices.
 
     python tests/benchmarks/scaling.py OUTPUT [--curves depth length devices] [--rounds 2]
 
-Each point is a process of its own without a compilation cache; of several rounds the least time
-is kept, for a shared machine only ever adds to it. Prints a table; OUTPUT gets a plot (PNG) of
-each curve, and the figures as scaling.json. All steps of a curve have as many tokens, so that a
-flat line is what costs nothing more.
+Each point is measured in a process of its own without a compilation cache. The minimum of several
+rounds is kept, because other work on a shared machine only adds to a time. Prints a table, and
+writes a plot (PNG) of each curve and all figures (scaling.json) to the folder OUTPUT. All steps of
+a curve have the same number of tokens, so a flat line means that growth costs nothing.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A tiny GPT's train step."""
+    """A point of a curve: the train step of a tiny GPT."""
 
     curve: str
     x: int
-    """What the curve runs over."""
+    """The value of the quantity that the curve varies."""
     depth: int = 2
     tokens: int = 2048
     length: int = 256
@@ -35,20 +35,20 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A plot."""
+    """A plot of some measures over one quantity."""
 
     title: str
-    xs: str
+    x_label: str
     points: tuple[Point, ...]
-    shown: tuple[str, ...]
-    """Which of `MEASURES` it shows."""
+    measures: tuple[str, ...]
+    """Names of `MEASURES`, each with axes of its own."""
 
 
 MEASURES = {
-    "trace": "tracing, s",
-    "compile": "compiling, s",
-    "step": "a step, s",
-    "memory": "peak of a device, MiB",
+    "trace": "trace, s",
+    "compile": "compile, s",
+    "step": "step, s",
+    "memory": "peak per device, MiB",
 }
 
 CURVES = {
@@ -59,7 +59,7 @@ CURVES = {
         ("trace", "compile"),
     ),
     "length": Curve(
-        "The same tokens in longer rows",
+        "The same tokens in longer sequences",
         "length",
         tuple(Point("length", t, tokens=8192, length=t) for t in (512, 1024, 2048, 4096, 8192)),
         ("step", "memory"),
@@ -78,9 +78,9 @@ CURVES = {
 
 
 def measure(point: Point) -> dict[str, float]:
-    """In this process, which has the devices."""
+    """Measure a point in this process, which has the devices."""
     from flaxzoo import models, train
-    from flaxzoo.data import CausalData, TokenizerConfig
+    from flaxzoo.data import CausalLMData, TokenizerConfig
     from flaxzoo.train.plan.bench import bench
 
     config = train.TrainConfig(
@@ -91,8 +91,8 @@ def measure(point: Point) -> dict[str, float]:
             d_model=64,
             num_heads=1,
         ),
-        data=CausalData(
-            source="made up", length=point.length, tokenizer=TokenizerConfig(vocab_size=512)
+        data=CausalLMData(
+            source="synthetic", length=point.length, tokenizer=TokenizerConfig(vocab_size=512)
         ),
         optimizer=train.OptimizerConfig(peak_learning_rate=1e-3),
         mesh=train.MeshConfig(**{"data": 1, point.axis: point.devices}),
@@ -108,8 +108,8 @@ def measure(point: Point) -> dict[str, float]:
     }
 
 
-def ask(point: Point) -> dict[str, float]:
-    """The figures, from a process of their own."""
+def measure_in_process(point: Point) -> dict[str, float]:
+    """Measure a point in a process of its own."""
     flags = f"--xla_force_host_platform_device_count={point.devices}"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
@@ -118,42 +118,47 @@ def ask(point: Point) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-def least(points: tuple[Point, ...], rounds: int) -> list[dict[str, Any]]:
-    """The least of each figure; a round takes all points, for others come and go meanwhile."""
-    answers = [[ask(point) for point in points] for _ in range(rounds)]
+def minima(points: tuple[Point, ...], rounds: int) -> list[dict[str, Any]]:
+    """Return the minimum of each figure over rounds, each of which measures all points in turn."""
+    results = [[measure_in_process(point) for point in points] for _ in range(rounds)]
     return [
         {
             "curve": point.curve,
             "x": point.x,
-            **{name: min(answer[name] for answer in own) for name in MEASURES},
+            **{name: min(result[name] for result in own) for name in MEASURES},
         }
-        for point, own in zip(points, zip(*answers, strict=True), strict=True)
+        for point, own in zip(points, zip(*results, strict=True), strict=True)
     ]
 
 
 def plot(curve: Curve, rows: list[dict[str, Any]], file: Path) -> None:
-    """Each measure in a picture of its own, side by side."""
+    """Write a plot with the curve's measures side by side."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, places = pyplot.subplots(1, len(curve.shown), figsize=(10, 4), layout="constrained")
-    for place, name in zip(places, curve.shown, strict=True):
+    figure, all_axes = pyplot.subplots(
+        1, len(curve.measures), figsize=(10, 4), layout="constrained"
+    )
+    for axes, name in zip(all_axes, curve.measures, strict=True):
         for line in dict.fromkeys(row["curve"] for row in rows):
             own = [row for row in rows if row["curve"] == line]
-            place.plot([r["x"] for r in own], [r[name] for r in own], "o-", label=line)
-        place.set_xscale("log", base=2)
-        place.set_ylim(bottom=0)
-        place.set(xlabel=curve.xs, ylabel=MEASURES[name])
-        place.legend()
+            axes.plot([r["x"] for r in own], [r[name] for r in own], "o-", label=line)
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel=curve.x_label, ylabel=MEASURES[name])
+        axes.legend()
     figure.suptitle(curve.title)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How a train step grows.")
+    """Measure the curves and write their plots."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path, nargs="?", default=Path("scaling"))
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
     parser.add_argument("--rounds", type=int, default=2)
@@ -163,15 +168,15 @@ def main() -> None:
         print(json.dumps(measure(Point(**json.loads(arguments.point)))))
         return
     arguments.output.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[dict[str, Any]]] = {}
-    print(f"{'curve':<15} {'':>6}" + "".join(f"{what:>24}" for what in MEASURES.values()))
+    results: dict[str, list[dict[str, Any]]] = {}
+    print(f"{'curve':<15} {'':>6}" + "".join(f"{label:>24}" for label in MEASURES.values()))
     for name in arguments.curves:
-        found[name] = least(CURVES[name].points, arguments.rounds)
-        for row in found[name]:
+        results[name] = minima(CURVES[name].points, arguments.rounds)
+        for row in results[name]:
             figures = "".join(f"{row[measure]:>24.2f}" for measure in MEASURES)
             print(f"{row['curve']:<15} {row['x']:>6}{figures}", flush=True)
-        plot(CURVES[name], found[name], arguments.output / f"{name}.png")
-    (arguments.output / "scaling.json").write_text(json.dumps(found, indent=1) + "\n")
+        plot(CURVES[name], results[name], arguments.output / f"{name}.png")
+    (arguments.output / "scaling.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

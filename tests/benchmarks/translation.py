@@ -1,13 +1,13 @@
-"""Times the original Transformer: a training step, or beam search. Prints one JSON line.
+"""Time the original Transformer: a train step, or beam search.
 
     python tests/benchmarks/translation.py --case marian-step|marian-beam-1|marian-beam-8
                                            [--lockstep]
 
-Weights and tokens are random and seeded; no row is padded. Six layers each, 512
-wide, 32,000 tokens, shaped as Marian's models: biases in attention, and one for
-each token. A step is forward, backward and AdamW with dropout 0.1, of attention
-weights and inside the feed-forward layers too. A search has four beams, and
-none of them ends. `lockstep` says how several implementations take turns.
+Weights and tokens are random and seeded; no sequence is padded. Encoder and decoder have six
+layers of width 512 and a vocabulary of 32,000, with Marian's biases in attention and at the
+output. A step is forward, backward and AdamW with dropout 0.1, also of attention weights and
+inside the feed-forward layers. A search has four beams, none of which ends before the maximum
+length. Prints one JSON line; `lockstep.py` explains how several implementations take turns.
 """
 
 import argparse
@@ -15,16 +15,16 @@ from collections.abc import Callable
 
 import lockstep
 
-CASES = {  # name: (rows, source tokens, target tokens, beams)
+CASES = {  # name: (batch size B, source length, target length, beams)
     "marian-step": (16, 64, 64, 0),
     "marian-beam-1": (1, 64, 64, 4),
     "marian-beam-8": (8, 64, 64, 4),
 }
-START, NEVER = 31999, 0
+START, END = 31999, 0
 
 
 def config(dropout: float):
-    """The original Transformer's base size in Marian's shape."""
+    """Return the base size of the original Transformer as Marian models have it."""
     from flaxzoo import models
 
     return models.EncoderDecoderConfig(
@@ -44,8 +44,8 @@ def config(dropout: float):
     )
 
 
-def training_step(rows: int, source: int, target: int, dropout: float) -> Callable[[], float]:
-    """One update on random tokens, through flaxzoo's own step."""
+def training_step(batch_size: int, source: int, target: int, dropout: float) -> Callable[[], float]:
+    """Return a function that takes a train step and returns its loss."""
     import jax
     import numpy as np
     import optax
@@ -56,14 +56,14 @@ def training_step(rows: int, source: int, target: int, dropout: float) -> Callab
     objective = train.translation(label_smoothing=0.0)
     step = jax.jit(train.make_train_step(model.apply, objective, tx), donate_argnums=0)
     draw = np.random.RandomState(0)
-    labels = draw.randint(1000, 30000, (rows, target)).astype(np.int32)
+    labels = draw.randint(1000, 30000, (batch_size, target)).astype(np.int32)
     batch = {
-        "input_ids": draw.randint(1000, 30000, (rows, source)).astype(np.int32),
-        "segment_ids": np.ones((rows, source), np.int32),
-        "position_ids": np.tile(np.arange(source, dtype=np.int32), (rows, 1)),
+        "input_ids": draw.randint(1000, 30000, (batch_size, source)).astype(np.int32),
+        "segment_ids": np.ones((batch_size, source), np.int32),
+        "position_ids": np.tile(np.arange(source, dtype=np.int32), (batch_size, 1)),
         "decoder_input_ids": np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=START),
-        "decoder_segment_ids": np.ones((rows, target), np.int32),
-        "decoder_position_ids": np.tile(np.arange(target, dtype=np.int32), (rows, 1)),
+        "decoder_segment_ids": np.ones((batch_size, target), np.int32),
+        "decoder_position_ids": np.tile(np.arange(target, dtype=np.int32), (batch_size, 1)),
         "labels": labels,
     }
 
@@ -80,8 +80,8 @@ def training_step(rows: int, source: int, target: int, dropout: float) -> Callab
     return run
 
 
-def search(rows: int, source: int, target: int, beams: int) -> Callable[[], float]:
-    """Beam search for targets of random sources, the encoder included."""
+def search(batch_size: int, source: int, target: int, beams: int) -> Callable[[], float]:
+    """Return a function that translates random sources, encoder included, and returns a score."""
     import jax
     import numpy as np
     from flaxzoo import models
@@ -89,14 +89,14 @@ def search(rows: int, source: int, target: int, beams: int) -> Callable[[], floa
     model = models.create(config(0.0), models.Execution(layers="separate"))
     params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
     translator = models.Generator(model, params)
-    sources = np.random.RandomState(0).randint(1000, 30000, (rows, source)).tolist()
+    sources = np.random.RandomState(0).randint(1000, 30000, (batch_size, source)).tolist()
     request = models.GenerationRequest(
         method=models.BeamSearch(num_beams=beams),
         max_new_tokens=target,
         max_extra_tokens=50,
-        banned=((NEVER,),),
+        banned=((END,),),
         start_id=START,
-        eos_ids=(NEVER,),
+        eos_ids=(END,),
     )
 
     def run() -> float:
@@ -108,13 +108,13 @@ def search(rows: int, source: int, target: int, beams: int) -> Callable[[], floa
 
 
 def build(arguments: argparse.Namespace) -> Callable[[], float]:
-    """The step of a case."""
-    rows, source, target, beams = CASES[arguments.case]
+    """Return the step of a case."""
+    batch_size, source, target, beams = CASES[arguments.case]
     if beams:
-        return search(rows, source, target, beams)
-    return training_step(rows, source, target, arguments.dropout)
+        return search(batch_size, source, target, beams)
+    return training_step(batch_size, source, target, arguments.dropout)
 
 
 if __name__ == "__main__":
-    tokens = {name: rows * target for name, (rows, _, target, _) in CASES.items()}
+    tokens = {name: size * target for name, (size, _, target, _) in CASES.items()}
     lockstep.main(__doc__, tokens, build)

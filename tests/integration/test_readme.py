@@ -1,6 +1,11 @@
-"""Every command and every Python block of the README is run, at a tiny size."""
+"""Every command and every Python block of the README and the guides runs, at a tiny size.
+
+Each section of a page (below a heading `##`) is one test, in a folder of its own, so that
+pytest-xdist can spread them.
+"""
 
 import contextlib
+import dataclasses
 import functools
 import gzip
 import importlib.util
@@ -22,8 +27,16 @@ from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.engine import compile as parallel
+from flaxzoo.train.recipes import RECIPES
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / name
+    for name in (
+        *("README.md", "models/README.md", "data/README.md", "train/README.md"),
+        *("tests/README.md", "colab/README.md", "CONTRIBUTING.md"),
+    )
+]
 
 # Appended to each training command: the same run, only smaller.
 SMALL = shlex.split(
@@ -31,55 +44,84 @@ SMALL = shlex.split(
     "--model.num-layers 1 --model.num-heads 2 --optimizer.warmup-steps 1 --evaluate-every 2 "
     "--checkpoint-every 2 --sample-prompt None"
 )
-VOCABULARIES = {  # others have one already
+VOCABULARIES = {  # other recipes take over a vocabulary
     "quickstart": "300",
     "bert-quickstart": "60",
     "multi30k-en-de": "300",
 }
 MORE = {
-    "multi30k-en-de": shlex.split("--steps 5 --checkpoint-every 1"),  # to be averaged
+    "multi30k-en-de": shlex.split("--steps 5 --checkpoint-every 1"),  # checkpoints to average
     "numbers-en-fr": ["--data.validation", "pairs:val.en.gz,val.de.gz"],  # 96 pairs, not 1,000
 }
 
 WORDS = "the train pulled into the station and a man was there when it came".split()
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A section of a page.
+
+    Attributes:
+      page: path of the file, relative to the repository.
+      title: the heading.
+      text: the Markdown below the heading.
+    """
+
+    page: str
+    title: str
+    text: str
+
+    def blocks(self, *languages):
+        """Language and content of each code block in one of the languages, in order."""
+        pattern = rf"```({'|'.join(languages)})\n(.*?)```"
+        return re.findall(pattern, self.text, re.DOTALL)
 
 
-def commands():
-    """The arguments of each `flaxzoo …` in a shell block, in order."""
+def sections():
     found = []
-    for block in blocks("sh"):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if "flaxzoo" in words:
-                found.append(words[words.index("flaxzoo") + 1 :])
+    for path in PAGES:
+        text = f"\n{path.read_text(encoding='utf-8')}"
+        for part in re.split(r"\n#{1,2} (?=[^\n]+\n\n)", text)[1:]:
+            title, _, body = part.partition("\n")
+            found.append(Section(str(path.relative_to(ROOT)), title, body))
     return found
 
 
-def cutting():
-    """The line that cuts a novel into chapters."""
-    return next(line for block in blocks("sh") for line in block.splitlines() if "csplit" in line)
+SECTIONS = sections()
+WITH_CODE = [section for section in SECTIONS if section.blocks("sh", "python")]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with the files that the README speaks of."""
-    folder = tmp_path_factory.mktemp("readme")
-    text = README.read_text(encoding="utf-8")
+def section(page, title):
+    """The only section of a page with this title."""
+    (found,) = (s for s in SECTIONS if (s.page, s.title) == (page, title))
+    return found
+
+
+def commands(block):
+    """Each line of a shell block as (line, the arguments of flaxzoo or None)."""
+    for line in block.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if "flaxzoo" in words:
+            yield line, words[words.index("flaxzoo") + 1 :]
+        elif words and words[0] != "pip":
+            yield line, None
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the files that the pages name."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
     for name in ("README.md", "train.txt", "valid.txt"):
-        (folder / name).write_text(text, encoding="utf-8")
-    (folder / "books").mkdir()
-    (folder / "books" / "one.txt").write_text(text * 3, encoding="utf-8")
-    write_data(folder)
-    write_model(folder / "all-MiniLM-L6-v2")
-    return folder
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "one.txt").write_text(text * 3, encoding="utf-8")
+    write_data(tmp_path)
+    write_model(tmp_path / "all-MiniLM-L6-v2")
+    return tmp_path
 
 
 def write_model(folder):
-    """A tiny model in Hugging Face's form."""
+    """A tiny model in the Hugging Face format."""
     folder.mkdir()
     pieces = [*WORDPIECE_SPECIALS, *sorted(set(WORDS))]
     wordpiece(pieces, lowercase=True).save(folder)
@@ -90,7 +132,7 @@ def write_model(folder):
 
 
 def write_data(folder):
-    """The files of BERT's section, a few lines each."""
+    """Text, labeled examples and sentence pairs, a few lines each."""
     draw = random.Random(0)
     sentences = [" ".join(draw.choices(WORDS, k=8)) for _ in range(96)]
     documents = ["\n".join(sentences[i : i + 8]) for i in range(0, 96, 8)]
@@ -136,7 +178,7 @@ def tagged(sentence):
 
 
 def without_beam(monkeypatch):
-    """Has this process prepare text where Beam is not installed, which has its own tests."""
+    """Prepares text in this process where Beam, which has its own tests, is not installed."""
     if importlib.util.find_spec("apache_beam") is None:
         monkeypatch.setattr(
             "flaxzoo.data.prepared.apache_beam.beam_workers", lambda options: in_order
@@ -145,7 +187,7 @@ def without_beam(monkeypatch):
 
 @contextlib.contextmanager
 def devices_of(arguments):
-    """One of this process's eight devices, unless a command asks for more: it compiles sooner."""
+    """Uses one of the eight devices, which compiles sooner, unless a command names a mesh."""
     with pytest.MonkeyPatch.context() as patch:
         if not any(argument.startswith("--mesh.") for argument in arguments):
             make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
@@ -153,37 +195,88 @@ def devices_of(arguments):
         yield
 
 
+def smaller(arguments):
+    """The same command with a tiny vocabulary, model, batch and number of steps."""
+    if arguments[0] not in ("train", "launch"):
+        return ["300" if argument == "2048" else argument for argument in arguments]
+    name = arguments[arguments.index("train") + 1]
+    arguments = [*arguments, *SMALL, *MORE.get(name, [])]
+    if size := VOCABULARIES.get(name):
+        arguments += ["--data.tokenizer.vocab-size", size, "--model.vocab-size", size]
+    return arguments
+
+
 @pytest.mark.slow
-def test_every_command_and_python_block_runs(place, monkeypatch, capsys):
-    monkeypatch.chdir(place)
+@pytest.mark.parametrize("section", WITH_CODE, ids=lambda s: f"{s.page}: {s.title}")
+def test_commands_and_python_blocks_run(section, folder, monkeypatch, capsys):
+    if section.title == "Develop":
+        return  # the tests themselves
+    monkeypatch.chdir(folder)
     without_beam(monkeypatch)
-    jax.devices()  # this process has its eight; of processes that are started:
+    jax.devices()  # this process keeps its eight devices; the processes it starts have one
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     monkeypatch.setenv("XLA_FLAGS", flags)
-    subprocess.run(["bash", "-c", cutting()], check=True)
-    ran = commands()
-    assert len(ran) >= 20
-    for arguments in ran:
-        if arguments[0] in ("train", "launch"):
-            name = arguments[arguments.index("train") + 1]
-            arguments = [*arguments, *SMALL, *MORE.get(name, [])]
-            if size := VOCABULARIES.get(name):
-                arguments += ["--data.tokenizer.vocab-size", size, "--model.vocab-size", size]
-        with devices_of(arguments):
-            assert cli.main(arguments) == 0, (arguments, capsys.readouterr().err)
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), {})
-    assert (place / "runs" / "quickstart" / "report.md").is_file()
+    for language, block in section.blocks("sh", "python"):
+        if language == "python":
+            exec(compile(block, section.page, "exec"), {})
+            continue
+        for line, arguments in commands(block):
+            if arguments is None:
+                subprocess.run(["bash", "-c", line], check=True)
+                continue
+            arguments = smaller(arguments)
+            with devices_of(arguments):
+                assert cli.main(arguments) == 0, (arguments, capsys.readouterr().err)
+
+
+def test_the_pages_show_all_commands():
+    shown = [
+        arguments
+        for section in WITH_CODE
+        for _, block in section.blocks("sh")
+        for _, arguments in commands(block)
+        if arguments
+    ]
+    assert len(shown) >= 40
+    apart = {"list", "bench"}  # have tests of their own
+    assert {arguments[0] for arguments in shown} == cli.COMMANDS.keys() - apart
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_and_recipes_named_in_the_text_exist(path):
+    for command, argument in re.findall(
+        r"`(?:\$ )?flaxzoo ([a-z][a-z-]*)(?: ([a-z][\w-]*))?", path.read_text(encoding="utf-8")
+    ):
+        assert command in cli.COMMANDS
+        if argument and command in ("train", "plan", "bench"):
+            assert argument in RECIPES
+
+
+def anchors(path):
+    """The anchors of a page's headings, as GitHub forms them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def test_the_test_command_is_the_one_that_ci_runs():
-    script = (README.parent / ".ci" / "run").read_text(encoding="utf-8")
-    assert "pip install -e '.[test]' && pytest" in README.read_text(encoding="utf-8")
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "pip install -e '.[test]' && pytest" in section("README.md", "Develop").text
     assert "/pip\" install -q -e '.[test]'\n" in script
     assert 'pytest "$@"\n' in script
 
 
-# What sbatch knows of a script's head, as far as the README uses it, and what its values look like.
+# The sbatch options in the script, and patterns of their values.
 SBATCH = {
     "job-name": r"\w+",
     "nodes": r"\d+",
@@ -197,7 +290,7 @@ SBATCH = {
 
 
 def test_the_slurm_script_parses(capsys):
-    (script,) = blocks("bash")
+    ((_, script),) = section("train/README.md", "Several processes").blocks("bash")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     first, *rest = script.splitlines()
     assert first == "#!/bin/bash"
@@ -215,7 +308,7 @@ def test_the_slurm_script_parses(capsys):
 
 
 def test_the_jobset_parses(capsys):
-    (text,) = blocks("yaml")
+    ((_, text),) = section("train/README.md", "Several processes").blocks("yaml")
     jobset = yaml.safe_load(text)
     assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
     assert jobset["kind"] == "JobSet"
@@ -242,7 +335,6 @@ def test_the_jobset_parses(capsys):
 
 
 def read_options(command, capsys):
-    """Has `flaxzoo train` read all options, and refuse what comes after them."""
-    with pytest.raises(SystemExit):
-        cli.main([*command, "--steps", "-1"])
+    """Checks that `flaxzoo train` accepts all options and refuses the one added to them."""
+    assert cli.main([*command, "--steps", "-1"]) == 2
     assert "steps -1 must be at least 0" in capsys.readouterr().err

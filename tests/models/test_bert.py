@@ -268,7 +268,7 @@ def test_a_generator_takes_the_causal_head(bert):
         ("choice", {}, r"head 'choice' takes input_ids \[B, C, T\], not \[3, 12\]"),
         ("span", {"input_ids": IDS[:, None]}, r"head 'span' takes input_ids \[B, T\], not \[3, 1"),
         ("masked_lm", {"cache": True}, "head 'masked_lm' has no use for a cache: choose head 'c"),
-        ("causal_lm", {"cache": True, "segment_ids": TYPES}, "a cache cannot continue packed row"),
+        ("causal_lm", {"cache": True, "segment_ids": TYPES}, "a cache cannot continue packed"),
     ],
 )
 def test_bad_input(bert, head, given, message):

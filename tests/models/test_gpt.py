@@ -249,7 +249,7 @@ def test_too_long_an_input(tiny):
 
 def test_a_cache_does_not_continue_packed_rows(tiny):
     cache = models.init_cache(tiny().config, tiny().execution, 3, 12)
-    with pytest.raises(ValueError, match="a cache cannot continue packed rows"):
+    with pytest.raises(ValueError, match="a cache cannot continue packed sequences"):
         tiny()(input_ids=IDS, segment_ids=np.ones((3, 12), int), cache=cache)
 
 

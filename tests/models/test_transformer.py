@@ -314,7 +314,7 @@ def test_refused_configurations(fields, message):
         ({"input_ids": None}, "there is no source: give input_ids"),
         ({"input_ids": draw(2, 17)}, "input of 17 tokens exceeds max_length 16"),
         ({"decoder_input_ids": draw(2, 17)}, "input of 17 tokens exceeds max_length 16"),
-        ({"segment_ids": np.ones((2, 7), np.int32)}, "either side is packed or none"),
+        ({"segment_ids": np.ones((2, 7), np.int32)}, "only one side is packed"),
         ({"attention_mask": np.ones((2, 6), np.int32)}, "attention_mask has 6 columns for 7"),
         (
             {
@@ -326,7 +326,7 @@ def test_refused_configurations(fields, message):
         ),
         (
             {"decoder_attention_mask": np.ones((2, 6, 6), bool)},
-            "a decoder_attention_mask for each token leaves open where it stands",
+            r"a decoder_attention_mask \[B, T, slots\] does not determine positions",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Runs the tests that compare models with torch, and writes what they measured into the README.
+"""Runs the tests that compare models with torch, and writes their table into models/README.md.
 
 From the root of the repository: `python -m tests.parity.parity_table`.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from ..support.parity import FILE
 
 TESTS_FOLDER = Path(__file__).parents[1]
-README = TESTS_FOLDER.parent / "README.md"
+GUIDE = TESTS_FOLDER.parent / "models" / "README.md"
 TESTS = (
     "models/hf/test_generate.py",
     "models/hf/test_marian.py",
@@ -94,9 +94,9 @@ def measured() -> list[str]:
 
 def main() -> None:
     """Replaces the table."""
-    text = README.read_text(encoding="utf-8")
+    text = GUIDE.read_text(encoding="utf-8")
     new = table(measured())
-    README.write_text(SECTION.sub(lambda _: new, text), encoding="utf-8")
+    GUIDE.write_text(SECTION.sub(lambda _: new, text), encoding="utf-8")
     print(new)
 
 

@@ -1,4 +1,4 @@
-"""The table of the README has a row for each model that is compared with torch, and no other."""
+"""The table in models/README.md has a row for each model compared with torch, and no other."""
 
 import json
 import re
@@ -26,8 +26,8 @@ WRITING = {
 
 
 def rows():
-    """The cells of each row of the README, by the name of the model."""
-    found = parity_table.SECTION.search(parity_table.README.read_text(encoding="utf-8"))
+    """The cells of each row of the table, by the name of the model."""
+    found = parity_table.SECTION.search(parity_table.GUIDE.read_text(encoding="utf-8"))
     assert found
     lines = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in found[0].strip().splitlines()

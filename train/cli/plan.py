@@ -24,7 +24,7 @@ def plan_command(arguments: list[str]) -> int:
             "All options: flaxzoo plan quickstart --help"
         )
         return 0
-    parser = RecipeParser("plan", arguments[0], DESCRIPTION)
+    parser = RecipeParser("plan", arguments, DESCRIPTION)
     parser.add_argument(
         "--topology",
         default="",
@@ -43,12 +43,12 @@ def plan_command(arguments: list[str]) -> int:
         metavar="INT",
         help="Candidates to compile in a search, at most. (default: 6)",
     )
-    parsed, config = parser.read(arguments[1:])
+    parsed, config = parser.read()
+    from ..plan.hardware import parse_topology
     from ..plan.placeholders import without_data
     from ..plan.plan import make_plan
     from ..plan.report import report
     from ..plan.search import search
-    from ..plan.topologies import parse_topology
 
     if not parsed.topology:
         raise UserError("plan needs the name of the devices: --topology v5e:4x4, or cpu:8")
@@ -58,4 +58,4 @@ def plan_command(arguments: list[str]) -> int:
         return search(config, topology, parsed.tries, log)
     plan = make_plan(config, topology)
     print("\n".join(report(plan, config, topology)))
-    return 0 if plan.refusal is None else 1
+    return 0 if plan.out_of_memory is None else 1

@@ -37,7 +37,7 @@ from .model_card import FILE, model_card
 
 Form = Literal["huggingface", "safetensors", "npz", "stablehlo"]
 PROBLEM_TYPES = {
-    "one": "single_label_classification",
+    "single_label": "single_label_classification",
     **{target: problem for problem, target in TARGETS.items()},
 }
 NOTE_ON_SEARCH = (

@@ -80,9 +80,12 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Any, context: int) -> s
     length = config.data.length
     for sizes in (config.model, config.model.decoder):
         call = AttentionCall(
-            *(length, length, sizes.key_dim, sizes.head_dim),
-            config.execution.dtype,
-            sizes.attention_dropout_rate,
+            num_queries=length,
+            num_keys=length,
+            key_dim=sizes.key_dim,
+            head_dim=sizes.head_dim,
+            dtype=config.execution.dtype,
+            dropout_rate=sizes.attention_dropout_rate,
         )
         if reason := refusal(kernel, call):
             return reason
@@ -105,4 +108,4 @@ _LIMITS: tuple[tuple[Callable[[str, Any, int], bool], str], ...] = (
     (_is_old_gpu, "a {device.device_kind} is not of NVIDIA's Ampere generation or later"),
     (lambda *a: a[2] > 1, "tokens of a row are cut along mesh.context {context}"),
 )
-"""What of the devices is against a kernel; of sizes `models.attention_kernels` knows."""
+"""What of the devices is against a kernel; of sizes `models.nn.fused_attention` decides."""

@@ -24,7 +24,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ...data.errors import UserError
 from ...models.config import divisors
 from ...models.nn.fused_attention import FusedAttention
-from ...models.nn.layers import TransformerLayer
+from ...models.nn.stack import Layer
 from ...models.registry import families
 from ..config import MeshConfig
 from ..state import TrainState
@@ -160,7 +160,7 @@ def rows_stay_apart(apply_fn: Callable[..., Any], mesh: Mesh) -> Callable[..., A
     lies = NamedSharding(mesh, PartitionSpec(BATCH_AXES, PartitionSpec.UNCONSTRAINED))
 
     def around_layer(layer: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-        if not isinstance(context.module, TransformerLayer) or context.method_name != "__call__":
+        if not isinstance(context.module, Layer) or context.method_name != "__call__":
             return layer(*args, **kwargs)
         x, *rest = args
         x, out = layer(jax.lax.with_sharding_constraint(x, lies), *rest, **kwargs)

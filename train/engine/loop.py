@@ -189,7 +189,7 @@ def _finish(run: Run, validation: dict[str, Any], devices: str, progress: Progre
     config = run.config
     facts = {
         "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
-        "training data": f"{config.data.source}: {run.train.facts}",
+        "training data": f"{config.data.source}: {run.train.summary}",
         "devices": devices,
     }
     baseline = task_of(config.data).baseline
@@ -207,7 +207,7 @@ def _finish(run: Run, validation: dict[str, Any], devices: str, progress: Progre
 
 def _train_batches(run: Run, config: TrainConfig, part: tuple[int, int]) -> BatchIterator:
     return train_iterator(
-        run.train.rows,
+        run.train.examples,
         batch_size=config.batch_size,
         seed=config.seed,
         num_steps=config.steps,
@@ -328,13 +328,13 @@ def _evaluate(s: _Session) -> None:
         s.state,
         # As much at once as a step sees at once.
         evaluation_batches(
-            split.rows,
+            split.examples,
             batch_size=s.config.batch_size // s.config.micro_batches,
             process_index=index,
             process_count=count,
         ),
         s.objective,
-        split.rows.rows_per_epoch,
+        split.examples.num_examples,
     )
     if not math.isfinite(evaluation.loss):
         raise _not_finite(s, f"the validation loss of step {s.step} is {evaluation.loss}")

@@ -66,7 +66,7 @@ def score_run(
             say("the validation data has changed since this run was made")
     else:
         split = data.whole_source(source, tokenizer, labels)
-    say(f"data: {split.facts}")
+    say(f"data: {split.summary}")
     # Before the losses, so that what cannot be decoded is found at once.
     written = {}
     if decoded is not None:
@@ -77,7 +77,7 @@ def score_run(
                 split.content.sources,
                 search=search,
                 num_return=1,
-                places=[pair.place for pair in split.content],
+                places=[pair.location for pair in split.content],
                 on_batch=advance,
             )
         note = note_of_empty(split.content.sources, translated)
@@ -87,11 +87,11 @@ def score_run(
         scores = decoded(split.content.targets, texts)
         written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
     objective = objective_of(config)
-    number = split.rows.rows_per_epoch
+    number = split.examples.num_examples
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, objective)),
         params,
-        evaluation_batches(split.rows, batch_size=rows_at_once(config, number)),
+        evaluation_batches(split.examples, batch_size=rows_at_once(config, number)),
         objective,
         number,
     )

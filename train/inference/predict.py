@@ -40,7 +40,7 @@ def predict(
         )
     labels = label_names(config.model)
     split = config.data.input_split(path, tokenizer, labels)
-    say(f"input: {split.facts}")
+    say(f"input: {split.summary}")
     model, params = load(folder, step=step)
     objective = objective_of(config)
 
@@ -48,8 +48,8 @@ def predict(
     def predictions(params: Any, batch: Any) -> Any:
         return objective.predictions(model.apply({"params": params}, **objective.inputs(batch)))
 
-    number = split.rows.rows_per_epoch
-    batches = evaluation_batches(split.rows, batch_size=rows_at_once(config, number))
+    number = split.examples.num_examples
+    batches = evaluation_batches(split.examples, batch_size=rows_at_once(config, number))
     parts = [predictions(params, batch) for batch in batches]
-    rows: Any = split.rows
+    rows: Any = split.examples
     return rows.decode(whole_rows(parts, number))

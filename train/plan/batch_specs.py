@@ -1,4 +1,4 @@
-"""A train step before there are any data: the arrays of its batch, and what it computes."""
+"""Batches for a run whose data are not read: their shapes, and synthetic examples."""
 
 import dataclasses
 
@@ -10,10 +10,10 @@ from ..config import MeshConfig, TrainConfig
 from ..distributed.sharding import batch_sharding, make_mesh
 from ..engine.compile import MeshStep, NumpyBatch, mesh_step
 from ..objectives.tasks import objective_of
-from .jaxpr_flops import matrix_flops
+from .jaxpr_flops import matmul_flops
 
 NUM_CHOICES = 4
-"""Choices of a question, which only the data would tell."""
+"""Assumed number of choices of a question, which only the data would tell."""
 
 
 def example_spec(config: TrainConfig) -> BatchSpec:
@@ -32,21 +32,21 @@ def batch_shapes(config: TrainConfig, step: MeshStep) -> dict[str, jax.ShapeDtyp
 
 
 def model_flops(config: TrainConfig) -> int:
-    """Operations of all matrix products of a step over all devices, without recomputation."""
+    """Returns the FLOPs of a step's matmuls over all devices, without recomputation."""
     plain = dataclasses.replace(
         config,
-        # Of XLA's attention every product is in sight.
+        # XLA's attention consists of matmuls that a trace shows; a kernel hides them.
         execution=dataclasses.replace(config.execution, remat="none", attention="xla"),
         optimizer=dataclasses.replace(config.optimizer, state_memory="device"),
     )
     step = mesh_step(plain, objective_of(plain), make_mesh(MeshConfig(), jax.devices()[:1]))
-    return matrix_flops(step.trace(batch_shapes(plain, step)).jaxpr)
+    return matmul_flops(step.trace(batch_shapes(plain, step)).jaxpr)
 
 
 def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
-    """Makes examples full of random tokens, over which a step takes as long as over real ones.
+    """Makes random examples, on which a step takes as long as on real ones.
 
-    Each example is one whole text: nothing is padded, and all that can be predicted is.
+    Each example is one whole text: nothing is padded, and every position is predicted that may be.
     """
     rng = np.random.default_rng(seed)
     sizes = {

@@ -1,11 +1,10 @@
-"""How fast a run's own train step is on the devices at hand, on rows that are made up."""
+"""Times a run's own train step on the devices at hand, on synthetic examples."""
 
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -14,66 +13,65 @@ from ..compilation_cache import cache_hits
 from ..config import TrainConfig
 from ..engine.compile import NumpyBatch, Program, make_program
 from ..objectives.tasks import objective_of
-from ..state import count_parameters
+from ..state import TrainState, count_parameters
 from .batch_specs import model_flops, synthetic_batch
-from .peaks import PEAK_FLOPS
-from .report import duration, size
+from .hardware import PEAK_FLOPS, Device
+from .report import format_bytes, format_seconds
 
-UNTIMED_STEPS = 3
-"""Before those that are timed."""
+WARMUP_STEPS = 3
 PROFILED_STEPS = 3
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What was measured."""
+    """Measurements of a train step."""
 
     num_parameters: int
     tokens: int
-    """Places for tokens in a step, over all devices."""
+    """Token positions in a batch, over all devices and with padding."""
     dtype: str
     devices: str
-    """And the mesh, in words."""
-    footprint: str
-    """What a step is for each device, in words."""
+    """Summary of the devices and their mesh."""
+    memory_summary: str
+    """Summary of the batch and the bytes on each device."""
     num_devices: int
     device_kind: str
     trace_seconds: float
-    """From Python to the compiler's input."""
+    """Time from the Python function to the compiler's input."""
     compile_seconds: float
     cached: bool
-    """Whether the compiler was not needed, for the cache had the program."""
+    """Whether the compilation cache had the program."""
     seconds: tuple[float, ...]
-    """Of each timed step."""
+    """Time of each timed step."""
     model_flops: int
-    """Of all matrix products of a step without recomputation, over all devices."""
+    """FLOPs of the step's matmuls over all devices, without recomputation."""
     peak_bytes: int
-    """Of the memory of a device."""
+    """Memory of the fullest device at the peak."""
     peak_source: str
-    """Who says so."""
+    """Who measured or computed `peak_bytes`."""
 
     @property
     def median(self) -> float:
-        """Seconds of a step."""
+        """Median time of a step, in seconds."""
         return statistics.median(self.seconds)
 
     @property
-    def utilisation(self) -> float | None:
-        """Model FLOPs over what the devices could do in the median step; None: nobody knows."""
+    def utilization(self) -> float | None:
+        """Model FLOPs utilization in the median step; None if the device's peak is unknown."""
         peak = PEAK_FLOPS.get(self.device_kind)
         return None if peak is None else self.model_flops / self.median / self.num_devices / peak
 
 
 def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None) -> Bench:
-    """Times a run's train step as the training loop takes it.
+    """Times a run's train step, called as the training loop calls it.
 
     Args:
-      config: the run, with all that only its data would tell (`plan_assumptions.without_data`).
-      timed_steps: how many steps are timed.
-      profile: a folder that is there, for a trace of `PROFILED_STEPS` more steps.
+      config: The run, from `placeholders.without_data`.
+      timed_steps: The number of steps to time, after `WARMUP_STEPS` others.
+      profile: An existing folder for a trace of `PROFILED_STEPS` more steps.
 
     Raises:
-      UserError: mesh, batch and parameters do not fit each other, or there are
+      UserError: Mesh, batch and parameters cannot be divided over the devices, or there are
         several processes.
     """
     if jax.process_count() > 1:
@@ -81,28 +79,28 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
             f"bench is for the devices of one process, and here are {jax.process_count()}: start "
             "it alone"
         )
-    program = make_program(config, objective_of(config))
+    trainer = make_program(config, objective_of(config))
     devices = jax.local_devices()
     batch = synthetic_batch(config)
-    state = program.init()
+    state = trainer.init()
     with cache_hits() as hits:
         started = time.perf_counter()
-        lowered = program.lower(state, batch)
+        lowered = trainer.lower(state, batch)
         traced = time.perf_counter()
         executable = lowered.compile()
         compiled = time.perf_counter()
-    state, _ = _take_steps(program, state, batch, UNTIMED_STEPS)
-    state, seconds = _take_steps(program, state, batch, timed_steps)
-    peak_bytes, peak_source = _peak(executable, devices)
+    state, _ = _take_steps(trainer, state, batch, WARMUP_STEPS)
+    state, seconds = _take_steps(trainer, state, batch, timed_steps)
+    peak_bytes, peak_source = _peak_memory(executable, devices)
     if profile is not None:
         with jax.profiler.trace(profile):
-            _take_steps(program, state, batch, PROFILED_STEPS)
+            _take_steps(trainer, state, batch, PROFILED_STEPS)
     return Bench(
-        num_parameters=count_parameters(program.shapes.params),
+        num_parameters=count_parameters(trainer.shapes.params),
         tokens=config.batch_size * config.data.length,
         dtype=config.execution.dtype,
-        devices=program.description,
-        footprint=program.footprint,
+        devices=trainer.description,
+        memory_summary=trainer.footprint,
         num_devices=len(devices),
         device_kind=devices[0].device_kind,
         trace_seconds=traced - started,
@@ -116,18 +114,18 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
 
 
 def _take_steps(
-    program: Program, state: Any, batch: NumpyBatch, number: int
-) -> tuple[Any, tuple[float, ...]]:
-    """The state after some steps, and the seconds from each one's end to the next one's.
+    trainer: Program, state: TrainState, batch: NumpyBatch, num_steps: int
+) -> tuple[TrainState, tuple[float, ...]]:
+    """Returns the state after some steps, and the seconds from each step's end to the next one's.
 
-    As in training a step is begun before the loss of the one before it is looked at, so that the
+    As in training, a step is dispatched before the loss of the previous one is read, so that the
     devices do not wait for Python.
     """
     ends = []
     pending = None
     started = time.perf_counter()
-    for _ in range(number):
-        state, metrics = program.step(state, batch)
+    for _ in range(num_steps):
+        state, metrics = trainer.step(state, batch)
         if pending is not None:
             float(pending["loss"])
             ends.append(time.perf_counter())
@@ -137,44 +135,42 @@ def _take_steps(
     return state, tuple(b - a for a, b in zip([started, *ends], ends, strict=False))
 
 
-def _peak(executable: Any, devices: list[Any]) -> tuple[int, str]:
-    """Bytes at the peak on the fullest device, and who says so."""
+def _peak_memory(executable: jax.stages.Compiled, devices: Sequence[Device]) -> tuple[int, str]:
+    """Returns the bytes at the peak on the fullest device, and who measured or computed them."""
     stats = [device.memory_stats() or {} for device in devices]
     if all("peak_bytes_in_use" in x for x in stats):
         return max(x["peak_bytes_in_use"] for x in stats), "measured since this process began"
     memory = executable.memory_analysis()
-    new = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
+    assert memory is not None
+    # Results that do not reuse the memory of a donated argument need memory of their own.
+    new_results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    return held + new + memory.generated_code_size_in_bytes, "by the compiler's analysis"
+    return held + new_results + memory.generated_code_size_in_bytes, "by the compiler's analysis"
 
 
 def report(b: Bench) -> Iterator[str]:
-    """The lines that `flaxzoo bench` prints."""
+    """Yields the lines that `flaxzoo bench` prints."""
     yield f"{b.num_parameters:,} parameters, {b.devices}, {b.dtype}"
-    yield b.footprint
+    yield b.memory_summary
     where = "from" if b.cached else "not in"
     yield (
-        f"compile      {duration(b.compile_seconds)}, after {duration(b.trace_seconds)} of "
-        f"tracing, {where} the compilation cache"
+        f"compile      {format_seconds(b.compile_seconds)}, after "
+        f"{format_seconds(b.trace_seconds)} of tracing, {where} the compilation cache"
     )
     yield (
-        f"step         {duration(b.median)} (median), {duration(min(b.seconds))} (least) of "
-        f"{len(b.seconds)} steps after {UNTIMED_STEPS}"
+        f"step         {format_seconds(b.median)} (median), {format_seconds(min(b.seconds))} "
+        f"(minimum) of {len(b.seconds)} steps after {WARMUP_STEPS}"
     )
-    yield f"speed        {b.tokens / b.median:,.0f} tokens/s at the median (all places of rows)"
+    yield f"speed        {b.tokens / b.median:,.0f} tokens/s at the median (padding included)"
     yield (
-        f"model        {b.model_flops:.4g} FLOPs a step: 2mnk of every matrix product, forward and "
-        "backward, nothing recomputed; all pairs of attention, those that causality hides too"
+        f"model        {b.model_flops:.4g} FLOPs a step: 2mnk for every matmul of the forward and "
+        "backward pass, no recomputation; attention counts all pairs, masked ones too"
     )
-    yield f"utilisation  {_utilisation(b)}"
-    yield f"memory       {size(b.peak_bytes)} on a device at the peak, {b.peak_source}"
-
-
-def _utilisation(b: Bench) -> str:
-    if b.utilisation is None:
-        return f"unknown, as is the peak of {b.device_kind}"
-    peak = PEAK_FLOPS[b.device_kind]
-    return (
-        f"{b.utilisation:.1%} = FLOPs / (median × {b.num_devices} × {peak:.3g}), the peak of "
-        f"{b.device_kind} in bfloat16"
-    )
+    if b.utilization is None:
+        yield f"utilization  unknown, because the peak of {b.device_kind} is unknown"
+    else:
+        yield (
+            f"utilization  {b.utilization:.1%} = FLOPs / (median × {b.num_devices} × "
+            f"{PEAK_FLOPS[b.device_kind]:.3g}), the peak of {b.device_kind} in bfloat16"
+        )
+    yield f"memory       {format_bytes(b.peak_bytes)} on a device at the peak, {b.peak_source}"

@@ -1,32 +1,34 @@
-"""Floating-point operations of the matrix products in a program, before it is compiled.
+"""FLOPs of the matmuls in a program before it is compiled.
 
-2 · m · n · k of each product, of a scan's body as often as it runs.  Attention is
-counted as the model states it, for every pair of a query and a key, those that a
-causal or padding mask hides included (as in appendix B of Chowdhery et al. 2022,
-"PaLM"); a kernel that skips hidden pairs does less.  Everything else in a
-transformer is a few parts in a thousand.
+Each matmul counts 2 · m · n · k, in the body of a scan as often as it runs. Attention is counted
+as the model states it, for every pair of a query and a key, including those that a causal or
+padding mask hides (as in appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips masked
+pairs does less. Everything else in a transformer is a few parts in a thousand.
 """
 
 import math
-from typing import Any
 
+from jax.core import ShapedArray
 from jax.extend import core
 
 
-def matrix_flops(jaxpr: Any) -> int:
-    """Operations of all matrix products in a (closed) jaxpr; of branches the dearest."""
-    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
-    return sum(map(_equation_flops, jaxpr.eqns))
+def matmul_flops(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> int:
+    """Returns the FLOPs of all matmuls; of the branches of a `cond` the most expensive counts."""
+    if isinstance(jaxpr, core.ClosedJaxpr):
+        jaxpr = jaxpr.jaxpr
+    return sum(_equation_flops(equation) for equation in jaxpr.eqns)
 
 
-def _equation_flops(equation: Any) -> int:
+def _equation_flops(equation: core.JaxprEqn) -> int:
     params = equation.params
     if equation.primitive.name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
-        left = equation.invars[0].aval.shape
-        depth = math.prod(left[axis] for axis in contracted)
-        return 2 * depth * math.prod(equation.outvars[0].aval.shape)
-    inner = [matrix_flops(jaxpr) for jaxpr in core.jaxprs_in_params(params)]
+        left, result = equation.invars[0].aval, equation.outvars[0].aval
+        assert isinstance(left, ShapedArray)
+        assert isinstance(result, ShapedArray)
+        depth = math.prod(left.shape[axis] for axis in contracted)  # k
+        return 2 * depth * math.prod(result.shape)  # m · n, and batch axes
+    inner = [matmul_flops(jaxpr) for jaxpr in core.jaxprs_in_params(params)]
     if equation.primitive.name == "cond":
         return max(inner)
-    return sum(inner) * params.get("length", 1)
+    return sum(inner) * params.get("length", 1)  # `length` is a scan's

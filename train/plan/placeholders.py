@@ -1,48 +1,55 @@
-"""What a run would learn of its data, and a plan has to take as given."""
+"""Placeholders for what a run would learn from its data: vocabulary, labels and number of steps."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...models.load import CONFIG_FILE, model_config
 from ..config import TrainConfig, check_length, in_steps
 from ..runs.run_folder import fit_model
 
+if TYPE_CHECKING:
+    from ..progress import LogFn  # needs rich, which `flaxzoo bench` does without
+
 NUM_CHARACTERS = 256
-"""A vocabulary of characters, which only the text would tell."""
-ROWS_PER_EPOCH = 1 << 20
-"""Of runs counted in epochs: of the schedule alone."""
+"""Assumed size of a vocabulary of characters, which only the text would tell."""
+EXAMPLES_PER_EPOCH = 1 << 20
+"""Assumed for runs that count in epochs; only the learning rate schedule depends on it."""
 
 
-def without_data(config: TrainConfig, say: Callable[[str], None]) -> TrainConfig:
-    """A run as it would be once its data were read, with what only they tell taken as given.
+def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
+    """Completes a run's configuration as preparing it would, with placeholders for its data.
 
     Args:
-      config: as the recipe and the command line give it.
-      say: told what was assumed, a line each.
+      config: As the recipe and the command line give it.
+      log: Receives a line on each assumption.
+
+    Returns:
+      The configuration with a model that suits the data, counted in steps, without `init_from`.
 
     Raises:
-      UserError: the rows are longer than what the model can read.
-      RunError: there is no such head for such data.
+      UserError: The examples are longer than the model's maximum.
+      RunError: The model has no head for this kind of data.
     """
     tokenizer = config.data.tokenizer
     vocab_size = tokenizer.vocab_size or 0
     if tokenizer.kind == "characters" and not tokenizer.path:
         vocab_size = NUM_CHARACTERS
-        say(f"assumed: a vocabulary of {vocab_size} characters (give --model.vocab-size for more)")
+        log(f"assumed: a vocabulary of {vocab_size} characters (give --model.vocab-size for more)")
     elif tokenizer.path:
-        say(f"assumed: {tokenizer.path} has at most {config.model.vocab_size:,} tokens")
-    begin = None
+        log(f"assumed: {tokenizer.path} has at most {config.model.vocab_size:,} tokens")
+    initial_model = None
     if config.init_from is not None:
         folder = Path(config.init_from)
         if (folder / CONFIG_FILE).is_file():
-            begin = model_config(folder)
+            initial_model = model_config(folder)
         else:
-            say(f"assumed: {config.init_from}, which is not here, has the recipe's sizes")
+            log(f"assumed: {config.init_from}, which is not here, has the recipe's sizes")
     labels = config.data.assumed_labels()
     if labels:
-        say(f"assumed: {len(labels)} {'labels' if len(labels) > 1 else 'label'}")
-    config = fit_model(config, begin, vocab_size, labels)
-    config = in_steps(dataclasses.replace(config, init_from=None, init_step=None), ROWS_PER_EPOCH)
+        log(f"assumed: {len(labels)} {'labels' if len(labels) > 1 else 'label'}")
+    config = fit_model(config, initial_model, vocab_size, labels)
+    config = dataclasses.replace(config, init_from=None, init_step=None)
+    config = in_steps(config, EXAMPLES_PER_EPOCH)
     check_length(config)
     return config

@@ -1,7 +1,7 @@
-"""Does a run fit some devices, and how fast might it be: its real train step, compiled for them.
+"""Plans of a run: whether its real train step fits some devices, and how fast it might be.
 
-The devices need not be here.  Everything that compiles happens in a process of its own
-(`plan_worker`), for the compiler ends the process that asks it for what it cannot do.
+The devices need not be present. Everything that compiles happens in a process of its own
+(`plan.worker`), because the TPU compiler ends its process when it is asked for the impossible.
 """
 
 import dataclasses
@@ -12,107 +12,116 @@ import re
 import subprocess
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
 
 from ...data.errors import UserError
 from ..config import TrainConfig, to_dict
 from ..errors import RunError
-from .topologies import Topology, environment
+from .hardware import Topology
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
-    """What devices send each other in a step, of one kind."""
+class Collective:
+    """All collectives of one kind in a step, such as all-gather."""
 
     kind: str
-    number: int
-    """How many such operations a step has."""
+    count: int
+    """Number of operations in a step, with those of every pass through a loop."""
     bytes_sent: int
-    """By each device, in all."""
+    """Bytes that each device sends in all of them."""
     seconds: float | None
-    """At the peak rate of the links; None: of virtual devices."""
+    """Time at the peak rate of the interconnect; None for virtual devices."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a compiled train step takes; bytes are of one device."""
+    """The needs of a train step; bytes are those of one device."""
 
     topology: str
     num_devices: int
     mesh: dict[str, int]
+    """Number of devices along each axis."""
     tokens: int
-    """Places for tokens in a step, over all devices."""
+    """Token positions in a batch, over all devices and with padding."""
     num_parameters: int
-    parameters: int
-    optimizer: int
-    batch: int
-    model_flops: int
-    """Of all matrix products of a step without recomputation, over all devices."""
-    seconds: float
-    """That the plan took."""
+    """Parameters of the whole model."""
+    param_bytes: int
+    optimizer_bytes: int
+    """Bytes of the optimizer state in device memory."""
+    batch_bytes: int
+    host_bytes: int = 0
+    """Bytes of the optimizer state in the memory of the device's host."""
     attention: str = ""
-    """What computes it, in words."""
-    host: int = 0
-    """Of the optimizer, in the memory of the device's host."""
-    temporaries: int | None = None
-    """At the peak; None where the compiler refused, or was not asked."""
-    program: int = 0
-    """Of the compiled code."""
-    refusal: str | None = None
-    """What the compiler said of a step that does not fit."""
+    """Summary of the kernel that computes attention."""
+    model_flops: int = 0
+    """FLOPs of the step's matmuls over all devices, without recomputation."""
+    temp_bytes: int | None = None
+    """Bytes of temp buffers at the peak; None if the step was refused or was not compiled."""
+    code_bytes: int = 0
+    """Bytes of the compiled program itself."""
+    out_of_memory: str | None = None
+    """The compiler's message if the step does not fit."""
     device_flops: int = 0
-    """What one device computes in a step, recomputation included."""
-    device_traffic: int = 0
-    """What one device reads and writes in its main memory."""
-    exchanges: tuple[Exchange, ...] = ()
+    """FLOPs of the step's matmuls on one device, with recomputation."""
+    hbm_bytes: int = 0
+    """Bytes that one device reads from and writes to its main memory in a step."""
+    collectives: tuple[Collective, ...] = ()
+    seconds: float = 0.0
+    """Time that planning took."""
 
     @property
-    def arguments(self) -> int:
-        """Bytes of all that the step is given."""
-        return self.parameters + self.optimizer + self.batch
+    def argument_bytes(self) -> int:
+        """Bytes of everything that is passed to the step."""
+        return self.param_bytes + self.optimizer_bytes + self.batch_bytes
 
     @property
-    def peak(self) -> int | None:
-        """Bytes at the peak."""
-        if self.temporaries is None:
+    def peak_bytes(self) -> int | None:
+        """Bytes at the peak; None if the step was refused or was not compiled."""
+        if self.temp_bytes is None:
             return None
-        return self.arguments + self.temporaries + self.program
+        return self.argument_bytes + self.temp_bytes + self.code_bytes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Seconds of a step at peak rates."""
+    """Seconds of a step on the roofline: no part is faster than its peak rate allows."""
 
-    compute: float
-    memory: float
-    exchange: float
-    least: float
-    """If all that can run side by side does."""
-    most: float
-    """If nothing does."""
+    matmuls: float
+    hbm: float
+    interconnect: float
 
     @classmethod
-    def of(cls, plan: Plan, topology: Topology) -> "Estimate":
-        """The roofline: no part can be quicker than its peak rate allows."""
+    def from_plan(cls, plan: Plan, topology: Topology) -> "Estimate":
+        """Computes the estimate for real chips."""
         chip = topology.chip
         assert chip is not None
-        compute = plan.device_flops / chip.flops
-        memory = plan.device_traffic / chip.memory_bandwidth
-        exchange = sum((x.seconds or 0.0 for x in plan.exchanges), 0.0)
-        parts = compute, memory, exchange
-        return cls(*parts, max(parts), sum(parts))
+        return cls(
+            matmuls=plan.device_flops / chip.flops,
+            hbm=plan.hbm_bytes / chip.memory_bandwidth,
+            interconnect=sum((x.seconds or 0.0 for x in plan.collectives), 0.0),
+        )
 
-    def utilisation(self, plan: Plan, topology: Topology) -> tuple[float, float]:
-        """Model FLOPs over what the chips could do in the time: at most, and at least."""
+    @property
+    def overlapped(self) -> float:
+        """Seconds of a step if compute, memory and interconnect overlap fully."""
+        return max(self.matmuls, self.hbm, self.interconnect)
+
+    @property
+    def sequential(self) -> float:
+        """Seconds of a step if nothing overlaps."""
+        return self.matmuls + self.hbm + self.interconnect
+
+    def utilization(self, plan: Plan, topology: Topology) -> tuple[float, float]:
+        """Returns model FLOPs utilization if nothing overlaps, and if everything does."""
         assert topology.chip is not None
         ideal = plan.model_flops / plan.num_devices / topology.chip.flops
-        return ideal / self.least, ideal / self.most
+        return ideal / self.sequential, ideal / self.overlapped
 
 
-def used_bytes(refusal: str) -> int | None:
-    """How much memory the compiler says that a refused step would use."""
+def used_bytes(message: str) -> int | None:
+    """Parses how much memory the step would use from the compiler's out-of-memory message."""
     sizes = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-    found = re.search(r"Used ([\d.]+)([KMGT]?) of|\(([\d.]+)([KMGT]?)\) exceeds", refusal)
+    found = re.search(r"Used ([\d.]+)([KMGT]?) of|\(([\d.]+)([KMGT]?)\) exceeds", message)
     if found is None:
         return None
     number, unit = found[1] or found[3], found[2] or found[4] or ""
@@ -120,29 +129,34 @@ def used_bytes(refusal: str) -> int | None:
 
 
 def make_plan(config: TrainConfig, topology: Topology) -> Plan:
-    """Compiles a run's train step for a topology.
+    """Compiles a run's train step for a topology and reads its needs from the compiled program.
 
     Args:
-      config: the run; no data and no vocabulary are needed.
-      topology: from `parse_topology`.
+      config: The run. It needs no data, but a model with its final vocabulary size.
+      topology: From `parse_topology`.
 
     Raises:
-      UserError: the run does not fit the devices in shape (not in memory: that the plan says).
-      RunError: there is no TPU compiler here, or it broke off.
+      UserError: Mesh, batch and parameters cannot be divided over the devices. A step that
+        needs too much memory raises nothing: its plan has `out_of_memory`.
+      RunError: The TPU compiler is not installed, or it broke off.
     """
-    plan = _ask_worker([config], topology, compiled=True)[0]
+    plan = _plan_in_process([config], topology, compiled=True)[0]
     if isinstance(plan, str):
         raise UserError(plan)
     return plan
 
 
-def survey(configs: list[TrainConfig], topology: Topology) -> list[Plan | str]:
-    """The plans of several runs without compiling any: arguments alone; or why there is none."""
-    return _ask_worker(configs, topology, compiled=False)
+def plan_arguments(configs: Sequence[TrainConfig], topology: Topology) -> list[Plan | str]:
+    """Plans several runs without compiling them, so that only the bytes of arguments are known.
+
+    Returns:
+      For each run its plan, or the reason why it cannot be divided over the devices.
+    """
+    return _plan_in_process(configs, topology, compiled=False) if configs else []
 
 
-def _ask_worker(
-    configs: list[TrainConfig], topology: Topology, *, compiled: bool
+def _plan_in_process(
+    configs: Sequence[TrainConfig], topology: Topology, *, compiled: bool
 ) -> list[Plan | str]:
     if topology.chip is not None and importlib.util.find_spec("libtpu") is None:
         raise RunError(
@@ -158,24 +172,25 @@ def _ask_worker(
     done = subprocess.run(
         [sys.executable, "-m", f"{__package__}.worker"],
         input=json.dumps(request),
-        env={**os.environ, **environment(topology)},
+        env={**os.environ, **topology.environment()},
         capture_output=True,
         text=True,
         check=False,
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if len(lines) != len(configs):
-        said = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing"]
-        raise RunError(
-            f"the compiler for {topology.name} ended with status {done.returncode} and said: "
-            f"{said[-1][:500]}"
-        )
     seconds = time.monotonic() - started
-    return [_read(line, seconds) for line in lines]
-
-
-def _read(answer: dict[str, Any], seconds: float) -> Plan | str:
-    if "error" in answer:
-        return answer["error"]
-    exchanges = tuple(Exchange(**x) for x in answer["exchanges"])
-    return Plan(**{**answer, "exchanges": exchanges, "seconds": seconds})
+    # Libraries may print to standard output too; the worker's own lines are JSON objects.
+    replies = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if len(replies) != len(configs):
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing"]
+        raise RunError(
+            f"the compiler for {topology.name} ended with status {done.returncode} and printed: "
+            f"{lines[-1][:500]}"
+        )
+    plans: list[Plan | str] = []
+    for reply in replies:
+        if "error" in reply:
+            plans.append(reply["error"])
+        else:
+            collectives = tuple(Collective(**fields) for fields in reply.pop("collectives"))
+            plans.append(Plan(**{**reply, "collectives": collectives, "seconds": seconds}))
+    return plans

@@ -1,35 +1,35 @@
-"""A plan in words."""
+"""The report of a plan, as `flaxzoo plan` prints it."""
 
 from collections.abc import Iterator
 
 from ..config import TrainConfig
+from .hardware import GIB, Topology
 from .plan import Estimate, Plan, used_bytes
-from .topologies import GIB, Topology
 
 
-def size(number: int) -> str:
-    """Bytes as `61.2 GiB`, `3.4 MiB`."""
+def format_bytes(number: int) -> str:
+    """Formats bytes as `61.20 GiB` or `3.40 MiB`."""
     for unit, factor in (("TiB", GIB << 10), ("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if number >= factor:
             return f"{number / factor:.2f} {unit}"
     return f"{number:.0f} bytes"
 
 
-def duration(seconds: float) -> str:
-    """`14.9 s`, `3.2 ms`."""
+def format_seconds(seconds: float) -> str:
+    """Formats a time as `14.9 s` or `3.2 ms`."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def mesh_name(mesh: dict[str, int]) -> str:
-    """`fsdp 64 × tensor 8`, without the axes of length 1."""
+def format_mesh(mesh: dict[str, int]) -> str:
+    """Formats a mesh as `fsdp 64 × tensor 8`, without the axes of length 1."""
     return " × ".join(f"{name} {n}" for name, n in mesh.items() if n > 1) or "one device"
 
 
 def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]:
-    """The lines that `flaxzoo plan` prints."""
-    yield f"{plan.topology}: {plan.num_devices:,} devices, {mesh_name(plan.mesh)}"
+    """Yields the lines that `flaxzoo plan` prints."""
+    yield f"{plan.topology}: {plan.num_devices:,} devices, {format_mesh(plan.mesh)}"
     yield (
-        f"a step: {config.batch_size:,} rows of {config.data.length:,} tokens, micro-batches "
+        f"a step: {config.batch_size:,} sequences of {config.data.length:,} tokens, micro-batches "
         f"{config.micro_batches}, {config.execution.dtype}, remat {config.execution.remat}"
     )
     yield plan.attention
@@ -39,102 +39,112 @@ def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]
     yield from _memory(plan, topology)
     yield ""
     yield from _work(plan)
-    if topology.chip is not None and plan.refusal is None:
+    if topology.chip is not None and plan.out_of_memory is None:
         yield ""
         yield from _estimate(plan, topology)
     yield ""
-    yield f"planned in {duration(plan.seconds)}"
+    yield f"planned in {format_seconds(plan.seconds)}"
 
 
 def verdict(plan: Plan, topology: Topology) -> str:
-    """Whether it fits."""
+    """Formats the answer to whether the step fits into the memory of each device."""
     if topology.chip is None:
-        return "fits: unknown, for virtual devices have no memory of their own"
-    room = topology.chip.memory
-    if plan.refusal is not None:
-        used = used_bytes(plan.refusal)
+        return "fits: unknown, because virtual devices have no memory of their own"
+    limit = topology.chip.memory
+    if plan.out_of_memory is not None:
+        used = used_bytes(plan.out_of_memory)
+        if used is None:
+            return f"does not fit: the compiler says: {plan.out_of_memory.strip()[:300]}"
         return (
-            f"does not fit: the compiler says: {plan.refusal.strip()[:300]}"
-            if used is None
-            else f"does not fit: {size(used)} on a device of {size(room)}, {size(used - room)} "
-            "too much"
+            f"does not fit: {format_bytes(used)} on a device of {format_bytes(limit)}, "
+            f"{format_bytes(used - limit)} too much"
         )
-    assert plan.peak is not None
-    if plan.peak > room:
+    assert plan.peak_bytes is not None
+    if plan.peak_bytes > limit:
         return (
-            f"may not fit: the compiler takes it, but all parts add up to {size(plan.peak)} of "
-            f"{size(room)}"
+            "may not fit: the compiler accepts it, but all parts add up to "
+            f"{format_bytes(plan.peak_bytes)} of {format_bytes(limit)}"
         )
-    return f"fits: {size(plan.peak)} of {size(room)} on each device at the peak"
+    return (
+        f"fits: {format_bytes(plan.peak_bytes)} of {format_bytes(limit)} on each device at the peak"
+    )
 
 
 def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]:
-    """What would help where it does not fit, or hardly."""
-    if topology.chip is None or (plan.peak is not None and plan.peak <= topology.chip.memory):
+    """Yields the options that lower the peak, if the step does not fit or may not fit."""
+    if topology.chip is None or (
+        plan.peak_bytes is not None and plan.peak_bytes <= topology.chip.memory
+    ):
         return
-    if plan.parameters + plan.optimizer > topology.chip.memory / 2:
-        spread = plan.mesh["fsdp"] * plan.mesh["tensor"]
-        if spread < plan.num_devices:
-            yield "what would help: parameters on more devices (--mesh.fsdp, --mesh.tensor)"
+    if plan.param_bytes + plan.optimizer_bytes > topology.chip.memory / 2:
+        if plan.mesh["fsdp"] * plan.mesh["tensor"] < plan.num_devices:
+            yield "would help: parameters on more devices (--mesh.fsdp, --mesh.tensor)"
         else:
-            yield "what would help: more devices, or a chip with more memory"
+            yield "would help: more devices, or a chip with more memory"
     if config.execution.remat != "full":
-        yield "what would help: --execution.remat full"
-    rows = config.batch_size // config.micro_batches
-    spread = plan.mesh["data"] * plan.mesh["fsdp"]
-    if rows > spread:
-        most = config.batch_size // spread
-        yield f"what would help: more --micro-batches, up to {most} (one row at a time)"
+        yield "would help: --execution.remat full"
+    # A micro-batch has at least one sequence for each part of the batch.
+    num_shards = plan.mesh["data"] * plan.mesh["fsdp"]
+    if config.batch_size // config.micro_batches > num_shards:
+        most = config.batch_size // num_shards
+        yield f"would help: more --micro-batches, up to {most} (one sequence at a time)"
     elif plan.mesh["tensor"] == 1:
-        yield "what would help: heads and vocabulary on several devices (--mesh.tensor)"
+        yield "would help: heads and vocabulary sharded over several devices (--mesh.tensor)"
 
 
 def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
     yield "bytes on each device"
-    yield f"  parameters   {size(plan.parameters)} (the model has {plan.num_parameters:,})"
-    yield f"  optimizer    {size(plan.optimizer)}"
-    if plan.host:
-        yield f"    on its host  {size(plan.host)} of the optimizer; its way is not estimated"
-    yield f"  batch        {size(plan.batch)}"
-    if plan.temporaries is None:
-        yield "  temporaries  unknown, for the step was not compiled"
+    yield (
+        f"  parameters    {format_bytes(plan.param_bytes)} (the model has {plan.num_parameters:,})"
+    )
+    yield f"  optimizer     {format_bytes(plan.optimizer_bytes)}"
+    if plan.host_bytes:
+        yield (
+            f"    on its host   {format_bytes(plan.host_bytes)} of optimizer state; the time to "
+            "transfer it is not estimated"
+        )
+    yield f"  batch         {format_bytes(plan.batch_bytes)}"
+    if plan.temp_bytes is None:
+        yield "  temp buffers  unknown, because the step was not compiled"
     else:
-        of = "the TPU compiler's" if topology.chip else "as compiled for a CPU"
-        yield f"  temporaries  {size(plan.temporaries)} at the peak, {of}"
-        if plan.program:
-            yield f"  program      {size(plan.program)}"
+        source = "by the TPU compiler" if topology.chip else "as compiled for a CPU"
+        yield f"  temp buffers  {format_bytes(plan.temp_bytes)} at the peak, {source}"
+        if plan.code_bytes:
+            yield f"  program       {format_bytes(plan.code_bytes)}"
 
 
 def _work(plan: Plan) -> Iterator[str]:
     yield "work of a step"
     yield (
-        f"  model        {plan.model_flops:.3g} FLOPs: 2mnk of every matrix product, forward and "
-        "backward, each layer; all pairs of attention, hidden ones too"
+        f"  model        {plan.model_flops:.3g} FLOPs: 2mnk for every matmul of the forward and "
+        "backward pass in every layer; attention counts all pairs, masked ones too"
     )
     if plan.device_flops:
-        more = plan.device_flops * plan.num_devices / plan.model_flops
+        ratio = plan.device_flops * plan.num_devices / plan.model_flops
         yield (
-            f"  each device  {plan.device_flops:.3g} FLOPs (all together {more:.2f} × the model's: "
-            f"recomputed or done twice), {size(plan.device_traffic)} read and written"
+            f"  each device  {plan.device_flops:.3g} FLOPs (all devices together {ratio:.2f} × the "
+            "model's: recomputed or done on several), HBM bytes read and written: "
+            f"{format_bytes(plan.hbm_bytes)}"
         )
-    if plan.exchanges:
-        yield "  sent by each device"
-        for one in plan.exchanges:
-            yield f"    {one.kind:<18} {size(one.bytes_sent):>10} in {one.number:,} operations"
+    if plan.collectives:
+        yield "  bytes sent by each device"
+        for one in plan.collectives:
+            size = format_bytes(one.bytes_sent)
+            yield f"    {one.kind:<18} {size:>10} in {one.count:,} collectives"
 
 
 def _estimate(plan: Plan, topology: Topology) -> Iterator[str]:
-    estimate = Estimate.of(plan, topology)
-    best, worst = estimate.utilisation(plan, topology)
+    estimate = Estimate.from_plan(plan, topology)
+    low, high = estimate.utilization(plan, topology)
     yield "estimate, not a measurement: the work above at the chip's peak rates"
-    yield f"  products     {duration(estimate.compute)}"
-    yield f"  memory       {duration(estimate.memory)}"
-    yield f"  links        {duration(estimate.exchange)}"
+    yield f"  matmuls       {format_seconds(estimate.matmuls)}"
+    yield f"  HBM           {format_seconds(estimate.hbm)}"
+    yield f"  interconnect  {format_seconds(estimate.interconnect)}"
     yield (
-        f"  a step       {duration(estimate.least)} if all overlaps, {duration(estimate.most)} if "
-        "nothing does"
+        f"  a step        {format_seconds(estimate.overlapped)} if everything overlaps, "
+        f"{format_seconds(estimate.sequential)} if nothing does"
     )
     yield (
-        f"  speed        {plan.tokens / estimate.most:,.0f} to "
-        f"{plan.tokens / estimate.least:,.0f} tokens/s, {worst:.0%} to {best:.0%} of peak"
+        f"  speed         {plan.tokens / estimate.sequential:,.0f} to "
+        f"{plan.tokens / estimate.overlapped:,.0f} tokens/s, {low:.0%} to {high:.0%} of peak"
     )

@@ -1,9 +1,9 @@
-"""Which mesh, and what to recompute: several plans of one run, best first."""
+"""The search for the mesh and the rematerialization with which a run is fastest on a topology."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -11,62 +11,95 @@ from rich.table import Table
 from ...data.errors import UserError
 from ...models.config import divisors
 from ..config import MeshConfig, TrainConfig
-from .plan import Estimate, Plan, make_plan, survey
-from .report import duration, mesh_name, size
-from .topologies import Topology
+from ..progress import LogFn
+from .hardware import Topology
+from .plan import Estimate, Plan, make_plan, plan_arguments
+from .report import format_bytes, format_mesh, format_seconds
 
-MOST_SHARED = 16
-"""Further apart than this devices share neither a layer (tensor) nor a row (context)."""
+MAX_TENSOR_OR_CONTEXT = 16
+"""The longest axis that divides a layer (tensor) or a sequence (context) over devices."""
 Remat = Literal["none", "dots", "full"]
-Say = Callable[[str], None]
+
+
+class Candidate(NamedTuple):
+    """A run with a mesh and a rematerialization, and its plan."""
+
+    config: TrainConfig
+    plan: Plan
+
+    def cost(self, topology: Topology) -> float:
+        """Returns the figure that the search minimizes.
+
+        It is the seconds of a step if nothing overlaps. On virtual devices, whose rates are
+        unknown, it is the bytes at the peak.
+        """
+        if self.plan.out_of_memory is not None or self.plan.peak_bytes is None:
+            return math.inf
+        if topology.chip is None:
+            return float(self.plan.peak_bytes)
+        return Estimate.from_plan(self.plan, topology).sequential
 
 
 def candidates(config: TrainConfig, topology: Topology) -> Iterator[TrainConfig]:
-    """The run on every mesh, each with as few rows at a time as asked."""
-    for mesh in _meshes(topology.num_devices):
-        rows, left = divmod(config.batch_size, mesh.data * mesh.fsdp)
-        if left or mesh.data % topology.slices:
-            continue
-        parts = max(n for n in divisors(rows) if n <= config.micro_batches)
-        yield dataclasses.replace(config, mesh=mesh, micro_batches=parts)
+    """Yields the run on every mesh over which its batch can be divided.
 
-
-def _meshes(number: int) -> Iterator[MeshConfig]:
-    for shared in divisors(number):
-        for tensor in divisors(shared):
-            context = shared // tensor
-            if max(tensor, context) > MOST_SHARED:
-                continue
-            for fsdp in divisors(number // shared):
-                data = number // shared // fsdp
-                yield MeshConfig(data=data, fsdp=fsdp, tensor=tensor, context=context)
-
-
-def sent_bytes(plan: Plan, config: TrainConfig) -> float:
-    """About how much each device sends in a step: what decides which meshes are compiled first.
-
-    Parameters are gathered twice and gradients dealt out once for every part of the batch;
-    tensor-parallel layers sum activations four times; where rows are cut, keys and values are
-    gathered twice and their gradients dealt out.
+    Each has as many micro-batches as the configuration asks for, or the next lower number that
+    divides the batch.
     """
-    model: Any = config.model
+    num_devices = topology.num_devices
+    for layer_shards in divisors(num_devices):
+        for tensor in divisors(layer_shards):
+            context = layer_shards // tensor
+            if max(tensor, context) > MAX_TENSOR_OR_CONTEXT:
+                continue
+            for fsdp in divisors(num_devices // layer_shards):
+                data = num_devices // layer_shards // fsdp
+                sequences, rest = divmod(config.batch_size, data * fsdp)
+                if rest or data % topology.slices:
+                    continue
+                mesh = MeshConfig(data=data, fsdp=fsdp, tensor=tensor, context=context)
+                parts = max(n for n in divisors(sequences) if n <= config.micro_batches)
+                yield dataclasses.replace(config, mesh=mesh, micro_batches=parts)
+
+
+def approximate_bytes_sent(plan: Plan, config: TrainConfig) -> float:
+    """Estimates the bytes that each device sends in a step, to choose what to compile first.
+
+    The rough count has parameters gathered twice and gradients scattered once per micro-batch
+    (fsdp), gradients summed over copies of the parameters (data, context), activations summed
+    four times a layer (tensor), and keys and values gathered twice and their gradients scattered
+    once (context). An array of which each device has 1 / n costs (1 - 1 / n) of its bytes.
+    """
+    model = config.model
     data, fsdp, tensor, context = (
         plan.mesh[axis] for axis in ("data", "fsdp", "tensor", "context")
     )
     gathered = 3 * 2 * config.micro_batches * plan.num_parameters / tensor * (1 - 1 / fsdp)
     copies = data * context
     summed = 2 * 4 * plan.num_parameters / tensor / fsdp * (1 - 1 / copies)
-    width = 2 * model.d_model * plan.tokens / data / fsdp
-    activations = 4 * 2 * model.num_layers * width / context * (1 - 1 / tensor)
-    keys_and_values = 3 * 2 * model.num_layers * width / tensor * (1 - 1 / context)
+    activation = 2 * model.d_model * plan.tokens / data / fsdp  # bfloat16, of one layer
+    activations = 4 * 2 * model.num_layers * activation / context * (1 - 1 / tensor)
+    keys_and_values = 3 * 2 * model.num_layers * activation / tensor * (1 - 1 / context)
     return gathered + summed + activations + keys_and_values
 
 
-def search(config: TrainConfig, topology: Topology, tries: int, say: Say) -> int:
-    """Compiles the likeliest meshes and prints them; answers 0 if one fits, else 1.
+def search(config: TrainConfig, topology: Topology, tries: int, log: LogFn) -> int:
+    """Compiles the most promising meshes and prints a table of them, best first.
+
+    All meshes are compiled with `remat="full"`, which needs the least memory. The best mesh is
+    then compiled with less rematerialization as long as it fits.
+
+    Args:
+      config: The run, with the default mesh.
+      topology: The devices.
+      tries: The largest number of steps to compile.
+      log: Receives a line on each compiled step.
+
+    Returns:
+      The exit status: 0 if a step fits, else 1.
 
     Raises:
-      UserError: no mesh goes with the batch and the model, or one is given.
+      UserError: No mesh suits the batch and the model, or the configuration has one already.
     """
     if tries < 1:
         raise UserError(f"tries {tries} must be at least 1")
@@ -75,89 +108,77 @@ def search(config: TrainConfig, topology: Topology, tries: int, say: Say) -> int
             f"mesh {dataclasses.asdict(config.mesh)}: --search chooses the mesh: leave out "
             "--mesh.* or --search"
         )
-    asked = list(candidates(config, topology))
-    able = _able(asked, topology, say)
-    meshes = [full for full, _ in able]
-    tried = meshes[: max(1, tries - 2)]
-    found = [_plan(config, topology, say) for config in tried]
-    fitting = [(c, p) for c, p in found if p.refusal is None]
+    configs = _promising(config, topology, log)
+    num_meshes = max(1, tries - 2)  # two tries are for less rematerialization
+    found = [_compile(one, topology, log) for one in configs[:num_meshes]]
+    fitting = [x for x in found if x.plan.out_of_memory is None]
     if fitting:
-        best = min(fitting, key=lambda pair: _seconds(pair[1], topology))[0]
+        best = min(fitting, key=lambda x: x.cost(topology)).config
         for remat in ("dots", "none")[: tries - len(found)]:
-            found.append(_plan(_with_remat(best, remat), topology, say))
-            if found[-1][1].refusal is not None:
+            found.append(_compile(_with_remat(best, remat), topology, log))
+            if found[-1].plan.out_of_memory is not None:
                 break
-    if untried := len(meshes) - len(tried):
-        say(
-            f"not compiled: {untried} further meshes that by a rough count would send more "
-            f"(--tries {tries})"
+    if len(configs) > num_meshes:
+        log(
+            f"not compiled: {len(configs) - num_meshes} further meshes that by a rough count "
+            f"would send more (--tries {tries})"
         )
-    _print(found, topology)
+    _print_table(found, topology)
     return 0 if fitting else 1
 
 
-def _able(asked: list[TrainConfig], topology: Topology, say: Say) -> list[tuple[TrainConfig, Plan]]:
-    """Those whose arguments fit, the ones that send least first, with everything recomputed."""
-    full = [_with_remat(one, "full") for one in asked]
-    surveyed = survey(full, topology) if full else []
-    room = topology.chip.memory if topology.chip else math.inf
-    made = [(c, p) for c, p in zip(full, surveyed, strict=True) if isinstance(p, Plan)]
-    # Gradients are as large as the parameters.
-    able = [(c, p) for c, p in made if p.arguments + p.parameters <= room]
-    reasons = [p for p in surveyed if isinstance(p, str)]
-    say(
-        f"{len(asked)} meshes: {len(reasons)} cannot cut the model, {len(made) - len(able)} have "
-        f"too much to hold, {len(able)} are left"
+def _promising(config: TrainConfig, topology: Topology, log: LogFn) -> list[TrainConfig]:
+    """Returns the run on the meshes whose arguments fit, those that send least first."""
+    configs = [_with_remat(one, "full") for one in candidates(config, topology)]
+    replies = plan_arguments(configs, topology)
+    limit = topology.chip.memory if topology.chip else math.inf
+    planned = [
+        Candidate(c, p) for c, p in zip(configs, replies, strict=True) if isinstance(p, Plan)
+    ]
+    # A step holds its arguments and the gradients, which are as large as the parameters.
+    able = [x for x in planned if x.plan.argument_bytes + x.plan.param_bytes <= limit]
+    reasons = [reply for reply in replies if isinstance(reply, str)]
+    log(
+        f"{len(configs)} meshes: over {len(reasons)} the model cannot be sharded, on "
+        f"{len(planned) - len(able)} its state does not fit, {len(able)} are left"
     )
     if not able:
         why = reasons[-1] if reasons else "parameters, optimizer and gradients are too large"
-        raise UserError(f"no mesh of {topology.name} does: {why}")
-    return sorted(able, key=lambda pair: sent_bytes(pair[1], pair[0]))
+        raise UserError(f"no mesh of {topology.name} is possible: {why}")
+    able.sort(key=lambda x: approximate_bytes_sent(x.plan, x.config))
+    return [x.config for x in able]
 
 
-def _plan(config: TrainConfig, topology: Topology, say: Say) -> tuple[TrainConfig, Plan]:
+def _compile(config: TrainConfig, topology: Topology, log: LogFn) -> Candidate:
     plan = make_plan(config, topology)
-    fits = "fits" if plan.refusal is None else "does not fit"
+    result = "fits" if plan.out_of_memory is None else "does not fit"
     if topology.chip is None:
-        fits = "planned"
-    say(
-        f"{mesh_name(plan.mesh)}, remat {config.execution.remat}: {fits} "
-        f"({duration(plan.seconds)} to plan)"
+        result = "planned"
+    log(
+        f"{format_mesh(plan.mesh)}, remat {config.execution.remat}: {result} "
+        f"({format_seconds(plan.seconds)} to plan)"
     )
-    return config, plan
+    return Candidate(config, plan)
 
 
 def _with_remat(config: TrainConfig, remat: Remat) -> TrainConfig:
     return dataclasses.replace(config, execution=dataclasses.replace(config.execution, remat=remat))
 
 
-def _seconds(plan: Plan, topology: Topology) -> float:
-    """What a plan is judged by: its step at worst, or where nothing is known its memory."""
-    if plan.refusal is not None or plan.peak is None:
-        return math.inf
-    return Estimate.of(plan, topology).most if topology.chip else float(plan.peak)
-
-
-def _print(found: list[tuple[TrainConfig, Plan]], topology: Topology) -> None:
-    timed = ("step (estimate)", "of peak") if topology.chip else ()
-    table = Table("mesh", "remat", "micro-batches", "peak", *timed, box=None)
-    for config, plan in sorted(found, key=lambda pair: _seconds(pair[1], topology)):
-        table.add_row(
-            mesh_name(plan.mesh),
-            config.execution.remat,
-            str(config.micro_batches),
-            "does not fit" if plan.peak is None else size(plan.peak),
-            *_speed(plan, topology),
-        )
+def _print_table(found: list[Candidate], topology: Topology) -> None:
+    """Prints a row per candidate, and on real chips the estimates of its speed."""
+    speed = ("step (estimate)", "of peak") if topology.chip else ()
+    table = Table("mesh", "remat", "micro-batches", "peak", *speed, box=None)
+    for one in sorted(found, key=lambda x: x.cost(topology)):
+        config, plan = one
+        cells = [format_mesh(plan.mesh), config.execution.remat, str(config.micro_batches)]
+        cells.append("does not fit" if plan.peak_bytes is None else format_bytes(plan.peak_bytes))
+        if topology.chip is not None and plan.out_of_memory is None:
+            estimate = Estimate.from_plan(plan, topology)
+            low, high = estimate.utilization(plan, topology)
+            cells.append(
+                f"{format_seconds(estimate.overlapped)} to {format_seconds(estimate.sequential)}"
+            )
+            cells.append(f"{low:.0%} to {high:.0%}")
+        table.add_row(*cells)
     Console(soft_wrap=True, width=120).print(table)
-
-
-def _speed(plan: Plan, topology: Topology) -> tuple[str, ...]:
-    if topology.chip is None or plan.refusal is not None:
-        return ()
-    estimate = Estimate.of(plan, topology)
-    best, worst = estimate.utilisation(plan, topology)
-    return (
-        f"{duration(estimate.least)} to {duration(estimate.most)}",
-        f"{worst:.0%} to {best:.0%}",
-    )

@@ -1,10 +1,9 @@
-"""The process that `plan` compiles in: a request on standard input, a line of JSON per run."""
+"""The process in which `plan` compiles: a request on standard input, a line of JSON per run."""
 
 import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -18,40 +17,43 @@ from ..engine.memory_summary import bytes_per_device
 from ..objectives.tasks import objective_of
 from ..state import count_parameters
 from .batch_specs import batch_shapes, model_flops
-from .hlo.collectives import Collective, collectives
-from .hlo.cost import matrix_flops as compiled_flops
-from .hlo.cost import memory_traffic
+from .hardware import Chip, Device, Topology, parse_topology
+from .hlo.collectives import CollectiveOp, collective_ops
+from .hlo.cost import hbm_bytes, matmul_flops
 from .hlo.parser import parse_hlo
-from .plan import Exchange, Plan
-from .topologies import Chip, Topology, parse_topology, topology_devices
+from .plan import Collective, Plan
 
 
 def main() -> None:
     """Answers the request on standard input."""
     request = json.load(sys.stdin)
     topology = parse_topology(request["topology"])
-    devices = topology_devices(topology)
+    devices = topology.devices()
     for fields in request["configs"]:
         try:
             plan = plan_run(from_dict(fields), topology, devices, compiled=request["compiled"])
-            answer = dataclasses.asdict(plan)
+            reply = dataclasses.asdict(plan)
         except ValueError as error:
-            answer = {"error": str(error)}
-        print(json.dumps(answer), flush=True)
+            reply = {"error": str(error)}
+        print(json.dumps(reply), flush=True)
 
 
 def plan_run(
-    config: TrainConfig, topology: Topology, devices: Sequence[Any], *, compiled: bool
+    config: TrainConfig, topology: Topology, devices: Sequence[Device], *, compiled: bool
 ) -> Plan:
-    """The plan of one run.
+    """Plans one run; without compiling it, only the bytes of its arguments are known.
 
     Raises:
-      UserError: mesh, batch and parameters do not fit each other.
+      UserError: Mesh, batch and parameters cannot be divided over the devices.
     """
     if config.parallel != "jit":
         raise UserError(f"parallel {config.parallel} cannot be planned: leave it out")
     mesh = make_mesh(config.mesh, devices)
-    _check_slices(mesh, topology)
+    if mesh.shape["data"] % topology.slices:
+        raise UserError(
+            f"mesh.data {mesh.shape['data']} over {topology.slices} slices: only data is sharded "
+            f"over the slow network between slices: make it a multiple of {topology.slices}"
+        )
     step = mesh_step(config, objective_of(config), mesh)
     batch = batch_shapes(config, step)
     plan = Plan(
@@ -60,83 +62,89 @@ def plan_run(
         mesh=dict(mesh.shape),
         tokens=config.batch_size * config.data.length,
         num_parameters=count_parameters(step.state.params),
-        parameters=bytes_per_device(step.state.params),
-        optimizer=bytes_per_device((step.state.opt_state, step.state.step)),
-        host=bytes_per_device(step.state.opt_state, HOST),
-        batch=bytes_per_device(batch),
-        model_flops=0,
-        seconds=0.0,
+        param_bytes=bytes_per_device(step.state.params),
+        optimizer_bytes=bytes_per_device((step.state.opt_state, step.state.step)),
+        host_bytes=bytes_per_device(step.state.opt_state, HOST),
+        batch_bytes=bytes_per_device(batch),
         attention=step.attention,
     )
-    return _compiled(plan, config, step, batch, mesh, topology) if compiled else plan
-
-
-def _check_slices(mesh: Mesh, topology: Topology) -> None:
-    if mesh.shape["data"] % topology.slices:
-        raise UserError(
-            f"mesh.data {mesh.shape['data']} over {topology.slices} slices: what is slow between "
-            f"slices is cut along data alone: make it a multiple of {topology.slices}"
-        )
-
-
-def _compiled(
-    plan: Plan, config: TrainConfig, step: MeshStep, batch: Any, mesh: Mesh, topology: Topology
-) -> Plan:
+    if not compiled:
+        return plan
     plan = dataclasses.replace(plan, model_flops=model_flops(config))
+    return _with_compiled_step(plan, step, batch, mesh, topology=topology)
+
+
+def _with_compiled_step(
+    plan: Plan,
+    step: MeshStep,
+    batch: dict[str, jax.ShapeDtypeStruct],
+    mesh: Mesh,
+    *,
+    topology: Topology,
+) -> Plan:
+    """Returns the plan with what the compiled program tells, or with the compiler's refusal."""
     try:
         executable = step.trace(batch).lower().compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return dataclasses.replace(plan, refusal=str(error))
+        return dataclasses.replace(plan, out_of_memory=str(error))
     memory = executable.memory_analysis()
     program = parse_hlo(executable.as_text())
     devices = mesh.devices.flatten().tolist()
+    # Results that do not reuse the memory of a donated argument need memory of their own.
+    new_results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     return dataclasses.replace(
         plan,
-        temporaries=memory.temp_size_in_bytes
-        + max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0),
-        program=memory.generated_code_size_in_bytes,
-        device_flops=compiled_flops(program),
-        device_traffic=memory_traffic(program),
-        exchanges=exchanges(collectives(program, len(devices)), devices, topology),
+        temp_bytes=memory.temp_size_in_bytes + new_results,
+        code_bytes=memory.generated_code_size_in_bytes,
+        device_flops=matmul_flops(program),
+        hbm_bytes=hbm_bytes(program),
+        collectives=sum_by_kind(collective_ops(program, len(devices)), devices, topology),
     )
 
 
-def exchanges(
-    found: Sequence[Collective], devices: Sequence[Any], topology: Topology
-) -> tuple[Exchange, ...]:
-    """Collectives summed by kind, those between slices apart."""
-    sums: dict[str, list[float]] = {}
-    for one in found:
-        members = [devices[place] for place in one.group]
-        far = topology.slices > 1 and len({d.slice_index for d in members}) > 1
-        sent = one.times * one.bytes_sent
-        seconds = 0.0
-        if topology.chip is not None:
-            seconds = sent / _bandwidth(members, far, topology.chip, topology.shape)
-        kind = f"{one.kind} between slices" if far else one.kind
-        entry = sums.setdefault(kind, [0, 0, 0.0])
-        for place, amount in enumerate((one.times, sent, seconds)):
-            entry[place] += amount
-    known = topology.chip is not None
-    return tuple(
-        Exchange(kind, int(number), int(sent), seconds if known else None)
-        for kind, (number, sent, seconds) in sorted(sums.items())
-    )
+def sum_by_kind(
+    ops: Sequence[CollectiveOp], devices: Sequence[Device], topology: Topology
+) -> tuple[Collective, ...]:
+    """Adds up collectives of one kind, those between slices separately.
 
-
-def _bandwidth(members: Sequence[Any], far: bool, chip: Chip, shape: tuple[int, ...]) -> float:
-    """Bytes per second that a device can send within its group, along every axis that it spans.
-
-    Along an axis that is a ring a device sends both ways, else one.
+    Args:
+      ops: The instructions of the compiled program.
+      devices: The devices in the order of the mesh; of virtual devices nothing is read.
+      topology: The devices' topology.
     """
-    if far:
-        return chip.network_bandwidth
+    chip = topology.chip
+    sums: dict[str, Collective] = {}
+    for op in ops:
+        group = [devices[index] for index in op.group]
+        bytes_sent = op.count * op.bytes_sent
+        kind, seconds = op.kind, None
+        if chip is not None and topology.slices > 1 and len({d.slice_index for d in group}) > 1:
+            kind = f"{op.kind} between slices"
+            seconds = bytes_sent / chip.network_bandwidth
+        elif chip is not None:
+            seconds = bytes_sent / _interconnect_bandwidth(group, chip, topology.shape)
+        sum_ = sums.get(kind, Collective(kind, 0, 0, None if chip is None else 0.0))
+        sums[kind] = Collective(
+            kind=kind,
+            count=sum_.count + op.count,
+            bytes_sent=sum_.bytes_sent + bytes_sent,
+            seconds=None if seconds is None else (sum_.seconds or 0.0) + seconds,
+        )
+    return tuple(sums[kind] for kind in sorted(sums))
+
+
+def _interconnect_bandwidth(group: Sequence[Device], chip: Chip, shape: tuple[int, ...]) -> float:
+    """Returns the bytes per second that a device can send to its group over all its links.
+
+    Every axis of the topology that the group spans adds its links: two where the axis is a ring,
+    for a device then sends in both directions, and one where it is a line.
+    """
     total = 0.0
     for axis, length in enumerate(shape):
-        if len({d.coords[axis] for d in members}) > 1:
-            total += chip.link_bandwidth * (1 if length % chip.wraps else 2)
+        if len({d.coords[axis] for d in group}) > 1:
+            total += chip.link_bandwidth * (1 if length % chip.ring_multiple else 2)
     return total or chip.link_bandwidth
 
 

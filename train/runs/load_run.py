@@ -31,7 +31,7 @@ RECIPES: Mapping[str, str] = {
 """For each head the recipe that says how texts become rows for it."""
 GENERATING = ("causal_lm", "seq2seq_lm")
 """Heads that write."""
-TARGETS = {"regression": "score", "multi_label_classification": "several"}
+TARGETS = {"regression": "regression", "multi_label_classification": "multi_label"}
 """For each `problem_type` of a classifier what its labels are."""
 
 
@@ -81,7 +81,7 @@ def _open_foreign(folder: Path, fields: dict[str, Any]) -> tuple[TrainConfig, To
 def _target(fields: dict[str, Any], num_labels: int) -> str:
     """What the labels of a classifier are, as transformers takes it."""
     kind = fields.get("problem_type") or ("regression" if num_labels == 1 else None)
-    return TARGETS.get(kind, "one") if kind else "one"
+    return TARGETS.get(kind, "single_label") if kind else "single_label"
 
 
 def asked_of(folder: str | Path) -> dict[str, Any] | None:

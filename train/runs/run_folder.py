@@ -46,7 +46,7 @@ class Run:
     @property
     def config(self) -> TrainConfig:
         """The configuration with everything counted in steps."""
-        return in_steps(self.stated, self.train.rows.rows_per_epoch)
+        return in_steps(self.stated, self.train.examples.num_examples)
 
 
 def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
@@ -79,9 +79,9 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
     data, labels = config.data, label_names(config.model)
     say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     train = data.train_split(tokenizer, labels, config.seed)
-    say(f"training data: {train.facts}")
+    say(f"training data: {train.summary}")
     validation = data.validation_split(tokenizer, labels)
-    say(f"validation data: {validation.facts}")
+    say(f"validation data: {validation.summary}")
     run = Run(folder, config, tokenizer, train, validation, beginning)
     if existing:
         _check_same_data(run)

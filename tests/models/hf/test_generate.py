@@ -349,5 +349,5 @@ def test_a_model_that_writes_nothing(tiny):
 
 def test_a_mask_for_each_token_needs_positions(tiny):
     for model in (tiny(), tiny(family="bert", head="causal_lm")):
-        with pytest.raises(ValueError, match="leaves open where it stands: give position_ids"):
+        with pytest.raises(ValueError, match="does not determine positions: give position_ids"):
             model(input_ids=np.zeros((1, 2), int), attention_mask=np.ones((1, 2, 2), bool))

@@ -12,7 +12,7 @@ from flaxzoo import models
 from flaxzoo.models.nn import fused_attention as attention_kernels
 from flaxzoo.models.nn.attention import attention_weights
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention, refusal
-from flaxzoo.models.nn.masks import Visible
+from flaxzoo.models.nn.masks import AttentionMask
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 from jax.extend import core
@@ -48,7 +48,7 @@ def cudnn_on_a_gpu():
     """The kernel itself."""
     if "cuda" not in os.environ["JAX_PLATFORMS"]:
         pytest.skip(
-            "needs an NVIDIA GPU: JAX_PLATFORMS=cuda pytest tests/models/test_attention_kernels.py"
+            "needs an NVIDIA GPU: JAX_PLATFORMS=cuda pytest tests/models/nn/test_fused_attention.py"
         )
 
 
@@ -58,26 +58,27 @@ PADDED = (np.arange(T) < LENGTHS).astype(np.int32)
 # Two documents, the second across the border of two blocks.
 PACKED = PADDED * (1 + (np.arange(T) >= 100).astype(np.int32))
 MASKS = {
-    "padding": Visible(T, T, PADDED, None),
-    "padding, causal": Visible(T, T, PADDED[:, ::-1], None, causal=True),
-    "packing": Visible(T, T, None, PACKED),
-    "packing, causal": Visible(T, T, None, PACKED, causal=True),
-    "packing, banded": Visible(T, T, None, PACKED, causal=True, window=90),
-    "causal": Visible(T, T, None, None, causal=True),
-    "other keys": Visible(T, T // 2, PADDED[:, : T // 2], PACKED[:, 64 : 64 + T // 2], PACKED),
+    "padding": AttentionMask(T, T, PADDED, None),
+    "padding, causal": AttentionMask(T, T, PADDED[:, ::-1], None, causal=True),
+    "packing": AttentionMask(T, T, None, PACKED),
+    "packing, causal": AttentionMask(T, T, None, PACKED, causal=True),
+    "packing, banded": AttentionMask(T, T, None, PACKED, causal=True, window=90),
+    "causal": AttentionMask(T, T, None, None, causal=True),
+    "other keys": AttentionMask(
+        T, T // 2, PADDED[:, : T // 2], PACKED[:, 64 : 64 + T // 2], PACKED
+    ),
 }
 
 
-def by_xla(query, key, value, visible):
+def by_xla(query, key, value, mask):
     keys_last = jnp.einsum("BSNH->BNHS", key)
-    weights = attention_weights(query, keys_last, visible.dense(), 1.0)
+    weights = attention_weights(query, keys_last, mask.materialize(), 1.0)
     return jnp.einsum("BNTS,BSNH->BTNH", weights.astype(value.dtype), value)
 
 
-def by_kernel(kernel, query, key, value, visible):
-    told = visible.structure()
-    fused = FusedAttention(kernel, told.causal, told.window)
-    return fused.apply({}, query, key, value, told.segments, told.banded)
+def by_kernel(kernel, query, key, value, mask):
+    fused = FusedAttention(kernel, mask.causal, mask.window)
+    return fused.apply({}, query, key, value, mask.segments(), mask.use_window)
 
 
 QUICK = "padding, causal", "packing, banded", "other keys"
@@ -96,16 +97,16 @@ def test_a_kernel_gives_what_xla_gives(kernel, name, request):
     request.getfixturevalue(kernel)
     on_gpu = kernel == "cudnn_on_a_gpu"
     dtype = jnp.bfloat16 if on_gpu else jnp.float32
-    visible = MASKS[name]
+    mask = MASKS[name]
     rng = np.random.default_rng(0)
-    lengths = visible.num_queries, visible.num_keys, visible.num_keys
+    lengths = mask.num_queries, mask.num_keys, mask.num_keys
     given = [jnp.asarray(rng.normal(size=(B, n, N, H)) / 3, dtype) for n in lengths]
     # Queries that see something and are no padding; the others may give anything but NaN.
-    seen = np.broadcast_to(visible.dense().any(-1)[:, 0], (B, T))
+    seen = np.broadcast_to(mask.materialize().any(-1)[:, 0], (B, T))
     real = jnp.asarray(seen, dtype)[..., None, None]
 
     def values(attend, *given):
-        context = attend(*given, visible)
+        context = attend(*given, mask)
         return jnp.sum(jnp.square(context * real).astype(jnp.float32)), context
 
     def both(attend):
@@ -201,8 +202,8 @@ CALL = AttentionCall(256, 256, 64, 64, "bfloat16", 0.0)
     ("kernels", "change", "reason"),
     [
         ("cudnn splash", {"cached": True}, "cache"),
-        ("cudnn splash", {"weights": True}, "weights are asked for"),
-        ("cudnn splash", {"for_each_query": True}, "a mask of its own"),
+        ("cudnn splash", {"weights": True}, "weights are requested"),
+        ("cudnn splash", {"is_per_query": True}, "an entry for each query and key"),
         ("cudnn splash", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
         ("cudnn", {"dtype": "float32"}, "float32 and not bfloat16"),
         ("cudnn", {"key_dim": 32}, "keys have size 32 and values 64"),

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models.nn.attention import attention_weights, default_positions
-from flaxzoo.models.nn.layers import ACTIVATIONS, LayerNorm
-from flaxzoo.models.nn.masks import causal_mask, visible_mask
+from flaxzoo.models.nn.attention import attention_weights
+from flaxzoo.models.nn.feed_forward import ACTIVATIONS
+from flaxzoo.models.nn.masks import causal_mask, padding_mask
+from flaxzoo.models.nn.norms import LayerNorm
+from flaxzoo.models.nn.positions import default_positions
 
 
 @pytest.mark.parametrize("base", [10_000.0, 100_000.0])
@@ -81,14 +83,14 @@ def test_causal_mask():
     np.testing.assert_array_equal(band, [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0]])
 
 
-def test_visible_mask():
-    assert visible_mask(None, None).all()
+def test_padding_mask():
+    assert padding_mask(None, None).all()
     attention, segments = jnp.array([[1, 1, 0]]), jnp.array([[1, 2, 2]])
-    np.testing.assert_array_equal(visible_mask(attention, None)[0, 0], [[1, 1, 0]])
+    np.testing.assert_array_equal(padding_mask(attention, None)[0, 0], [[1, 1, 0]])
     np.testing.assert_array_equal(
-        visible_mask(attention, segments)[0, 0], [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+        padding_mask(attention, segments)[0, 0], [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
     )
-    assert not visible_mask(None, jnp.zeros((1, 3), int)).any()
+    assert not padding_mask(None, jnp.zeros((1, 3), int)).any()
 
 
 def test_default_positions():

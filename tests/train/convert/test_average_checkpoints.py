@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data import CausalData, TokenizerConfig
+from flaxzoo.data import CausalLMData, TokenizerConfig
 from flaxzoo.train.convert.average_checkpoints import average_checkpoints
 from flaxzoo.train.runs.run_folder import prepare_run
 
@@ -23,7 +23,7 @@ def ended(train_config, tmp_path_factory):
     )
     config = train_config(
         keep_last=3,
-        data=CausalData(
+        data=CausalLMData(
             source=f"text:{folder.parent}/text.txt#block",
             validation_fraction=0.2,
             length=16,

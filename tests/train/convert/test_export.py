@@ -145,7 +145,7 @@ def gpt(request, tmp_path_factory):
     (folder / "text.txt").write_text("\n".join(" ".join(WORDS[i:] + WORDS[:i]) for i in range(19)))
     config = train.TrainConfig(
         model=models.GPTConfig(vocab_size=1, max_length=32, num_layers=2, d_model=16, num_heads=2),
-        data=data.CausalData(
+        data=data.CausalLMData(
             source=f"text:{folder}/text.txt#line",
             length=16,
             validation_fraction=0.3,

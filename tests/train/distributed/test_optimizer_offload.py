@@ -12,7 +12,7 @@ from flaxzoo.train.engine.checkpoint import Checkpoints
 from flaxzoo.train.engine.compile import make_program
 from flaxzoo.train.objectives.tasks import objective_of
 from flaxzoo.train.plan import worker as plan_worker
-from flaxzoo.train.plan.topologies import parse_topology
+from flaxzoo.train.plan.hardware import parse_topology
 
 MESH = train.MeshConfig(data=2, fsdp=2, tensor=2)
 
@@ -82,9 +82,9 @@ def test_a_plan_counts_it_where_it_lies(configs):
         plan_worker.plan_run(c, parse_topology("cpu:8"), jax.devices(), compiled=False)
         for c in configs
     )
-    assert on_device.host == 0
-    assert on_host.host + on_host.optimizer == on_device.optimizer
-    assert on_host.optimizer == 3 * 4  # the counts of steps
+    assert on_device.host_bytes == 0
+    assert on_host.host_bytes + on_host.optimizer_bytes == on_device.optimizer_bytes
+    assert on_host.optimizer_bytes == 3 * 4  # the counts of steps
 
 
 def test_devices_without_such_memory_are_named(configs):

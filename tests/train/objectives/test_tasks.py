@@ -41,7 +41,7 @@ def test_pretraining_reports_both_objectives(pretrained, masked, next_sentence):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_head_is_fine_tuned_and_scored(tuned, kind):
     result = tuned(kind)
-    steps_per_epoch = -(-result.run.train.rows.rows_per_epoch // 8)
+    steps_per_epoch = -(-result.run.train.examples.num_examples // 8)
     assert result.step == 2 * steps_per_epoch
     assert set(result.validation) == {"loss"} | SCORES[kind]
     again = train.score_run(result.run.folder, say=lambda line: None)

@@ -1,4 +1,4 @@
-"""Runs `flaxzoo` with no packages but those that `pip install jax flax optax` brings."""
+"""Run `flaxzoo` with no packages but those that `pip install jax flax optax` brings."""
 
 import importlib.abc
 import re
@@ -9,33 +9,33 @@ GIVEN = ("jax", "flax", "optax")
 
 
 def required(names):
-    """Distributions that `names` need, and theirs, extras left out."""
-    found, open_ = set(), list(names)
-    while open_:
-        asked, condition, _ = open_.pop().partition(";")
-        name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", asked)[0]).lower()
+    """Return the distributions that `names` need, directly or through others, without extras."""
+    found, pending = set(), list(names)
+    while pending:
+        requirement, condition, _ = pending.pop().partition(";")
+        name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
         if name in found:
             continue
         try:
             needs = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
-            if not condition:  # else it may be for another system or Python
+            if not condition:  # one with a condition may be for another system or Python
                 raise
             continue
         found.add(name)
-        open_ += [need for need in needs if "extra ==" not in need]
+        pending += [need for need in needs if "extra ==" not in need]
     return found
 
 
 class Blocker(importlib.abc.MetaPathFinder):
-    """Nothing else is installed."""
+    """Hides all other packages from `import`."""
 
     def __init__(self):
-        brought = required(GIVEN)
+        available = required(GIVEN)
         self.hidden = {
             module
             for module, owners in metadata.packages_distributions().items()
-            if not any(re.sub(r"[-_.]+", "-", owner).lower() in brought for owner in owners)
+            if not any(re.sub(r"[-_.]+", "-", owner).lower() in available for owner in owners)
         } - {"flaxzoo"}
 
     def find_spec(self, name, path=None, target=None):

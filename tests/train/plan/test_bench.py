@@ -1,4 +1,4 @@
-"""`flaxzoo bench`: the real step, on rows that are made up, with next to nothing installed."""
+"""`flaxzoo bench`: the real step on synthetic examples, with only jax, flax and optax installed."""
 
 import dataclasses
 import os
@@ -14,14 +14,14 @@ from flaxzoo.train.cli import main as cli
 from flaxzoo.train.engine.compile import make_program
 from flaxzoo.train.plan import bench
 from flaxzoo.train.plan.batch_specs import example_spec, synthetic_batch
-from flaxzoo.train.plan.peaks import PEAK_FLOPS
+from flaxzoo.train.plan.hardware import PEAK_FLOPS
 from flaxzoo.train.plan.placeholders import without_data
 
 SMALL = "--model.num-layers 1 --model.d-model 16 --model.num-heads 2 --batch-size 2".split()
 
 
 def bare(*arguments):
-    """The command `flaxzoo` where there is nothing but jax, flax and optax."""
+    """Run `flaxzoo` with nothing installed but jax, flax and optax."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     return subprocess.run(
         [sys.executable, str(Path(__file__).with_name("bare.py")), *arguments],
@@ -32,14 +32,14 @@ def bare(*arguments):
     )
 
 
-def test_other_commands_name_the_package_that_is_missing_there():
+def test_other_commands_name_the_missing_package():
     done = bare("list")
     assert done.returncode == 2
     assert done.stderr.startswith("flaxzoo: list needs the package tyro, which is not installed: ")
     assert done.stderr.count("\n") == 1
 
 
-def test_it_runs_where_there_is_nothing_but_jax_flax_and_optax(tmp_path):
+def test_it_runs_with_nothing_but_jax_flax_and_optax(tmp_path):
     options = [*SMALL, "--timed-steps", "2", "--profile", str(tmp_path / "trace")]
     done = bare("bench", "quickstart", *options)
     assert done.returncode == 0, done.stderr
@@ -48,8 +48,8 @@ def test_it_runs_where_there_is_nothing_but_jax_flax_and_optax(tmp_path):
     assert "of tracing, " in lines["compile"]
     assert "of 2 steps after 3" in lines["step"]
     assert "tokens/s" in lines["speed"]
-    assert "those that causality hides too" in lines["model"]
-    assert "unknown, as is the peak of cpu" in lines["utilisation"]
+    assert "masked ones too" in lines["model"]
+    assert "unknown, because the peak of cpu is unknown" in lines["utilization"]
     assert "by the compiler's analysis" in lines["memory"]
     assert [x.suffixes for x in (tmp_path / "trace").rglob("*.pb")] == [[".xplane", ".pb"]]
     assert list((tmp_path / "trace").rglob("*.trace.json.gz"))
@@ -79,13 +79,13 @@ def test_the_timed_step_is_that_of_training(train_config, monkeypatch, parallel)
     assert measured.peak_bytes > held
 
 
-def test_utilisation_is_the_formula(train_config, monkeypatch):
+def test_utilization_is_the_formula(train_config, monkeypatch):
     measured = bench.Bench(
         num_parameters=1,
         tokens=2000,
         dtype="bfloat16",
         devices="jit over 4 × NVIDIA H200",
-        footprint="a step",
+        memory_summary="a step",
         num_devices=4,
         device_kind="NVIDIA H200",
         trace_seconds=1.0,
@@ -96,16 +96,16 @@ def test_utilisation_is_the_formula(train_config, monkeypatch):
         peak_bytes=1 << 30,
         peak_source="measured since this process began",
     )
-    assert measured.utilisation == pytest.approx(989e12 / 0.5 / 4 / 989e12)
+    assert measured.utilization == pytest.approx(989e12 / 0.5 / 4 / 989e12)
     text = "\n".join(bench.report(measured))
     assert "50.0% = FLOPs / (median × 4 × 9.89e+14), the peak of NVIDIA H200 in bfloat16" in text
-    assert "500 ms (median), 400 ms (least) of 3 steps" in text
+    assert "500 ms (median), 400 ms (minimum) of 3 steps" in text
     assert "4,000 tokens/s" in text
     assert "1.00 GiB on a device at the peak, measured since this process began" in text
     assert "compile      2 s, after 1 s of tracing, not in the compilation cache" in text
 
 
-def test_a_device_that_counts_is_believed():
+def test_peak_memory_is_the_devices_own_figure_if_they_have_one():
     class Device:
         def __init__(self, peak):
             self.peak = peak
@@ -113,16 +113,20 @@ def test_a_device_that_counts_is_believed():
         def memory_stats(self):
             return {"peak_bytes_in_use": self.peak}
 
-    assert bench._peak(None, [Device(3), Device(5)]) == (5, "measured since this process began")
+    executable = jax.jit(lambda x: x).lower(1).compile()
+    assert bench._peak_memory(executable, [Device(3), Device(5)]) == (
+        5,
+        "measured since this process began",
+    )
 
 
-def test_peaks_are_of_devices_that_plan_knows_too():
+def test_peak_flops_include_the_tpus_of_plan():
     assert PEAK_FLOPS["TPU v5 lite"] == 197e12
     assert min(PEAK_FLOPS.values()) > 1e14
 
 
 @pytest.mark.parametrize("name", ["quickstart", "bert-base-128", "numbers-en-fr", "bert-span"])
-def test_made_up_rows_are_such_as_the_data_give(name):
+def test_synthetic_examples_have_the_shapes_of_real_ones(name):
     config = without_data(dataclasses.replace(train.recipe(name), batch_size=2), lambda _: None)
     batch = synthetic_batch(config)
     assert {n: (x.shape, x.dtype.name) for n, x in batch.items()} == {

@@ -1,4 +1,4 @@
-"""What is read from compiled programs: this CPU's, and lines as the TPU compiler prints them."""
+"""Figures of compiled programs: of this CPU's, and of text as the TPU compiler prints it."""
 
 import functools
 
@@ -6,16 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo.train.plan.hlo import (
-    collectives as hlo_collectives,
-)
-from flaxzoo.train.plan.hlo import (
-    cost as hlo_work,
-)
-from flaxzoo.train.plan.hlo import (
-    parser as hlo_program,
-)
-from flaxzoo.train.plan.jaxpr_flops import matrix_flops
+from flaxzoo.train.plan.hlo.collectives import collective_ops, first_group
+from flaxzoo.train.plan.hlo.cost import hbm_bytes, matmul_flops
+from flaxzoo.train.plan.hlo.parser import parse_hlo
+from flaxzoo.train.plan.jaxpr_flops import matmul_flops as traced_flops
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 L, B, D = 5, 16, 32
@@ -37,33 +31,33 @@ def compiled(function, *shapes):
 
 
 def parsed(program):
-    """What a compiled program's text says."""
+    """Parse the text of a compiled program."""
     text = program.as_text()
     assert text is not None
-    return hlo_program.parse_hlo(text)
+    return parse_hlo(text)
 
 
 def test_a_loop_is_counted_as_often_as_it_runs():
     once = compiled(scanned, *SHAPES)
     program = parsed(once)
-    assert hlo_work.matrix_flops(program) == L * 2 * B * D * D
+    assert matmul_flops(program) == L * 2 * B * D * D
     # XLA's own count has the body once, and everything where the loop is unrolled.
     unrolled = compiled(functools.partial(scanned, unroll=L), *SHAPES)
-    whole = hlo_work.matrix_flops(parsed(unrolled))
+    whole = matmul_flops(parsed(unrolled))
     assert whole == L * 2 * B * D * D
     elementwise = 16 * L * B * D
     assert (unrolled.cost_analysis() or {})["flops"] == pytest.approx(whole, abs=elementwise)
 
 
 @pytest.mark.parametrize("unroll", [1, L])
-def test_products_are_counted_alike_before_and_after_compilation(unroll):
+def test_matmuls_are_counted_alike_before_and_after_compilation(unroll):
     step = jax.grad(functools.partial(loss, unroll=unroll), argnums=(0, 1))
-    before = matrix_flops(jax.make_jaxpr(step)(*SHAPES))
+    before = traced_flops(jax.make_jaxpr(step)(*SHAPES))
     program = parsed(compiled(step, *SHAPES))
-    assert before == hlo_work.matrix_flops(program) == 3 * L * 2 * B * D * D
+    assert before == matmul_flops(program) == 3 * L * 2 * B * D * D
 
 
-def test_what_is_recomputed_is_counted():
+def test_recomputed_matmuls_are_counted():
     def layer(x, w):
         return jnp.tanh(jnp.tanh(x @ w) @ w), None
 
@@ -71,22 +65,22 @@ def test_what_is_recomputed_is_counted():
         return jax.grad(lambda x, w: jnp.sum(jax.lax.scan(layer, x, w)[0]), argnums=1)
 
     step, plain = gradient(jax.checkpoint(layer)), gradient(layer)
-    more = matrix_flops(jax.make_jaxpr(step)(*SHAPES))
-    assert matrix_flops(jax.make_jaxpr(plain)(*SHAPES)) < more
+    more = traced_flops(jax.make_jaxpr(step)(*SHAPES))
+    assert traced_flops(jax.make_jaxpr(plain)(*SHAPES)) < more
 
 
-def test_of_two_branches_the_dearer_counts():
+def test_of_two_branches_the_more_expensive_counts():
     def either(x, w):
         return jax.lax.cond(x[0, 0] > 0, lambda: x @ w[0], lambda: x @ w[0] @ w[1])
 
-    assert matrix_flops(jax.make_jaxpr(either)(*SHAPES)) == 2 * 2 * B * D * D
+    assert traced_flops(jax.make_jaxpr(either)(*SHAPES)) == 2 * 2 * B * D * D
 
 
-def test_traffic_of_a_loop_is_that_of_the_slices_it_takes():
+def test_a_loop_reads_only_the_slices_that_it_takes():
     program = parsed(compiled(scanned, *SHAPES))
     kernels, state = 4 * L * D * D, 4 * L * B * D
-    # Each kernel is read at least once, and no more than a few times: never the whole stack.
-    assert kernels + state <= hlo_work.memory_traffic(program) <= 4 * kernels + 12 * state
+    # A layer's weights are read at least once, and a few times at most: never the whole stack.
+    assert kernels + state <= hbm_bytes(program) <= 4 * kernels + 12 * state
 
 
 def sharded(function, in_specs, out_spec, shapes):
@@ -105,16 +99,16 @@ P = PartitionSpec
 
 def test_a_gather_in_a_loop():
     program = sharded(scanned, (P("b"), P(None, "b")), P("b"), SHAPES)
-    found = hlo_collectives.collectives(program, 8)
-    gathered = [c for c in found if c.kind == "all-gather" and c.times == L]
+    found = collective_ops(program, 8)
+    gathered = [c for c in found if c.kind == "all-gather" and c.count == L]
     assert sum(c.bytes_sent for c in gathered) == 4 * D * D * 3 // 4
     assert {c.group for c in gathered} == {(0, 1, 2, 3)}
 
 
-def test_a_sum_over_the_other_axis():
+def test_an_all_reduce_over_the_other_axis():
     program = sharded(lambda x, w: x @ w[0], (P(None, "a"), P(None, "a")), P(), SHAPES)
-    (found,) = hlo_collectives.collectives(program, 8)
-    assert (found.kind, found.times, found.group) == ("all-reduce", 1, (0, 4))
+    (found,) = collective_ops(program, 8)
+    assert (found.kind, found.count, found.group) == ("all-reduce", 1, (0, 4))
     assert found.bytes_sent == 2 * 4 * B * D // 2
 
 
@@ -135,7 +129,7 @@ def test_a_sum_over_the_other_axis():
     ],
 )
 def test_groups_as_they_are_printed(attributes, group):
-    assert hlo_collectives.first_group(attributes, 8) == group
+    assert first_group(attributes, 8) == group
 
 
 TPU = """HloModule jit_step, is_scheduled=true
@@ -173,12 +167,12 @@ ENTRY %main (a: (u32[], ROWS, /*index=2*/ROWS)) -> (u32[], ROWS, ROWS) {
 
 
 def test_a_program_as_the_tpu_compiler_prints_it():
-    """Heads as holes of a convolution, a loop that counts in twos, arrays beside the units."""
-    program = hlo_program.parse_hlo(TPU)
-    assert hlo_work.matrix_flops(program) == 4 * 2 * 40 * 2048 * 2048 * 128
+    """Heads as holes of a convolution, a loop that counts in twos, arrays in on-chip memory."""
+    program = parse_hlo(TPU)
+    assert matmul_flops(program) == 4 * 2 * 40 * 2048 * 2048 * 128
     one, scores = 2 * 40 * 2048 * 128, 4 * 40 * 2048 * 2048
-    counter = 4 * 4  # the sum of two whole numbers, and its limit
-    assert hlo_work.memory_traffic(program) == pytest.approx(4 * (one + scores), abs=4 * counter)
+    counter = 4 * 4  # bytes of the loop counter, its step and its limit
+    assert hbm_bytes(program) == pytest.approx(4 * (one + scores), abs=4 * counter)
 
 
 SCATTERED = """HloModule jit_step, is_scheduled=true
@@ -205,9 +199,9 @@ ENTRY %main (a: bf16[64,16], b: bf16[16,16]) -> bf16[16,16] {
 """
 
 
-def test_a_sum_fused_with_a_slice_of_it_is_dealt_out():
-    """As the TPU's compiler writes it; its channel is another's too."""
-    found = hlo_collectives.collectives(hlo_program.parse_hlo(SCATTERED), 4)
+def test_an_all_reduce_fused_with_a_slice_is_a_reduce_scatter():
+    """As the TPU compiler prints it; here another collective has the same channel."""
+    found = collective_ops(parse_hlo(SCATTERED), 4)
     sent = 2 * 64 * 16 * 3 // 4
     assert {(x.kind, x.bytes_sent) for x in found} == {
         ("all-gather", sent),
@@ -251,18 +245,18 @@ ENTRY %main (a: pred[24,64], b: s32[], d: f32[24,64]) -> (f32[24,64], f32[1,64])
 """
 
 
-def test_a_channel_may_have_several_sums():
+def test_a_channel_may_have_several_all_reduces():
     sums = "\n".join(
         f"  %r{n} = f32[{n}]{{0}} all-reduce(%a{n}), channel_id=1, replica_groups={{{{0,1}}}}, "
         "to_apply=%add"
         for n in (8, 1024)
     )
-    program = hlo_program.parse_hlo(
+    program = parse_hlo(
         "ENTRY %main (a8: f32[8], a1024: f32[1024]) -> f32[] {\n"
         "  %a8 = f32[8]{0} parameter(0)\n  %a1024 = f32[1024]{0} parameter(1)\n"
         f"{sums}\n  ROOT %c = f32[] constant(0)\n}}\n"
     )
-    found = hlo_collectives.collectives(program, 2)
+    found = collective_ops(program, 2)
     assert sorted(x.bytes_sent for x in found) == [4 * 8, 4 * 1024]
 
 
@@ -270,8 +264,8 @@ def test_a_channel_may_have_several_sums():
     ("kind", "slices", "sent"),
     [("ALL_REDUCE", "1,2", 4096), ("ALL_REDUCE", "1:4", 6144), ("ALL_GATHER", "1,2", 4096)],
 )
-def test_what_the_hosts_of_slices_send(kind, slices, sent):
-    program = hlo_program.parse_hlo(
+def test_collectives_between_slices_that_hosts_send(kind, slices, sent):
+    program = parse_hlo(
         "ENTRY %main (a: f32[8,128]) -> f32[] {\n"
         "  %a = f32[8,128]{1,0} parameter(0)\n  %k = token[] after-all()\n"
         "  %s = (f32[8,128]{1,0}, u32[], token[]) send(%a, %k), channel_id=4, "
@@ -279,15 +273,15 @@ def test_what_the_hosts_of_slices_send(kind, slices, sent):
         f'_xla_megascale_target="{{{slices}}}x{{0:3}}",_xla_megascale_transfer_type="{kind}"}}\n'
         "  ROOT %c = f32[] constant(0)\n}\n"
     )
-    (found,) = hlo_collectives.collectives(program, 8)
+    (found,) = collective_ops(program, 8)
     assert (found.kind, found.bytes_sent) == (kind.lower().replace("_", "-"), sent)
     assert found.group == ((0, 4) if slices == "1,2" else (0, 2, 4, 6))
 
 
-def test_of_what_all_layers_keep_a_layer_moves_its_own():
-    """Through fusions in fusions, and beside what else a fusion answers."""
+def test_a_layer_reads_and_writes_only_its_slice_of_stacked_arrays():
+    """Through nested fusions, and for one of several results of a fusion."""
     taken, kept, answered, number = 64, 4 * 64, 4 * 64, 4
-    traffic = hlo_work.memory_traffic(hlo_program.parse_hlo(STACKED))
+    traffic = hbm_bytes(parse_hlo(STACKED))
     assert traffic == taken + kept + answered + number
 
 
@@ -296,12 +290,12 @@ def test_a_slice_that_is_fetched_beside_other_work_is_read_once():
         "((bf16[64,16]{1,0}), bf16[8,16]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), "
         "slice={[0:8], [0:16]}"
     )
-    program = hlo_program.parse_hlo(
+    program = parse_hlo(
         "ENTRY %main (a: bf16[64,16]) -> bf16[8,16] {\n"
         f"  %a = bf16[64,16]{{1,0}} parameter(0)\n  %s = {line}\n"
         "  ROOT %d = bf16[8,16]{1,0:S(1)} slice-done(%s)\n}\n"
     )
-    assert hlo_work.memory_traffic(program) == 2 * 8 * 16
+    assert hbm_bytes(program) == 2 * 8 * 16
 
 
 @pytest.mark.parametrize(
@@ -319,7 +313,7 @@ def test_a_slice_that_is_fetched_beside_other_work_is_read_once():
         ),
     ],
 )
-def test_products_that_are_written_as_convolutions(window, labels, left, right, out, depth):
+def test_matmuls_that_are_printed_as_convolutions(window, labels, left, right, out, depth):
     def array(shape):
         return f"f32[{','.join(map(str, shape))}]{{}}"
 
@@ -328,8 +322,8 @@ def test_products_that_are_written_as_convolutions(window, labels, left, right, 
         f"  %b = {array(right)} parameter(1)\n  ROOT %c = {array(out)} convolution(%a, %b), "
         f"window={{{window}}}, dim_labels={labels}\n}}\n"
     )
-    program = hlo_program.parse_hlo(text)
-    assert hlo_work.matrix_flops(program) == 2 * np.prod(out) * depth
+    program = parse_hlo(text)
+    assert matmul_flops(program) == 2 * np.prod(out) * depth
 
 
 KERNEL = """
@@ -356,17 +350,37 @@ ENTRY %main (x: bf16[2,4,1024,64], turn: s32[]) -> bf16[2,4,1024,64] {
 """  # noqa: E501
 
 
-def test_kernels_are_counted_by_the_blocks_they_compute_and_branches_by_turns():
-    program = hlo_program.parse_hlo(KERNEL)
-    product = 2 * 2 * 4 * 1024**2 * 64
-    # Three products over three of four blocks, where later keys are hidden; or four over all.
-    assert hlo_work.matrix_flops(program) == product * (3 * 3 / 4 + 4) / 2
+def test_kernels_count_the_blocks_they_compute_and_branches_take_turns():
+    program = parse_hlo(KERNEL)
+    matmul = 2 * 2 * 4 * 1024**2 * 64
+    # Three matmuls over three of four blocks, where later keys are hidden; or four over all.
+    assert matmul_flops(program) == matmul * (3 * 3 / 4 + 4) / 2
+
+
+@pytest.mark.parametrize("batch", ["", "2,"])
+@pytest.mark.parametrize(("causal", "part"), [(", %ids", 36 / 64), ("", 1)])
+@pytest.mark.parametrize(("phase", "matmuls"), [("fwd", 2), ("dq", 3), ("dkv", 4)])
+def test_query_heads_that_share_a_key_head_are_all_counted(batch, causal, part, phase, matmuls):
+    """Operands as jax prints them for 3 query heads on each of 5 key heads, causal or not."""
+    text = f"""
+ENTRY %main (q: bf16[{batch}5,3,1024,64]) -> bf16[{batch}5,3,1024,64] {{
+  %blocks = s8[1,8,8]{{2,1,0}} constant({{...}})
+  %q = bf16[{batch}5,3,1024,64]{{4,3,2,1,0}} parameter(0)
+  %k = bf16[{batch}5,1024,64]{{3,2,1,0}} parameter(1)
+  %ids = s32[1024,128]{{1,0}} iota(), iota_dimension=0
+  %sides = s32[8,1024]{{1,0}} iota(), iota_dimension=0
+  %sum = f32[{batch}5,3,1,1024]{{4,3,2,1,0}} parameter(2)
+  ROOT %splash_mqa_{phase}_segmented_no_residuals.1 = bf16[{batch}5,3,1024,64]{{4,3,2,1,0}} custom-call(%blocks, %blocks, %q, %k, %k, %ids, %sides, %sum, %q, %sum{causal}), custom_call_target="tpu_custom_call"
+}}
+"""  # noqa: E501
+    one = 2 * (2 if batch else 1) * 5 * 3 * 1024**2 * 64
+    assert matmul_flops(parse_hlo(text)) == matmuls * one * part
 
 
 @pytest.mark.parametrize(
     ("places", "part"), [(", %ids, %sides, %ids", 3 / 4), (", %ids, %sides", 1)]
 )
-def test_a_kernel_of_one_row(places, part):
+def test_a_kernel_for_a_single_sequence(places, part):
     text = f"""
 ENTRY %main (x: bf16[4,1024,64]) -> bf16[4,1024,64] {{
   %blocks = s8[1,2,2]{{2,1,0}} constant({{...}})
@@ -376,5 +390,5 @@ ENTRY %main (x: bf16[4,1024,64]) -> bf16[4,1024,64] {{
   ROOT %splash_mha_fwd_segmented.1 = bf16[4,1024,64]{{2,1,0}} custom-call(%blocks, %blocks, %x, %x, %x{places}), custom_call_target="tpu_custom_call"
 }}
 """  # noqa: E501
-    product = 2 * 4 * 1024**2 * 64
-    assert hlo_work.matrix_flops(hlo_program.parse_hlo(text)) == 2 * product * part
+    matmul = 2 * 4 * 1024**2 * 64
+    assert matmul_flops(parse_hlo(text)) == 2 * matmul * part

@@ -11,13 +11,12 @@ from flaxzoo.train.engine.compile import make_program, mesh_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.objectives import chunked_loss as chunks
 from flaxzoo.train.objectives.tasks import objective_of
-from flaxzoo.train.plan import plan
-from flaxzoo.train.plan import worker as plan_worker
+from flaxzoo.train.plan import plan, worker
+from flaxzoo.train.plan.hardware import GIB, Topology, parse_topology
 from flaxzoo.train.plan.placeholders import without_data
-from flaxzoo.train.plan.plan import Estimate, Exchange, Plan
+from flaxzoo.train.plan.plan import Collective, Estimate, Plan
 from flaxzoo.train.plan.report import report
 from flaxzoo.train.plan.search import candidates, search
-from flaxzoo.train.plan.topologies import GIB, parse_topology
 from flaxzoo.train.recipes import RECIPES
 
 from ...support.encoders import KINDS, fine_tuning, pretraining
@@ -25,21 +24,21 @@ from ...support.encoders import KINDS, fine_tuning, pretraining
 CPUS = parse_topology("cpu:8")
 
 
-def test_the_bytes_are_those_of_the_real_run(train_config, batches):
+def test_bytes_are_those_of_the_real_run(train_config, batches):
     config = train_config(mesh=train.MeshConfig(data=2, fsdp=2, tensor=2))
-    made = plan_worker.plan_run(config, CPUS, jax.devices(), compiled=True)
+    made = worker.plan_run(config, CPUS, jax.devices(), compiled=True)
     program = make_program(config, objective_of(config))
     state, _ = program.step(program.init(), batches[0])
 
     def held(tree):
         return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
-    assert made.parameters == held(state.params)
-    assert made.optimizer == held(state.opt_state) + 4  # and the number of the step
-    assert made.batch == sum(x.nbytes for x in batches[0].values()) // 4
+    assert made.param_bytes == held(state.params)
+    assert made.optimizer_bytes == held(state.opt_state) + 4  # and the step's number
+    assert made.batch_bytes == sum(x.nbytes for x in batches[0].values()) // 4
     assert made.num_parameters == train.count_parameters(program.shapes.params)
-    assert (made.peak or 0) > made.arguments
-    assert {x.kind for x in made.exchanges} >= {"all-gather", "all-reduce"}
+    assert (made.peak_bytes or 0) > made.argument_bytes
+    assert {x.kind for x in made.collectives} >= {"all-gather", "all-reduce"}
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +47,13 @@ def planned(train_config):
 
     @functools.cache
     def planned(**fields):
-        return plan_worker.plan_run(train_config(**fields), CPUS, jax.devices(), compiled=True)
+        return worker.plan_run(train_config(**fields), CPUS, jax.devices(), compiled=True)
 
     return planned
 
 
 def test_model_flops_are_the_formula(train_config, planned):
-    """6 for each weight of a product and token, and 12 L T² D for attention's own products."""
+    """6 for each weight of a matmul and token, and 12 L T² D for the scores of attention."""
     config, made = train_config(), planned()
     c, rows, length = config.model, config.batch_size, config.data.length
     weights = c.num_layers * 12 * c.d_model**2 + c.vocab_size * c.d_model
@@ -63,42 +62,42 @@ def test_model_flops_are_the_formula(train_config, planned):
     assert made.device_flops * 8 == pytest.approx(made.model_flops, rel=0.02)
 
 
-def test_model_flops_are_what_xla_counts_where_nothing_is_scanned(train_config, planned):
+def test_model_flops_are_what_xla_counts_without_a_scan(train_config, planned):
     made = planned()
     unrolled = train_config(execution=models.Execution(layers="unroll"))
     mesh = make_mesh(unrolled.mesh, jax.devices()[:1])
     step = mesh_step(unrolled, objective_of(unrolled), mesh)
-    batch = plan_worker.batch_shapes(unrolled, step)
+    batch = worker.batch_shapes(unrolled, step)
     counted = step.trace(batch).lower().compile().cost_analysis()["flops"]
-    # XLA also counts what is no product; in so narrow a model that is much.
+    # XLA also counts elementwise operations, which are many in so narrow a model.
     assert made.model_flops < counted < 1.5 * made.model_flops
 
 
-def test_what_is_recomputed_shows_on_the_devices(planned):
+def test_recomputation_adds_to_the_flops_of_the_devices(planned):
     made = planned(execution=models.Execution(remat="full"))
     assert 1.15 < made.device_flops * 8 / made.model_flops < 1.34
 
 
-def test_under_fsdp_parameters_travel_and_activations_do_not(planned):
-    """Otherwise every device would work on the rows of all."""
+def test_fsdp_sends_parameters_and_no_activations(planned):
+    """Otherwise every device would compute the whole batch."""
     made = planned(mesh=train.MeshConfig(data=1, fsdp=8), execution=models.Execution(remat="full"))
-    sent = sum(x.bytes_sent for x in made.exchanges)
+    sent = sum(x.bytes_sent for x in made.collectives)
     assert sent < 12 * 4 * made.num_parameters
 
 
-def test_the_vocabulary_travels_once_whatever_the_chunks(train_config, monkeypatch):
+def test_the_output_projection_is_gathered_once_for_all_chunks(train_config, monkeypatch):
     sent = []
     for positions in (1024, 4):
         monkeypatch.setattr(chunks, "MOST_POSITIONS", positions)
         config = train_config(mesh=train.MeshConfig(data=2, fsdp=4))
-        made = plan_worker.plan_run(config, CPUS, jax.devices(), compiled=True)
-        sent.append(sum(x.bytes_sent for x in made.exchanges))
+        made = worker.plan_run(config, CPUS, jax.devices(), compiled=True)
+        sent.append(sum(x.bytes_sent for x in made.collectives))
     assert config.data.length == 16
     assert sent[1] == pytest.approx(sent[0], rel=0.02)
 
 
 @pytest.mark.parametrize("kind", ["pretraining", "masked", *KINDS])
-def test_shapes_of_a_row_are_those_of_real_rows(place, kind):
+def test_batch_specs_are_those_of_real_examples(place, kind):
     if kind in KINDS:
         config = fine_tuning(place, kind)
     else:
@@ -108,14 +107,14 @@ def test_shapes_of_a_row_are_those_of_real_rows(place, kind):
     from flaxzoo.data.tokenizers.training import train_tokenizer
 
     tokenizer = train_tokenizer(data.texts(), data.tokenizer)
-    row = data.train_split(tokenizer, labels, 0).rows.row(0, 0)
+    row = data.train_split(tokenizer, labels, 0).examples.example(0, 0)
     spec = data.batch_spec(len(labels), 3)
     assert {name: (one.shape, one.dtype) for name, one in spec.items()} == {
         name: (x.shape, x.dtype.name) for name, x in row.items()
     }
 
 
-def test_shapes_of_a_packed_row(train_config, batches):
+def test_batch_spec_of_packed_examples(train_config, batches):
     spec = train_config().data.batch_spec(0, 0)
     assert {name: (one.shape, one.dtype) for name, one in spec.items()} == {
         name: (x.shape[1:], x.dtype.name) for name, x in batches[0].items()
@@ -124,7 +123,7 @@ def test_shapes_of_a_packed_row(train_config, batches):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_planned(name):
-    """Its arrays' shapes alone: none of them is made."""
+    """With shapes alone: no array is made."""
     said = []
     config = without_data(train.recipe(name), said.append)
     assert config.model.vocab_size > 1
@@ -132,19 +131,19 @@ def test_every_recipe_can_be_planned(name):
     assert config.init_from is None
     mesh = make_mesh(train.MeshConfig(), jax.devices()[:1])
     step = mesh_step(config, objective_of(config), mesh)
-    batch = plan_worker.batch_shapes(config, step)
+    batch = worker.batch_shapes(config, step)
     assert all(x.shape[0] == config.batch_size for x in batch.values())
     if bytes_per_device(step.state.params) < GIB >> 6:  # others take seconds to trace
         step.trace(batch)
 
 
-def test_a_command_from_beginning_to_end(capfd):
+def test_the_command_prints_a_report(capfd):
     arguments = "quickstart --topology cpu:4 --mesh.fsdp 2 --mesh.tensor 2"
     assert cli.main(["plan", *arguments.split(), "--model.num-layers", "2"]) == 0
     out = capfd.readouterr().out
     assert "cpu:4: 4 devices, fsdp 2 × tensor 2" in out
     assert "fits: unknown" in out
-    assert "temporaries" in out
+    assert "temp buffers" in out
     assert "all-gather" in out
     assert "estimate" not in out
 
@@ -156,12 +155,12 @@ def test_a_command_from_beginning_to_end(capfd):
         ("quickstart --topology cpu:8 --mesh.fsdp 3", "do not multiply to the 8 devices"),
         ("quickstart --topology cpu:8 --mesh.tensor 8", "cannot be cut along mesh.tensor 8"),
         ("quickstart --topology cpu:8 --parallel pmap", "parallel pmap cannot be planned"),
-        ("quickstart", "the devices' name: --topology v5e:4x4, or cpu:8"),
+        ("quickstart", "the name of the devices: --topology v5e:4x4, or cpu:8"),
         ("quickstart --topology v9:2", "give a chip (v4, v5e, v5p, v6e) and a shape"),
         ("quickstar --topology cpu:8", "did you mean quickstart"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(capfd, arguments, message):
+def test_a_mistake_is_one_line(capfd, arguments, message):
     assert cli.main(["plan", *arguments.split()]) == 2
     said = capfd.readouterr()
     assert message in said.err
@@ -169,30 +168,33 @@ def test_what_does_not_go_together_is_one_line(capfd, arguments, message):
     assert said.out == ""
 
 
-def test_a_compiler_that_is_not_there(monkeypatch, train_config):
+def test_a_missing_tpu_compiler_is_named(monkeypatch, train_config):
     monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(train.RunError, match=r"flaxzoo\[tpu\]'.*--topology cpu:16"):
         plan.make_plan(train_config(), parse_topology("v5e:4x4"))
 
 
-def test_a_compiler_that_breaks_off(monkeypatch, train_config):
-    monkeypatch.setattr(plan, "environment", lambda topology: {"JAX_PLATFORMS": "nothing"})
-    with pytest.raises(train.RunError, match="compiler for cpu:8 ended with status 1 and said"):
+def test_a_compiler_that_breaks_off_is_quoted(monkeypatch, train_config):
+    monkeypatch.setattr(Topology, "environment", lambda self: {"JAX_PLATFORMS": "nothing"})
+    with pytest.raises(train.RunError, match="compiler for cpu:8 ended with status 1 and printed"):
         plan.make_plan(train_config(), CPUS)
 
 
-def test_a_search_leaves_no_mesh_to_choose(train_config):
+def test_a_search_refuses_a_mesh(train_config):
     config = train_config(mesh=train.MeshConfig(fsdp=4))
     with pytest.raises(ValueError, match="--search chooses the mesh: leave out"):
         search(config, parse_topology("cpu:4"), 3, print)
 
 
 @pytest.mark.slow
-def test_a_search_prints_the_best_first(capfd):
+def test_a_search_prints_the_best_mesh_first(capfd):
     arguments = "quickstart --topology cpu:4 --search --tries 3 --model.num-layers 1"
     assert cli.main(["plan", *arguments.split()]) == 0
     said = capfd.readouterr()
-    assert "10 meshes: 0 cannot cut the model, 0 have too much to hold, 10 are left" in said.err
+    assert (
+        "10 meshes: over 0 the model cannot be sharded, on 0 its state does not fit, 10 are left"
+        in said.err
+    )
     lines = said.out.splitlines()
     assert lines[0].split() == ["mesh", "remat", "micro-batches", "peak"]
     assert len(lines) == 4
@@ -211,7 +213,7 @@ def test_candidates_are_meshes_of_all_devices(train_config, name):
 
 
 def example(**fields):
-    exchanged = (Exchange("all-gather", 96, 10**9, 0.25),)
+    collectives = (Collective("all-gather", 96, 10**9, 0.25),)
     return Plan(
         **{
             "topology": "v5e:4x4",
@@ -219,29 +221,29 @@ def example(**fields):
             "mesh": {"data": 1, "fsdp": 16, "tensor": 1, "context": 1},
             "tokens": 10_000,
             "num_parameters": 10**9,
-            "parameters": GIB,
-            "optimizer": 2 * GIB,
-            "batch": 1024,
+            "param_bytes": GIB,
+            "optimizer_bytes": 2 * GIB,
+            "batch_bytes": 1024,
             "model_flops": 16 * 197 * 10**12,
             "seconds": 20.0,
-            "temporaries": 4 * GIB,
+            "temp_bytes": 4 * GIB,
             "device_flops": 2 * 197 * 10**12,
-            "device_traffic": 410 * 10**9,
-            "exchanges": exchanged,
+            "hbm_bytes": 410 * 10**9,
+            "collectives": collectives,
             **fields,
         }
     )
 
 
-def test_the_roofline():
+def test_the_estimate_is_the_roofline():
     topology = parse_topology("v5e:4x4")
-    estimate = Estimate.of(example(), topology)
-    assert (estimate.compute, estimate.memory, estimate.exchange) == pytest.approx((2, 0.5, 0.25))
-    assert (estimate.least, estimate.most) == pytest.approx((2, 2.75))
-    assert estimate.utilisation(example(), topology) == pytest.approx((1 / 2, 1 / 2.75))
+    estimate = Estimate.from_plan(example(), topology)
+    assert (estimate.matmuls, estimate.hbm, estimate.interconnect) == pytest.approx((2, 0.5, 0.25))
+    assert (estimate.overlapped, estimate.sequential) == pytest.approx((2, 2.75))
+    assert estimate.utilization(example(), topology) == pytest.approx((1 / 2.75, 1 / 2))
 
 
-REFUSALS = {
+OUT_OF_MEMORY = {
     "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.75G of 15.75G hbm. "
     "Exceeded hbm capacity by 5.00G.": 20.75,
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
@@ -249,11 +251,11 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
-def test_a_step_that_does_not_fit_says_by_how_much_and_what_would_help(train_config, refusal):
-    used = REFUSALS[refusal]
-    assert plan.used_bytes(refusal) == used * GIB
-    refused = example(temporaries=None, refusal=refusal, exchanges=(), device_flops=0)
+@pytest.mark.parametrize("message", OUT_OF_MEMORY)
+def test_a_step_that_does_not_fit_is_reported_with_advice(train_config, message):
+    used = OUT_OF_MEMORY[message]
+    assert plan.used_bytes(message) == used * GIB
+    refused = example(temp_bytes=None, out_of_memory=message, collectives=(), device_flops=0)
     config = train_config(batch_size=64, micro_batches=2)
     text = "\n".join(report(refused, config, parse_topology("v5e:4x4")))
     assert f"does not fit: {used:.2f} GiB on a device of 15.75 GiB, {used - 15.75:.2f} GiB" in text
@@ -262,8 +264,10 @@ def test_a_step_that_does_not_fit_says_by_how_much_and_what_would_help(train_con
     assert "estimate" not in text
 
 
-def test_a_step_that_the_compiler_takes_and_whose_parts_are_too_much(train_config):
-    tight = example(temporaries=14 * GIB)
+def test_a_step_whose_parts_exceed_the_memory_may_not_fit(train_config):
+    tight = example(temp_bytes=14 * GIB)
     text = "\n".join(report(tight, train_config(batch_size=64), parse_topology("v5e:4x4")))
-    assert "may not fit: the compiler takes it, but all parts add up to 17.00 GiB of 15.75" in text
-    assert "what would help: --execution.remat full" in text
+    assert (
+        "may not fit: the compiler accepts it, but all parts add up to 17.00 GiB of 15.75" in text
+    )
+    assert "would help: --execution.remat full" in text

@@ -1,4 +1,4 @@
-"""Plans for real TPUs, by their own compiler, where it is installed."""
+"""Plans for real TPUs by their own compiler, if it is installed."""
 
 import importlib.util
 import os
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.plan.topologies import TPU_ENVIRONMENT
+from flaxzoo.train.plan.hardware import TPU_ENVIRONMENT
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,10 +49,10 @@ def test_a_step_that_does_not_fit(capfd):
     )
     assert status == 1
     assert "does not fit: " in out
-    assert "what would help: more --micro-batches" in out
+    assert "would help: more --micro-batches" in out
 
 
-def test_the_kernel_is_that_of_the_real_run_or_it_is_said_why_not(capfd):
+def test_the_kernel_is_that_of_the_real_run_or_the_reason_is_given(capfd):
     _, out = plan(capfd, "--topology v5e:1x1")
     assert "attention by XLA, not by splash attention: " in out
     _, out = plan(capfd, "--topology v5e:1x1", ATTENTION)
@@ -62,14 +62,14 @@ def test_the_kernel_is_that_of_the_real_run_or_it_is_said_why_not(capfd):
 COUNT = """
 import jax, sys
 from flaxzoo import models
-from flaxzoo.train.hlo_kernels import kernel_flops
-from flaxzoo.train.hlo_program import parse_hlo
-from flaxzoo.train.topologies import parse_topology, topology_devices
+from flaxzoo.train.plan.hlo.kernels import kernel_flops
+from flaxzoo.train.plan.hlo.parser import parse_hlo
+from flaxzoo.train.plan.hardware import parse_topology
 
 config = models.GPTConfig(vocab_size=128, max_length=1024, num_layers=3, d_model=256, num_heads=4,
     dropout_rate=0.0, local_window=200)
 model = models.create(config, models.Execution("bfloat16", attention="splash"))
-here = jax.sharding.SingleDeviceSharding(topology_devices(parse_topology(sys.argv[1]))[0])
+here = jax.sharding.SingleDeviceSharding(parse_topology(sys.argv[1]).devices()[0])
 ids = jax.ShapeDtypeStruct((2, 1024), "int32", sharding=here)
 params = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
@@ -90,8 +90,8 @@ print(sorted(calls))
 
 
 @pytest.mark.parametrize("topology", ["v5e:1x1", "v5p:2x2x1"])
-def test_the_calls_of_splash_attention_and_their_products(topology):
-    """Heads of 64, as they are; layers in turns banded, whose blocks of 512 are those of others."""
+def test_the_calls_of_splash_attention_and_their_matmuls(topology):
+    """Heads of size 64 are not padded; banded layers compute the blocks of 512 of causal ones."""
     done = subprocess.run(
         [sys.executable, "-c", COUNT, topology],
         env={**os.environ, **TPU_ENVIRONMENT},
@@ -99,9 +99,9 @@ def test_the_calls_of_splash_attention_and_their_products(topology):
         text=True,
         check=True,
     )
-    product = 2 * 2 * 4 * 1024**2 * 64 * 3 // 4  # rows, heads, pairs; three of four blocks
+    matmul = 2 * 2 * 4 * 1024**2 * 64 * 3 // 4  # sequences, heads, pairs; three of four blocks
     expected = [
-        (f"splash_mha_{phase}", 1.5, number * product)
+        (f"splash_mha_{phase}", 1.5, number * matmul)
         for phase, number in (("dkv", 4), ("dq", 3), ("fwd", 2))
         for _ in range(2)
     ]

@@ -162,9 +162,9 @@ def test_epochs_become_steps(place):
         fine_tuning(place, "one", epochs=2.5),
         optimizer=dataclasses.replace(OPTIMIZER, warmup_fraction=0.1),
     )
-    counted = in_steps(config, rows_per_epoch=100)
+    counted = in_steps(config, num_examples=100)
     assert (counted.steps, counted.evaluate_every, counted.checkpoint_every) == (32, 13, 13)
     assert counted.optimizer.warmup_steps == 3
     given = dataclasses.replace(config, steps=7, evaluate_every=2)
-    assert in_steps(given, rows_per_epoch=100).steps == 7
-    assert in_steps(given, rows_per_epoch=100).evaluate_every == 2
+    assert in_steps(given, num_examples=100).steps == 7
+    assert in_steps(given, num_examples=100).evaluate_every == 2

@@ -1,1 +1,1 @@
-"""Reading compiled programs."""
+"""Reads the text of compiled programs: their instructions, matmuls, memory and collectives."""

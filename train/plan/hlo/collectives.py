@@ -1,140 +1,163 @@
-"""What a compiled program exchanges between devices: by kind, with the loops it stands in."""
+"""The collectives of a compiled program: kind, bytes sent, number of runs and group of devices."""
 
 import dataclasses
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from .parser import Computation, HloProgram, Instruction
+from .parser import Computation, HloProgram, Instruction, root
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 _MESH = re.compile(r"replica_groups=mesh\[(.*?)\](?:,\s*device_ids=(\S+))?\s*\{(.*?)\}")
-_USED = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+_MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
+_USED_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+_DEVICE_ORDER = re.compile(r"\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_HOSTS_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_HOSTS_SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}')
-_PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+_PERMUTE_PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+_MEGASCALE_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_MEGASCALE_SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}')
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
-    """One instruction that exchanges data within groups of devices."""
+class CollectiveOp:
+    """One instruction by which the devices of a group exchange data."""
 
     kind: str
     bytes_sent: int
-    """By each device in one run, in a ring: of n devices' whole array all but 1 / n, of an
-    all-reduce twice."""
-    times: int
-    """How often it runs in a step."""
+    """Bytes that each device sends in one run, if the group is a ring of n devices: the whole
+    array but 1 / n of it; for an all-reduce twice that."""
+    count: int
+    """Number of runs in a step."""
     group: tuple[int, ...]
-    """The devices of the first group, by their place in the mesh."""
+    """The devices of the first group, as indices into the mesh."""
 
 
-def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
-    """All that a program exchanges in one run, each once."""
-    found: dict[str, Collective] = {}
-    for number, (kind, instruction, operand_bytes, times) in enumerate(_all(program)):
-        channel = re.search(r"channel_id=(\d+)", instruction.attributes)
-        # A gather that runs beside other work is printed in each part of it; others may have the
-        # same channel.
-        key = f"{kind} {channel[1]} {operand_bytes}" if channel else f"line {number}"
+def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
+    """Returns the collectives in one run of a program; groups of one device are left out."""
+    found: dict[str, CollectiveOp] = {}
+    for index, (kind, instruction, operand_bytes, runs) in enumerate(_instructions(program)):
         group = first_group(instruction.attributes, num_devices)
-        if len(group) > 1:
-            answered = instruction.bytes
-            if instruction.opcode.endswith("-start") and len(instruction.arrays) > 1:
-                answered -= operand_bytes if kind != "all-reduce" else 0
-            sent = _bytes_sent(kind, operand_bytes, answered, len(group))
-            found[key] = Collective(kind, sent, math.ceil(times), group)
+        if len(group) == 1:
+            continue
+        # A gather that overlaps with other work is printed once for each of its parts, all with
+        # the same channel. Different collectives may have the same channel too, but then their
+        # kinds or sizes differ.
+        channel = _CHANNEL.search(instruction.attributes)
+        key = f"{kind} {channel[1]} {operand_bytes}" if channel else f"line {index}"
+        # The result of an asynchronous start is a tuple of its operands and the actual result,
+        # except for all-reduce.
+        result_bytes = instruction.bytes
+        is_start = instruction.opcode.endswith("-start") and len(instruction.arrays) > 1
+        if is_start and kind != "all-reduce":
+            result_bytes -= operand_bytes
+        bytes_sent = _ring_bytes(kind, operand_bytes, result_bytes, len(group))
+        found[key] = CollectiveOp(kind, bytes_sent, math.ceil(runs), group)
     return [*found.values(), *_between_slices(program, num_devices)]
 
 
-def _all(program: HloProgram) -> Iterator[tuple[str, Instruction, int, float]]:
-    for computation, times in program.runs(fused=True):
+def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, float]]:
+    """Yields each collective's kind, instruction, bytes of its operands, and number of runs."""
+    for computation, runs in program.runs(fused=True):
         for instruction in computation.values():
             kind = instruction.opcode.removesuffix("-start")
-            if kind in KINDS:
-                if kind == "all-reduce" and _is_scattered(instruction, computation):
-                    kind = "reduce-scatter"
-                operands = (computation.get(name) for name in instruction.operands)
-                yield kind, instruction, sum(x.bytes for x in operands if x is not None), times
+            if kind not in KINDS:
+                continue
+            if kind == "all-reduce" and _is_reduce_scatter(instruction, computation):
+                kind = "reduce-scatter"
+            operands = (computation.get(name) for name in instruction.operands)
+            yield kind, instruction, sum(x.bytes for x in operands if x is not None), runs
 
 
-def _between_slices(program: HloProgram, num_devices: int) -> Iterator[Collective]:
-    """What the TPU's compiler leaves to the hosts of slices: each device sends its own part."""
-    for computation, times in program.runs():
+def _is_reduce_scatter(all_reduce: Instruction, computation: Computation) -> bool:
+    """Returns whether only a slice of the sum is used: how the TPU compiler prints it."""
+    result = root(computation)
+    return result.opcode == "dynamic-slice" and result.operands[0] == all_reduce.name
+
+
+def _ring_bytes(kind: str, operand_bytes: int, result_bytes: int, num_devices: int) -> int:
+    """Returns the bytes that each device of a ring sends."""
+    if kind == "collective-permute":
+        return operand_bytes
+    # An all-reduce is a reduce-scatter and an all-gather.
+    whole = {"all-gather": result_bytes, "all-reduce": 2 * operand_bytes}.get(kind, operand_bytes)
+    return whole * (num_devices - 1) // num_devices
+
+
+def _between_slices(program: HloProgram, num_devices: int) -> Iterator[CollectiveOp]:
+    """Yields the collectives between slices, which the TPU compiler delegates to their hosts.
+
+    They are printed as `send` instructions, one on each device for its own part of the array.
+    """
+    for computation, runs in program.runs():
         for instruction in computation.values():
-            kind = _HOSTS_KIND.search(instruction.attributes)
-            slices = _HOSTS_SLICES.search(instruction.attributes)
+            kind = _MEGASCALE_KIND.search(instruction.attributes)
+            slices = _MEGASCALE_SLICES.search(instruction.attributes)
             if instruction.opcode != "send" or kind is None or slices is None:
                 continue
-            number, part = _count(slices[1]), instruction.arrays[0].bytes
+            num_slices = 0
+            for item in slices[1].split(","):  # `1,2` are two slices, `1:4` are four
+                first, _, last = item.partition(":")
+                num_slices += int(last or first) - int(first) + 1
             name = kind[1].lower().replace("_", "-")
-            whole = part * number if name == "all-gather" else part
-            sent = _bytes_sent(name, part, whole, number)
-            group = tuple(range(0, num_devices, num_devices // number))
-            yield Collective(name, sent, math.ceil(times), group)
-
-
-def _count(listed: str) -> int:
-    """How many numbers there are in `1,2` or `1:4`, which is one to four."""
-    total = 0
-    for item in listed.split(","):
-        first, _, last = item.partition(":")
-        total += int(last or first) - int(first) + 1
-    return total
-
-
-def _is_scattered(reduction: Instruction, computation: Computation) -> bool:
-    """Whether it is fused with a slice of it: so the TPU's compiler writes a reduce-scatter."""
-    root = next(x for x in computation.values() if x.is_root)
-    return root.opcode == "dynamic-slice" and root.operands[0] == reduction.name
-
-
-def _bytes_sent(kind: str, taken: int, answered: int, devices: int) -> int:
-    if kind == "collective-permute":
-        return taken
-    whole = {"all-gather": answered, "all-reduce": 2 * taken}.get(kind, taken)
-    return whole * (devices - 1) // devices
+            part = instruction.arrays[0].bytes
+            whole = part * num_slices if name == "all-gather" else part
+            bytes_sent = _ring_bytes(name, part, whole, num_slices)
+            group = tuple(range(0, num_devices, num_devices // num_slices))
+            yield CollectiveOp(name, bytes_sent, math.ceil(runs), group)
 
 
 def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
-    """The devices that exchange with device 0; all of them where the text does not say."""
-    if pair := _PAIR.search(attributes):
+    """Returns the first group of devices that a collective names; all if it names none.
+
+    Args:
+      attributes: The collective's attributes. Groups are printed in one of four forms:
+        `source_target_pairs={{0,1},…}`, `replica_groups={{0,2},{1,3}}`,
+        `replica_groups=[4,2]<=[2,4]T(1,0)` (device numbers reshaped, transposed, reshaped), or
+        `replica_groups=mesh['a'=2,'b'=4] {'b'}` (the axes of a mesh that a group spans).
+      num_devices: The number of devices that the program runs on.
+    """
+    if pair := _PERMUTE_PAIR.search(attributes):
         return int(pair[1]), int(pair[2])
     if listed := _LISTED.search(attributes):
-        return tuple(map(int, listed[1].split(",")))
+        return tuple(_integers(listed[1]))
     if iota := _IOTA.search(attributes):
-        shape, sizes, order = (_numbers(x) for x in iota.groups(default=""))
-        ids = np.arange(num_devices).reshape(sizes)
-        return tuple(ids.transpose(order or None).reshape(shape)[0].tolist())
+        shape, sizes, order = (_integers(x) for x in iota.groups(default=""))
+        ids = np.arange(num_devices).reshape(sizes).transpose(order or None)
+        return tuple(ids.reshape(shape)[0].tolist())
     if mesh := _MESH.search(attributes):
         axes, order, used = mesh.groups(default="")
-        return _group_of_mesh(axes, order, used, num_devices)
+        return _mesh_group(axes, order, used, num_devices)
     return tuple(range(num_devices))
 
 
-def _group_of_mesh(axes: str, order: str, used: str, num_devices: int) -> tuple[int, ...]:
-    """`mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`, or of an axis a part, `{'b':(1)2}`."""
-    spanned = {name: (before, size) for name, before, size in _USED.findall(used)}
+def _mesh_group(axes: str, order: str, used: str, num_devices: int) -> tuple[int, ...]:
+    """Returns the first group of `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`.
+
+    A group may span a part of an axis: `{'b':(2)4}` is the part of size 4 of axis b whose
+    preceding parts have size 2 together.
+    """
+    spanned = {name: (before, size) for name, before, size in _USED_AXIS.findall(used)}
+    # Every axis becomes three: before the spanned part, the part, and after it. A group has all
+    # indices of the part, and the first has index 0 elsewhere.
     shape: list[int] = []
-    chosen: list[Any] = []
-    for name, text in re.findall(r"'(\w+)'=(\d+)", axes):
-        length = int(text)
+    index: list[int | slice] = []
+    for name, digits in _MESH_AXIS.findall(axes):
+        length = int(digits)
         before, size = spanned.get(name, ("1", "1"))
-        before, size = (int(before), int(size)) if before else (1, length)
+        before, size = (int(before), int(size)) if before else (1, length)  # the whole axis
         shape += [before, size, length // before // size]
-        chosen += [0, slice(None), 0]
+        index += [0, slice(None), 0]
     ids = np.arange(num_devices)
-    if layout := re.fullmatch(r"\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", order):
-        sizes, permutation = (_numbers(x) for x in layout.groups(default=""))
+    if layout := _DEVICE_ORDER.fullmatch(order):
+        sizes, permutation = (_integers(x) for x in layout.groups(default=""))
         ids = ids.reshape(sizes).transpose(permutation or None)
-    return tuple(ids.reshape(shape)[tuple(chosen)].flatten().tolist())
+    return tuple(ids.reshape(shape)[tuple(index)].flatten().tolist())
 
 
-def _numbers(text: str) -> list[int]:
+def _integers(text: str) -> list[int]:
     return [int(n) for n in text.split(",") if n]

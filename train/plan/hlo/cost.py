@@ -1,4 +1,4 @@
-"""What a compiled program computes and moves on one device, with the loops it stands in."""
+"""The FLOPs and memory accesses of a compiled program on one device, with every run of a loop."""
 
 import math
 import re
@@ -6,120 +6,151 @@ import re
 import numpy as np
 
 from .kernels import kernel_flops
-from .parser import Computation, HloProgram, Instruction
+from .parser import Computation, HloArray, HloProgram, Instruction, root
 
-_FREE = frozenset(
+_NO_TRAFFIC = frozenset(
     """parameter constant get-tuple-element tuple bitcast while conditional call partition-id
     replica-id after-all copy-done slice-done all-gather-done all-reduce-done iota
     collective-permute-done async-done async-update opt-barrier""".split()
 )
-"""What moves nothing, or what was counted where it began."""
+"""Opcodes that move no data, or whose data were counted at the start of the operation."""
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
-def matrix_flops(program: HloProgram) -> int:
-    """2 · m · n · k of every matrix product in one run on one device, those of kernels included."""
+def matmul_flops(program: HloProgram) -> int:
+    """Returns 2 · m · n · k of every matmul in one run on one device, including known kernels'."""
     total = 0.0
-    for computation, times in program.runs(fused=True):
+    for computation, runs in program.runs(fused=True):
         for instruction in computation.values():
-            if instruction.opcode in ("dot", "convolution"):
-                total += times * _product_flops(instruction, computation)
+            if instruction.opcode == "dot":
+                total += runs * _dot_flops(instruction, computation)
+            elif instruction.opcode == "convolution":
+                total += runs * _convolution_flops(instruction, computation)
             elif instruction.opcode == "custom-call":
-                total += times * kernel_flops(instruction, computation)
+                total += runs * kernel_flops(instruction, computation)
     return round(total)
 
 
-def _product_flops(instruction: Instruction, computation: Computation) -> int:
-    left = computation[instruction.operands[0]].arrays[0].shape
-    result = math.prod(instruction.arrays[0].shape)
-    if instruction.opcode == "dot":
-        return 2 * result * math.prod(left[i] for i in _dims("lhs_contracting", instruction))
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
-    assert labels is not None, instruction.name
+def _dot_flops(dot: Instruction, computation: Computation) -> int:
+    left = computation[dot.operands[0]].arrays[0].shape
+    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
+    contracted = [int(n) for n in found[1].split(",") if n] if found else []
+    depth = math.prod(left[axis] for axis in contracted)  # k
+    return 2 * depth * math.prod(dot.arrays[0].shape)
+
+
+def _convolution_flops(convolution: Instruction, computation: Computation) -> int:
+    """Returns the FLOPs of a matmul that is written as a convolution.
+
+    The TPU compiler writes all matmuls so, and makes their batch and outer axes spatial ones, with
+    padding and holes that are never multiplied.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
+    assert labels is not None, convolution.name
     lhs, rhs, out = labels.groups()
-    right = computation[instruction.operands[1]].arrays[0].shape
-    taken = right[rhs.index("i")]
-    for dimension in (c for c in out if c.isdigit()):
-        sizes = left[lhs.index(dimension)], right[rhs.index(dimension)]
-        length = instruction.arrays[0].shape[out.index(dimension)]
-        taken *= _pairs(instruction, int(dimension), *sizes, length) / length
-    return round(2 * result * taken)
+    left, right = (computation[name].arrays[0].shape for name in convolution.operands[:2])
+    result = convolution.arrays[0].shape
+    depth = right[rhs.index("i")]  # input features
+    for axis in (c for c in out if c.isdigit()):
+        size, window, length = (
+            left[lhs.index(axis)],
+            right[rhs.index(axis)],
+            result[out.index(axis)],
+        )
+        pairs = _window_pairs(convolution, int(axis), size, window, length=length)
+        depth *= pairs / length  # elements of the window that a result sees on average
+    return round(2 * math.prod(result) * depth)
 
 
-def _dims(name: str, instruction: Instruction) -> list[int]:
-    found = re.search(rf"{name}_dims=\{{([\d,]*)\}}", instruction.attributes)
-    return [int(n) for n in found[1].split(",") if n] if found else []
+def _window_pairs(
+    convolution: Instruction, axis: int, size: int, window: int, *, length: int
+) -> int:
+    """Counts the pairs (output index, window index) that meet an element, not padding or a hole.
 
-
-def _pairs(instruction: Instruction, dimension: int, size: int, window: int, length: int) -> int:
-    """Pairs of an output's and the window's places that meet an element, not padding or a hole.
-
-    A TPU's products are convolutions, whose batch and outer axes are windows over such holes.
+    Args:
+      convolution: The instruction.
+      axis: Which of its spatial axes.
+      size: Length of the input along the axis.
+      window: Length of the window.
+      length: Length of the output.
     """
 
     def setting(name: str, default: str) -> str:
-        found = re.search(rf"window=\{{[^}}]*\b{name}=([\dx_-]+)", instruction.attributes)
-        return found[1].split("x")[dimension] if found else default
+        found = re.search(rf"window=\{{[^}}]*\b{name}=([\dx_-]+)", convolution.attributes)
+        return found[1].split("x")[axis] if found else default
 
-    stride, dilation = int(setting("stride", "1")), int(setting("lhs_dilate", "1"))
-    apart = int(setting("rhs_dilate", "1"))
-    before = int(setting("pad", "0_0").split("_")[0])
-    places = np.arange(length)[:, None] * stride + np.arange(window)[None] * apart - before
-    inside = (places >= 0) & (places <= (size - 1) * dilation) & (places % dilation == 0)
-    return int(inside.sum())
+    stride, window_dilation = int(setting("stride", "1")), int(setting("rhs_dilate", "1"))
+    padding, input_dilation = (
+        int(setting("pad", "0_0").split("_")[0]),
+        int(setting("lhs_dilate", "1")),
+    )
+    # indices[o, w]: the place in the dilated input that output o sees through window index w
+    outputs, offsets = np.arange(length)[:, None], np.arange(window)[None]
+    indices = outputs * stride + offsets * window_dilation - padding
+    is_inside = (indices >= 0) & (indices <= (size - 1) * input_dilation)
+    is_element = indices % input_dilation == 0
+    return int((is_inside & is_element).sum())
 
 
-def memory_traffic(program: HloProgram) -> int:
-    """Bytes that one run reads from and writes to a device's main memory.
+def hbm_bytes(program: HloProgram) -> int:
+    """Returns the bytes that one run reads from and writes to a device's main memory.
 
-    As XLA counts them: what each instruction that is not fused into another takes and answers; of
-    an array that it only takes slices of, the slices.
+    They are counted as XLA counts them: the operands and results of every instruction that is not
+    fused into another. Of an array of which only slices are used, the slices count.
     """
     total = 0.0
-    for computation, times in program.runs():
+    for computation, runs in program.runs():
         for instruction in computation.values():
-            if instruction.opcode not in _FREE:
-                total += times * _traffic(instruction, computation, program)
+            if instruction.opcode not in _NO_TRAFFIC:
+                total += runs * _instruction_bytes(instruction, computation, program)
     return round(total)
 
 
-def _traffic(instruction: Instruction, computation: Computation, program: HloProgram) -> int:
+def _instruction_bytes(
+    instruction: Instruction, computation: Computation, program: HloProgram
+) -> int:
     opcode = instruction.opcode
-    if opcode == "slice-start":  # of ((what it is taken of), the slice, …)
+    if opcode == "slice-start":  # its result is ((the whole array), the slice, …)
         return instruction.arrays[1].bytes
-    if opcode.endswith("-start"):  # a copy that runs beside other work, from or to main memory
+    if opcode.endswith("-start"):  # an asynchronous copy from or to main memory
         return instruction.arrays[0].bytes if instruction.arrays else 0
     if opcode == "fusion" and instruction.called:
-        return _fusion_traffic(instruction, computation, program)
-    written = _far(instruction)
+        return _fusion_bytes(instruction, computation, program)
     operands = [computation[name] for name in instruction.operands if name in computation]
-    if opcode in _SLICES:
-        return 2 * written
-    if opcode == "dynamic-update-slice":
-        return 2 * _far(operands[1])
-    return written + sum(map(_far, operands))
+    if opcode in _SLICES:  # reads and writes the slice
+        return 2 * instruction.hbm_bytes
+    if opcode == "dynamic-update-slice":  # reads and writes the update, in place
+        return 2 * operands[1].hbm_bytes
+    return instruction.hbm_bytes + sum(x.hbm_bytes for x in operands)
 
 
-def _fusion_traffic(instruction: Instruction, computation: Computation, program: HloProgram) -> int:
-    fused = program.computations[instruction.called or ""]
+def _fusion_bytes(fusion: Instruction, computation: Computation, program: HloProgram) -> int:
+    """Returns what a fusion reads of its operands and what it writes."""
+    fused = program.computations[fusion.called or ""]
     total = 0
-    for number, name in enumerate(instruction.operands):
-        given = computation.get(name)
-        if given is not None and _far(given):
-            total += min(_far(given), _read(_parameter(fused, number), fused, program))
-    return total + _fusion_writes(instruction, fused)
+    for index, name in enumerate(fusion.operands):
+        operand = computation.get(name)
+        if operand is not None and operand.hbm_bytes:
+            parameter = _parameter(fused, index)
+            total += min(operand.hbm_bytes, _bytes_read(parameter, fused, program))
+    result = root(fused)
+    values = [fused[name] for name in result.operands] if result.opcode == "tuple" else [result]
+    if len(values) != len(fusion.arrays):
+        return total + fusion.hbm_bytes
+    return total + sum(map(_bytes_written, values, fusion.arrays, [fused] * len(values)))
 
 
-def _parameter(fused: Computation, number: int) -> Instruction:
+def _parameter(fused: Computation, index: int) -> Instruction:
+    """Returns the instruction `parameter(index)` of a fused computation."""
     return next(
         x
         for x in fused.values()
-        if x.opcode == "parameter" and int(x.attributes.split(")")[0]) == number
+        if x.opcode == "parameter" and int(x.attributes.split(")")[0]) == index
     )
 
 
-def _read(array: Instruction, fused: Computation, program: HloProgram) -> int:
-    """Bytes that a fusion reads of an array: of one that it only takes slices of, the slices."""
+def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> int:
+    """Returns the bytes of an array that a fusion reads: if it only takes slices, the slices'."""
     users = [x for x in fused.values() if array.name in x.operands]
     if not users:
         return array.bytes
@@ -127,39 +158,30 @@ def _read(array: Instruction, fused: Computation, program: HloProgram) -> int:
     for user in users:
         if user.opcode in _SLICES:
             total += user.bytes
-        elif _is_in_place(user):
-            total += _read(user, fused, program)
-        elif user.opcode == "fusion":  # within a fusion
+        elif _is_relayout(user):
+            total += _bytes_read(user, fused, program)
+        elif user.opcode == "fusion":  # nested
             inner = program.computations[user.called or ""]
-            given = _parameter(inner, user.operands.index(array.name))
-            total += _read(given, inner, program)
+            parameter = _parameter(inner, user.operands.index(array.name))
+            total += _bytes_read(parameter, inner, program)
         elif user.opcode != "dynamic-update-slice" or user.operands[0] != array.name:
-            total += array.bytes  # what is updated in place is not read
+            total += array.bytes  # an array that is updated in place is not read
     return total
 
 
-def _fusion_writes(instruction: Instruction, fused: Computation) -> int:
-    root = next(x for x in fused.values() if x.is_root)
-    answers = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    if len(answers) != len(instruction.arrays):
-        return _far(instruction)
-    total = 0
-    for answer, array in zip(answers, instruction.arrays, strict=True):
-        if array.near:
-            continue
-        while _is_in_place(answer) and answer.operands[0] in fused:
-            answer = fused[answer.operands[0]]
-        updated = answer.opcode == "dynamic-update-slice"
-        total += fused[answer.operands[1]].bytes if updated else array.bytes
-    return total
+def _bytes_written(value: Instruction, array: HloArray, fused: Computation) -> int:
+    """Returns the bytes that a fusion writes of one result: of an in-place update, the update's."""
+    if array.on_chip:
+        return 0
+    while _is_relayout(value) and value.operands[0] in fused:
+        value = fused[value.operands[0]]
+    is_update = value.opcode == "dynamic-update-slice"
+    return fused[value.operands[1]].bytes if is_update else array.bytes
 
 
-def _is_in_place(instruction: Instruction) -> bool:
-    """Whether it only calls the array by another shape or tiling."""
-    same = "output_to_operand_aliasing={{}: (0, {})}" in instruction.attributes
-    return (instruction.opcode == "fusion" and same) or instruction.opcode in ("bitcast", "copy")
-
-
-def _far(instruction: Instruction) -> int:
-    """Bytes of what lies in main memory."""
-    return sum(x.bytes for x in instruction.arrays if not x.near)
+def _is_relayout(instruction: Instruction) -> bool:
+    """Returns whether an instruction only gives its operand another shape or tiling."""
+    aliases_operand = "output_to_operand_aliasing={{}: (0, {})}" in instruction.attributes
+    return instruction.opcode in ("bitcast", "copy") or (
+        instruction.opcode == "fusion" and aliases_operand
+    )

@@ -1,44 +1,49 @@
-"""Work of the kernels that a compiled program calls, of which no product is in sight."""
+"""The FLOPs of custom attention kernels, whose matmuls the compiled program does not show."""
 
 import math
 
 from .parser import Computation, Instruction
 
-PRODUCTS = {
-    "splash_mha_fwd": (1, 1),  # Q Kᵀ; its weights with V
-    "splash_mha_dq": (2, 1),  # Q Kᵀ again, dQ; dO Vᵀ
-    "splash_mha_dkv": (2, 2),  # Q Kᵀ again, dK; dO Vᵀ, dV
+MATMULS = {
+    "fwd": (1, 1),  # Q Kᵀ; weights · V
+    "dq": (2, 1),  # Q Kᵀ again and dQ; dO Vᵀ
+    "dkv": (2, 2),  # Q Kᵀ again and dK; dO Vᵀ and dV
 }
-"""Products of a kernel, by the beginning of its name: over the size of a key, and of a value."""
+"""Matmuls in each phase of splash attention: over the size of a key, and over that of a value."""
+PREFIXES = {f"splash_{heads}_{phase}": phase for heads in ("mha", "mqa") for phase in MATMULS}
+"""Phase by the prefix of a kernel's name; in an mqa kernel all query heads share one key head."""
 
 
-def kernel_flops(instruction: Instruction, computation: Computation) -> int:
-    """2 · m · n · k of the products in a call of a kernel, in those blocks that it computes."""
-    products = next((p for name, p in PRODUCTS.items() if instruction.name.startswith(name)), None)
-    if products is None:
+def kernel_flops(call: Instruction, computation: Computation) -> int:
+    """Returns the FLOPs of the blocks that a kernel computes; 0 for a kernel that is unknown."""
+    phase = next((p for prefix, p in PREFIXES.items() if call.name.startswith(prefix)), None)
+    if phase is None:
         return 0
-    arrays = [computation[name].arrays[0] for name in instruction.operands]
-    # Queries, keys and values stand before other numbers; of one row alone they have no axis of
-    # rows.
-    (*rows_and_heads, num_queries, key_dim), (*_, num_keys, _), (*_, head_dim) = [
-        x.shape for x in arrays if x.dtype.startswith(("bf", "f"))
-    ][:3]
-    pairs = math.prod(rows_and_heads) * num_queries * num_keys
-    over_keys, over_values = products
-    done = 2 * pairs * (over_keys * key_dim + over_values * head_dim)
-    # Beside a mask of blocks, which comes first, stand the places of queries or keys if keys
-    # behind a query are hidden; of one row alone both sides' segments have two axes as well.
-    hidden = sum(len(x.shape) == 2 for x in arrays) % 2 == 1
-    return round(done * _computed(arrays[0].shape)) if hidden else done
+    arrays = [computation[name].arrays[0] for name in call.operands]
+    # The first three operands of a float type are queries [B, N, T, K], keys [B, N, S, K] and
+    # values [B, N, S, H], without B for a single sequence. For an mqa kernel queries have one more
+    # axis, that of the query heads which share a key head.
+    queries, keys, values = [x.shape for x in arrays if x.dtype.startswith(("bf", "f"))][:3]
+    *batch_and_heads, num_queries, key_dim = queries
+    num_keys, value_dim = keys[-2], values[-1]
+    num_pairs = math.prod(batch_and_heads) * num_queries * num_keys
+    over_keys, over_values = MATMULS[phase]
+    flops = 2 * num_pairs * (over_keys * key_dim + over_values * value_dim)
+    # A causal mask adds one operand with two axes, the positions of queries or of keys. All other
+    # operands with two axes come in pairs: the segments of queries and keys for a single sequence,
+    # and its keys and values in an mqa kernel.
+    is_causal = sum(len(x.shape) == 2 for x in arrays) % 2 == 1
+    # The first operand is the mask of blocks.
+    return round(flops * _computed_fraction(arrays[0].shape)) if is_causal else flops
 
 
-def _computed(blocks: tuple[int, ...]) -> float:
-    """The part of all blocks that is computed, where a query sees what came before it.
+def _computed_fraction(block_mask: tuple[int, ...]) -> float:
+    """Returns the fraction of all blocks that a causal or banded kernel computes.
 
     Args:
-      blocks: how many stand along each axis; of a band those along one are only as many as it
-        is wide.
+      block_mask: Shape [N, rows, columns] of the mask of blocks. A row has the diagonal block and
+        those before it; a banded mask has only as many columns (or rows) as the band is wide.
     """
-    _, *sides = blocks
-    width, number = sorted(sides)
-    return sum(min(row + 1, width) for row in range(number)) / number**2
+    _, *sides = block_mask
+    width, num_rows = sorted(sides)
+    return sum(min(row + 1, width) for row in range(num_rows)) / num_rows**2

@@ -17,30 +17,31 @@ BYTES = {
     **{"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8},
     **{"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16},
 }
-"""Of an element; what is not here (tokens, handles) takes no memory to speak of."""
+"""Bytes of an element by type; tokens and handles are not listed and count as nothing."""
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^{}]*\})?")
 _LINE = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*)")
 _HEADER = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{$")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_KERNEL_NOTES = re.compile(r"kernel_metadata=\{\n.*\n\}")
-"""What a kernel notes of itself, on lines of its own."""
+_INTEGER = re.compile(r"[su]\d+\[\]")
+_KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n.*\n\}")
+"""An attribute of custom kernels that is printed over several lines."""
 _TRIP_COUNT = re.compile(r'known_trip_count[^\d]*"?n"?[^\d]*(\d+)')
 
 
 @dataclasses.dataclass(frozen=True)
 class HloArray:
-    """An array of a program."""
+    """The type of an array in a program."""
 
     dtype: str
     shape: tuple[int, ...]
-    near: bool
-    """Whether it lies beside the compute units, and not in the device's main memory."""
+    on_chip: bool
+    """Whether it is in on-chip memory (a TPU's VMEM), not in the device's main memory."""
 
     @property
     def bytes(self) -> int:
-        """Its size, without padding."""
+        """Size without the padding of its tiles."""
         return BYTES.get(self.dtype, 0) * math.prod(self.shape)
 
 
@@ -51,15 +52,17 @@ class Instruction:
     name: str
     opcode: str
     operands: tuple[str, ...]
+    """Names of the instructions whose results it takes."""
     attributes: str
-    """All that stands behind the operands; of a constant or parameter also what is in brackets."""
+    """Text after the operands; for constants and parameters also the text in parentheses."""
     result: str
-    """Its type, as it is printed."""
+    """Type of the result, as it is printed."""
     is_root: bool
+    """Whether its result is that of the whole computation."""
 
     @functools.cached_property
     def arrays(self) -> tuple[HloArray, ...]:
-        """What it answers; of a tuple all that is in it."""
+        """The types of the result: one, or all that a tuple holds."""
         return tuple(
             HloArray(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in layout)
             for dtype, dims, layout in _ARRAY.findall(self.result)
@@ -67,17 +70,29 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Size of all that it answers."""
-        return sum(x.bytes for x in self.arrays)
+        """Size of the whole result."""
+        return sum(array.bytes for array in self.arrays)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Size of the part of the result that is in main memory."""
+        return sum(array.bytes for array in self.arrays if not array.on_chip)
 
     @property
     def called(self) -> str | None:
-        """The computation that a fusion, call or reduction runs."""
+        """Name of the computation that a fusion, call or reduction runs."""
         found = _CALLED.search(self.attributes)
         return found[1] if found else None
 
+    @property
+    def integer(self) -> int | None:
+        """Value of a constant integer; None for anything else."""
+        if self.opcode != "constant" or not _INTEGER.match(self.result):
+            return None
+        return int(self.attributes.split(")")[0])
+
     def attribute(self, name: str) -> str:
-        """One of the attributes, such as the name of a loop's `body`."""
+        """Returns an attribute that is a name or number, such as the `body` of a loop."""
         found = re.search(rf"\b{name}=%?([\w.-]+)", self.attributes)
         assert found is not None, (name, self.name)
         return found[1]
@@ -87,82 +102,81 @@ Computation = dict[str, Instruction]
 """Instructions by name, in the order in which they run."""
 
 
+def root(computation: Computation) -> Instruction:
+    """Returns the instruction whose result is that of the computation."""
+    return next(x for x in computation.values() if x.is_root)
+
+
 @dataclasses.dataclass(frozen=True)
 class HloProgram:
     """A program for one device."""
 
     computations: dict[str, Computation]
     entry: str
+    """Name of the computation that the program begins with."""
 
     def runs(self, *, fused: bool = False) -> Iterator[tuple[Computation, float]]:
-        """Every computation that runs, and how often; branches as if they took turns.
+        """Yields every computation that runs, and the number of its runs.
+
+        Each of n branches of a conditional counts as 1 / n runs, as if they took turns.
 
         Args:
-          fused: whether to go into what is fused to one instruction as well.
+          fused: Whether to descend into fusions as well.
         """
         yield from self._runs(self.entry, 1.0, fused)
 
-    def _runs(self, name: str, times: float, fused: bool) -> Iterator[tuple[Computation, float]]:
+    def _runs(self, name: str, count: float, fused: bool) -> Iterator[tuple[Computation, float]]:
         computation = self.computations[name]
-        yield computation, times
+        yield computation, count
         for instruction in computation.values():
-            for called, number in self._called(instruction, fused):
-                yield from self._runs(called, times * number, fused)
+            for called, times in self._called(instruction, fused):
+                yield from self._runs(called, count * times, fused)
 
     def _called(self, instruction: Instruction, fused: bool) -> list[tuple[str, float]]:
+        """Returns the computations that an instruction runs, and how often each."""
         opcode = instruction.opcode
         if opcode == "while":
             return [(instruction.attribute("body"), float(self.trip_count(instruction)))]
         if opcode == "conditional":
-            names = _branches(instruction)
+            if listed := _BRANCHES.search(instruction.attributes):
+                names = [name.strip(" %") for name in listed[1].split(",")]
+            else:
+                names = [instruction.attribute(f"{x}_computation") for x in ("true", "false")]
             return [(name, 1 / len(names)) for name in names]
-        into = opcode in ("call", "async-start") or (fused and opcode == "fusion")
-        return [(instruction.called, 1.0)] if into and instruction.called else []
+        if opcode in ("call", "async-start") or (fused and opcode == "fusion"):
+            return [(instruction.called, 1.0)] if instruction.called else []
+        return []
 
     def trip_count(self, loop: Instruction) -> int:
-        """How often a `while` runs: as it is noted beside it, or the limit that it counts to."""
-        noted = _TRIP_COUNT.search(loop.attributes)
-        if noted:
+        """Returns how often a `while` runs its body.
+
+        It is the compiler's note where there is one, else the largest integer in the condition,
+        to which the loop counts, over the step by which it counts.
+        """
+        if noted := _TRIP_COUNT.search(loop.attributes):
             return int(noted[1])
         condition = self.computations[loop.attribute("condition")]
-        limits = [_value(x) for x in condition.values() if _is_integer(x)]
-        return -(-max(limits, default=1) // self._step(loop, condition))
+        limits = [x.integer for x in condition.values() if x.integer is not None]
+        return -(-max(limits, default=1) // self._loop_step(loop, condition))
 
-    def _step(self, loop: Instruction, condition: Computation) -> int:
-        """How far the body counts in one run: two where the compiler unrolled it once."""
+    def _loop_step(self, loop: Instruction, condition: Computation) -> int:
+        """Returns what a run of the body adds to the counter: 2 if it was unrolled once."""
         body = self.computations[loop.attribute("body")]
+        # The condition reads the counter from the loop's state by its index.
         read = next((x for x in condition.values() if x.opcode == "get-tuple-element"), None)
-        root = next(x for x in body.values() if x.is_root)
-        if read is None or root.opcode != "tuple":
+        state = root(body)
+        if read is None or state.opcode != "tuple":
             return 1
-        counter = body[root.operands[int(read.attribute("index"))]]
-        added = [_value(body[name]) for name in counter.operands if _is_integer(body[name])]
+        counter = body[state.operands[int(read.attribute("index"))]]
+        added = [body[name].integer or 0 for name in counter.operands]
         return max(sum(added), 1) if counter.opcode == "add" else 1
 
 
-def _branches(conditional: Instruction) -> list[str]:
-    """The computations that it chooses from: numbered ones, or two."""
-    found = _BRANCHES.search(conditional.attributes)
-    if found:
-        return [name.strip(" %") for name in found[1].split(",")]
-    return [conditional.attribute(f"{which}_computation") for which in ("true", "false")]
-
-
-def _is_integer(instruction: Instruction) -> bool:
-    """Whether it is a constant whole number."""
-    scalar = re.match(r"[su]\d+\[\]", instruction.result)
-    return instruction.opcode == "constant" and scalar is not None
-
-
-def _value(constant: Instruction) -> int:
-    return int(constant.attributes.split(")")[0])
-
-
 def parse_hlo(text: str) -> HloProgram:
-    """Reads a module's text."""
+    """Parses the text of a compiled module."""
     computations: dict[str, Computation] = {}
     entry, current = "", {}
-    for line in _KERNEL_NOTES.sub("kernel_metadata={}", text).splitlines():
+    for line in _KERNEL_METADATA.sub("kernel_metadata={}", text).splitlines():
         if header := _HEADER.match(line):
             current = computations[header[2]] = {}
             if header[1]:
@@ -174,21 +188,28 @@ def parse_hlo(text: str) -> HloProgram:
 
 
 def _parse_line(name: str, rest: str, is_root: bool) -> Instruction:
-    """`f32[2]{0} add(%a, %b), metadata={…}`."""
+    """Parses what follows `name = `, such as `f32[2]{0} add(%a, %b), metadata={…}`."""
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     result, rest = rest[:end], rest[end:].lstrip()
     opening = rest.index("(")
     closing = _closing(rest, opening)
     operands = tuple(re.findall(r"%([\w.-]+)", rest[opening:closing]))
     attributes = rest[closing + 1 :] if operands else rest[opening + 1 :]
-    return Instruction(name, rest[:opening], operands, attributes, result, is_root)
+    return Instruction(
+        name=name,
+        opcode=rest[:opening],
+        operands=operands,
+        attributes=attributes,
+        result=result,
+        is_root=is_root,
+    )
 
 
 def _closing(text: str, opening: int) -> int:
-    """Where the bracket that opens there is closed."""
+    """Returns the index of the parenthesis that closes the one at index `opening`."""
     depth = 0
-    for place in range(opening, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[place], 0)
+    for index in range(opening, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[index], 0)
         if depth == 0:
-            return place
-    raise UserError(f"a bracket is not closed in {text[:80]!r}")
+            return index
+    raise UserError(f"a parenthesis is not closed in {text[:80]!r}")

@@ -1,5 +1,5 @@
 import pytest
-from flaxzoo.train.plan.topologies import CHIPS, parse_topology
+from flaxzoo.train.plan.hardware import CHIPS, parse_topology
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_names(name, slices, devices):
         ("2*cpu:8", "virtual devices from 1 to 4096"),
     ],
 )
-def test_what_the_compiler_would_not_survive_is_refused(name, message):
+def test_a_topology_that_would_end_the_compiler_is_refused(name, message):
     with pytest.raises(ValueError, match=message):
         parse_topology(name)
 

@@ -1,0 +1,218 @@
+"""The one function that runs a stack of layers, and what goes in and out of a layer."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ..config import Execution, TransformerConfig
+from .cache import Cache, LayerCache, LayerCaches
+from .dropout import DROPOUT_MASK, RowKeys
+from .fused_attention import mask_for_backend
+from .masks import AttentionMask, select_mask
+from .positions import Rotary
+from .typing import Array, Float, Int
+
+Config = TypeVar("Config", bound=TransformerConfig)
+RematPolicy = Callable[..., bool]
+
+REMAT_POLICIES: dict[str, RematPolicy | None] = {
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(DROPOUT_MASK),
+    ),
+    "full": None,
+}
+
+
+@struct.dataclass
+class LayerInputs:
+    """Inputs of a layer that differ from layer to layer; of a stack with a leading L."""
+
+    index: int | Int[Array, "*L"]
+    cache: LayerCache | None
+    cross: LayerCache | None = None
+    """Keys and values of the encoder's output, if an earlier call projected them."""
+
+
+@struct.dataclass
+class LayerContext:
+    """Inputs that all layers of a stack share."""
+
+    mask: AttentionMask
+    windowed_mask: AttentionMask | None
+    """The mask of every second layer, if it differs."""
+    cache_index: Int[Array, ""] | int
+    """The next slot of the cache to write."""
+    rng: RowKeys | None
+    output_attentions: bool = struct.field(pytree_node=False)
+    encoder_hidden_states: Float[Array, "B S D"] | None = None
+    cross_mask: AttentionMask | None = None
+    """The encoder positions that each token of a decoder may attend to."""
+    rotary: Rotary | None = None
+    """Rotations of queries and keys by their positions."""
+    bias: Float[Array, "#B N #T S"] | None = None
+    """Added to the scores of self-attention."""
+
+    def mask_of(self, layer: int | Array) -> AttentionMask:
+        """Returns the mask of a layer; every second one may have a window."""
+        if self.windowed_mask is None:
+            return self.mask
+        return select_mask(layer % 2 == 1, self.windowed_mask, self.mask)
+
+
+def make_layer_context(
+    config: TransformerConfig,
+    execution: Execution,
+    mask: AttentionMask,
+    *,
+    cache: Cache | None,
+    rng: RowKeys | None,
+    output_attentions: bool,
+    window: int | None = None,
+    encoder_hidden_states: Float[Array, "B S D"] | None = None,
+    cross_mask: AttentionMask | None = None,
+    rotary: Rotary | None = None,
+    bias: Float[Array, "#B N #T S"] | None = None,
+) -> LayerContext:
+    """Builds the inputs shared by all layers, with masks in the form the attention backend needs.
+
+    Args:
+      config: sizes.
+      execution: names the kernel.
+      mask: the keys that each token may attend to.
+      cache: keys and values of earlier calls.
+      rng: keys of dropout.
+      output_attentions: whether to return the attention weights too.
+      window: if given, every second layer attends only to the last `window` tokens.
+      encoder_hidden_states: the output of the encoder, for the layers of a decoder.
+      cross_mask: the encoder positions that these may attend to.
+      rotary: rotations of queries and keys by their positions.
+      bias: added to the scores of self-attention.
+    """
+
+    def prepared(mask: AttentionMask) -> AttentionMask:
+        return mask_for_backend(
+            mask,
+            config,
+            execution,
+            has_dropout=rng is not None,
+            cached=cache is not None,
+            weights=output_attentions,
+            biased=bias is not None,
+        )
+
+    return LayerContext(
+        mask=prepared(mask),
+        windowed_mask=None
+        if window is None
+        else prepared(dataclasses.replace(mask, window=window)),
+        cache_index=mask.start,
+        rng=rng,
+        output_attentions=output_attentions,
+        encoder_hidden_states=encoder_hidden_states,
+        cross_mask=None if cross_mask is None else prepared(cross_mask),
+        rotary=rotary,
+        bias=bias,
+    )
+
+
+@struct.dataclass
+class LayerOutputs:
+    """Outputs of a layer beside the residual stream.
+
+    For a stack each field has a leading L, or is a tuple of L (separate layers).
+    """
+
+    cache: LayerCaches | None
+    attentions: Array | tuple[Array, ...] | None
+    """Attention weights `[B, N, T, S]`, if requested."""
+    cross: LayerCaches | None = None
+    """Keys and values of the encoder's output, if this call projected them for a cache."""
+    cross_attentions: Array | tuple[Array, ...] | None = None
+
+
+class Layer(nn.Module, Generic[Config]):
+    """A layer of a stack; each family derives its own, written in the order of its paper.
+
+    Training on several devices finds the layers by this class, and keeps the residual stream
+    sharded over the sequences of a batch before and after each of them.
+
+    Attributes:
+      config: sizes of the stack.
+      execution: how it is run.
+    """
+
+    config: Config
+    execution: Execution
+
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        raise NotImplementedError
+
+
+def run_layers(
+    layer: type[Layer[Config]],
+    config: Config,
+    execution: Execution,
+    x: Float[Array, "B T D"],
+    *,
+    cache: Cache | None,
+    context: LayerContext,
+) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+    """Runs the L layers of a stack, in the compact method of a module.
+
+    The parameters are below the module's `layers`, each array with a leading L; or below
+    `layers_0`, `layers_1` … if `execution.layers` is "separate".
+
+    Args:
+      layer: the class of one layer.
+      config: sizes; `num_layers` is L.
+      execution: scanned, unrolled or separate layers, and the activations to rematerialize.
+      x: the residual stream.
+      cache: keys and values of earlier calls.
+      context: the inputs that all layers share.
+
+    Returns:
+      The residual stream, and the outputs of all layers.
+    """
+    if execution.remat != "none":
+        policy = REMAT_POLICIES[execution.remat]
+        # CSE can undo remat in unrolled layers but not inside a scan, so prevent it only there.
+        layer = nn.remat(layer, policy=policy, prevent_cse=execution.layers != "scan")
+    caches, cross = (None, None) if cache is None else (cache.layers, cache.cross)
+    if execution.layers == "separate":
+        outputs: list[LayerOutputs] = []
+        for i in range(config.num_layers):
+            inputs = LayerInputs(
+                i,
+                caches[i] if isinstance(caches, tuple) else None,
+                cross[i] if isinstance(cross, tuple) else None,
+            )
+            x, output = layer(config, execution, name=f"layers_{i}")(x, inputs, context)
+            outputs.append(output)
+        # L records of arrays or None become one record of tuples or None.
+        return x, jax.tree.map(
+            lambda *values: None if values[0] is None else values,
+            *outputs,
+            is_leaf=lambda value: value is None or isinstance(value, LayerCache),
+        )
+    scanned = nn.scan(
+        layer,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]  (its hint is too narrow)
+        length=config.num_layers,
+        unroll=config.num_layers if execution.layers == "unroll" else 1,
+        check_constancy_invariants=False,  # a layer has none; it would be traced twice
+    )
+    assert not isinstance(caches, tuple)
+    assert not isinstance(cross, tuple)
+    inputs = LayerInputs(jnp.arange(config.num_layers), caches, cross)
+    return scanned(config, execution, name="layers")(x, inputs, context)
