@@ -1,7 +1,7 @@
-"""The rows of BERT: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, with token types.
+"""The inputs of BERT: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, with token types.
 
-Devlin et al. 2018, section 3 and figure 2. A tokenizer without these two marks lends the
-ones that open and close its texts (RoBERTa's ``<s>`` and ``</s>``).
+Devlin et al. 2018, section 3 and figure 2. If a tokenizer has no such special tokens, its BOS
+and EOS are used (RoBERTa's ``<s>`` and ``</s>``).
 """
 
 from array import array
@@ -17,13 +17,13 @@ from ..tokenizers.base import Tokenizer
 
 @dataclass(frozen=True)
 class Template:
-    """The marks around texts.
+    """The special tokens around texts, and the length of an example.
 
     Attributes:
-        cls: The id that opens a row.
-        sep: The id that closes each text.
-        pad: The id behind the end.
-        length: The row's length T.
+        cls: The id of the first token.
+        sep: The id of the token after each text.
+        pad: The id of padding.
+        length: The example's length T.
     """
 
     cls: int
@@ -33,10 +33,10 @@ class Template:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, length: int) -> "Template":
-        """Takes the marks of a tokenizer.
+        """Makes the template of a tokenizer.
 
         Raises:
-            DataError: It has none.
+            DataError: The tokenizer has no such special tokens.
         """
         special = tokenizer.special_ids
         first = special.bos if special.cls is None else special.cls
@@ -49,19 +49,19 @@ class Template:
         return cls(first, last, special.pad or 0, length)
 
     def room(self, texts: int) -> int:
-        """Tokens that are left in a row for one text, or for two."""
+        """Returns how many tokens one text, or two texts together, may have."""
         return self.length - 1 - texts
 
 
 @dataclass(frozen=True, eq=False)
 class BertInputs:
-    """Many framed examples in flat arrays, which are small and pickle fast.
+    """Many examples with special tokens in flat arrays, which are small and pickle fast.
 
     Attributes:
-        template: The marks and the row's length T.
-        ids: All tokens, marks included, int32.
-        starts: Where each example starts in ``ids``, and the end, int64 [n + 1].
-        second: Where the second text starts in its row, T if there is none, int32 [n].
+        template: The special tokens and the length T.
+        ids: All tokens with special tokens, int32.
+        starts: The start of each example in ``ids``, and the end, int64 [n + 1].
+        second: The start of the second text in its example, T if there is none, int32 [n].
     """
 
     template: Template
@@ -73,10 +73,10 @@ class BertInputs:
     def of(
         cls, template: Template, pairs: Iterable[tuple[Sequence[int], Sequence[int] | None]]
     ) -> "BertInputs":
-        """Frames texts that fit.
+        """Adds special tokens to texts that fit.
 
         Args:
-            template: The marks and the row's length.
+            template: The special tokens and the length.
             pairs: The ids of the first and, if there is one, of the second text.
         """
         ids, starts, second = array("i"), array("q", [0]), array("i")
@@ -125,15 +125,15 @@ def token_specs(*shape: int) -> BatchSpec:
 def encode_texts(
     texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, template: Template
 ) -> tuple[BertInputs, int]:
-    """Tokenises and frames single texts and pairs, cutting what is too long.
+    """Tokenizes single texts and pairs, truncates them, and adds special tokens.
 
     Args:
         texts: One or two texts each.
-        tokenizer: Turns them to ids.
-        template: The marks and the row's length.
+        tokenizer: The tokenizer.
+        template: The special tokens and the length.
 
     Returns:
-        The framed texts, and how many were cut.
+        The inputs, and the number of truncated examples.
     """
     encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
     pairs: list[tuple[list[int], list[int] | None]] = []
@@ -152,15 +152,16 @@ def encode_texts(
 
 
 def cut_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
-    """Shortens two texts to fit: tokens go from the end of whichever is longer.
+    """Truncates two texts to fit by removing tokens from the end of the longer one.
 
-    The same as one token at a time from the longer, from the second where they are equal
+    The result is the same as removing one token at a time from the longer text, and from the second
+    text if both are equally long
     (google-research/bert ``run_classifier.py``, ``create_pretraining_data.py``).
 
     Args:
         one: Tokens of the first text.
         other: Tokens of the second.
-        room: Tokens for both.
+        room: The most tokens for both together.
 
     Returns:
         The tokens to keep of each.

@@ -49,7 +49,7 @@ class SentencePairExamples:
 
 
 def read_pairs(path: str) -> tuple[tuple[str, str], ...]:
-    """Reads two texts parted by a tab on each line of a file, or of standard input for ``-``.
+    """Reads two texts separated by a tab on each line of a file, or of standard input for ``-``.
 
     Raises:
         DataError: A line has another number of texts, or there is none.
@@ -59,7 +59,7 @@ def read_pairs(path: str) -> tuple[tuple[str, str], ...]:
         texts = line.split("\t")
         if len(texts) != 2:
             raise DataError(
-                f"{file} line {number} has {len(texts)} texts: write two, parted by a tab"
+                f"{file} line {number} has {len(texts)} texts: write two, separated by a tab"
             )
         pairs.append((texts[0], texts[1]))
     if not pairs:

@@ -44,7 +44,7 @@ def check_output_path(path: Path, made_from: str) -> None:
 
     Args:
         path: The final place.
-        made_from: What is read for it; see ``text_lines.input_lines``.
+        made_from: What is read for it; see ``files.input_lines``.
 
     Raises:
         DataError: The place is a folder, cannot be written, or is what is read, by whatever

@@ -1,8 +1,8 @@
 """A packed row: as the arrays of an example, and as the bytes of a record on disk.
 
-Both come from the row's **pieces**: the tokens of its spans one after the other, each with
-the token that follows it, and the number of pairs of each span. So a record is about as
-long as the row's tokens alone, and what it says is exactly what was packed.
+Both are made from the row's ``PackedTokens``: the tokens of its spans, each span with the token
+that follows it, and the number of target tokens of each span. Hence a record is about as long as
+the row's tokens alone, and decoding it gives exactly what was packed.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ _SIZE = np.dtype("<u4")
 
 
 class PackedTokens(NamedTuple):
-    """What a row is made of.
+    """The tokens of a row before they become arrays.
 
     Attributes:
         tokens: The tokens of all spans, int [sum of sizes + number of spans].
-        sizes: The pairs of each span, one less than its tokens, int [spans].
+        sizes: The number of target tokens of each span, one less than its tokens, int [spans].
     """
 
     tokens: np.ndarray
@@ -46,10 +46,10 @@ def gather_tokens(corpus: TokenCorpus, spans: Sequence[Span]) -> PackedTokens:
 
     Args:
         corpus: The tokens.
-        spans: Ranges of pairs, at least one, each inside one document.
+        spans: Ranges of target tokens, at least one, each inside one document.
     """
     firsts, sizes = np.asarray(spans, np.int64).T
-    # Each document before a pair's holds one token more than pairs.
+    # Every earlier document has one token more than target tokens.
     firsts = firsts + np.searchsorted(corpus.target_starts, firsts, "right") - 1
     ends = firsts + sizes + 1
     parts = [corpus.tokens[a:b] for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
@@ -60,7 +60,7 @@ def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
     """Makes one example.
 
     Args:
-        pieces: Of the row.
+        pieces: The tokens of the row.
         length: The row's length T, at least the sum of the sizes.
 
     Returns:
@@ -70,18 +70,18 @@ def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
     """
     tokens, sizes = pieces
     spans = np.repeat(np.arange(len(sizes)), sizes)
-    pairs = np.arange(len(spans))
-    places = pairs + spans  # each span before a pair's holds one token more than pairs
+    targets = np.arange(len(spans))  # [sum of sizes]
+    inputs = targets + spans  # every earlier span has one token more than target tokens
     row = {name: np.zeros(length, np.int32) for name in ARRAYS}
-    row["input_ids"][: len(spans)] = tokens[places]
-    row["labels"][: len(spans)] = tokens[places + 1]
+    row["input_ids"][: len(spans)] = tokens[inputs]
+    row["labels"][: len(spans)] = tokens[inputs + 1]
     row["segment_ids"][: len(spans)] = spans + 1
-    row["position_ids"][: len(spans)] = pairs - (np.cumsum(sizes) - sizes)[spans]
+    row["position_ids"][: len(spans)] = targets - (np.cumsum(sizes) - sizes)[spans]
     return row
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """How a token is stored: little-endian, in 2 bytes where they are enough, else in 4."""
+    """Returns the type in which tokens are stored: little-endian, 2 bytes if enough, else 4."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -101,7 +101,10 @@ def decode(record: bytes, vocab_size: int) -> PackedTokens:
 
 
 def require_bos_eos(tokenizer: Tokenizer) -> None:
-    """Without its own ends a document's first token would go unpredicted, its bytes counted.
+    """Checks that the tokenizer has BOS and EOS.
+
+    Without BOS the first token of a document is never predicted although its bytes count in
+    bits per byte.
 
     Raises:
         DataError: The tokenizer has no token that begins, or none that ends a document.

@@ -67,7 +67,7 @@ class PreparedExamples(PickledByFields):
         return self._ends[-1]
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Reads one example, the same in every epoch; see ``row_records.packed_arrays``.
+        """Reads one example, the same in every epoch; see ``packed_rows.packed_arrays``.
 
         Raises:
             DataError: The file is gone or damaged.

@@ -4,7 +4,7 @@
 ``settings.json``              all that decides the rows, but for the input files
 ``tokenizer/``                 the tokenizer
 ``shards/NAME/``               what was made of one input file, which NAME comes from:
-``  …/train.array_record``     the rows to train on, a record each (see ``row_records``)
+``  …/train.array_record``     the rows to train on, a record each (see ``packed_rows``)
 ``  …/validation.array_record``  the rows held out
 ``  …/token_counts.npy``       how often each token is in either, int64 [2, V]
 ``  …/facts.json``             of what input, and how much

@@ -117,7 +117,7 @@ def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
         if len(cells) != width:
             raise DataError(
                 f"{file} line {number} has {len(cells)} columns where the first has {width}: "
-                f"give every word as many, parted by {'tabs' if tabs else 'blanks'}"
+                f"give every word as many, separated by {'tabs' if tabs else 'blanks'}"
             )
         rows.append((file, number, cells))
     if rows:

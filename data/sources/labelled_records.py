@@ -1,7 +1,7 @@
 r"""Where labelled examples come from, under the name scheme of ``sources``.
 
 =============================  ======================================================
-``tsv:GLOB#LABEL,TEXT``        columns parted by tabs, by number from 1 or by name (then
+``tsv:GLOB#LABEL,TEXT``        columns separated by tabs, by number from 1 or by name (then
                                each file begins with a line of names)
 ``jsonl:GLOB#label,text``      JSON lines, fields by name
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``

@@ -2,17 +2,17 @@ r"""Where pairs of sentences come from, under the name scheme of ``sources``.
 
 =============================  ======================================================
 ``pairs:SRC,TGT``              two files; line n of one translates line n of the other
-``tsv:GLOB#1,2``               columns parted by tabs, the source's first, by number
+``tsv:GLOB#1,2``               columns separated by tabs, the source's first, by number
                                from 1 or by name (then files begin with a line of names)
 ``jsonl:GLOB#en,de``           JSON lines, fields by name
 ``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields by name; without
                                names its languages in their published order
-``builtin:numbers-en-fr``      see ``number_words``
+``builtin:numbers-en-fr``      see ``spelled_numbers``
 ``SOURCE + SOURCE``            several, one after the other (but no built-in one)
 =============================  ======================================================
 
 To translate the other way round, swap the names. Files ending in ``.gz`` are unpacked
-while reading; a line ends as ``text_lines`` says. No line of
+while reading; a line ends as ``files`` says. No line of
 ``pairs:`` is ever left out while reading, so nothing shifts the two sides against each
 other; where both stand on one line, wholly empty lines are passed over.
 """

@@ -3,7 +3,7 @@ r"""Where text comes from, under one name scheme.
 =========================  ==========================================================
 ``builtin:python-docs``    the English prose every CPython ships in ``pydoc_data``
 ``text:GLOB``              plain text; ``#file`` (default), ``#line`` or ``#block`` says
-                           what a document is (blocks are parted by blank lines)
+                           what a document is (blocks are separated by blank lines)
 ``text:GLOB#sentences``    blocks with one sentence on each line, the form in which
                            google-research/bert reads its text
 ``jsonl:GLOB#field``       JSON lines; the string in ``field`` (default ``text``)
@@ -13,7 +13,7 @@ r"""Where text comes from, under one name scheme.
                            spaces and before a kind joins: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
-How files are found and parted into lines says ``text_lines``. This file reads the local
+How files are found and parted into lines says ``files``. This file reads the local
 kinds; ``documents`` adds the published ones.
 """
 

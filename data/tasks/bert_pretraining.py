@@ -1,4 +1,9 @@
-"""Rows for pretraining an encoder: masked words, and next sentences where wanted."""
+"""Pretraining an encoder: masked tokens and, on request, next sentences.
+
+The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T];
+``masked_positions``, ``masked_labels``, ``masked_weights`` [B, M]; and with next sentences
+``next_sentence_label`` [B], 0 if the second segment continues the first.
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,19 +22,19 @@ from ..sources.documents import Documents, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 
-# Of evaluation: the same examples and masks for every run.
+# Every run evaluates on the same examples and masks.
 _EVALUATION_SEED = 0x5EED
 
 
 @dataclass(frozen=True)
 class PretrainingExamples:
-    """The rows of pretraining epochs; see ``dataset.ExampleSource``.
+    """The examples of pretraining epochs; see ``dataset.ExampleSource``.
 
     Attributes:
-        segments: Which tokens are in an example.
-        masking: Which of them are predicted.
+        segments: Chooses the tokens of an example.
+        masking: Chooses the tokens that are predicted.
         pad: The id of ``[PAD]``.
-        seed: Of everything random in a row.
+        seed: The seed of all random choices in an example.
     """
 
     segments: Segments
@@ -39,7 +44,7 @@ class PretrainingExamples:
 
     @property
     def num_examples(self) -> int:
-        """The number of rows of an epoch, at least 1."""
+        """The number of examples in an epoch, at least 1."""
         return self.segments.num_examples
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
@@ -71,7 +76,7 @@ class PretrainingExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingData(DocumentsData):
-    """Documents of sentences, of which words are masked and, if wanted, pairs made."""
+    """Documents of sentences with masked tokens and, on request, pairs of segments."""
 
     kind: ClassVar[str] = "pretraining"
 
@@ -80,7 +85,7 @@ class PretrainingData(DocumentsData):
     masking_rate: float = 0.15
     """The fraction of the tokens that is predicted."""
     whole_word: bool = False
-    """Mask all pieces of a word together."""
+    """Mask all tokens of a word together."""
     max_predictions: int | None = None
     """Predictions in a sequence, at most. By default masking_rate * length, rounded up."""
     short_fraction: float = 0.1
@@ -109,19 +114,19 @@ class PretrainingData(DocumentsData):
         return spec
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Examples that begin elsewhere, pair otherwise and are masked anew in every epoch."""
+        """Returns examples with new offsets, pairs and masks in every epoch."""
         return self._split(self.texts(), tokenizer, seed, jitter=True)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """The same examples and masks each time."""
+        """Returns the same examples and masks each time."""
         return self._split(self.validation_documents(), tokenizer, _EVALUATION_SEED, jitter=False)
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """As ``validation_split``, of another source."""
+        """Returns the same as ``validation_split``, from another source."""
         return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, jitter=False)
 
     def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Two texts on each line of a file, parted by a tab: does the second continue the first?
+        """Reads two texts separated by a tab from each line, to predict if one continues the other.
 
         Raises:
             DataError: The run did not learn next sentences, or a line is not a pair.
@@ -165,7 +170,7 @@ class PretrainingData(DocumentsData):
 
 
 def _checked(tokenizer: Tokenizer) -> dict[str, int]:
-    """The ids of the tokens that a row needs."""
+    """Returns the ids of the special tokens that an example needs."""
     special: dict[str, Any] = {
         role: getattr(tokenizer.special_ids, role) for role in ("cls", "sep", "mask", "pad")
     }

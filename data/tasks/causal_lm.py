@@ -1,4 +1,8 @@
-"""Rows for causal language modelling: from tokens to one example."""
+"""Causal language modelling: packed examples of documents and the tokens that follow.
+
+The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``position_ids``, int32
+[B, T]; see ``packed_rows.packed_arrays``.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -32,8 +36,8 @@ def example_from_spans(
 
     Args:
         corpus: The tokens.
-        spans: Ranges of pairs, each inside one document.
-        length: The row's length T, at least the sum of the spans' lengths.
+        spans: Ranges of target tokens, each inside one document.
+        length: The example's length T, at least the sum of the spans' lengths.
 
     Returns:
         See ``packed_arrays``.
@@ -43,15 +47,16 @@ def example_from_spans(
 
 @dataclass(frozen=True)
 class CausalLMExamples(PickledByFields):
-    """The rows of training epochs; see ``dataset.ExampleSource``.
+    """The examples of training epochs; see ``dataset.ExampleSource``.
 
-    ``concat`` cuts each epoch at other places, ``first-fit`` has the same rows in each.
+    With ``concat`` every epoch is split at other offsets; with ``first-fit`` all epochs have the
+    same examples.
 
     Attributes:
         corpus: The tokens.
-        length: The row's length T.
+        length: The example's length T.
         packing: ``concat`` or ``first-fit``.
-        seed: Of the places where ``concat`` cuts.
+        seed: The seed of the offsets for ``concat``.
     """
 
     corpus: TokenCorpus
@@ -64,7 +69,7 @@ class CausalLMExamples(PickledByFields):
 
     @property
     def num_examples(self) -> int:
-        """The number of rows of an epoch, at least 1."""
+        """The number of examples in an epoch, at least 1."""
         if self.packing == "concat":
             return self.corpus.num_targets // self.length
         return len(self._plan[1]) - 1
@@ -95,7 +100,7 @@ class CausalLMExamples(PickledByFields):
 
 @dataclass(frozen=True)
 class CausalLMEvaluationExamples:
-    """Every pair of a corpus exactly once, in order; the last row is padded.
+    """Every target token of a corpus exactly once, in order; the last example is padded.
 
     Attributes:
         corpus: The tokens.
@@ -143,7 +148,7 @@ class CausalLMData(DocumentsData):
         return packed_specs(self.length)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Packed rows; with `concat`, cut anew in every epoch, unless they were prepared."""
+        """Returns packed examples, split anew in every epoch with `concat` unless prepared."""
         if is_prepared(self.source):
             asked = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
@@ -154,7 +159,7 @@ class CausalLMData(DocumentsData):
         return _split(rows, corpus)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Every validation token once."""
+        """Returns every validation token once."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
         if is_prepared(self.source):
@@ -163,13 +168,13 @@ class CausalLMData(DocumentsData):
         return self._every_token(self.validation_documents(), tokenizer)
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Every token of a source once."""
+        """Returns every token of a source once."""
         if is_prepared(source):
             return prepared_split(source, SPLITS, tokenizer, {"length": self.length})
         return self._every_token(load_whole(source), tokenizer)
 
     def _held_out(self) -> dict[str, float]:
-        """What a prepared source must have held out; nothing if another one validates."""
+        """Returns the held-out fraction a prepared source must have, unless another validates."""
         return {} if self.validation else {"validation_fraction": self.validation_fraction}
 
     def _every_token(self, documents: Documents, tokenizer: Tokenizer) -> DataSplit:

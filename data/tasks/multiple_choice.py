@@ -1,8 +1,11 @@
-"""A context, perhaps a question, and several continuations of which one is right.
+"""Multiple choice: a context, optionally a question, and several choices, one of them correct.
 
-Devlin et al. 2018, section 4.4 (SWAG): each choice is a row of its own, ``[CLS] context
-[SEP] choice [SEP]``, and the rows of an example compete. A question stands before each
-choice (RACE, CosmosQA).
+Devlin et al. 2018, section 4.4 (SWAG): each choice is a sequence of its own,
+``[CLS] context [SEP] choice [SEP]``, and the sequences of an example compete. A question is
+prepended to each choice (RACE, CosmosQA).
+
+The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, C, T] and
+``labels`` [B], the index of the correct choice.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,13 +28,13 @@ from .labelled import ExampleSet, LabelledData
 
 @dataclass(frozen=True)
 class ChoiceExample:
-    """Something to choose.
+    """A context with choices.
 
     Attributes:
-        context: What comes before.
-        question: What is asked of it, or None.
-        choices: At least two.
-        label: Which is right, from 0; None if it is to be predicted.
+        context: The text before the choices.
+        question: The question, or None.
+        choices: The choices, at least two.
+        label: The index of the correct choice; None if it is to be predicted.
         location: Where the example was read, for messages: `train.tsv line 7`.
     """
 
@@ -43,25 +46,25 @@ class ChoiceExample:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All of them."""
+        """The context, the question if there is one, and the choices."""
         asked = () if self.question is None else (self.question,)
         return (self.context, *asked, *self.choices)
 
     @property
     def group(self) -> str:
-        """All that is asked of a context stays together."""
+        """See ``Example``; all questions about a context stay together."""
         return self.context
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The two texts of each row."""
+        """The two texts of each choice's sequence."""
         before = "" if self.question is None else f"{self.question} "
         return [(self.context, before + choice) for choice in self.choices]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoiceData(LabelledData[ChoiceExample]):
-    """Contexts with several choices each, of which one is right."""
+    """Contexts with several choices each, one of them correct."""
 
     kind: ClassVar[str] = "multiple_choice"
     former_kind: ClassVar[str] = "choice"
@@ -173,13 +176,13 @@ class MultipleChoiceExamples:
         return row
 
     def gold(self) -> list[int]:
-        """Which choice is right, from 0."""
+        """Returns the index of the correct choice of each example."""
         if self.values is None:
             raise UserError("examples to predict have no labels")
         return self.values.tolist()
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-        """Chooses.
+        """Chooses the most probable choice of each example.
 
         Args:
             predictions: ``logits`` float [n, C].

@@ -1,7 +1,10 @@
-"""Texts, or pairs of texts, with a label: GLUE's sentences and their like.
+"""Sequence classification: texts, or pairs of texts, with a label (GLUE).
 
 Devlin et al. 2018, section 4.1: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, classified
-at ``[CLS]``; pairs that are too long lose tokens of the longer text first.
+at ``[CLS]``. In pairs that are too long the longer text is truncated first.
+
+The arrays of a batch are int32 [B, T] ``input_ids``, ``attention_mask``, ``token_type_ids``, and
+``labels``: int32 [B] (single_label), float32 [B, L] (multi_label) or float32 [B] (regression).
 """
 
 import math
@@ -37,21 +40,21 @@ _FORMER_TARGETS: dict[str, Target] = {
     "score": "regression",
 }
 
-# From so many examples on, a label for each is a column of something else.
+# With more examples than this, mostly distinct labels mean that the column is a wrong one.
 _FEW = 20
 
 Label = str | tuple[str, ...] | float
-"""The label's name, the names of several, or a score."""
+"""The name of the label, the names of several labels, or a score."""
 
 
 @dataclass(frozen=True)
 class ClassificationExample:
-    """A text, or two, and what it is.
+    """A text, or a pair of texts, with its label.
 
     Attributes:
         text: The text, or the first of two.
         text_b: The second text.
-        label: None if it is to be predicted.
+        label: The label; None if it is to be predicted.
         location: Where the example was read, for messages: `train.tsv line 7`.
     """
 
@@ -67,7 +70,7 @@ class ClassificationExample:
 
     @property
     def group(self) -> str:
-        """Equal texts stay together."""
+        """See ``Example``; equal texts stay together."""
         return "\t".join(self.texts)
 
 
@@ -123,7 +126,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         return [_of_texts(record.values, None, record.location) for record in records]
 
     def examples_to_predict(self, path: str) -> list[ClassificationExample]:
-        """Reads a text per line, or two parted by a tab, as many as the source has.
+        """Reads a text per line, or two separated by a tab, as many as the source has.
 
         An empty line is an empty text, so that there is a prediction for each line. Of a
         file ``*.jsonl`` the fields of the texts are read.
@@ -226,8 +229,8 @@ class SequenceClassificationExamples:
 
     Attributes:
         tokens: The framed texts.
-        values: int32 [n] label ids, float32 [n, L] of 0 and 1 (several) or float32 [n]
-            (score); None if they are to be predicted.
+        values: int32 [n] label ids, float32 [n, L] of 0 and 1 (multi_label) or float32 [n]
+            (regression); None if they are to be predicted.
         texts: The one or two texts of each, for predictions.
         labels: The names of the labels, L.
         target: What a label is.
@@ -251,7 +254,7 @@ class SequenceClassificationExamples:
 
         Returns:
             ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T]; ``labels`` int32
-            [], float32 [L] (several) or float32 [] (score), unless they are unknown.
+            [], float32 [L] (multi_label) or float32 [] (regression), unless they are unknown.
         """
         row = self.tokens.example(index)
         if self.values is not None:
@@ -259,7 +262,7 @@ class SequenceClassificationExamples:
         return row
 
     def gold(self) -> list[Any]:
-        """Label ids, lists of 0 and 1 (several), or numbers (score)."""
+        """Label ids, lists of 0 and 1 (multi_label), or numbers (regression)."""
         if self.values is None:
             raise UserError("examples to predict have no labels")
         return self.values.tolist()
@@ -272,8 +275,8 @@ class SequenceClassificationExamples:
 
         Returns:
             For each example ``{"text": …, "label": name, "probabilities": {name: p}}``, with
-            ``text_b`` if there is a second text; several: ``"labels": [names]``, all that
-            are above 0.5; score: ``{"text": …, "score": number}``.
+            ``text_b`` if there is a second text. multi_label: ``"labels": [names]``, all
+            with a probability above 0.5. regression: ``{"text": …, "score": number}``.
         """
         logits = output(predictions, "logits", len(self.tokens))
         given = [dict(zip(("text", "text_b"), texts, strict=False)) for texts in self.texts]

@@ -1,8 +1,11 @@
-"""Sentences with a tag for each word: entities, parts of speech.
+"""Token classification: sentences with a tag for each word (entities, parts of speech).
 
-Devlin et al. 2018, section 5.3: the first piece of each word is what its tag is predicted
-at. A sentence that does not fit in a row goes on in the next, at a word, so that every word
+Devlin et al. 2018, section 5.3: the tag of a word is predicted at its first token. A sentence
+that is too long for an example continues in the next one at a word boundary, so that every word
 is predicted exactly once.
+
+The arrays of a batch are int32 [B, T]: ``input_ids``, ``attention_mask``, ``token_type_ids`` and
+``labels``, -100 where nothing is predicted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -86,7 +89,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         return [TaggingExample(s.words, None, s.file, s.first_line) for s in sentences]
 
     def examples_to_predict(self, path: str) -> list[TaggingExample]:
-        """Reads a sentence per line, whose words are parted by blanks; perhaps of none.
+        """Reads a sentence per line, whose words are separated by blanks; perhaps of none.
 
         Of a file ``*.conll`` the first column is read, a word per line; of ``*.jsonl`` the
         field of the words.
@@ -216,7 +219,7 @@ def tagged_examples(
     labels: tuple[str, ...],
     length: int,
 ) -> TokenClassificationExamples:
-    """Cuts words into pieces and sentences into rows.
+    """Tokenizes words and distributes sentences over rows.
 
     Args:
         examples: The sentences.
@@ -255,26 +258,27 @@ def tagged_examples(
 
 
 def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[int], int]]:
-    """Says which pieces each word becomes; works with any tokenizer.
+    """Returns the tokens of each word; works with any tokenizer.
 
-    The words are tokenised as one text. A piece is of the word that its last character is
-    in; a blank on its own goes with the word after it.
+    The words are tokenized as one text. A token belongs to the word that has its last character; a
+    token that is only a space belongs to the word after it.
 
     Args:
         words: Of one sentence.
         tokenizer: Any.
 
     Returns:
-        For each word its ids, and which of them is the first that holds a character of it;
-        no ids if the tokenizer leaves nothing of it.
+        For each word its ids, and the index of the first one that has a character of the word. A
+        word of which the tokenizer leaves nothing has no ids.
     """
     ids, offsets = tokenizer.encode_with_offsets(" ".join(words), add_special_tokens=False)
+    # Character positions of the words in the text, with the end, [num_words + 1].
     starts = np.array([0, *accumulate(len(word) + 1 for word in words)])
     pieces: list[tuple[list[int], int]] = [([], 0) for _ in words]
-    blanks: list[int] = []
-    last = [max(start, end - 1) for start, end in offsets]
-    of_word = np.searchsorted(starts, last, "right") - 1
-    behind = (starts[of_word + 1] - 1 == last).tolist()  # the blank behind the word
+    blanks: list[int] = []  # tokens of spaces that wait for the next word
+    last = [max(start, end - 1) for start, end in offsets]  # last character of each token
+    of_word = np.searchsorted(starts, last, "right") - 1  # the word of each token
+    behind = (starts[of_word + 1] - 1 == last).tolist()  # the space after the word
     for id, word, blank in zip(ids, of_word.tolist(), behind, strict=True):
         if blank:
             blanks.append(id)
@@ -290,7 +294,7 @@ def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[i
 def fill_rows(
     pieces: Sequence[tuple[list[int], int]], room: int
 ) -> list[list[tuple[list[int], int]]]:
-    """Puts words into rows, as many as fit into each; a word alone is cut to fit."""
+    """Fills rows with words in order; a single word that is too long is truncated."""
     rows: list[list[tuple[list[int], int]]] = [[]]
     used = 0
     for ids, mark in pieces:

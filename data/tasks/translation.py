@@ -41,20 +41,20 @@ ARRAYS = {
 }
 """The arrays of an example, int32 [S] for the source and int32 [T] for the target."""
 
-# Of evaluation: the same rows for every run.
+# Every run evaluates on the same rows.
 _EVALUATION_SEED = 0x5EED
-# There every pair is translated and scored, also one that has no loss.
+# In evaluation such a pair still gets translated and scored; it only has no loss.
 _OF_THE_LOSS = "left out of the loss"
-# Numbers that no longer fit, after which a row is full.
+# After so many numbers in sequence that do not fit, a row counts as full.
 _MISSES = 3
 _ROWS_MEASURED = 32
 
 TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
-"""The tokens of a source and of its target, each with its end."""
+"""The tokens of a source and of its target, each with an end token."""
 
 
 def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The ids of the tokens that a translation starts with and ends with.
+    """Returns the ids of the tokens that start and end a translation.
 
     Raises:
         DataError: The vocabulary has none.
@@ -69,7 +69,7 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens that an encoder reads: the text's pieces and an end.
+    """Returns the tokens that the encoder reads: those of the text, and an end.
 
     Raises:
         DataError: The vocabulary has no token that ends a text.
@@ -230,7 +230,7 @@ class NumberExamples:
 
 @dataclass(frozen=True)
 class VocabularyTexts:
-    """The texts of pairs, each target right after its source; see ``corpus.Texts``.
+    """The texts of pairs, each target right after its source; see ``token_corpus.Texts``.
 
     Attributes:
         text: The pairs.
@@ -276,7 +276,10 @@ class TranslationData(DataConfig):
         return {name: ArraySpec((self.length,), values) for name, values in ARRAYS.items()}
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """All pairs but those held out, in the same rows in every epoch; numbers never repeat."""
+        """Returns the pairs that are not held out, in the same rows in every epoch.
+
+        Spelled-out numbers never repeat.
+        """
         numbers = NumberWords.parse(self.source)
         if numbers is None:
             return self._split(self._open("train"), tokenizer, seed, "left out")

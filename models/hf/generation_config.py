@@ -254,7 +254,7 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
             )
         source, given, model = folder / "config.json", config[GENERATION], config["model"]
         if not isinstance(given, dict) or not isinstance(model, dict):
-            raise WeightsError(f"{source}: {GENERATION} {given!r} is no JSON object: restore it")
+            raise WeightsError(f"{source}: {GENERATION} {given!r} is not an object: restore it")
         return given, model["architecture"] not in SEQUENCE_TO_SEQUENCE, str(source)
     model_type = str(config["model_type"])
     if source.is_file():

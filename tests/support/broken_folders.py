@@ -98,8 +98,8 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 BREAKS = {
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
-    "config is no JSON": (text("config.json", "{"), "config.json is not JSON"),
-    "config is a list": (text("config.json", "[]"), "config.json is no JSON object"),
+    "config is no JSON": (text("config.json", "{"), "config.json is not valid JSON"),
+    "config is a list": (text("config.json", "[]"), "config.json is a JSON list, not an object"),
     "unknown family": (edit("config.json", model_type="bort"), "'bort'.* bert"),
     "unknown field": (edit("config.json", rope_theta=1.0), "config.json.* rope_theta"),
     "activation": (edit("config.json", hidden_act="mish"), "hidden_act 'mish' .* 'gelu'"),

@@ -31,7 +31,7 @@ from ..config import TrainConfig
 from ..errors import RunError
 from ..inference.translate import published_request
 from ..runs.load_run import GENERATING, TARGETS, asked_of, open_run
-from ..runs.params_only_run import check_place_is_free
+from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
 from .model_card import FILE, model_card
 
@@ -91,7 +91,7 @@ def export_model(
       UserError: the model cannot be said in that form.
     """
     output, folder = Path(output), local_folder(source)
-    check_place_is_free(output)
+    check_not_existing(output)
     config, tokenizer = open_run(folder)
     model, params = load(folder, step=step)
     exported = Exported(

@@ -42,7 +42,7 @@ def letters(tmp_path_factory):
 
 @pytest.fixture
 def texts(tmp_path):
-    """A folder of three files, documents parted by blank lines, one of them packed by gzip."""
+    """A folder of three files, documents separated by blank lines, one of them packed by gzip."""
     folder = tmp_path / "texts"
     folder.mkdir()
     words = "the cat sat on a mat and then it saw some dog run away from her big red house".split()

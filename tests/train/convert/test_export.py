@@ -19,7 +19,7 @@ from flaxzoo.train.config import to_dict
 from flaxzoo.train.convert.export import export_model
 from flaxzoo.train.convert.import_hf import import_model
 from flaxzoo.train.convert.model_card import USES
-from flaxzoo.train.runs.params_only_run import make_model_folder
+from flaxzoo.train.runs.params_only_run import make_params_only_run
 from safetensors.numpy import load_file
 
 from ...support.encoders import WORDS
@@ -368,7 +368,7 @@ def _make_run(folder, recipe, model, params, tokenizer):
     rows = dataclasses.replace(config.data, length=model.max_length)
     fields = to_dict(dataclasses.replace(config, model=model, data=rows))
     facts = {"model": fields.pop("model"), "train": fields}
-    make_model_folder(folder, facts, tokenizer.save, 0, params)
+    make_params_only_run(folder, facts, save_tokenizer=tokenizer.save, step=0, params=params)
 
 
 def test_a_place_that_is_taken_is_refused(pretrained, tmp_path, capsys):

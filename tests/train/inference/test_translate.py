@@ -204,6 +204,6 @@ def test_what_is_refused(run, tmp_path, capsys):
         dataclasses.replace(train.recipe("quickstart"), label_smoothing=0.1)
     model = dataclasses.replace(run[1].run.config.model, max_length=128)
     config = dataclasses.replace(train.recipe("quickstart"), model=model)
-    with pytest.raises(train.RunError, match="transformer has no head for causal data"):
+    with pytest.raises(train.RunError, match="transformer has no head for causal"):
         train.train(config, tmp_path / "causal", quiet=True)
     assert not (tmp_path / "causal").exists()

@@ -10,7 +10,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.models.load import newest_step, steps
 from flaxzoo.train.config import from_dict, in_steps, to_dict
-from flaxzoo.train.runs.init_from import begin, plan_beginning
+from flaxzoo.train.runs.init_from import init_from, plan_init_from
 from flaxzoo.train.tree import path_name
 from flaxzoo.train.recipes import RECIPES
 
@@ -30,8 +30,8 @@ def begun(folder, model):
     source = train.open_run(folder)[0].model
     fresh = models.init_params(models.create(model), jax.random.key(5))
     shardings = jax.tree.map(lambda x: x.sharding, fresh)
-    plan = plan_beginning(folder, newest_step(folder), source, model)
-    params = begin(plan, fresh, shardings, lines.append)
+    plan = plan_init_from(folder, newest_step(folder), source, model)
+    params = init_from(plan, fresh, shardings, lines.append)
     flat = [
         {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}
         for tree in (params, fresh)
