@@ -15,7 +15,7 @@ from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
 from ..progress import Progress
 from ..runs.load_run import open_run, search_of
-from ..runs.run_folder import Say, label_names
+from ..runs.run_folder import Say
 from .translate import TextTranslator, note_of_empty
 
 
@@ -58,7 +58,7 @@ def score_run(
     recorded = read_fields(local_folder(folder)).get("data_fingerprints")
     if source is None and recorded is None:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
-    data, labels = config.data, label_names(config.model)
+    data, labels = config.data, config.model.labels
     model, params = load(folder, step=step)
     if source is None:
         split = data.validation_split(tokenizer, labels)

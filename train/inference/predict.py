@@ -11,7 +11,7 @@ from ..errors import RunError
 from ..objectives.eval_step import rows_at_once, whole_rows
 from ..objectives.tasks import objective_of
 from ..runs.load_run import open_run
-from ..runs.run_folder import Say, label_names
+from ..runs.run_folder import Say
 
 
 def predict(
@@ -34,11 +34,11 @@ def predict(
       DataError: the file cannot be read, or the run has nothing of this kind to predict.
     """
     config, tokenizer = open_run(folder)
-    if getattr(config.model, "head", None) == "none":
+    if config.model.head == "none":
         raise RunError(
             f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
         )
-    labels = label_names(config.model)
+    labels = config.model.labels
     split = config.data.input_split(path, tokenizer, labels)
     say(f"input: {split.summary}")
     model, params = load(folder, step=step)

@@ -56,7 +56,7 @@ def task_of(data: DataConfig) -> Task:
 def objective_of(config: TrainConfig) -> Objective:
     """What a run's model learns from its kind of data."""
     objective = task_of(config.data).objective(config)
-    if getattr(config.model, "num_token_types", 2) > 1:
+    if config.model.num_token_types > 1:
         return objective
     # RoBERTa and DistilBERT tell the parts of a row apart by their separators alone.
     return dataclasses.replace(objective, inputs=lambda batch: _one_type(objective.inputs(batch)))
@@ -172,28 +172,28 @@ TASKS: dict[str, Task] = {
     ),
     "sequence_classification": Task(
         objective=lambda config: _CLASSIFICATION_OBJECTIVES[config.data.target],
-        heads=lambda data: ("sequence",),
+        heads=lambda data: ("sequence_classification",),
         scores=_classification_scores,
         headline=("accuracy", "f1", "f1_macro", "matthews", "pearson"),
         use=PREDICT,
     ),
     "token_classification": Task(
         objective=lambda config: objectives.TAGGING,
-        heads=lambda data: ("token",),
+        heads=lambda data: ("token_classification",),
         scores=_tag_scores,
         headline=("f1", "token_accuracy"),
         use=PREDICT,
     ),
     "question_answering": Task(
         objective=lambda config: objectives.SPAN,
-        heads=lambda data: ("span",),
+        heads=lambda data: ("question_answering",),
         scores=_span_scores,
         headline=("exact_match", "f1"),
         use=PREDICT,
     ),
     "multiple_choice": Task(
         objective=lambda config: objectives.CLASSIFICATION,
-        heads=lambda data: ("choice",),
+        heads=lambda data: ("multiple_choice",),
         scores=_choice_scores,
         headline=("accuracy",),
         use=PREDICT,

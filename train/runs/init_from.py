@@ -11,6 +11,7 @@ from jax.tree_util import KeyPath
 from ...models.config import TransformerConfig
 from ...models.load import read_params
 from ...models.init import parameter_shapes
+from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
 from ..errors import RunError
@@ -18,8 +19,6 @@ from ..tree import path_name
 
 HEAD = "head/"
 """Prefix of the parameters that belong to an objective; all others are the body."""
-OWN_LABELS = ("head/classifier/", "head/span/")
-"""What is of use only to the same head with the same labels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +52,11 @@ def plan_init_from(
     """
     source_shapes = parameter_shapes(create(source))
     wanted = _by_name(parameter_shapes(create(model)))
-    same_head = [getattr(c, "head", None) for c in (source, model)]
-    same_labels = [getattr(c, "labels", ()) for c in (source, model)]
-    same = same_head[0] == same_head[1] and same_labels[0] == same_labels[1]
+    same = (source.head, source.labels) == (model.head, model.labels)
+    own = tuple(f"{HEAD}{part}/" for part in HEADS[source.head].own_params)
     copied = set()
     for name, x in _by_name(source_shapes).items():
-        if name not in wanted or (name.startswith(OWN_LABELS) and not same):
+        if name not in wanted or (name.startswith(own) and not same):
             continue
         if wanted[name].shape == x.shape:
             copied.add(name)

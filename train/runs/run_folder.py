@@ -9,16 +9,16 @@ import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from ...data.io.atomic_io import build_folder
 from ...data.dataset import DataSplit
 from ...data.tokenizers.base import Tokenizer
 from ...data.tasks.translation import encode_source
-from ...models.bert import WITH_MASKED_WORDS, BertConfig
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.load import CONFIG_FILE, chosen_step, model_config, read_config, steps
+from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from ..errors import RunError
@@ -76,7 +76,7 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
         say(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
     check_length(config)
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
-    data, labels = config.data, label_names(config.model)
+    data, labels = config.data, config.model.labels
     say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     train = data.train_split(tokenizer, labels, config.seed)
     say(f"training data: {train.summary}")
@@ -94,7 +94,7 @@ def _existing_run(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Token
     old, tokenizer = open_run(folder)
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
-    config = fit_model(config, old.model, tokenizer.target.vocab_size, label_names(old.model))
+    config = fit_model(config, old.model, tokenizer.target.vocab_size, old.model.labels)
     changed = differences(old, config)
     if changed:
         listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
@@ -134,7 +134,7 @@ def _check_sample_prompt(model: Any, tokenizer: Tokenizer, prompt: str | None) -
     if prompt is None:
         return
     head = model.head
-    if head in WITH_MASKED_WORDS:
+    if HEADS[head].predicts_masked:
         ids = tokenizer.encode_with_mask(prompt)
         if tokenizer.special_ids.mask not in ids or len(ids) > model.max_length:
             raise RunError(
@@ -150,11 +150,6 @@ def _check_sample_prompt(model: Any, tokenizer: Tokenizer, prompt: str | None) -
             )
     elif head != "causal_lm":
         raise RunError(f"a model with the head {head} writes no sample: leave sample_prompt out")
-
-
-def label_names(model: TransformerConfig) -> tuple[str, ...]:
-    """The names of a model's labels; none for one that has no choice of heads."""
-    return getattr(model, "labels", ())
 
 
 def fit_model(
@@ -179,22 +174,14 @@ def fit_model(
         model = dataclasses.replace(initial_model, dropout_rate=model.dropout_rate)
     size = max(model.vocab_size, vocab_size)
     heads = task_of(config.data).heads(config.data)
-    possible = _heads_of(model)
-    able = [head for head in heads if head in possible]
+    able = [head for head in heads if head in model.heads]
     if not able:
         raise RunError(
             f"{family_name(model)} has no head for {config.data.kind} data (it has "
-            f"{', '.join(possible)}): choose a recipe of such data (flaxzoo list)"
+            f"{', '.join(model.heads)}): choose a recipe of such data (flaxzoo list)"
         )
-    if isinstance(model, BertConfig):
-        model = model.with_head(able[0], labels)
-    return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=size))
-
-
-def _heads_of(model: Any) -> tuple[str, ...]:
-    """The heads that a model of this family can have; of several, its config names one."""
-    chosen = next((f.type for f in dataclasses.fields(model) if f.name == "head"), None)
-    return (model.head,) if chosen is None else get_args(chosen)
+    model = dataclasses.replace(model.with_head(able[0], labels), vocab_size=size)
+    return dataclasses.replace(config, model=model)
 
 
 def _check_empty(folder: Path) -> None:

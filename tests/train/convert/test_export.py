@@ -14,11 +14,11 @@ from flax.traverse_util import flatten_dict
 from flaxzoo import data, models, train
 from flaxzoo.models.hf.equivalent_params import as_marian
 from flaxzoo.models.init import parameter_shapes
+from flaxzoo.models.nn.heads import HEADS
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.config import to_dict
 from flaxzoo.train.convert.export import export_model
 from flaxzoo.train.convert.import_hf import import_model
-from flaxzoo.train.convert.model_card import USES
 from flaxzoo.train.runs.params_only_run import make_params_only_run
 from safetensors.numpy import load_file
 
@@ -54,7 +54,7 @@ def written_out(config):
 
 def torch_model(folder, head):
     """The model that transformers reads of a folder; nothing is missing, nothing left over."""
-    cls = getattr(transformers, USES[head].auto_class)
+    cls = getattr(transformers, HEADS[head].hf_auto_class)
     model, info = cls.from_pretrained(folder, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return model.eval()
@@ -74,7 +74,7 @@ def torch_inputs(given):
 
 
 def rows_of_ids(vocab_size, head, rows=3, length=9):
-    shape = (rows, 2, length) if head == "choice" else (rows, length)
+    shape = (rows, 2, length) if head == "multiple_choice" else (rows, length)
     ids = np.random.default_rng(0).integers(5, vocab_size, shape, dtype=np.int32)
     mask = np.ones(shape, np.int32)
     mask[-1, ..., length - 3 :] = 0

@@ -174,7 +174,7 @@ def test_generate_wants_a_causal_language_model(pretrained, capsys):
 
 def test_fill_mask_wants_a_masked_language_model(tuned, capsys):
     assert cli.main(["fill-mask", str(tuned("one").run.folder), "a [MASK]"]) == 2
-    assert "a model with the head sequence fills no masks" in capsys.readouterr().err
+    assert "a model with the head sequence_classification fills no masks" in capsys.readouterr().err
 
 
 def test_embed_is_the_mean_of_each_text_alone(pretrained, tmp_path, capsys):

@@ -137,7 +137,7 @@ def test_a_prompt_that_would_fail_after_training(place, prompt, message):
     with pytest.raises(train.RunError, match=message):
         train.train(pretraining(place, sample_prompt=prompt), place / "prompt", quiet=True)
     config = fine_tuning(place, "one", sample_prompt="the")
-    with pytest.raises(train.RunError, match="head sequence writes no sample"):
+    with pytest.raises(train.RunError, match="head sequence_classification writes no sample"):
         train.train(config, place / "prompt", quiet=True)
     assert not (place / "prompt").exists()
 
@@ -146,7 +146,7 @@ def test_a_gpt_has_no_head_for_labels(place):
     config = fine_tuning(place, "one")
     config = dataclasses.replace(config, model=models.GPTConfig(**SIZES))
     with pytest.raises(
-        train.RunError, match=r"gpt has no head for classify data \(it has causal_lm\): choose"
+        train.RunError, match=r"gpt has no head for sequence_classification data \(it has causal_lm\): choose"
     ):
         train.train(config, place / "gpt", quiet=True)
 
