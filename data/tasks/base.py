@@ -26,15 +26,15 @@ class DataConfig(ABC):
 
     source: str
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
-    tfds:NAME/CONFIG#field, or several of them, joined by " + "; for next tokens also
-    prepared:FOLDER, which `flaxzoo prepare` made; of labelled examples one of
-    tsv:GLOB, conll:GLOB, squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG."""
+    tfds:NAME/CONFIG#field, or several of them, joined by " + ". For next-token prediction also
+    prepared:FOLDER, the output of `flaxzoo prepare`. For labeled examples tsv:GLOB, conll:GLOB,
+    squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG."""
     validation: str | None = None
-    """A source to validate on; by default a part of `source`."""
+    """A source to validate on. By default a part of `source` is held out."""
     validation_fraction: float = 0.05
-    """The part that is held out when `validation` is not given."""
+    """The fraction that is held out when `validation` is not given."""
     length: int
-    """Tokens in a row, T."""
+    """Tokens in a sequence, T."""
     tokenizer: TokenizerConfig
     num_workers: int = 0
     """Processes that prepare batches; 0 prepares them in a thread."""

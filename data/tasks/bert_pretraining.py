@@ -76,17 +76,17 @@ class PretrainingData(DocumentsData):
     kind: ClassVar[str] = "pretraining"
 
     next_sentence: bool = True
-    """Pairs of segments, to tell those that belong together (BERT); without: RoBERTa's rows."""
+    """Train on segment pairs and the next-sentence objective (BERT); without: as RoBERTa."""
     masking_rate: float = 0.15
-    """The part of the tokens that is predicted."""
+    """The fraction of the tokens that is predicted."""
     whole_word: bool = False
     """Mask all pieces of a word together."""
     max_predictions: int | None = None
-    """Most predictions in a row; by default masking_rate * length, rounded up."""
+    """Predictions in a sequence, at most. By default masking_rate * length, rounded up."""
     short_fraction: float = 0.1
-    """The part of the examples that is shorter than a row by intent."""
+    """The fraction of the examples that is made shorter than a sequence on purpose."""
     language: str = "en"
-    """Of text that must be split into sentences."""
+    """Language of text that must be split into sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

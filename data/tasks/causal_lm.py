@@ -132,7 +132,7 @@ class CausalData(DocumentsData):
     kind: ClassVar[str] = "causal"
 
     packing: Packing = "concat"
-    """concat: fill every row, cutting documents; first-fit: keep documents whole."""
+    """concat: fill every sequence and split documents. first-fit: keep documents whole and pad."""
 
     def make_tokenizer(self) -> Tokenizer:
         """See ``DataConfig``; prepared rows have theirs."""

@@ -79,7 +79,7 @@ class ChoiceData(LabelledData[ChoiceExample]):
     source: str
     """jsonl:GLOB#label,context[,question],choices (or choice1+choice2), or tfds:hellaswag."""
     length: int = 128
-    """Tokens in the row of a choice, T."""
+    """Tokens in the sequence of a choice, T."""
 
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split

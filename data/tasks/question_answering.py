@@ -50,13 +50,13 @@ class SpanData(LabelledData[SpanExample]):
     source: str
     """squad:GLOB or tfds:squad/v1.1."""
     length: int = 384
-    """Tokens in a row, T."""
+    """Tokens in a sequence, T."""
     stride: int = 128
-    """Tokens of a passage from one window's start to the next one's; at most half a window."""
+    """Tokens between the starts of two windows of a passage; at most half a window."""
     max_question_length: int = 64
-    """Tokens that are kept of a question; never more than half of a row."""
+    """Longest question, in tokens; longer ones are truncated. At most half of a sequence."""
     max_answer_length: int = 30
-    """Tokens in an answer that is predicted."""
+    """Longest predicted answer, in tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

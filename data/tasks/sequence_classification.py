@@ -86,7 +86,7 @@ class ClassificationData(LabelledData[ClassificationExample]):
     source: str
     """tsv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text or tfds:glue/NAME."""
     length: int = 128
-    """Tokens in a row, T."""
+    """Tokens in a sequence, T."""
     target: Target = "one"
     """one: each example has one label; several: any number, parted by commas; score: a number."""
 

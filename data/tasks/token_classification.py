@@ -49,7 +49,7 @@ class TaggingData(LabelledData[TaggingExample]):
     source: str
     """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags or tfds:conll2003."""
     length: int = 128
-    """Tokens in a row, T."""
+    """Tokens in a sequence, T."""
 
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split

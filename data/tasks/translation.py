@@ -261,9 +261,9 @@ class TranslationData(DataConfig):
     """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, tfds:NAME/CONFIG#en,de, several of them
     joined by " + ", or builtin:numbers-en-fr. Swap the names for the other direction."""
     validation_fraction: float = 0.01
-    """The part that is held out when `validation` is not given and none is published."""
+    """The fraction held out when `validation` is not given and no split is published."""
     length: int
-    """Tokens in a row on each side, S = T; a row holds several pairs."""
+    """Tokens in a sequence on each side, S = T; a sequence holds several pairs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
