@@ -1,10 +1,10 @@
 """From text to batches of numpy arrays.
 
-The way through: a ``DataConfig`` (``CausalData``, ``PretrainingData``, ``ClassificationData``,
-``TaggingData``, ``SpanData``, ``ChoiceData``, ``TranslationData``) reads its source,
-``train_tokenizer`` or ``load_tokenizer`` gives the vocabulary, the config's splits are
-``Rows``, and ``train_iterator`` makes batches of them. Everything is imported when first
-asked for, so ``import flaxzoo.data`` costs nothing.
+A ``DataConfig`` (``CausalLMData``, ``PretrainingData``, ``SequenceClassificationData``,
+``TokenClassificationData``, ``QuestionAnsweringData``, ``MultipleChoiceData``,
+``TranslationData``) reads its source; ``train_tokenizer`` or ``load_tokenizer`` gives the
+vocabulary; each split of the config is an ``ExampleSource``, of which ``train_iterator`` makes
+batches. Every name is imported on first use, so ``import flaxzoo.data`` costs nothing.
 """
 
 from .lazy_names import attach_stub

@@ -1,10 +1,10 @@
 """From text to batches of numpy arrays.
 
-The way through: a ``DataConfig`` (``CausalData``, ``PretrainingData``, ``ClassificationData``,
-``TaggingData``, ``SpanData``, ``ChoiceData``, ``TranslationData``) reads its source,
-``train_tokenizer`` or ``load_tokenizer`` gives the vocabulary, the config's splits are
-``Rows``, and ``train_iterator`` makes batches of them. Everything is imported when first
-asked for, so ``import flaxzoo.data`` costs nothing.
+A ``DataConfig`` (``CausalLMData``, ``PretrainingData``, ``SequenceClassificationData``,
+``TokenClassificationData``, ``QuestionAnsweringData``, ``MultipleChoiceData``,
+``TranslationData``) reads its source; ``train_tokenizer`` or ``load_tokenizer`` gives the
+vocabulary; each split of the config is an ``ExampleSource``, of which ``train_iterator`` makes
+batches. Every name is imported on first use, so ``import flaxzoo.data`` costs nothing.
 """
 
 from .batching import BatchIterator as BatchIterator
@@ -21,14 +21,14 @@ from .corpora.token_corpus import build_corpus as build_corpus
 from .corpora.token_corpus import open_corpus as open_corpus
 from .dataset import ArraySpec as ArraySpec
 from .dataset import DataSplit as DataSplit
-from .dataset import Rows as Rows
+from .dataset import ExampleSource as ExampleSource
 from .dataset import Values as Values
 from .errors import DataError as DataError
 from .features.masking import Masking as Masking
 from .features.segment_pairs import Segments as Segments
 from .io.files import read_lines as read_lines
 from .packing.packing import Packing as Packing
-from .prepared.read_shards import PreparedRows as PreparedRows
+from .prepared.read_shards import PreparedExamples as PreparedExamples
 from .prepared.write_shards import prepare as prepare
 from .sources.documents import Documents as Documents
 from .sources.documents import default_cache_dir as default_cache_dir
@@ -36,7 +36,7 @@ from .sources.documents import load_documents as load_documents
 from .sources.documents import load_whole as load_whole
 from .sources.parallel_corpus import ParallelText as ParallelText
 from .sources.parallel_corpus import open_parallel as open_parallel
-from .sources.sentence_pairs import Pair as Pair
+from .sources.sentence_pairs import SentencePair as SentencePair
 from .sources.source_names import Source as Source
 from .sources.source_names import parse_source as parse_source
 from .sources.source_names import parse_sources as parse_sources
@@ -45,21 +45,23 @@ from .sources.spelled_numbers import NumberWords as NumberWords
 from .sources.spelled_numbers import spell as spell
 from .tasks.base import DataConfig as DataConfig
 from .tasks.bert_pretraining import PretrainingData as PretrainingData
-from .tasks.bert_pretraining import PretrainingRows as PretrainingRows
-from .tasks.causal_lm import CausalData as CausalData
-from .tasks.causal_lm import CausalEvaluationRows as CausalEvaluationRows
-from .tasks.causal_lm import CausalRows as CausalRows
-from .tasks.multiple_choice import ChoiceData as ChoiceData
-from .tasks.multiple_choice import ChoiceRows as ChoiceRows
-from .tasks.question_answering import SpanData as SpanData
-from .tasks.question_answering import SpanRows as SpanRows
-from .tasks.sequence_classification import ClassificationData as ClassificationData
-from .tasks.sequence_classification import ClassificationRows as ClassificationRows
-from .tasks.token_classification import TaggingData as TaggingData
-from .tasks.token_classification import TaggingRows as TaggingRows
-from .tasks.translation import NumberRows as NumberRows
+from .tasks.bert_pretraining import PretrainingExamples as PretrainingExamples
+from .tasks.causal_lm import CausalLMData as CausalLMData
+from .tasks.causal_lm import CausalLMEvaluationExamples as CausalLMEvaluationExamples
+from .tasks.causal_lm import CausalLMExamples as CausalLMExamples
+from .tasks.multiple_choice import MultipleChoiceData as MultipleChoiceData
+from .tasks.multiple_choice import MultipleChoiceExamples as MultipleChoiceExamples
+from .tasks.question_answering import QuestionAnsweringData as QuestionAnsweringData
+from .tasks.question_answering import QuestionAnsweringExamples as QuestionAnsweringExamples
+from .tasks.sequence_classification import SequenceClassificationData as SequenceClassificationData
+from .tasks.sequence_classification import (
+    SequenceClassificationExamples as SequenceClassificationExamples,
+)
+from .tasks.token_classification import TokenClassificationData as TokenClassificationData
+from .tasks.token_classification import TokenClassificationExamples as TokenClassificationExamples
+from .tasks.translation import NumberExamples as NumberExamples
 from .tasks.translation import TranslationData as TranslationData
-from .tasks.translation import TranslationRows as TranslationRows
+from .tasks.translation import TranslationExamples as TranslationExamples
 from .tasks.translation import encode_source as encode_source
 from .tasks.translation import start_and_end as start_and_end
 from .tokenizers.base import SpecialIds as SpecialIds

@@ -1,12 +1,12 @@
 """Grain: from rows to batches, in a global order that nothing but the seed decides.
 
 A batch is a pure function of ``(seed, step)``. Example ``g = step * batch_size + i`` is row
-``permutation(seed, epoch)[g % rows_per_epoch]`` of epoch ``g // rows_per_epoch``; process
+``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process
 ``p`` of ``n`` makes the ``p``-th of ``n`` equal parts of each batch. So the global batch
 depends neither on the number of processes nor on that of workers, and where a run stands is
 one number.
 
-An objective brings its own ``Rows`` and shares everything here.
+An objective brings its own ``ExampleSource`` and shares everything here.
 """
 
 import functools
@@ -17,7 +17,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from .dataset import Rows
+from .dataset import ExampleSource
 from .errors import DataError
 
 Batch = dict[str, np.ndarray]
@@ -38,7 +38,7 @@ class TrainBatches:
         process_count: The number of parts.
     """
 
-    rows: Rows
+    rows: ExampleSource
     batch_size: int
     seed: int
     num_steps: int
@@ -58,8 +58,8 @@ class TrainBatches:
         return _stack([self._example(g) for g in range(first, first + local)])
 
     def _example(self, g: int) -> dict[str, np.ndarray]:
-        epoch, index = divmod(g, self.rows.rows_per_epoch)
-        return self.rows.row(epoch, _shuffled(index, self.rows.rows_per_epoch, self.seed, epoch))
+        epoch, index = divmod(g, self.rows.num_examples)
+        return self.rows.example(epoch, _shuffled(index, self.rows.num_examples, self.seed, epoch))
 
 
 class BatchIterator(grain.DatasetIterator[Batch]):
@@ -136,7 +136,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
 
 def train_iterator(
-    rows: Rows,
+    rows: ExampleSource,
     *,
     batch_size: int,
     seed: int,
@@ -170,7 +170,7 @@ def train_iterator(
 
 
 def evaluation_batches(
-    rows: Rows, *, batch_size: int, process_index: int = 0, process_count: int = 1
+    rows: ExampleSource, *, batch_size: int, process_index: int = 0, process_count: int = 1
 ) -> Iterator[Batch]:
     """Iterates once over the rows of epoch 0, in order.
 
@@ -188,12 +188,12 @@ def evaluation_batches(
         DataError: ``batch_size`` is not divisible by ``process_count``.
     """
     local = local_batch_size(batch_size, process_count)
-    nothing = {name: np.zeros_like(array) for name, array in rows.row(0, 0).items()}
-    for start in range(0, rows.rows_per_epoch, batch_size):
+    nothing = {name: np.zeros_like(array) for name, array in rows.example(0, 0).items()}
+    for start in range(0, rows.num_examples, batch_size):
         first = start + process_index * local
         yield _stack(
             [
-                rows.row(0, index) if index < rows.rows_per_epoch else nothing
+                rows.example(0, index) if index < rows.num_examples else nothing
                 for index in range(first, first + local)
             ]
         )

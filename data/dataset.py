@@ -1,8 +1,8 @@
-"""What an objective brings: examples that can be made in any order."""
+"""Random-access data sets of examples, and the description of their arrays."""
 
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -49,33 +49,49 @@ BatchSpec = dict[str, ArraySpec]
 """The arrays of one example of a batch, by name."""
 
 
-class Rows(Protocol):
-    """Examples that can be made in any order; must pickle, for worker processes."""
+class PickledByFields:
+    """A dataclass that pickles its fields alone.
+
+    Cached properties stay behind: a worker process opens files and maps arrays itself.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+class ExampleSource(Protocol):
+    """A random-access data set of examples.
+
+    Every example is a pure function of its epoch and index. The object must pickle, because
+    worker processes make examples, too.
+    """
 
     @property
-    def rows_per_epoch(self) -> int:
-        """The number of examples of an epoch, at least 1 and below 2^32."""
+    def num_examples(self) -> int:
+        """The number of examples in an epoch, at least 1 and below 2^32."""
         ...
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example, the same arrays and shapes each time; all 0 is padding."""
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Returns example `index` of `epoch` as fixed-shape arrays; all zeros is padding."""
         ...
 
 
 @dataclass(frozen=True)
 class DataSplit:
-    """One split, ready to be batched.
+    """One split of a data set, ready for batching.
 
     Attributes:
-        rows: The examples as arrays; those of training may differ from epoch to epoch.
-        content: What the rows are made of: a corpus, or the list of all examples, those
-            included that are not trained on (the rows have what they keep).
-        fingerprint: A stable hash of the texts or examples and the tokenizer; labelled data
-            put their settings in, too. For other data the run's config.json has these.
-        facts: What is in it, for the log: ``400 documents, 929,728 tokens``.
+        examples: The examples as arrays. Training examples may differ between epochs.
+        content: The source of the examples: a corpus, or the list of all labelled examples,
+            including those that are left out of training.
+        fingerprint: A stable hash of the texts or examples and of the tokenizer. For labelled
+            data it also covers the settings; for other data config.json has the settings.
+        summary: A line for the log: ``400 documents, 929,728 tokens``.
     """
 
-    rows: Rows
+    examples: ExampleSource
     content: Any
     fingerprint: str
-    facts: str
+    summary: str

@@ -28,7 +28,15 @@ from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.dropout import RowKeys, dropout, fold_in, row_keys
 from .nn.feed_forward import FeedForward
-from .nn.heads import HEADS, CausalLMOutput, EncoderOutput, HeadInputs
+from .nn.heads import (
+    HEAD_ALIASES,
+    HEADS,
+    CausalLMOutput,
+    EncoderOutput,
+    HeadInputs,
+    HeadSpec,
+    encoder_heads,
+)
 from .nn.input_checks import check_inputs
 from .nn.linear import Embedding, Linear
 from .nn.masks import AnyArray, AttentionMask
@@ -47,9 +55,6 @@ from .nn.typing import Array, Bool, Float, Int
 from .registry import Family, Preset, one_token
 
 POOLERS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
-WITH_POOLER = ("none", "pretraining", "next_sentence", "sequence", "choice")
-WITH_LABELS = ("sequence", "token")
-WITH_MASKED_WORDS = ("pretraining", "masked_lm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,46 +73,37 @@ class BertConfig(TransformerConfig):
     """Of attention weights, if not `dropout_rate`."""
     classifier_dropout: float | None = None
     """Of what scores labels, choices or spans, if not `dropout_rate` (spans: none)."""
-    num_token_types: int = 2
+    num_token_types: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     """Kinds of token, to tell the first part from the second; 0: none (DistilBERT)."""
-    position_offset: int = 0
+    position_offset: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Rows of the position table before that of the first token (RoBERTa: 2)."""
     head_activation: Literal["gelu", "gelu_tanh", "relu", "silu"] | None = None
     """Non-linearity before the vocabulary matrix, if not `activation` (RoBERTa: always gelu)."""
     pooler_activation: Literal["tanh", "relu"] | None = "tanh"
     """Non-linearity of the pooler; None: a body without one (DistilBERT's)."""
-    head: Literal[
-        "none",
-        "pretraining",
-        "masked_lm",
-        "next_sentence",
-        "sequence",
-        "token",
-        "span",
-        "choice",
-        "causal_lm",
-    ] = "pretraining"
-    """What the model answers: masked words (masked_lm) and next sentences, or both
-    (pretraining); labels of a sequence or of each token; a span; the right one of several
-    choices; next tokens (causal_lm)."""
-    labels: tuple[str, ...] = ()
-    """Names of the labels of a sequence or token head, in order of their ids; of a span head
-    "no answer", if it may say so."""
+    head: str = "pretraining"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The output: masked tokens (masked_lm), next sentences (next_sentence) or both (pretraining);
+    labels (sequence_classification, token_classification); an answer (question_answering); one of
+    several choices (multiple_choice); next tokens (causal_lm); or none."""
+    labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Names of the labels of a classification head, in order of their ids; for question answering
+    the name of "no answer", if there may be none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "labels", tuple(self.labels))
+        object.__setattr__(self, "head", HEAD_ALIASES.get(self.head, self.head))
+        if self.head not in self.heads:
+            raise UserError(f"head {self.head!r} is unknown: choose {', '.join(self.heads)}")
         for name in ("attention_dropout", "classifier_dropout"):
             if not 0 <= getattr(self, f"{name}_rate") < 1:
                 raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
         for name in ("num_token_types", "position_offset"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} {getattr(self, name)} must be at least 0")
-        if self.head != "none" and self.head not in HEADS:
-            raise UserError(f"head {self.head!r} is unknown: choose none, {', '.join(HEADS)}")
-        if self.head in WITH_LABELS and not self.labels:
+        if self.head_spec.needs_labels and not self.labels:
             raise UserError(f"head {self.head!r} has no labels: give at least one name")
-        if self.pooler_activation is None and self.head in WITH_POOLER[1:]:
+        if self.pooler_activation is None and self.head != "none" and self.head_spec.needs_pooler:
             raise UserError(
                 f"head {self.head!r} looks at a pooled token: choose pooler_activation "
                 f"{' or '.join(POOLERS)}"
@@ -123,18 +119,28 @@ class BertConfig(TransformerConfig):
     @property
     def classifier_dropout_rate(self) -> float:
         """Probability that an element of what a head scores is dropped."""
-        usual = 0.0 if self.head == "span" else self.dropout_rate
+        usual = self.dropout_rate if self.head_spec.has_dropout else 0.0
         return usual if self.classifier_dropout is None else self.classifier_dropout
 
-    def with_head(self, head: Any, labels: tuple[str, ...]) -> "BertConfig":
-        """The same body below another head; one without a pooler is given its family's."""
+    @property
+    def head_spec(self) -> HeadSpec:
+        """The record of the head."""
+        return HEADS[self.head]
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the model can have."""
+        return encoder_heads()
+
+    def with_head(self, head: str, labels: tuple[str, ...]) -> "BertConfig":
+        """Returns the same body below another head; a body without a pooler gets its family's."""
         pooler = self.pooler_activation or ("tanh" if self.num_token_types else "relu")
         return dataclasses.replace(self, head=head, labels=labels, pooler_activation=pooler)
 
     @property
     def has_pooler(self) -> bool:
         """Whether the model pools its first token."""
-        return self.head in WITH_POOLER and self.pooler_activation is not None
+        return self.head_spec.needs_pooler and self.pooler_activation is not None
 
 
 class BertLayer(Layer[BertConfig]):
@@ -193,7 +199,7 @@ class BERT(nn.Module):
         """Answers as `config.head` says, with an output of `models.heads`.
 
         Args:
-          input_ids: token ids; `[B, C, T]` for head "choice".
+          input_ids: token ids; `[B, C, T]` for head "multiple_choice".
           attention_mask: 1 where a token may be seen. With a cache it covers
             the S slots of the cache, those written now included. Or, `[B, T,
             S]`, all that each token may see, itself included.
@@ -261,15 +267,15 @@ class BERT(nn.Module):
         cache: Cache | None,
     ) -> None:
         """Raises ValueError where an input does not go with the head."""
-        head = self.config.head
-        if (input_ids.ndim == 3) != (head == "choice"):
-            axes = "[B, C, T]" if head == "choice" else "[B, T]"
+        head, spec = self.config.head, self.config.head_spec
+        if (input_ids.ndim == 3) != spec.takes_choices:
+            axes = "[B, C, T]" if spec.takes_choices else "[B, T]"
             raise UserError(f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}")
-        if masked_positions is not None and head not in WITH_MASKED_WORDS:
-            raise UserError(f"head {head!r} finds no masked words: leave masked_positions out")
+        if masked_positions is not None and not spec.predicts_masked:
+            raise UserError(f"head {head!r} finds no masked tokens: leave masked_positions out")
         if cache is not None and head != "causal_lm":
             raise UserError(f"head {head!r} has no use for a cache: choose head 'causal_lm'")
-        if segment_ids is not None and head in WITH_POOLER[1:]:
+        if segment_ids is not None and head != "none" and spec.needs_pooler:
             raise UserError(f"head {head!r} sees one text per row: leave segment_ids out")
         if token_type_ids is not None:
             self._check_token_types(token_type_ids)
@@ -318,9 +324,9 @@ class BERT(nn.Module):
 
     def _answer(self, inputs: HeadInputs, cache: Cache | None) -> Any:
         c, e = self.config, self.execution
-        if c.head == "none":
+        if c.head_spec.module is None:
             return inputs.body
-        output = HEADS[c.head](c, e, name="head")(inputs)
+        output = c.head_spec.module(c, e, name="head")(inputs)
         if c.head == "causal_lm":
             body = inputs.body
             return CausalLMOutput(body.last_hidden_state, output.projection, cache, body.attentions)
@@ -329,7 +335,7 @@ class BERT(nn.Module):
 
 def _smallest_inputs(config: BertConfig) -> dict[str, np.ndarray]:
     """One token, in one choice of a row of choices."""
-    if config.head != "choice":
+    if not config.head_spec.takes_choices:
         return one_token(config)
     return {"input_ids": np.zeros((1, 1, 1), np.int32)}
 

@@ -1,8 +1,8 @@
-"""Checksums of a checkpoint: a byte that changed on disk is found, and its file named.
+"""Checksums of a checkpoint, which detect a changed byte on disk and name its file.
 
-`checksums.json` beside a checkpoint's parts holds the SHA-256 of every file in them.
-It is written before the checkpoint gets its name, so that none is without, but
-those of models that were not trained here (imported ones, and averages).
+`checksums.json` beside a checkpoint's parts contains the SHA-256 of every file in them. It is
+written before the checkpoint gets its final name, so that every checkpoint has one, except those of
+models that were not trained here (imported and averaged ones).
 """
 
 import hashlib
@@ -25,13 +25,14 @@ def write_checksums(checkpoint: Path) -> None:
 
 
 def find_damage(checkpoint: Path, part: str = "") -> str | None:
-    """What is wrong with a checkpoint's files, in words that follow its name; None: nothing.
-
-    One without checksums is taken for whole.
+    """Compares the files of a checkpoint with their checksums.
 
     Args:
-      checkpoint: its folder.
-      part: the one part that is of interest, such as `params`; by default all are.
+        checkpoint: The folder of the checkpoint.
+        part: The part to check, such as `params`; by default all parts.
+
+    Returns:
+        A description of the first damaged file; None if there is none, or no checksums.
     """
     file = checkpoint / CHECKSUMS_FILE
     if not file.is_file():

@@ -6,7 +6,7 @@ which may change from one machine to the next without changing the model.
 """
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..data.errors import UserError
 
@@ -76,7 +76,34 @@ class TransformerConfig:
         """Width of the feed-forward layer, F."""
         return self.d_ff if self.d_ff is not None else 4 * self.d_model
 
-    # Where architectures may differ from what is usual.
+    # Fields and sizes in which families differ; those that vary in a family are its fields.
+
+    head: ClassVar[str] = "none"
+    """What the model returns: the name of a record in `models.nn.heads.HEADS`."""
+    labels: ClassVar[tuple[str, ...]] = ()
+    """Names of the labels, in order of their ids."""
+    num_token_types: ClassVar[int] = 0
+    """Number of token types; 0: the model has none."""
+    position_offset: ClassVar[int] = 0
+    """Rows of the position table before that of the first token."""
+    source_vocab_size: ClassVar[int | None] = None
+    """Number of tokens of the source, if that is not `vocab_size`."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the model can have."""
+        return (self.head,)
+
+    def with_head(self, head: str, labels: tuple[str, ...]) -> "TransformerConfig":
+        """Returns the configuration of the same body below another head.
+
+        Raises:
+            UserError: The family has no such head.
+        """
+        del labels
+        if head != self.head:
+            raise UserError(f"head {head!r} is unknown: choose {', '.join(self.heads)}")
+        return self
 
     @property
     def decoder(self) -> "TransformerConfig":
@@ -123,13 +150,12 @@ class Execution:
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision in which parameters are stored."""
     layers: Literal["scan", "unroll", "separate"] = "scan"
-    """scan: one compiled layer, looped (compile time flat in depth). unroll: the
+    """scan: one compiled layer in a loop (compile time independent of depth). unroll: the
     same stored parameters, L copies in the program. separate: one parameter
     subtree per layer, laid out for decoding (`models.separate_layers`)."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes: nothing, all but matrix products, or
+    """What the backward pass recomputes. none: nothing. dots: everything but matrix products. full:
     every layer from its input."""
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
-    """What computes attention: a kernel that works block by block, cudnn (GPUs) or splash (TPUs),
-    where it can serve; else XLA. auto: XLA, or what suits the devices that a
-    program compiles for, which `train` knows and says."""
+    """xla, or a fused kernel where it supports the call: cudnn (GPUs) or splash (TPUs). auto: the
+    kernel for the devices of `train`, elsewhere XLA; `train` prints the choice."""

@@ -1,4 +1,4 @@
-"""A model's folder, by its path or by its name on the Hugging Face hub."""
+"""Finds a model's folder by its path or by its name on the Hugging Face hub."""
 
 import functools
 import re
@@ -6,41 +6,38 @@ from pathlib import Path
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """`name` or `owner/name`."""
-FILES = (
-    *(
-        "config.json",
-        "generation_config.json",
-        "model*.safetensors",
-        "model.safetensors.index.json",
-    ),
-    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt"),
-    *("*.model", "*.spm", "target_vocab.json", "special_tokens_map.json"),
+FILES = tuple(
+    """
+    config.json generation_config.json model*.safetensors model.safetensors.index.json
+    tokenizer.json tokenizer_config.json vocab.json vocab.txt merges.txt *.model *.spm
+    target_vocab.json special_tokens_map.json
+    """.split()
 )
-"""What is fetched: never a pickled file, nor weights for another library."""
+"""The files to download: never a pickled one, nor weights for another library."""
 
 
 def local_folder(path: str | Path) -> Path:
-    """The folder of a model.
+    """Returns the folder of a model.
 
     Args:
-      path: a folder, or a name on the hub, whose files are fetched once and kept in the hub's own
-        cache. What exists here is never looked for there, nor is a `Path`.
+        path: A folder, or a name on the hub, whose files are downloaded once and kept in the hub's
+            own cache. A path that exists, or is a `Path`, is never searched for on the hub.
 
     Raises:
-      FileNotFoundError: there is neither.
+        FileNotFoundError: There is neither a folder nor a model of that name.
     """
     folder = Path(path).expanduser()
     if isinstance(path, Path) or folder.exists() or not NAME.fullmatch(path):
         return folder
-    return _fetched(path)
+    return _download(path)
 
 
 @functools.cache
-def _fetched(name: str) -> Path:
-    """The folder in the hub's cache; asked for once in a process, so that all of it is of one time.
+def _download(name: str) -> Path:
+    """Returns the folder in the hub's cache; once per process, so that all files match.
 
     Raises:
-      FileNotFoundError: it cannot be had.
+        FileNotFoundError: The download failed.
     """
     import huggingface_hub
 

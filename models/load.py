@@ -1,11 +1,10 @@
-"""From a folder to `(model, params)`.
+"""Loads a folder as `(model, params)`.
 
-A run folder holds `config.json`, whose "model" entry rebuilds the model, and
-`checkpoints/<step>/params`, written by Orbax.  A folder in Hugging Face's form
-holds another `config.json`, which names its family, and safetensors files.
+A run folder contains a `config.json`, whose "model" entry defines the model, and
+`checkpoints/<step>/params`, written by Orbax. A folder in Hugging Face's form contains another
+`config.json`, which names the family, and safetensors files.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,13 @@ from typing import Any
 import jax
 
 from ..data.errors import UserError
+from ..data.io.json_text import JsonObject, read_object
 from .checksums import find_damage
 from .config import Execution, TransformerConfig
 from .hf.load_weights import config_of_folder, read_weights
 from .hub import local_folder
 from .init import parameter_shapes
+from .nn.typing import Params, PyTree
 from .registry import config_from_dict, create
 
 CONFIG_FILE = "config.json"
@@ -30,94 +31,104 @@ def load(
     *,
     step: int | None = None,
     execution: Execution | None = None,
-    shardings: Callable[[Any], Any] | None = None,
-) -> tuple[Any, Any]:
+    shardings: Callable[[PyTree], PyTree] | None = None,
+) -> tuple[Any, Params]:
     """Loads the model of a run folder, or of a folder in Hugging Face's form.
 
     Args:
-      path: what `flaxzoo train … --workdir` left, or `save_pretrained` of transformers; or a name
-        on the Hugging Face hub.
-      step: which checkpoint of a run; by default the newest.
-      execution: how the model is to be run; by default in float32, scanned.
-      shardings: from the tree of the parameters' shapes to one of their shardings
-        (`train.parameter_shardings`); by default all lie on the first device.
+        path: The folder that `flaxzoo train … --workdir` or `save_pretrained` of transformers
+            wrote, or a name on the Hugging Face hub.
+        step: The checkpoint of a run; by default the newest.
+        execution: How the model is run; by default in float32, with scanned layers.
+        shardings: Maps the tree of the parameters' shapes to the tree of their shardings
+            (`train.parameter_shardings`); by default all parameters are on the first device.
 
     Returns:
-      The Flax module and its parameters: `model.apply({"params": params}, input_ids=…).logits`.
+        The Flax module and its parameters: `model.apply({"params": params}, input_ids=…).logits`.
 
     Raises:
-      FileNotFoundError: there is no such folder, or the run has no such checkpoint.
-      UserError: the folder is broken, or holds what there is no model for.
+        FileNotFoundError: There is no such folder, or the run has no such checkpoint.
+        UserError: The folder is broken, or its model is not supported.
     """
     folder = local_folder(path).resolve()
     model = create(model_config(folder), execution)
     shapes = parameter_shapes(model)
-    placed = jax.tree.map(
+    if shardings is None:
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        placement = jax.tree.map(lambda _: sharding, shapes)
+    else:
+        placement = shardings(shapes)
+    targets = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         shapes,
-        (shardings or _on_first_device)(shapes),
+        placement,
     )
-    return model, read_params(folder, chosen_step(folder, step), model.config, placed)
+    return model, read_params(folder, chosen_step(folder, step), model.config, targets)
 
 
 def model_config(folder: Path) -> TransformerConfig:
-    """What the model of a folder of either form is."""
+    """Returns the configuration of the model in a run folder or in Hugging Face's form."""
     fields = read_fields(folder)
     if is_foreign(fields):
         return config_of_folder(folder, fields)
-    return config_from_dict(check_run(fields, folder)["model"])
+    model = check_run(fields, folder)["model"]
+    if not isinstance(model, dict):
+        raise UserError(f"{folder / CONFIG_FILE}: model {model!r} is not an object: restore it")
+    return config_from_dict(model)
 
 
-def is_foreign(fields: dict[str, Any]) -> bool:
-    """Whether a `config.json` is that of a folder in Hugging Face's form."""
+def is_foreign(fields: JsonObject) -> bool:
+    """Returns whether a `config.json` is that of a folder in Hugging Face's form."""
     return "model_type" in fields
 
 
 def chosen_step(folder: Path, step: int | None) -> int | None:
-    """Which checkpoint is meant: by default a run's newest; None of a folder that has no steps.
+    """Returns the step of the requested checkpoint, by default the newest of a run.
+
+    Args:
+        folder: A run folder, or one in Hugging Face's form.
+        step: The requested step, if any.
+
+    Returns:
+        The step; None for a folder in Hugging Face's form, which has no steps.
 
     Raises:
-      FileNotFoundError: the run has no such checkpoint.
-      UserError: a step is given where there are none.
+        FileNotFoundError: The run has no such checkpoint.
+        UserError: A step is requested from a folder that has none.
     """
     if is_foreign(read_fields(folder)):
         if step is not None:
-            raise UserError(f"{folder} holds one model and no steps: leave step {step} out")
+            raise UserError(f"{folder} has one model and no steps: leave step {step} out")
         return None
     return newest_step(folder) if step is None else check_step(folder, step)
 
 
-def read_params(folder: Path, step: int | None, config: TransformerConfig, shapes: Any) -> Any:
-    """The parameters of a folder of either form.
+def read_params(
+    folder: Path, step: int | None, config: TransformerConfig, shapes: PyTree
+) -> Params:
+    """Reads the parameters of a run folder, or of one in Hugging Face's form.
 
     Args:
-      folder: where they are kept.
-      step: as `chosen_step` answers it.
-      config: of the folder's model.
-      shapes: a `jax.ShapeDtypeStruct` with a sharding for each parameter: where it is to lie.
+        folder: The folder.
+        step: The result of `chosen_step`.
+        config: The configuration of the folder's model.
+        shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
     """
-    return (
-        read_weights(folder, config, shapes)
-        if step is None
-        else restore_params(folder, step, shapes)
-    )
+    if step is None:
+        return read_weights(folder, config, shapes)
+    return restore_params(folder, step, shapes)
 
 
-def _on_first_device(shapes: Any) -> Any:
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda _: sharding, shapes)
-
-
-def restore_params(folder: str | Path, step: int, shapes: Any) -> Any:
-    """The parameters of a checkpoint.
+def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
+    """Reads the parameters of a checkpoint.
 
     Args:
-      folder: a run folder.
-      step: one of its checkpoints.
-      shapes: a `jax.ShapeDtypeStruct` with a sharding for each parameter: where it is to lie.
+        folder: A run folder.
+        step: The step of the checkpoint.
+        shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
 
     Raises:
-      UserError: a file of theirs is not what was written.
+        UserError: A file differs from what was written.
     """
     import orbax.checkpoint as ocp
 
@@ -128,7 +139,7 @@ def restore_params(folder: str | Path, step: int, shapes: Any) -> Any:
             f"checkpoint {step} of {folder} is damaged: {damage}; restore it, or use another step"
         )
     options = ocp.options.MultiprocessingOptions()
-    if jax.process_count() > 1:  # each reads for itself, and may be the only one that does
+    if jax.process_count() > 1:  # each process reads on its own, and may be the only one
         options = ocp.options.MultiprocessingOptions(
             primary_host=None, active_processes={jax.process_index()}
         )
@@ -137,20 +148,20 @@ def restore_params(folder: str | Path, step: int, shapes: Any) -> Any:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The `config.json` of a run folder.
+    """Reads the `config.json` of a run folder.
 
     Raises:
-      FileNotFoundError: the folder is not a run.
-      UserError: it has another `config.json` than flaxzoo's, or a broken one.
+        FileNotFoundError: The folder is not a run.
+        UserError: Its `config.json` is broken, or not one of flaxzoo.
     """
     return check_run(read_fields(folder), folder)
 
 
-def check_run(fields: dict[str, Any], folder: str | Path) -> dict[str, Any]:
-    """`fields`, if they are those of a run.
+def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
+    """Returns the content of a `config.json`, after checking that it belongs to a run.
 
     Raises:
-      UserError: they are not.
+        UserError: It does not.
     """
     if not {"model", "train"} <= fields.keys():
         kind = "is in Hugging Face's form" if is_foreign(fields) else "is not of flaxzoo"
@@ -159,30 +170,24 @@ def check_run(fields: dict[str, Any], folder: str | Path) -> dict[str, Any]:
 
 
 def read_fields(folder: str | Path) -> dict[str, Any]:
-    """The `config.json` of any folder with a model.
+    """Reads the `config.json` of any folder with a model.
 
     Raises:
-      FileNotFoundError: there is none.
-      UserError: it is broken.
+        FileNotFoundError: There is none.
+        UserError: It is broken.
     """
     file = Path(folder) / CONFIG_FILE
     if not file.is_file():
         what = "has no config.json" if Path(folder).is_dir() else "does not exist"
         raise FileNotFoundError(
-            f"{folder} {what}: give a run folder, as `flaxzoo train` leaves one, or a folder in "
+            f"{folder} {what}: give a run folder, which `flaxzoo train` makes, or a folder in "
             "Hugging Face's form"
         )
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON ({error}): restore it") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{file} is no JSON object: restore it")
-    return fields
+    return read_object(file)
 
 
 def steps(folder: str | Path) -> list[int]:
-    """The steps of a run's whole checkpoints, ascending."""
+    """Returns the steps of a run's complete checkpoints, in ascending order."""
     checkpoints = Path(folder) / CHECKPOINTS
     if not checkpoints.is_dir():
         return []
@@ -190,10 +195,10 @@ def steps(folder: str | Path) -> list[int]:
 
 
 def newest_step(folder: str | Path) -> int:
-    """The step of the newest checkpoint.
+    """Returns the step of the newest checkpoint.
 
     Raises:
-      FileNotFoundError: there is none yet.
+        FileNotFoundError: There is none yet.
     """
     found = steps(folder)
     if not found:
@@ -202,10 +207,10 @@ def newest_step(folder: str | Path) -> int:
 
 
 def check_step(folder: str | Path, step: int) -> int:
-    """`step`, if the run kept its checkpoint.
+    """Returns `step`, after checking that the run kept its checkpoint.
 
     Raises:
-      FileNotFoundError: it did not; the message names those it kept.
+        FileNotFoundError: It did not; the message names the checkpoints that it kept.
     """
     if step not in steps(folder):
         kept = ", ".join(map(str, steps(folder))) or "none"

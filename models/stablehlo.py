@@ -11,12 +11,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from .config import TransformerConfig
 from .init import parameter_shapes
+from .nn.heads import HEADS
 
-OUTPUTS = (
-    *("last_hidden_state", "pooler_output", "logits", "prediction_logits"),
-    *("seq_relationship_logits", "start_logits", "end_logits"),
-)
-"""What a model may answer; a program answers those that its head has."""
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -33,8 +29,9 @@ def export_forward(model: Any) -> bytes:
     """
 
     def forward(params: dict[str, Any], **arrays: Any) -> dict[str, Any]:
+        names = ("last_hidden_state", "pooler_output", *HEADS[model.config.head].output_names)
         output = model.apply({"params": unflatten_dict(params, sep="/")}, **arrays)
-        return {name: x for name in OUTPUTS if (x := getattr(output, name, None)) is not None}
+        return {name: x for name in names if (x := getattr(output, name, None)) is not None}
 
     params = flatten_dict(parameter_shapes(model), sep="/")
     exported = jax.export.export(jax.jit(forward), platforms=PLATFORMS)
@@ -48,12 +45,12 @@ def input_names(config: TransformerConfig) -> list[str]:
 
 def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of all that enters a model; letters are sizes that stay free."""
-    head = getattr(config, "head", None)
-    shape = "bct" if head == "choice" else "bt"
+    head = HEADS[config.head]
+    shape = "bct" if head.takes_choices else "bt"
     shapes = {"input_ids": shape, "attention_mask": shape}
-    if getattr(config, "num_token_types", 0):
+    if config.num_token_types:
         shapes["token_type_ids"] = shape
-    if head == "seq2seq_lm":
+    if head.name == "seq2seq_lm":
         shapes["decoder_input_ids"] = "bu"
     letters = sorted(set("".join(shapes.values())))
     limits = [f"{letter} >= 1" for letter in letters]

@@ -99,7 +99,7 @@ class EncoderDecoderConfig(TransformerConfig):
     """Whether embeddings are multiplied by √D before positions are added."""
     share_embeddings: bool = True
     """Whether source and target share one table; else the source has its own."""
-    source_vocab_size: int | None = None
+    source_vocab_size: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of tokens of the source, if it has a table of its own and not `vocab_size`."""
     tie_output: bool = True
     """Whether scores are taken with the target's table; else with a table of their own."""

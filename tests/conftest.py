@@ -195,7 +195,7 @@ def assert_close() -> Any:
 
 def _train_config(**fields: Any) -> Any:
     from flaxzoo import models, train
-    from flaxzoo.data import CausalData, TokenizerConfig
+    from flaxzoo.data import CausalLMData, TokenizerConfig
 
     return train.TrainConfig(
         **{
@@ -207,7 +207,7 @@ def _train_config(**fields: Any) -> Any:
                 num_heads=4,
                 dropout_rate=0.1,
             ),
-            "data": CausalData(
+            "data": CausalLMData(
                 source="builtin:python-docs",
                 length=16,
                 tokenizer=TokenizerConfig(vocab_size=48),

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from ..data.errors import UserError
 from ..data.tasks.base import DataConfig
 from ..data.tasks.bert_pretraining import PretrainingData
-from ..data.tasks.causal_lm import CausalData
-from ..data.tasks.multiple_choice import ChoiceData
-from ..data.tasks.question_answering import SpanData
-from ..data.tasks.sequence_classification import ClassificationData
-from ..data.tasks.token_classification import TaggingData
+from ..data.tasks.causal_lm import CausalLMData
+from ..data.tasks.multiple_choice import MultipleChoiceData
+from ..data.tasks.question_answering import QuestionAnsweringData
+from ..data.tasks.sequence_classification import SequenceClassificationData
+from ..data.tasks.token_classification import TokenClassificationData
 from ..data.tasks.translation import TranslationData
 from ..data.tokenizers.training import TokenizerConfig
 from ..models.config import Execution, TransformerConfig
@@ -20,37 +20,38 @@ from ..models.registry import config_from_dict, config_to_dict
 from .optimizer_config import OptimizerConfig
 
 DATA_KINDS: dict[str, type[DataConfig]] = {
-    cls.kind: cls
+    name: cls
     for cls in (
-        CausalData,
+        CausalLMData,
         PretrainingData,
-        ClassificationData,
-        TaggingData,
-        SpanData,
-        ChoiceData,
+        SequenceClassificationData,
+        TokenClassificationData,
+        QuestionAnsweringData,
+        MultipleChoiceData,
         TranslationData,
     )
+    for name in (cls.kind, cls.former_kind or cls.kind)
 }
-"""Every kind of data, by the name it has in config.json."""
+"""Every kind of data, by the name it has in config.json, and by the name it had in older ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """How many devices stand along each axis of the mesh; -1: all that are left."""
+    """Number of devices along each axis of the mesh; -1 takes all remaining devices."""
 
     data: int = -1
-    """Copies of the model, each with its part of the batch."""
+    """Copies of the model, each with its part of the batch; -1: all remaining devices."""
     fsdp: int = 1
-    """Parts into which parameters and optimizer state are cut, each with its part of the batch."""
+    """Shards of the parameters and the optimizer state, each with its part of the batch."""
     context: int = 1
-    """Parts into which the tokens of each row are cut."""
+    """Shards of the tokens of each sequence."""
     tensor: int = 1
-    """Parts into which heads, feed-forward layers and vocabulary are cut."""
+    """Shards of the heads, the feed-forward layers and the vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything that makes a training run what it is."""
+    """The complete configuration of a training run."""
 
     model: TransformerConfig
     data: DataConfig
@@ -58,41 +59,42 @@ class TrainConfig:
     execution: Execution = Execution()
     mesh: MeshConfig = MeshConfig()
     parallel: Literal["jit", "pmap"] = "jit"
-    """jit: any mesh. pmap: plain data parallelism over the devices of one process."""
+    """jit: any mesh. pmap: data parallelism over the devices of one process."""
     init_from: str | None = None
-    """A run folder whose parameters this run begins with. Its sizes and vocabulary are taken
-    over (of `model` only `dropout_rate` counts, of `data.tokenizer` nothing), its body is copied,
-    and its head as far as this run has the same."""
+    """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
+    name on its hub. The run takes over the sizes and the vocabulary (only the `dropout_rate` of
+    `model` is used, and nothing of `data.tokenizer`), the body, and the parts of the head that both
+    have."""
     init_step: int | None = None
-    """The checkpoint of `init_from`; by default the newest."""
+    """The checkpoint of `init_from`. By default the newest."""
     label_smoothing: float = 0.0
-    """Of translation: the part of each label's probability that the other tokens share."""
+    """For translation: the fraction of each label's probability that the other tokens share."""
     steps: int = 0
-    """Updates of the parameters; 0: as many as `epochs` take."""
+    """Number of parameter updates; 0: derived from `epochs`."""
     epochs: float = 0.0
-    """Passes over the training rows, if `steps` is 0."""
+    """Passes over the training examples, if `steps` is 0."""
     batch_size: int
-    """Rows in an update, over all devices, B."""
+    """Sequences in an update, over all devices, B."""
     micro_batches: int = 1
-    """Parts that a batch is cut into, one after the other, to save memory."""
+    """Parts of a batch that run one after another, to save memory."""
     seed: int = 0
     """Seed of the initial parameters, the dropout and the order of the examples."""
     log_every: int = 10
-    """Steps between two lines of metrics."""
+    """Steps between two records of metrics."""
     evaluate_every: int = 0
-    """Steps between two evaluations (every checkpoint is one too); 0: once an epoch."""
+    """Steps between two evaluations (every checkpoint is evaluated too); 0: once an epoch."""
     checkpoint_every: int = 0
     """Steps between two checkpoints; 0: once an epoch."""
     keep_last: int = 2
-    """Checkpoints kept for being the newest."""
+    """Number of newest checkpoints to keep."""
     keep_best: int = 1
-    """Checkpoints kept for their validation loss."""
+    """Number of checkpoints with the lowest validation loss to keep."""
     skip_bad_steps: int = 3
-    """Steps in a row that may be skipped because their loss or gradient is not finite."""
+    """Consecutive steps that may be skipped because their loss or gradient is not finite."""
     wandb_project: str | None = None
     """Also log to this Weights & Biases project (needs the `wandb` extra)."""
     sample_prompt: str | None = None
-    """What a sample at the end of the run begins with, or fills the [MASK]s of."""
+    """Prompt of the sample at the end of the run; for BERT a text with [MASK]s to fill."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -156,10 +158,10 @@ def check_length(config: TrainConfig) -> None:
         )
 
 
-def in_steps(config: TrainConfig, rows_per_epoch: int) -> TrainConfig:
+def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
     """`config` with everything that is counted in epochs counted in steps."""
-    steps_per_epoch = math.ceil(rows_per_epoch / config.batch_size)
-    steps = config.steps or math.ceil(config.epochs * rows_per_epoch / config.batch_size)
+    steps_per_epoch = math.ceil(num_examples / config.batch_size)
+    steps = config.steps or math.ceil(config.epochs * num_examples / config.batch_size)
     warmup = config.optimizer.warmup_steps or int(config.optimizer.warmup_fraction * steps)
     return dataclasses.replace(
         config,

@@ -23,17 +23,18 @@ class OptimizerConfig:
     """
 
     name: OptimizerName = "adamw"
-    """lamb: AdamW's update of each matrix, made as long as its norm asks; for large batches."""
+    """adamw, or lamb: AdamW's update scaled by the norm of each parameter array, for large
+    batches."""
     peak_learning_rate: float
     """Learning rate after the warm-up, the largest of the run."""
     schedule: ScheduleName = "cosine"
-    """How the learning rate falls after the warm-up."""
+    """How the learning rate decays after the warm-up."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises linearly from 0 to its peak."""
     warmup_fraction: float = 0.0
-    """The same as a part of the run, if `warmup_steps` is 0."""
+    """Length of the warm-up as a fraction of the run, if `warmup_steps` is 0."""
     final_fraction: float = 0.1
-    """Learning rate of the last step over its peak (linear and cosine)."""
+    """Learning rate of the last step divided by the peak (linear and cosine)."""
     beta1: float = 0.9
     """Decay of the first moment, the running mean of the gradient."""
     beta2: float = 0.95
@@ -41,18 +42,20 @@ class OptimizerConfig:
     epsilon: float = 1e-8
     """Added to the root of the second moment in the denominator of the update."""
     state_dtype: StateDtype = "float32"
-    """Of the first moment; bfloat16 saves two bytes a parameter. The second is always float32."""
+    """Precision of the first moment; bfloat16 saves two bytes per parameter. The second moment is
+    always float32."""
     state_memory: StateMemory = "device"
-    """Where the moments lie between steps; host: in the memory of the devices' hosts."""
+    """Memory that holds the moments between steps; host: that of the devices' hosts."""
     weight_decay: float = 0.1
-    """Applied to matrices only: neither to biases nor to the scales of norms."""
+    """Weight decay of matrices. Biases and the scales of norms have none."""
     max_gradient_norm: float | None = 1.0
-    """Gradients longer than this (global norm) are scaled down to it."""
+    """Gradients with a larger global norm are scaled down to it; None: no clipping."""
     layer_decay: float = 1.0
-    """Each layer's learning rate over that of the layer above it; the head has the full rate."""
+    """Learning rate of each layer divided by that of the layer above it. The head has the full
+    rate."""
     frozen: Sequence[str] = ()
-    """Patterns of parameters that stay as they are, such as `.*embedding.* layers/[0-5]`: regular
-    expressions, each for the whole path of a parameter, of a part of the model or of a layer."""
+    """Patterns of parameters to freeze, such as `.*embedding.* layers/[0-5]`: regular expressions
+    that match the whole path of a parameter, of a part of the model, or of a layer."""
 
     def __post_init__(self) -> None:
         choices_of = {

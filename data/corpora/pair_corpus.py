@@ -12,22 +12,22 @@ from functools import cached_property
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from ..dataset import PickledByFields
 from ..errors import DataError
 from ..io.atomic_io import build_folder
 from ..sources.parallel_corpus import ParallelText
-from ..sources.sentence_pairs import Pair
+from ..sources.sentence_pairs import SentencePair
 from ..tokenizers.base import Tokenizer
-from .token_corpus import TokenWriter, chunks, corpus_key, read_facts, write_facts
+from .token_corpus import TokenWriter, chunks, corpus_key, read_metadata, write_metadata
 
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class PairCorpus:
+class PairCorpus(PickledByFields):
     """The tokens of the pairs of one split.
 
     Attributes:
@@ -77,10 +77,6 @@ class PairCorpus:
         first, middle, last = self.starts[2 * index : 2 * index + 3].tolist()
         return self.tokens[first:middle], self.tokens[middle:last]
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the cached arrays: a worker process maps the files itself.
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 def build_pair_corpus(
     text: ParallelText, tokenizer: Tokenizer, folder: str | PathLike[str]
@@ -102,7 +98,7 @@ def build_pair_corpus(
         _write(text, tokenizer, temporary, key)
 
     place = build_folder(Path(folder) / key, fill)
-    return PairCorpus(place, **read_facts(place))
+    return PairCorpus(place, **read_metadata(place))
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
@@ -117,7 +113,7 @@ def end_of_text(tokenizer: Tokenizer) -> int:
     return end
 
 
-def pair_at(text: ParallelText, number: int) -> Pair:
+def pair_at(text: ParallelText, number: int) -> SentencePair:
     """Reads the pair of a number, from 0, to say where it stands."""
     return next(islice(text, number, None))
 
@@ -153,7 +149,7 @@ def _write(text: ParallelText, tokenizer: Tokenizer, folder: Path, key: str) -> 
         )
     np.save(folder / "starts.npy", np.asarray([*starts, tokens.position], np.int64))
     np.save(folder / "numbers.npy", np.asarray(numbers, np.int64))
-    facts = {
+    metadata = {
         "num_read": num_read,
         "num_empty": num_read - len(numbers),
         "first_empty": first_empty,
@@ -161,11 +157,11 @@ def _write(text: ParallelText, tokenizer: Tokenizer, folder: Path, key: str) -> 
         "fingerprint": key,
         "num_unknown": num_unknown,
     }
-    write_facts(folder, facts)
+    write_metadata(folder, metadata)
 
 
 def _encoded(
-    pairs: list[Pair], sides: tuple[Tokenizer, Tokenizer]
+    pairs: list[SentencePair], sides: tuple[Tokenizer, Tokenizer]
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Yields the tokens of each pair's two sides, none for white space."""
     texts = [pair.source for pair in pairs], [pair.target for pair in pairs]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from ..dataset import PickledByFields
 from ..errors import DataError
 from ..io.atomic_io import build_folder
 from ..sources.documents import Documents
@@ -26,15 +26,15 @@ from .token_corpus import (
     chunks,
     corpus_key,
     count_tokens,
-    read_facts,
-    write_facts,
+    read_metadata,
+    write_metadata,
 )
 
 _FORMAT = 2
 
 
 @dataclass(frozen=True)
-class SentenceCorpus:
+class SentenceCorpus(PickledByFields):
     """The tokens of one split, sentence by sentence.
 
     Attributes:
@@ -90,16 +90,12 @@ class SentenceCorpus:
         return int(np.count_nonzero(np.diff(self.document_starts) == 1))
 
     @property
-    def facts(self) -> str:
+    def summary(self) -> str:
         """What is in it, for the log."""
         return (
             f"{self.num_documents:,} documents ({self.num_single:,} of one sentence), "
             f"{self.num_sentences:,} sentences, {self.num_tokens:,} tokens"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the cached arrays: a worker process maps the files itself.
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def build_sentence_corpus(
@@ -136,7 +132,7 @@ def open_sentence_corpus(folder: str | PathLike[str]) -> SentenceCorpus:
     Raises:
         DataError: There is no corpus.
     """
-    return SentenceCorpus(Path(folder), **read_facts(Path(folder)))
+    return SentenceCorpus(Path(folder), **read_metadata(Path(folder)))
 
 
 def sentence_lists(documents: Documents, language: str = "en") -> Iterator[list[str]]:
@@ -166,7 +162,7 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, folder: Path, k
     document_starts.append(len(sentence_starts) - 1)
     np.save(folder / "sentence_starts.npy", np.asarray(sentence_starts, np.int64))
     np.save(folder / "document_starts.npy", np.asarray(document_starts, np.int64))
-    write_facts(
+    write_metadata(
         folder,
         {
             "vocab_size": tokenizer.vocab_size,

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ..dataset import PickledByFields
 from ..errors import DataError
 from ..io.atomic_io import build_folder
 from ..tokenizers.base import SpecialIds, Tokenizer
@@ -28,7 +29,7 @@ from ..tokenizers.base import SpecialIds, Tokenizer
 _CHUNK_CHARACTERS = 1 << 21
 _COUNTED_AT_ONCE = 1 << 22
 _FORMAT = 2
-_FACTS = "corpus.json"
+_METADATA = "corpus.json"
 
 Item = TypeVar("Item")
 
@@ -47,7 +48,7 @@ class Texts(Protocol):
 
 
 @dataclass(frozen=True)
-class TokenCorpus:
+class TokenCorpus(PickledByFields):
     """The tokens of one split.
 
     Attributes:
@@ -80,14 +81,14 @@ class TokenCorpus:
         return np.load(self.folder / "document_starts.npy")
 
     @cached_property
-    def pair_starts(self) -> np.ndarray:
+    def target_starts(self) -> np.ndarray:
         """The first pair of each document, int64 [num_documents]."""
         return self.document_starts - np.arange(self.num_documents)
 
     @cached_property
-    def pair_counts(self) -> np.ndarray:
+    def target_counts(self) -> np.ndarray:
         """The number of pairs of each document, int64 [num_documents], all positive."""
-        return np.diff(self.pair_starts, append=self.total_pairs)
+        return np.diff(self.target_starts, append=self.num_targets)
 
     @property
     def num_documents(self) -> int:
@@ -95,13 +96,9 @@ class TokenCorpus:
         return len(self.document_starts)
 
     @property
-    def total_pairs(self) -> int:
+    def num_targets(self) -> int:
         """The number of (input, label) pairs: one less than tokens, for each document."""
         return len(self.tokens) - self.num_documents
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the cached arrays: a worker process maps the files itself.
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def build_corpus(
@@ -141,8 +138,8 @@ def open_corpus(folder: str | PathLike[str]) -> TokenCorpus:
         DataError: There is no corpus.
     """
     folder = Path(folder)
-    facts = read_facts(folder)
-    return TokenCorpus(folder, **facts)
+    metadata = read_metadata(folder)
+    return TokenCorpus(folder, **metadata)
 
 
 def _write(documents: Iterable[str], tokenizer: Tokenizer, folder: Path, key: str) -> None:
@@ -159,7 +156,7 @@ def _write(documents: Iterable[str], tokenizer: Tokenizer, folder: Path, key: st
     if not starts:
         raise DataError(f"none of {seen} documents has two tokens: give a source with text")
     np.save(folder / "document_starts.npy", np.asarray(starts, np.int64))
-    write_facts(
+    write_metadata(
         folder,
         {
             "num_bytes": num_bytes,
@@ -176,26 +173,26 @@ def _framed(ids: list[int], special: SpecialIds) -> list[int]:
     return before + ids + after
 
 
-def corpus_key(*facts: object) -> str:
+def corpus_key(*metadata: object) -> str:
     """Names a corpus by everything that decides what is in it."""
-    return hashlib.blake2b(" ".join(map(str, facts)).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(" ".join(map(str, metadata)).encode(), digest_size=16).hexdigest()
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
-    """Reads what ``write_facts`` wrote.
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Reads what ``write_metadata`` wrote.
 
     Raises:
         DataError: There is no corpus.
     """
     try:
-        return json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        return json.loads((folder / _METADATA).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise DataError(f"no corpus in {folder}: delete the folder and build it again") from None
 
 
-def write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    """Writes the small facts of a corpus; the last of its files."""
-    (folder / _FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+def write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
+    """Writes the small metadata of a corpus; the last of its files."""
+    (folder / _METADATA).write_text(json.dumps(metadata) + "\n", encoding="utf-8")
 
 
 def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
@@ -267,9 +264,13 @@ def count_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 def _raw_to_npy(raw: Path, place: Path, dtype: np.dtype) -> None:
     """Puts numpy's header before the tokens, whose number was not known at the start."""
     shape = (raw.stat().st_size // dtype.itemsize,)
-    facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    metadata = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": shape,
+    }
     # Written and not mapped: on a full disk a map ends the process by a signal.
     with raw.open("rb") as source, place.open("wb") as target:
-        np.lib.format.write_array_header_1_0(target, facts)
+        np.lib.format.write_array_header_1_0(target, metadata)
         shutil.copyfileobj(source, target)
     raw.unlink()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..sources.squad import SpanExample
-from .bert_inputs import FramedTokens
+from .bert_inputs import BertInputs
 from .predictions import output, softmax
 from .sliding_windows import most_context
 
@@ -40,7 +40,7 @@ class SpanDecoding:
     def decode(
         self,
         predictions: dict[str, np.ndarray],
-        tokens: FramedTokens,
+        tokens: BertInputs,
         examples: Sequence[SpanExample],
         n_best: int,
     ) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ class SpanDecoding:
         return decoded
 
     def _best_spans(
-        self, rows: range, starts: np.ndarray, ends: np.ndarray, tokens: FramedTokens, n_best: int
+        self, rows: range, starts: np.ndarray, ends: np.ndarray, tokens: BertInputs, n_best: int
     ) -> list[tuple[float, int, int]]:
         """The best spans of passage tokens (score, first, last), best first.
 

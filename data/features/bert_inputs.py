@@ -1,7 +1,7 @@
-"""The rows of BERT: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, with token types.
+"""The inputs of BERT: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, with token types.
 
-Devlin et al. 2018, section 3 and figure 2. A tokenizer without these two marks lends the
-ones that open and close its texts (RoBERTa's ``<s>`` and ``</s>``).
+Devlin et al. 2018, section 3 and figure 2. If a tokenizer has no such special tokens, its BOS
+and EOS are used (RoBERTa's ``<s>`` and ``</s>``).
 """
 
 from array import array
@@ -16,14 +16,14 @@ from ..tokenizers.base import Tokenizer
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The marks around texts.
+class Template:
+    """The special tokens around texts, and the length of an example.
 
     Attributes:
-        cls: The id that opens a row.
-        sep: The id that closes each text.
-        pad: The id behind the end.
-        length: The row's length T.
+        cls: The id of the first token.
+        sep: The id of the token after each text.
+        pad: The id of padding.
+        length: The example's length T.
     """
 
     cls: int
@@ -32,11 +32,11 @@ class Frame:
     length: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, length: int) -> "Frame":
-        """Takes the marks of a tokenizer.
+    def of(cls, tokenizer: Tokenizer, length: int) -> "Template":
+        """Makes the template of a tokenizer.
 
         Raises:
-            DataError: It has none.
+            DataError: The tokenizer has no such special tokens.
         """
         special = tokenizer.special_ids
         first = special.bos if special.cls is None else special.cls
@@ -49,59 +49,62 @@ class Frame:
         return cls(first, last, special.pad or 0, length)
 
     def room(self, texts: int) -> int:
-        """Tokens that are left in a row for one text, or for two."""
+        """Returns how many tokens one text, or two texts together, may have."""
         return self.length - 1 - texts
 
 
 @dataclass(frozen=True, eq=False)
-class FramedTokens:
-    """Many framed examples in flat arrays, which are small and pickle fast.
+class BertInputs:
+    """Many examples with special tokens in flat arrays, which are small and pickle fast.
 
     Attributes:
-        frame: The marks and the row's length T.
-        ids: All tokens, marks included, int32.
-        starts: Where each example starts in ``ids``, and the end, int64 [n + 1].
-        second: Where the second text starts in its row, T if there is none, int32 [n].
+        template: The special tokens and the length T.
+        ids: All tokens with special tokens, int32.
+        starts: The start of each example in ``ids``, and the end, int64 [n + 1].
+        second: The start of the second text in its example, T if there is none, int32 [n].
     """
 
-    frame: Frame
+    template: Template
     ids: np.ndarray
     starts: np.ndarray
     second: np.ndarray
 
     @classmethod
     def of(
-        cls, frame: Frame, pairs: Iterable[tuple[Sequence[int], Sequence[int] | None]]
-    ) -> "FramedTokens":
-        """Frames texts that fit.
+        cls, template: Template, pairs: Iterable[tuple[Sequence[int], Sequence[int] | None]]
+    ) -> "BertInputs":
+        """Adds special tokens to texts that fit.
 
         Args:
-            frame: The marks and the row's length.
+            template: The special tokens and the length.
             pairs: The ids of the first and, if there is one, of the second text.
         """
         ids, starts, second = array("i"), array("q", [0]), array("i")
         for one, other in pairs:
-            ids.append(frame.cls)
+            ids.append(template.cls)
             ids.extend(one)
-            ids.append(frame.sep)
-            second.append(frame.length if other is None else len(one) + 2)
+            ids.append(template.sep)
+            second.append(template.length if other is None else len(one) + 2)
             if other is not None:
                 ids.extend(other)
-                ids.append(frame.sep)
+                ids.append(template.sep)
             starts.append(len(ids))
         return cls(
-            frame, np.array(ids, np.int32), np.array(starts, np.int64), np.array(second, np.int32)
+            template,
+            np.array(ids, np.int32),
+            np.array(starts, np.int64),
+            np.array(second, np.int32),
         )
 
     def __len__(self) -> int:
         return len(self.second)
 
-    def row(self, index: int) -> dict[str, np.ndarray]:
+    def example(self, index: int) -> dict[str, np.ndarray]:
         """Makes ``input_ids``, ``attention_mask`` and ``token_type_ids``, int32 [T] each."""
         tokens = self.ids[self.starts[index] : self.starts[index + 1]]
-        place = np.arange(self.frame.length, dtype=np.int32)
+        place = np.arange(self.template.length, dtype=np.int32)
         real = place < len(tokens)
-        input_ids = np.full(self.frame.length, self.frame.pad, np.int32)
+        input_ids = np.full(self.template.length, self.template.pad, np.int32)
         input_ids[: len(tokens)] = tokens
         return {
             "input_ids": input_ids,
@@ -111,7 +114,7 @@ class FramedTokens:
 
 
 def token_specs(*shape: int) -> BatchSpec:
-    """Describes the arrays that ``FramedTokens.row`` makes, each of this shape."""
+    """Describes the arrays that ``BertInputs.row`` makes, each of this shape."""
     return {
         "input_ids": ArraySpec(shape, Values.SOURCE_TOKEN),
         "attention_mask": ArraySpec(shape, Values.MASK),
@@ -119,18 +122,18 @@ def token_specs(*shape: int) -> BatchSpec:
     }
 
 
-def frame_texts(
-    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, frame: Frame
-) -> tuple[FramedTokens, int]:
-    """Tokenises and frames single texts and pairs, cutting what is too long.
+def encode_texts(
+    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, template: Template
+) -> tuple[BertInputs, int]:
+    """Tokenizes single texts and pairs, truncates them, and adds special tokens.
 
     Args:
         texts: One or two texts each.
-        tokenizer: Turns them to ids.
-        frame: The marks and the row's length.
+        tokenizer: The tokenizer.
+        template: The special tokens and the length.
 
     Returns:
-        The framed texts, and how many were cut.
+        The inputs, and the number of truncated examples.
     """
     encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
     pairs: list[tuple[list[int], list[int] | None]] = []
@@ -138,26 +141,27 @@ def frame_texts(
     for pair in texts:
         one, other = next(encoded), next(encoded) if len(pair) == 2 else None
         if other is None:
-            kept: tuple[list[int], list[int] | None] = one[: frame.room(1)], None
-            cut += len(one) > frame.room(1)
+            kept: tuple[list[int], list[int] | None] = one[: template.room(1)], None
+            cut += len(one) > template.room(1)
         else:
-            first, second = cut_longest_first(len(one), len(other), frame.room(2))
+            first, second = cut_longest_first(len(one), len(other), template.room(2))
             kept = one[:first], other[:second]
             cut += first + second < len(one) + len(other)
         pairs.append(kept)
-    return FramedTokens.of(frame, pairs), cut
+    return BertInputs.of(template, pairs), cut
 
 
 def cut_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
-    """Shortens two texts to fit: tokens go from the end of whichever is longer.
+    """Truncates two texts to fit by removing tokens from the end of the longer one.
 
-    The same as one token at a time from the longer, from the second where they are equal
+    The result is the same as removing one token at a time from the longer text, and from the second
+    text if both are equally long
     (google-research/bert ``run_classifier.py``, ``create_pretraining_data.py``).
 
     Args:
         one: Tokens of the first text.
         other: Tokens of the second.
-        room: Tokens for both.
+        room: The most tokens for both together.
 
     Returns:
         The tokens to keep of each.

@@ -31,17 +31,17 @@ class InconsistentTagError(UserError):
     Attributes:
         sentence: Of which sentence.
         word: Which word of it.
-        problem: What is wrong, for a message that begins with the place.
+        problem: What is wrong, for a message that begins with the location.
     """
 
-    def __init__(self, place: Place, problem: str) -> None:
+    def __init__(self, location: Place, problem: str) -> None:
         super().__init__(problem)
-        self.sentence, self.word = place
+        self.sentence, self.word = location
         self.problem = problem
 
-    def at(self, place: str) -> DataError:
+    def at(self, location: str) -> DataError:
         """The error to show."""
-        return DataError(f"{place} has {self.problem}")
+        return DataError(f"{location} has {self.problem}")
 
 
 def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Scheme:
@@ -57,10 +57,10 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
     tags = {tag for sentence in sentences for tag in sentence}
     if not any(tag.startswith(("B-", "I-", "S-", "U-")) for tag in tags):
         return "plain" if tags - {"O"} else "BIO"
-    for place, tag in _places(sentences):
+    for location, tag in _places(sentences):
         if not _TAG.fullmatch(tag):
             raise InconsistentTagError(
-                place, f"the tag {tag!r}, where others mark spans: write O, B-TYPE or I-TYPE"
+                location, f"the tag {tag!r}, where others mark spans: write O, B-TYPE or I-TYPE"
             )
     if any(tag[0] in "ESLU" for tag in tags):
         _refuse_first(_misplaced_in_bioes(sentences), "BIOES")
@@ -78,7 +78,7 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
 
 def misplaced_inside(sentences: Sequence[Sequence[str]]) -> list[Place]:
     """Finds every ``I-`` that continues nothing; as IOB1 ``to_bio`` makes a ``B-`` of it."""
-    return [place for place, _ in _misplaced(sentences, "I")]
+    return [location for location, _ in _misplaced(sentences, "I")]
 
 
 def to_bio(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
@@ -143,9 +143,9 @@ def _misplaced_in_bioes(sentences: Sequence[Sequence[str]]) -> Iterator[tuple[Pl
 
 
 def _refuse_first(misplaced: Iterator[tuple[Place, str]], scheme: str) -> None:
-    for place, tag in misplaced:
+    for location, tag in misplaced:
         raise InconsistentTagError(
-            place,
+            location,
             f"the tag {tag!r}, which does not fit the tags around it in the scheme {scheme} of "
             "the rest: correct it",
         )

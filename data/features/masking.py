@@ -1,10 +1,10 @@
 """Masked language modelling (Devlin et al. 2019, section 3.1 and appendix A.1).
 
-Of a row's tokens 15 % are to be predicted; of those 80 % become ``[MASK]``, 10 % a random
-token, and 10 % stay. As in google-research/bert ``create_pretraining_data.py`` the number
-is counted from all tokens of the row, special ones included, of which none is chosen.
+By default 15 % of the tokens of an example are predicted. Of these, 80 % become ``[MASK]``, 10 %
+a random token, and 10 % remain. As in google-research/bert ``create_pretraining_data.py``, the
+15 % refer to all tokens, including the special ones, although no special token is chosen.
 
-Deliberate differences: the masks are drawn anew in every epoch (RoBERTa, Liu et al. 2019,
+Deliberate differences: masks are drawn anew in every epoch (RoBERTa, Liu et al. 2019,
 section 4.1) where the original writes ten copies of its data; a random token is never a
 special one; and ``[UNK]`` is not predicted.
 """
@@ -12,11 +12,10 @@ special one; and ``[UNK]`` is not predicted.
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, Values
+from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values
 from ..errors import DataError
 from ..tokenizers.base import Tokenizer
 
@@ -24,19 +23,19 @@ _MASKED, _RANDOM = 0.8, 0.9  # below the first: [MASK]; between the two: a rando
 
 
 @dataclass(frozen=True, eq=False)
-class Masking:
-    """How the tokens of a row are masked.
+class Masking(PickledByFields):
+    """The rule by which the tokens of an example are masked.
 
     Attributes:
         mask: The id of ``[MASK]``.
         specials: The ids of all special tokens.
         vocab_size: Random tokens are drawn from ``[0, vocab_size)`` without ``specials`` and
             ``missing``.
-        max_predictions: The length M of a row's arrays of predictions.
-        rate: The share of a row's tokens that are predicted, in (0, 1).
-        continues: For whole-word masking, which ids go on with the word of the token
+        max_predictions: The length M of the arrays of predictions.
+        rate: The fraction of tokens that are predicted, in (0, 1).
+        continues: For whole-word masking, True for ids that continue the word of the token
             before them, bool [vocab_size]; None masks single tokens.
-        missing: The ids that the vocabulary leaves out.
+        missing: Ids below ``vocab_size`` that the vocabulary does not use.
     """
 
     mask: int
@@ -61,13 +60,13 @@ class Masking:
 
         Args:
             tokenizer: Has a mask token.
-            length: The row's length T.
+            length: The example's length T.
             rate: See the class.
             max_predictions: See the class; None for ``rate * length``, rounded up.
-            whole_word: Whether the tokens of a word are masked together.
+            whole_word: Whether all tokens of a word are masked together.
 
         Raises:
-            DataError: There is no mask token, or for whole words, no sign of them.
+            DataError: The tokenizer has no mask token, or does not mark words.
         """
         ids = {role: id for role, id in asdict(tokenizer.special_ids).items() if id is not None}
         if "mask" not in ids:
@@ -84,7 +83,7 @@ class Masking:
 
     @cached_property
     def _ordinary(self) -> np.ndarray:
-        """Which ids are not special, bool [vocab_size]."""
+        """True for ids that are not special, bool [vocab_size]."""
         ordinary = np.ones(self.vocab_size, bool)
         ordinary[list(self.specials)] = False
         return ordinary
@@ -96,16 +95,17 @@ class Masking:
         return np.flatnonzero(drawn)
 
     def mask_row(self, ids: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Masks a row; changes it in place.
+        """Masks the tokens of an example in place.
 
         Args:
             ids: The tokens without padding, int32 [n].
-            rng: Decides everything.
+            rng: The source of all random choices.
 
         Returns:
             ``masked_positions`` (ascending), ``masked_labels`` and ``masked_weights``, int32
             [max_predictions]; 0 in all three where there is no prediction.
         """
+        # Special tokens count here, though they are no candidates (as in the original).
         budget = min(self.max_predictions, max(1, round(len(ids) * self.rate)))
         candidates = np.flatnonzero(self._ordinary[ids])
         chosen = (
@@ -118,6 +118,7 @@ class Masking:
         row["masked_positions"][:count] = chosen
         row["masked_labels"][:count] = ids[chosen]
         row["masked_weights"][:count] = 1
+        # 80 % [MASK], 10 % a random token, 10 % unchanged; always draw both random arrays.
         fate = rng.random(count)
         random = rng.integers(0, len(self._replacements), count)
         replaced = np.where(fate < _RANDOM, self._replacements[random], ids[chosen])
@@ -127,17 +128,17 @@ class Masking:
     def _whole_words(
         self, ids: np.ndarray, candidates: np.ndarray, budget: int, rng: np.random.Generator
     ) -> np.ndarray:
-        """Chooses words in random order, leaving out those that are too long for the rest.
+        """Chooses words in random order, skipping those longer than the remaining budget.
 
-        If each word is longer than the budget, the shortest is chosen all the same, so that a
-        row has a prediction; unless it is longer than ``max_predictions``.
+        If every word is longer than the budget, the shortest one is chosen nevertheless so that
+        there is a prediction, unless it is longer than ``max_predictions``.
         """
         assert self.continues is not None
-        goes_on = self.continues[ids[candidates]]
-        goes_on[1:] &= np.diff(candidates) == 1  # nothing goes on over a special token
+        goes_on = self.continues[ids[candidates]]  # bool [num_candidates]
+        goes_on[1:] &= np.diff(candidates) == 1  # a word does not continue over a special token
         goes_on[:1] = False
-        firsts = np.flatnonzero(~goes_on)
-        sizes = np.diff(firsts, append=len(candidates))
+        firsts = np.flatnonzero(~goes_on)  # the first candidate of each word, [num_words]
+        sizes = np.diff(firsts, append=len(candidates))  # tokens of each word, [num_words]
         left, words = budget, []
         order = rng.permutation(len(firsts))
         for word, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
@@ -150,14 +151,11 @@ class Masking:
             words = [int(sizes.argmin())]
         chosen = np.zeros(len(firsts), bool)
         chosen[words] = True
-        return candidates[np.repeat(chosen, sizes)]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return candidates[np.repeat(chosen, sizes)]  # all tokens of the chosen words, ascending
 
 
 PREDICTIONS = ("masked_positions", "masked_labels", "masked_weights")
-"""The arrays of a row's predictions, int32 [M] each."""
+"""The arrays of an example's predictions, int32 [M] each."""
 
 
 def prediction_specs(max_predictions: int) -> BatchSpec:
@@ -175,10 +173,10 @@ def usual_predictions(rate: float, length: int) -> int:
 
 
 def continuations(tokenizer: Tokenizer) -> np.ndarray:
-    """Finds which ids go on with a word: computed once, from the pieces' spelling.
+    """Finds the ids that continue a word, from the spelling of the pieces.
 
-    In WordPiece these begin with ``##``. In vocabularies that write spaces, a word is what
-    stands between two spaces, and every piece that does not begin with one goes on with it.
+    In WordPiece these pieces begin with ``##``. In vocabularies that encode spaces, every piece
+    that does not begin with a space continues a word.
 
     Args:
         tokenizer: Of any kind but characters.
@@ -208,7 +206,7 @@ def _piece(tokenizer: Tokenizer, id: int) -> str | None:
 
 
 def _some(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Chooses so many at random, in ascending order."""
+    """Chooses ``count`` candidates at random, in ascending order."""
     if count >= len(candidates):
         return candidates
     return np.sort(candidates[np.argpartition(rng.random(len(candidates)), count)[:count]])

@@ -7,13 +7,13 @@ import numpy as np
 
 from ..errors import DataError
 from ..io.files import input_lines
-from .bert_inputs import FramedTokens
+from .bert_inputs import BertInputs
 from .predictions import output, softmax
 
 
 @dataclass(frozen=True, eq=False)
-class SentencePairRows:
-    """A row for each pair, with nothing masked; see ``pipeline.Rows``.
+class SentencePairExamples:
+    """A row for each pair, with nothing masked; see ``dataset.ExampleSource``.
 
     Attributes:
         tokens: The framed pairs.
@@ -21,19 +21,19 @@ class SentencePairRows:
         max_predictions: The length M of the arrays of masked positions.
     """
 
-    tokens: FramedTokens
+    tokens: BertInputs
     texts: tuple[tuple[str, str], ...]
     max_predictions: int
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of pairs."""
         return len(self.tokens)
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one row, the same in every epoch."""
         nothing = np.zeros(self.max_predictions, np.int32)
-        return {**self.tokens.row(index), "masked_positions": nothing}
+        return {**self.tokens.example(index), "masked_positions": nothing}
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[dict[str, Any]]:
         """Says of each pair ``{"text", "text_b", "is_next", "probability"}``.
@@ -49,7 +49,7 @@ class SentencePairRows:
 
 
 def read_pairs(path: str) -> tuple[tuple[str, str], ...]:
-    """Reads two texts parted by a tab on each line of a file, or of standard input for ``-``.
+    """Reads two texts separated by a tab on each line of a file, or of standard input for ``-``.
 
     Raises:
         DataError: A line has another number of texts, or there is none.
@@ -59,7 +59,7 @@ def read_pairs(path: str) -> tuple[tuple[str, str], ...]:
         texts = line.split("\t")
         if len(texts) != 2:
             raise DataError(
-                f"{file} line {number} has {len(texts)} texts: write two, parted by a tab"
+                f"{file} line {number} has {len(texts)} texts: write two, separated by a tab"
             )
         pairs.append((texts[0], texts[1]))
     if not pairs:

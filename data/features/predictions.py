@@ -1,4 +1,4 @@
-"""What the kinds of labelled data share when they read a model's predictions."""
+"""Labels and probabilities from the outputs of a model, for all kinds of labelled data."""
 
 from typing import cast
 
@@ -7,24 +7,24 @@ import numpy as np
 from ..errors import DataError, UserError
 
 
-def label_id(label: str, ids: dict[str, int], place: str) -> int:
-    """Finds a label among those of the training data.
+def label_id(label: str, ids: dict[str, int], location: str) -> int:
+    """Returns the id of a label of the training data.
 
     Raises:
-        DataError: It is not among them; the message names them.
+        DataError: The training data do not have the label; the message lists theirs.
     """
     if label not in ids:
         known = list(ids)
         shown = ", ".join(known[:20]) + (f" … ({len(known)} in all)" if len(known) > 20 else "")
         raise DataError(
-            f"{place} has the label {label!r}, which the training data have not: they have {shown}"
-            "; correct it, or name the labels' column after a #"
+            f"{location} has the label {label!r}, which the training data do not have: they "
+            f"have {shown}; correct it, or name the labels' column after a #"
         )
     return ids[label]
 
 
 def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarray:
-    """Takes one of a model's outputs, which must be one item for each row."""
+    """Returns one output of a model; checks that it has one item for each row."""
     values = np.asarray(predictions[name])
     if len(values) != rows:
         raise UserError(f"{name} is for {len(values)} rows, but there are {rows}")
@@ -32,12 +32,12 @@ def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarr
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last axis, float64."""
+    """Returns probabilities over the last axis, float64."""
     logits = np.asarray(logits, np.float64)
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """The probability of each item by itself, float64."""
+    """Returns the probability of each item by itself, float64."""
     return 0.5 * (1 + np.tanh(0.5 * np.asarray(logits, np.float64)))  # which cannot overflow

@@ -1,15 +1,15 @@
 """Pairs of segments for next-sentence prediction (Devlin et al. 2019, section 3.1, A.2).
 
 After google-research/bert ``create_pretraining_data.py``: consecutive sentences of a document
-are gathered until a target length is reached, and cut in two at a random sentence. For half
-of the examples the second segment is then replaced by sentences from a random place of
-another document. A tenth of the examples has a random shorter target. What is too long is cut
-at random from either end of the longer segment.
+are collected until a target length is reached, and split in two at a random sentence. For half
+of the examples the second segment is then replaced by sentences from a random position in
+another document. A tenth of the examples has a random shorter target. Segments that are too long
+lose tokens at random from either end of the longer one.
 
 Deliberate differences, so that every example can be made on its own:
 
 - The number of examples is fixed: a document of ``n`` tokens has ``ceil(n / target)``.
-  Where they begin moves from epoch to epoch: example ``k`` begins with the first sentence that
+  Their starts differ between epochs: example ``k`` begins with the first sentence that
   starts at token ``k * target - shift`` of its document or later, where ``shift`` is drawn for
   each document and epoch from what the last example leaves free. So in each epoch the examples
   of a document tile it: every sentence is offered to one of them, none is favoured.
@@ -20,11 +20,12 @@ Deliberate differences, so that every example can be made on its own:
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..corpora.sentence_corpus import SentenceCorpus
+from ..dataset import PickledByFields
 from ..errors import DataError
 from .bert_inputs import cut_longest_first
 
@@ -46,7 +47,7 @@ class Example(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an example was taken from, in sentences of the corpus; for tests and reports.
+    """The sentences of an example, as numbers in the corpus.
 
     Attributes:
         document: The document of A.
@@ -66,18 +67,18 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Segments:
-    """The examples of every epoch, to be made in any order.
+class Segments(PickledByFields):
+    """The examples of all epochs, at random access.
 
     Attributes:
         corpus: The sentences.
-        length: The row's length T, which no example exceeds.
+        length: The most tokens in an example, T.
         cls: The id of ``[CLS]``.
         sep: The id of ``[SEP]``.
-        seed: Of the places where examples begin.
-        next_sentence: Whether there are pairs; otherwise ``[CLS] sentences [SEP]``.
-        short_fraction: The share of examples with a random shorter target.
-        jitter: Whether the examples begin elsewhere in each epoch.
+        seed: The seed of the positions at which examples begin.
+        next_sentence: Whether examples are pairs; otherwise ``[CLS] sentences [SEP]``.
+        short_fraction: The fraction of examples with a random shorter target.
+        jitter: Whether the positions at which examples begin differ between epochs.
     """
 
     corpus: SentenceCorpus
@@ -115,7 +116,7 @@ class Segments:
 
     @property
     def target(self) -> int:
-        """Tokens of a row that are not special."""
+        """The number of tokens of a full example that are not special."""
         return self.length - (3 if self.next_sentence else 2)
 
     @property
@@ -142,7 +143,7 @@ class Segments:
         Args:
             epoch: From 0.
             index: In ``[0, num_examples)``.
-            rng: Decides everything but where the example begins.
+            rng: The source of all random choices but the start of the example.
 
         Returns:
             At most ``length`` tokens.
@@ -163,16 +164,17 @@ class Segments:
         """Chooses the sentences of an example; see ``example``."""
         document = int(np.searchsorted(self._example_ends, index, "right"))
         last = int(self.corpus.document_starts[document + 1])
-        first = self._begin(epoch, index, document)
+        first = self._begin(epoch, index, document)  # sentences from here on …
         short = bool(rng.random() < self.short_fraction)
         target = int(rng.integers(2, self.target, endpoint=True)) if short else self.target
-        end = self._fill(first, last, target)
+        end = self._fill(first, last, target)  # … to here make an example
         if not self.next_sentence:
             return Place(document, first, end, None, end, short)
         first, end = _at_least_two(first, end, last)
         middle = int(rng.integers(first + 1, end))
-        if rng.random() < 0.5:
+        if rng.random() < 0.5:  # B continues A
             return Place(document, first, middle, middle, end, short)
+        # B comes from a random sentence on of any other document, equally likely.
         other = int(rng.integers(self.corpus.num_documents - 1))
         other += other >= document
         begin, last = self.corpus.document_starts[other : other + 2].tolist()
@@ -182,19 +184,19 @@ class Segments:
         return Place(document, first, middle, start, end, short)
 
     def _begin(self, epoch: int, index: int, document: int) -> int:
-        """The first sentence of an example."""
+        """Returns the first sentence of an example."""
         before = int(self._example_ends[document - 1]) if document else 0
         count = int(self._example_ends[document]) - before
         start, end = self._token_starts[document : document + 2].tolist()
         token = start + (index - before) * self.target
         if self.jitter:
-            free = count * self.target - (end - start)
+            free = count * self.target - (end - start)  # tokens the last example leaves free
             words = [self.seed % 2**64, epoch, document, _SHIFTS]
             token -= int(np.random.default_rng(words).integers(0, free, endpoint=True))
         return self._sentence_from(max(token, start), document)
 
     def _sentence_from(self, token: int, document: int) -> int:
-        """The first sentence that starts at a token or later; one longer than a row, around it."""
+        """Returns the first sentence from a token on, or the one around it if that is very long."""
         starts = self.corpus.sentence_starts
         sentence = int(np.searchsorted(starts, token, "left"))
         last = int(self.corpus.document_starts[document + 1])
@@ -203,7 +205,7 @@ class Segments:
         return sentence
 
     def _fill(self, first: int, last: int, target: int) -> int:
-        """The end of the fewest sentences from ``first`` on that have so many tokens."""
+        """Returns the end of the fewest sentences from ``first`` on with ``target`` tokens."""
         starts = self.corpus.sentence_starts
         end = int(np.searchsorted(starts, int(starts[first]) + target, "left"))
         return min(max(end, first + 1), last)
@@ -222,12 +224,9 @@ class Segments:
             ids[end - 1] = self.sep
         return ids
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 def _cut(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Takes tokens away, each with equal chance from the front or the back."""
+    """Truncates to ``size``, removing each token from the front or the back with equal chance."""
     excess = len(tokens) - size
     if excess <= 0:
         return tokens
@@ -236,7 +235,7 @@ def _cut(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _at_least_two(first: int, end: int, last: int) -> tuple[int, int]:
-    """Takes a neighbour in, the next one if there is one, where there is a single sentence."""
+    """Extends a single sentence by its successor, or else by its predecessor."""
     if end - first > 1:
         return first, end
     return (first, end + 1) if end < last else (first - 1, end)

@@ -39,12 +39,12 @@ def write_file(path: Path, content: bytes) -> None:
         raise
 
 
-def check_place(path: Path, made_from: str) -> None:
+def check_output_path(path: Path, made_from: str) -> None:
     """Checks that a file can be written, before the work that makes it; makes parent folders.
 
     Args:
         path: The final place.
-        made_from: What is read for it; see ``text_lines.input_lines``.
+        made_from: What is read for it; see ``files.input_lines``.
 
     Raises:
         DataError: The place is a folder, cannot be written, or is what is read, by whatever

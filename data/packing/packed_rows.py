@@ -1,8 +1,8 @@
 """A packed row: as the arrays of an example, and as the bytes of a record on disk.
 
-Both come from the row's **pieces**: the tokens of its spans one after the other, each with
-the token that follows it, and the number of pairs of each span. So a record is about as
-long as the row's tokens alone, and what it says is exactly what was packed.
+Both are made from the row's ``PackedTokens``: the tokens of its spans, each span with the token
+that follows it, and the number of target tokens of each span. Hence a record is about as long as
+the row's tokens alone, and decoding it gives exactly what was packed.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ ARRAYS = ("input_ids", "labels", "segment_ids", "position_ids")
 
 
 def packed_specs(length: int) -> BatchSpec:
-    """Describes the arrays that ``row_of`` makes."""
+    """Describes the arrays that ``packed_arrays`` makes."""
     values = (Values.SOURCE_TOKEN, Values.TARGET_TOKEN, Values.SEGMENT, Values.TEXT_POSITION)
     return {name: ArraySpec((length,), value) for name, value in zip(ARRAYS, values, strict=True)}
 
@@ -29,38 +29,38 @@ def packed_specs(length: int) -> BatchSpec:
 _SIZE = np.dtype("<u4")
 
 
-class Pieces(NamedTuple):
-    """What a row is made of.
+class PackedTokens(NamedTuple):
+    """The tokens of a row before they become arrays.
 
     Attributes:
         tokens: The tokens of all spans, int [sum of sizes + number of spans].
-        sizes: The pairs of each span, one less than its tokens, int [spans].
+        sizes: The number of target tokens of each span, one less than its tokens, int [spans].
     """
 
     tokens: np.ndarray
     sizes: np.ndarray
 
 
-def pieces_of(corpus: TokenCorpus, spans: Sequence[Span]) -> Pieces:
+def gather_tokens(corpus: TokenCorpus, spans: Sequence[Span]) -> PackedTokens:
     """Reads the tokens of a row.
 
     Args:
         corpus: The tokens.
-        spans: Ranges of pairs, at least one, each inside one document.
+        spans: Ranges of target tokens, at least one, each inside one document.
     """
     firsts, sizes = np.asarray(spans, np.int64).T
-    # Each document before a pair's holds one token more than pairs.
-    firsts = firsts + np.searchsorted(corpus.pair_starts, firsts, "right") - 1
+    # Every earlier document has one token more than target tokens.
+    firsts = firsts + np.searchsorted(corpus.target_starts, firsts, "right") - 1
     ends = firsts + sizes + 1
     parts = [corpus.tokens[a:b] for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
-    return Pieces(np.concatenate(parts), sizes)
+    return PackedTokens(np.concatenate(parts), sizes)
 
 
-def row_of(pieces: Pieces, length: int) -> dict[str, np.ndarray]:
+def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
     """Makes one example.
 
     Args:
-        pieces: Of the row.
+        pieces: The tokens of the row.
         length: The row's length T, at least the sum of the sizes.
 
     Returns:
@@ -70,38 +70,41 @@ def row_of(pieces: Pieces, length: int) -> dict[str, np.ndarray]:
     """
     tokens, sizes = pieces
     spans = np.repeat(np.arange(len(sizes)), sizes)
-    pairs = np.arange(len(spans))
-    places = pairs + spans  # each span before a pair's holds one token more than pairs
+    targets = np.arange(len(spans))  # [sum of sizes]
+    inputs = targets + spans  # every earlier span has one token more than target tokens
     row = {name: np.zeros(length, np.int32) for name in ARRAYS}
-    row["input_ids"][: len(spans)] = tokens[places]
-    row["labels"][: len(spans)] = tokens[places + 1]
+    row["input_ids"][: len(spans)] = tokens[inputs]
+    row["labels"][: len(spans)] = tokens[inputs + 1]
     row["segment_ids"][: len(spans)] = spans + 1
-    row["position_ids"][: len(spans)] = pairs - (np.cumsum(sizes) - sizes)[spans]
+    row["position_ids"][: len(spans)] = targets - (np.cumsum(sizes) - sizes)[spans]
     return row
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """How a token is stored: little-endian, in 2 bytes where they are enough, else in 4."""
+    """Returns the type in which tokens are stored: little-endian, 2 bytes if enough, else 4."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def encode(pieces: Pieces, vocab_size: int) -> bytes:
+def encode(pieces: PackedTokens, vocab_size: int) -> bytes:
     """Writes a row as ``number of spans, sizes`` (4 bytes each) and ``tokens``."""
     tokens, sizes = pieces
     header = np.asarray([len(sizes), *sizes], _SIZE)
     return header.tobytes() + tokens.astype(token_dtype(vocab_size)).tobytes()
 
 
-def decode(record: bytes, vocab_size: int) -> Pieces:
+def decode(record: bytes, vocab_size: int) -> PackedTokens:
     """Reads what ``encode`` wrote."""
     number = int(np.frombuffer(record, _SIZE, count=1)[0])
     sizes = np.frombuffer(record, _SIZE, count=number, offset=_SIZE.itemsize).astype(np.int64)
     start = (1 + number) * _SIZE.itemsize
-    return Pieces(np.frombuffer(record, token_dtype(vocab_size), offset=start), sizes)
+    return PackedTokens(np.frombuffer(record, token_dtype(vocab_size), offset=start), sizes)
 
 
-def check_ends(tokenizer: Tokenizer) -> None:
-    """Without its own ends a document's first token would go unpredicted, its bytes counted.
+def require_bos_eos(tokenizer: Tokenizer) -> None:
+    """Checks that the tokenizer has BOS and EOS.
+
+    Without BOS the first token of a document is never predicted although its bytes count in
+    bits per byte.
 
     Raises:
         DataError: The tokenizer has no token that begins, or none that ends a document.

@@ -1,13 +1,14 @@
-"""From lengths to rows: pure functions that say which pairs stand in which row.
+"""Packing: pure functions that assign target tokens, or sentence pairs, to rows.
 
-A **span** is ``(first pair, length)`` and lies inside one document; a row is a list of
-spans whose lengths sum to at most ``T``.
+A row holds the tokens of one example. A **span** is ``(first target token, length)`` inside one
+document; a row is a list of spans whose lengths sum to at most ``T``.
 
-*Concat-then-split* lays all documents end to end and cuts every ``T`` pairs: no padding,
-documents cut anywhere. *First-fit* keeps documents whole where it can and pads.
+*Concat-then-split* concatenates all documents and splits after every ``T`` target tokens: no
+padding, and documents are split anywhere. *First-fit* keeps documents whole where possible, and
+pads.
 
-Of translations a pair is another thing: a source and a target, neither of which is ever
-cut. A row has room for ``T`` tokens of each side; *best-fit* plans which pairs share one.
+For translation the unit is a sentence pair, a source and its target, which are never split. A
+row has room for ``T`` tokens on each side; *best-fit* plans which pairs share a row.
 """
 
 from collections.abc import Iterator
@@ -21,92 +22,94 @@ from ..errors import DataError
 Span = tuple[int, int]
 Packing = Literal["concat", "first-fit"]
 
-# Rows that are kept open at once: bounds the planning time at documents x rows.
+# The most rows that are open at once: bounds the planning time at documents × rows.
 _OPEN_ROWS = 64
 
 
-def spans_of_range(first: int, length: int, pair_starts: np.ndarray) -> list[Span]:
-    """Cuts a range of pairs where documents end.
+def spans_of_range(first: int, length: int, target_starts: np.ndarray) -> list[Span]:
+    """Splits a range of target tokens where documents end.
 
     Args:
-        first: The first pair.
-        length: How many, at least 1.
-        pair_starts: The first pair of each document, int64 [num_documents], ascending.
+        first: The first target token.
+        length: The number of target tokens, at least 1.
+        target_starts: The first target token of each document, int64 [num_documents], ascending.
 
     Returns:
         The spans in order; their lengths sum to ``length``.
     """
-    low = np.searchsorted(pair_starts, first, "right")
-    high = np.searchsorted(pair_starts, first + length, "left")
-    edges = [first, *pair_starts[low:high].tolist(), first + length]
+    low = np.searchsorted(target_starts, first, "right")
+    high = np.searchsorted(target_starts, first + length, "left")
+    edges = [first, *target_starts[low:high].tolist(), first + length]
     return [(a, b - a) for a, b in pairwise(edges)]
 
 
 def concat_then_split(
-    row: int, length: int, pair_starts: np.ndarray, total: int, offset: int
+    row: int, length: int, target_starts: np.ndarray, total: int, offset: int
 ) -> list[Span]:
-    """Gives one row of an epoch of ``total // length`` full rows.
+    """Returns one row of an epoch of ``total // length`` full rows.
 
-    The pairs form a ring; the cuts start at ``offset``. The ``total % length`` pairs that
-    fill no row are left out of this epoch; another epoch's offset leaves out others.
+    The target tokens form a ring, which is split from ``offset`` on. The ``total % length`` tokens
+    that fill no row are left out of this epoch; another epoch's offset leaves out others.
 
     Args:
         row: In ``[0, total // length)``.
-        length: Pairs in a row, T.
-        pair_starts: The first pair of each document, int64 [num_documents].
-        total: All pairs.
+        length: Target tokens in a row, T.
+        target_starts: The first target token of each document, int64 [num_documents].
+        total: The number of target tokens.
         offset: Where the first row starts, in ``[0, total)``.
 
     Returns:
-        The spans of the row, ``length`` pairs in all.
+        The spans of the row, ``length`` target tokens in total.
     """
     first = (offset + row * length) % total
     before_end = min(length, total - first)
-    spans = spans_of_range(first, before_end, pair_starts)
+    spans = spans_of_range(first, before_end, target_starts)
     if before_end < length:
-        spans += spans_of_range(0, length - before_end, pair_starts)
+        spans += spans_of_range(0, length - before_end, target_starts)
     return spans
 
 
-def split_once(row: int, length: int, pair_starts: np.ndarray, total: int) -> list[Span]:
-    """Gives one row of ``ceil(total / length)`` rows that hold every pair once, in order.
+def split_once(row: int, length: int, target_starts: np.ndarray, total: int) -> list[Span]:
+    """Returns one of ``ceil(total / length)`` rows that hold every target token once, in order.
 
     Args:
         row: In ``[0, ceil(total / length))``.
-        length: Pairs in a row, T.
-        pair_starts: The first pair of each document, int64 [num_documents].
-        total: All pairs.
+        length: Target tokens in a row, T.
+        target_starts: The first target token of each document, int64 [num_documents].
+        total: The number of target tokens.
 
     Returns:
         The spans of the row; the last row may be shorter than ``length``.
     """
     first = row * length
-    return spans_of_range(first, min(length, total - first), pair_starts)
+    return spans_of_range(first, min(length, total - first), target_starts)
 
 
-def first_fit(pair_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Plans rows that keep documents whole; a longer document is cut into pieces of T.
+def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Plans rows that keep documents whole; a longer document is split into pieces of T.
 
     Each piece goes to the first of a bounded number of open rows that has room; if none
     has, a new row opens and, where too many are open, the fullest one closes. Nothing is
     lost, and the plan is a pure function of its arguments.
 
     Args:
-        pair_counts: Pairs of each document, int64 [num_documents], all positive.
-        length: Pairs in a row, T.
+        target_counts: The number of target tokens of each document, all positive, int64
+            [num_documents].
+        length: Target tokens in a row, T.
 
     Returns:
-        ``spans`` int64 [num_spans, 2] of (first pair, length), grouped by row, and
+        ``spans`` int64 [num_spans, 2] of (first target token, length), grouped by row, and
         ``row_starts`` int64 [num_rows + 1]: row ``r`` has ``spans[row_starts[r] :
         row_starts[r + 1]]``.
     """
     closed: list[list[Span]] = []
     rows: list[list[Span]] = []
     room: list[int] = []
-    for first, size in _pieces(pair_counts, length):
+    for first, size in _pieces(target_counts, length):
+        # The first open row with enough room takes the piece.
         index = next((i for i, free in enumerate(room) if free >= size), None)
         if index is None:
-            if len(rows) == _OPEN_ROWS:
+            if len(rows) == _OPEN_ROWS:  # close the row with the least room
                 fullest = min(range(len(room)), key=room.__getitem__)
                 closed.append(rows.pop(fullest))
                 room.pop(fullest)
@@ -115,7 +118,7 @@ def first_fit(pair_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndar
             room.append(length)
         rows[index].append((first, size))
         room[index] -= size
-        if room[index] == 0:
+        if room[index] == 0:  # full: no later piece can go here
             closed.append(rows.pop(index))
             room.pop(index)
     closed += rows
@@ -148,15 +151,16 @@ def best_fit(
     np.random.default_rng(seed % 2**64).shuffle(order)
     rows: list[list[int]] = [[] for _ in range(_OPEN_ROWS)]
     closed: list[list[int]] = []
-    room = np.full((2, _OPEN_ROWS), length)
+    room = np.full((2, _OPEN_ROWS), length)  # free tokens of each side of each open row
     of_sources, of_targets = room
-    unused = 2 * length  # a row that holds nothing yet is taken last
-    in_all = np.full(_OPEN_ROWS, unused)
+    unused = 2 * length
+    in_all = np.full(_OPEN_ROWS, unused)  # free tokens of both sides together
     sizes = zip(source_sizes[order].tolist(), target_sizes[order].tolist(), strict=True)
     for pair, (source, target) in zip(order.tolist(), sizes, strict=True):
+        # The fullest row with room on both sides; an empty row is the last choice.
         fits = (of_sources >= source) & (of_targets >= target)
         index = int(np.where(fits, in_all, unused + 1).argmin())
-        if not fits[index]:
+        if not fits[index]:  # close the row with the least room on a side, and reuse its slot
             index = int(np.minimum(of_sources, of_targets).argmin())
             closed.append(rows[index])
             rows[index], room[:, index], in_all[index] = [], length, unused
@@ -172,8 +176,8 @@ def check_fills_a_row(total: int, length: int) -> None:
     """Checks that a corpus has at least one row.
 
     Args:
-        total: All pairs of the corpus.
-        length: Pairs in a row, T.
+        total: The number of target tokens in the corpus.
+        length: Target tokens in a row, T.
 
     Raises:
         DataError: It has not.
@@ -185,9 +189,9 @@ def check_fills_a_row(total: int, length: int) -> None:
         )
 
 
-def _pieces(pair_counts: np.ndarray, length: int) -> Iterator[Span]:
+def _pieces(target_counts: np.ndarray, length: int) -> Iterator[Span]:
     first = 0
-    for count in pair_counts.tolist():
+    for count in target_counts.tolist():
         for start in range(0, count, length):
             yield first + start, min(length, count - start)
         first += count

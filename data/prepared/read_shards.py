@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dataset import DataSplit
+from ..dataset import DataSplit, PickledByFields
 from ..errors import DataError
-from ..packing.packed_rows import decode, row_of
+from ..packing.packed_rows import decode, packed_arrays
 from ..sources.source_names import parse_sources
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from .shard_format import (
@@ -48,8 +48,8 @@ class _File(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PreparedRows:
-    """The rows of prepared files; see ``pipeline.Rows``.
+class PreparedExamples(PickledByFields):
+    """The rows of prepared files; see ``dataset.ExampleSource``.
 
     Attributes:
         files: The files and their numbers of rows, in order.
@@ -62,12 +62,12 @@ class PreparedRows:
     vocab_size: int
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of rows."""
         return self._ends[-1]
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Reads one example, the same in every epoch; see ``row_records.row_of``.
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Reads one example, the same in every epoch; see ``packed_rows.packed_arrays``.
 
         Raises:
             DataError: The file is gone or damaged.
@@ -77,7 +77,7 @@ class PreparedRows:
         except (OSError, ValueError, IndexError, RuntimeError) as error:
             name, _ = self.files[bisect_right(self._ends, index)]
             raise DataError(f"{name} is damaged ({error}): {_AGAIN}") from None
-        return row_of(decode(record, self.vocab_size), self.length)
+        return packed_arrays(decode(record, self.vocab_size), self.length)
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -90,10 +90,6 @@ class PreparedRows:
 
         files: Any = [_File(name, 0, rows, rows) for name, rows in self.files]
         return grain.sources.ArrayRecordDataSource(files)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the opened files: a worker process opens them itself.
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(frozen=True)
@@ -170,20 +166,20 @@ def prepared_split(
     paths = tuple((str(path), file.rows) for path, file in found)
     files = [file for _, file in found]
     counts = _token_counts(folder / COUNTS)[[SPLITS.index(split) for split in splits]].sum(0)
-    rows = PreparedRows(paths, settings.length, settings.vocab_size)
+    rows = PreparedExamples(paths, settings.length, settings.vocab_size)
     content = PreparedContent(sum(file.text_bytes for file in files), counts)
-    facts = (
+    summary = (
         f"{sum(file.documents for file in files):,} documents, {content.num_bytes:,} bytes, "
-        f"{sum(file.tokens for file in files):,} tokens to predict, in {rows.rows_per_epoch:,} "
+        f"{sum(file.tokens for file in files):,} tokens to predict, in {rows.num_examples:,} "
         "prepared rows"
     )
     unknown = tokenizer.special_ids.unk
     if unknown is not None and counts[unknown]:
-        facts += f"; {counts[unknown]:,} of {counts.sum():,} tokens are unknown to the tokenizer"
+        summary += f"; {counts[unknown]:,} of {counts.sum():,} tokens are unknown to the tokenizer"
     whole = hashlib.blake2b(f"{settings.format} {settings.tokenizer}".encode(), digest_size=16)
     for file in files:
         whole.update(file.sha256.encode())
-    return DataSplit(rows, content, whole.hexdigest(), facts)
+    return DataSplit(rows, content, whole.hexdigest(), summary)
 
 
 def _open(source: str) -> tuple[Path, Settings, list[Shard]]:

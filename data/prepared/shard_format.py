@@ -4,7 +4,7 @@
 ``settings.json``              all that decides the rows, but for the input files
 ``tokenizer/``                 the tokenizer
 ``shards/NAME/``               what was made of one input file, which NAME comes from:
-``  …/train.array_record``     the rows to train on, a record each (see ``row_records``)
+``  …/train.array_record``     the rows to train on, a record each (see ``packed_rows``)
 ``  …/validation.array_record``  the rows held out
 ``  …/token_counts.npy``       how often each token is in either, int64 [2, V]
 ``  …/facts.json``             of what input, and how much
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import DataError
-from ..sources.documents import Split
+from ..sources.documents import Split, check_validation_fraction
 from ..sources.source_names import Source
 
 FORMAT = 1
@@ -63,10 +63,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise DataError(f"length {self.length} must be at least 1")
-        if not 0 <= self.validation_fraction < 1:
-            raise DataError(
-                f"validation_fraction {self.validation_fraction} must be at least 0 and below 1"
-            )
+        check_validation_fraction(self.validation_fraction)
         if self.format != FORMAT:
             raise DataError(f"rows of format {self.format} are not those of this version, {FORMAT}")
 
@@ -170,7 +167,7 @@ def read_manifest(folder: Path) -> list[Shard] | None:
     return _read(folder / MANIFEST, lambda fields: [_shard(one) for one in fields["shards"]])
 
 
-def shard_facts(shard: Shard) -> dict[str, Any]:
+def shard_fields(shard: Shard) -> dict[str, Any]:
     """The facts of a shard as JSON values."""
     return dataclasses.asdict(shard)
 

@@ -25,9 +25,9 @@ from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..errors import DataError
 from ..io.atomic_io import build_folder, write_file
 from ..io.files import matching_files
-from ..packing.packed_rows import check_ends, encode, pieces_of
+from ..packing.packed_rows import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
-from ..sources.documents import Division, Split, text_digest
+from ..sources.documents import HashSplit, Split, text_digest
 from ..sources.source_names import Source, documents_in, parse_sources
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from .shard_format import (
@@ -47,7 +47,7 @@ from .shard_format import (
     read_settings,
     read_shard,
     rows_path,
-    shard_facts,
+    shard_fields,
     shard_name,
     to_json,
 )
@@ -97,7 +97,7 @@ def prepare(
     """
     folder, parts = Path(folder), input_files(source)
     loaded = load_tokenizer(tokenizer)
-    check_ends(loaded)
+    require_bos_eos(loaded)
     settings = Settings(
         source=source,
         tokenizer=loaded.fingerprint,
@@ -204,7 +204,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
         shard = _fill(temporary, part, digest, settings, tokenizer)
         if _input_digest(part) != digest:
             raise DataError(f"{part.location} changed while it was read: start again")
-        (temporary / FACTS).write_bytes(to_json(shard_facts(shard)))
+        (temporary / FACTS).write_bytes(to_json(shard_fields(shard)))
 
     try:
         whole = read_shard(build_folder(place, fill))
@@ -242,7 +242,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
     whole = {
         **dataclasses.asdict(settings),
         "finished_by": {name: found for name in _PACKAGES if (found := _version(name))},
-        "shards": [shard_facts(shard) for shard in shards],
+        "shards": [shard_fields(shard) for shard in shards],
     }
     content = io.BytesIO()
     np.save(content, counts)
@@ -295,7 +295,7 @@ class _SplitTexts:
 
     part: Source
     split: Split
-    division: Division
+    division: HashSplit
     fingerprint: str
 
     def __iter__(self) -> Iterator[str]:
@@ -308,7 +308,7 @@ def _fill(
     place: Path, part: Source, digest: str, settings: Settings, tokenizer: Tokenizer
 ) -> Shard:
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
-    division = Division.of_each(settings.validation_fraction)
+    division = HashSplit.of_each(settings.validation_fraction)
     splits: dict[str, RowsFile] = {}
     for number, split in enumerate(SPLITS):
         texts = _SplitTexts(part, split, division, digest)
@@ -329,14 +329,14 @@ def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Setting
     try:
         with contextlib.closing(ArrayRecordWriter(str(path), _WRITER_OPTIONS)) as writer:
             for spans in _packed(corpus, split, settings):
-                writer.write(encode(pieces_of(corpus, spans), settings.vocab_size))
+                writer.write(encode(gather_tokens(corpus, spans), settings.vocab_size))
                 rows += 1
     except RuntimeError as error:  # of the writer alone
         raise OSError(None, str(error)) from error
     return RowsFile(
         rows=rows,
         documents=corpus.num_documents,
-        tokens=corpus.total_pairs,
+        tokens=corpus.num_targets,
         text_bytes=corpus.num_bytes,
         file_bytes=path.stat().st_size,
         sha256=file_sha256(path),
@@ -348,10 +348,10 @@ def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[S
     """The rows of a split: each pair of the file once, whatever the packing."""
     length = settings.length
     if split == "validation" or settings.packing == "concat":
-        for row in range(-(-corpus.total_pairs // length)):
-            yield split_once(row, length, corpus.pair_starts, corpus.total_pairs)
+        for row in range(-(-corpus.num_targets // length)):
+            yield split_once(row, length, corpus.target_starts, corpus.num_targets)
         return
-    spans, row_starts = first_fit(corpus.pair_counts, length)
+    spans, row_starts = first_fit(corpus.target_counts, length)
     for row in range(len(row_starts) - 1):
         yield spans[row_starts[row] : row_starts[row + 1]].tolist()
 

@@ -75,9 +75,9 @@ def _sentence(rows: list[tuple[str, int, list[str]]], column: int | None) -> Sen
             )
     if len(cells) < 2:
         raise DataError(f"{file} line {first} has a word without a tag: {cells[0]!r}")
-    place = -1 if column is None else column - 1
+    location = -1 if column is None else column - 1
     words = tuple(row[0] for _, _, row in rows)
-    return Sentence(file, first, words, tuple(row[place] for _, _, row in rows))
+    return Sentence(file, first, words, tuple(row[location] for _, _, row in rows))
 
 
 def read_words(lines: Iterator[Line]) -> Iterator[Sentence]:
@@ -117,7 +117,7 @@ def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
         if len(cells) != width:
             raise DataError(
                 f"{file} line {number} has {len(cells)} columns where the first has {width}: "
-                f"give every word as many, parted by {'tabs' if tabs else 'blanks'}"
+                f"give every word as many, separated by {'tabs' if tabs else 'blanks'}"
             )
         rows.append((file, number, cells))
     if rows:

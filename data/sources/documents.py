@@ -144,8 +144,7 @@ def load_documents(
         DataError: The source has a fault (see ``read_documents``), has no second document
             to validate on, or is published and neither on this machine nor within reach.
     """
-    if not 0 <= validation_fraction < 1:
-        raise DataError(f"validation_fraction {validation_fraction} must be at least 0 and below 1")
+    check_validation_fraction(validation_fraction)
     sources = parse_sources(name)
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
     local = _load_local(sources, split, validation_fraction, cache, name)
@@ -158,6 +157,20 @@ def load_documents(
         else:
             parts.append(next(local))
     return JoinedRecords.join(parts)
+
+
+def check_validation_fraction(fraction: float, name: str = "validation_fraction") -> None:
+    """Checks that a share of documents can be held out.
+
+    Args:
+        fraction: The share.
+        name: The name of the setting, for the message.
+
+    Raises:
+        DataError: The share is not in [0, 1).
+    """
+    if not 0 <= fraction < 1:
+        raise DataError(f"{name} {fraction} must be at least 0 and below 1")
 
 
 def load_whole(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Documents:
@@ -195,7 +208,7 @@ def _load_local(
     if split == "validation" and fraction == 0:
         raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
     digests = [Counter(map(text_digest, read_documents(source))) for source in local]
-    division = Division.of(itertools.chain.from_iterable(digests), fraction, name)
+    division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name)
     # Where the limit lies depends on the other sources, too, if there are any.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for source, own in zip(local, digests, strict=True):
@@ -205,7 +218,7 @@ def _load_local(
 def _load_one(
     source: Source,
     digests: Counter[bytes],
-    division: "Division",
+    division: "HashSplit",
     key: str,
     split: Split,
     cache: Path,
@@ -219,11 +232,11 @@ def _load_one(
             raise DataError(f"source {source.name} changed while it was read: start again")
 
     mark = "-sentences" if source.lines_are_sentences else ""
-    facts = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
+    metadata = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
     if split not in division.splits(digests):
-        return Documents((), *facts)
+        return Documents((), *metadata)
     folder = build_folder(cache / "documents" / key, fill)
-    return Documents(open_texts(folder, split), *facts)
+    return Documents(open_texts(folder, split), *metadata)
 
 
 def text_digest(text: str) -> bytes:
@@ -232,7 +245,7 @@ def text_digest(text: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Division:
+class HashSplit:
     """Which documents are for validation: those whose digest is below a limit.
 
     Attributes:
@@ -242,7 +255,7 @@ class Division:
     limit: bytes
 
     @classmethod
-    def of(cls, digests: Iterable[bytes], fraction: float, name: str) -> "Division":
+    def of(cls, digests: Iterable[bytes], fraction: float, name: str) -> "HashSplit":
         """Draws the limit so that no split is empty.
 
         Args:
@@ -265,7 +278,7 @@ class Division:
         return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))
 
     @classmethod
-    def of_each(cls, fraction: float) -> "Division":
+    def of_each(cls, fraction: float) -> "HashSplit":
         """The limit that asks for no document but the one at hand: a split may stay empty."""
         return cls(int(fraction * 2**128).to_bytes(16, "big"))
 

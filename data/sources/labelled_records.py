@@ -1,7 +1,7 @@
 r"""Where labelled examples come from, under the name scheme of ``sources``.
 
 =============================  ======================================================
-``tsv:GLOB#LABEL,TEXT``        columns parted by tabs, by number from 1 or by name (then
+``tsv:GLOB#LABEL,TEXT``        columns separated by tabs, by number from 1 or by name (then
                                each file begins with a line of names)
 ``jsonl:GLOB#label,text``      JSON lines, fields by name
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
@@ -11,7 +11,7 @@ r"""Where labelled examples come from, under the name scheme of ``sources``.
 
 Each kind of data says which of these forms it reads and which fields it takes; several
 fields that make up one list are joined by ``+``. Labelled data are small: they are read
-into memory. Every record knows its place, for the messages about it.
+into memory. Every record knows its location, for the messages about it.
 """
 
 import re
@@ -63,11 +63,11 @@ class Record:
     """One labelled thing as it was read.
 
     Attributes:
-        place: Where it stands: ``train.tsv line 7``.
+        location: Where it stands: ``train.tsv line 7``.
         values: One for each field of the source, in the order of the fields.
     """
 
-    place: str
+    location: str
     values: tuple[Any, ...]
 
 
@@ -160,9 +160,9 @@ def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Rec
     """
     for file, number, line in lines:
         if line and not line.isspace():
-            place = f"{file} line {number}"
-            row = parse_object(line, place)
-            yield Record(place, tuple(pick(row, field, place) for field in fields))
+            location = f"{file} line {number}"
+            row = parse_object(line, location)
+            yield Record(location, tuple(pick(row, field, location) for field in fields))
 
 
 def _read_columns(lines: Iterator[Line], source: LabelledSource, roles: str) -> Iterator[Record]:
@@ -172,43 +172,43 @@ def _read_columns(lines: Iterator[Line], source: LabelledSource, roles: str) -> 
     width = 0
     for file, number, line in lines:
         cells = line.split("\t")
-        place = f"{file} line {number}"
+        location = f"{file} line {number}"
         if not width:
             width = len(cells)
             if not source.named:
-                _check_customary(width, fields, roles, place)
-            columns = [_columns(field, cells, place) for field in fields]
+                _check_customary(width, fields, roles, location)
+            columns = [_columns(field, cells, location) for field in fields]
             if with_header:
                 continue
         elif not line:
             continue
         if len(cells) != width:
             raise DataError(
-                f"{place} has {len(cells)} columns where the first line has {width}: "
+                f"{location} has {len(cells)} columns where the first line has {width}: "
                 "part the columns by one tab each, and put none inside a text"
             )
         yield Record(
-            place,
+            location,
             tuple([cells[c] for c in at] if isinstance(at, list) else cells[at] for at in columns),
         )
 
 
-def _check_customary(width: int, fields: tuple[str, ...], roles: str, place: str) -> None:
+def _check_customary(width: int, fields: tuple[str, ...], roles: str, location: str) -> None:
     """Columns that nobody named are taken only where there can be no others."""
     if width != max(int(part) for field in fields for part in field.split("+")):
         raise DataError(
-            f"{place} has {width} columns: name {roles} after a #, in this order, as #2,4 or by "
+            f"{location} has {width} columns: name {roles} after a #, in this order, as #2,4 or by "
             "the names in the first line"
         )
 
 
-def _columns(field: str, first_line: list[str], place: str) -> int | list[int]:
+def _columns(field: str, first_line: list[str], location: str) -> int | list[int]:
     """Where a field stands in a line; several places for ``3+4``."""
-    found = [_column(part, first_line, place) for part in field.split("+")]
+    found = [_column(part, first_line, location) for part in field.split("+")]
     return found if "+" in field else found[0]
 
 
-def _column(field: str, first_line: list[str], place: str) -> int:
+def _column(field: str, first_line: list[str], location: str) -> int:
     """Where a field stands in a line; counts from 0."""
     if field in first_line and not field.isdecimal():
         return first_line.index(field)
@@ -216,10 +216,10 @@ def _column(field: str, first_line: list[str], place: str) -> int:
         return int(field) - 1
     if field.isdecimal():
         raise DataError(
-            f"{place} has {len(first_line)} columns, so there is no column {field}: "
+            f"{location} has {len(first_line)} columns, so there is no column {field}: "
             "name others after a #, counted from 1"
         )
     raise DataError(
-        f"{place}, taken for the line of names, does not name a column {field!r}: its columns are "
-        f"{', '.join(first_line)} (of a file without names give numbers, as #1,2)"
+        f"{location}, read as the line of column names, names no column {field!r}: its columns "
+        f"are {', '.join(first_line)} (for a file without names give numbers, as #1,2)"
     )

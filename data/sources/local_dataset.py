@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from .documents import Division, Split, text_digest
+from .documents import HashSplit, Split, text_digest
 
 
 class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -24,7 +24,7 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     code_path: Any = None
 
     def __init__(
-        self, documents: Iterable[str], division: Division, splits: Sequence[Split], **kwargs: Any
+        self, documents: Iterable[str], division: HashSplit, splits: Sequence[Split], **kwargs: Any
     ) -> None:
         """Makes the builder.
 
@@ -59,7 +59,7 @@ _PREPARED = Path(TextBuilder.name, str(TextBuilder.VERSION))
 
 
 def write_texts(
-    documents: Iterable[str], division: Division, splits: Sequence[Split], folder: Path
+    documents: Iterable[str], division: HashSplit, splits: Sequence[Split], folder: Path
 ) -> None:
     """Writes texts, for ``open_texts``.
 

@@ -2,17 +2,17 @@ r"""Where pairs of sentences come from, under the name scheme of ``sources``.
 
 =============================  ======================================================
 ``pairs:SRC,TGT``              two files; line n of one translates line n of the other
-``tsv:GLOB#1,2``               columns parted by tabs, the source's first, by number
+``tsv:GLOB#1,2``               columns separated by tabs, the source's first, by number
                                from 1 or by name (then files begin with a line of names)
 ``jsonl:GLOB#en,de``           JSON lines, fields by name
 ``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields by name; without
                                names its languages in their published order
-``builtin:numbers-en-fr``      see ``number_words``
+``builtin:numbers-en-fr``      see ``spelled_numbers``
 ``SOURCE + SOURCE``            several, one after the other (but no built-in one)
 =============================  ======================================================
 
 To translate the other way round, swap the names. Files ending in ``.gz`` are unpacked
-while reading; a line ends as ``text_lines`` says. No line of
+while reading; a line ends as ``files`` says. No line of
 ``pairs:`` is ever left out while reading, so nothing shifts the two sides against each
 other; where both stand on one line, wholly empty lines are passed over.
 """
@@ -27,9 +27,9 @@ from typing import Literal
 
 from ..errors import DataError
 from ..io.hashing import digest
-from .documents import Division, Split, text_digest
+from .documents import HashSplit, Split, text_digest
 from .labelled_records import LabelledSource, parse_labelled
-from .sentence_pairs import FieldPairs, FilePairs, Pair, Part, PublishedPairs
+from .sentence_pairs import FieldPairs, FilePairs, PairSource, PublishedPairs, SentencePair
 from .source_names import listed_choices
 from .tfds_records import PublishedRecords, open_published
 
@@ -49,7 +49,7 @@ Which = Split | Literal["whole"]
 
 
 @dataclass(frozen=True)
-class Share(Part):
+class SplitView(PairSource):
     """The pairs of a part that are in a split, by the hash of their source text.
 
     Attributes:
@@ -58,11 +58,11 @@ class Share(Part):
         split: Which share.
     """
 
-    whole: Part
-    division: Division
+    whole: PairSource
+    division: HashSplit
     split: Split
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[SentencePair]:
         for pair in self.whole:
             if self.division.split(text_digest(pair.source)) == self.split:
                 yield pair
@@ -76,9 +76,9 @@ class ParallelText:
         parts: Of each source, in order.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[PairSource, ...]
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[SentencePair]:
         return itertools.chain.from_iterable(self.parts)
 
     def __len__(self) -> int:
@@ -135,17 +135,19 @@ def open_parallel(
         return ParallelText(tuple(_of_split(part, which) for part in opened))
     division = _divide(divided, validation_fraction, name)
     shares = (
-        _of_split(part, which) if _has_validation(part) else Share(part.name, part, division, which)
+        _of_split(part, which)
+        if _has_validation(part)
+        else SplitView(part.name, part, division, which)
         for part in opened
     )
     return ParallelText(tuple(shares))
 
 
-def _has_validation(part: Part) -> bool:
+def _has_validation(part: PairSource) -> bool:
     return isinstance(part, PublishedPairs) and part.records.validation is not None
 
 
-def _whole(part: Part) -> Part:
+def _whole(part: PairSource) -> PairSource:
     if not isinstance(part, PublishedPairs):
         return part
     if part.records.validation is None:
@@ -154,21 +156,21 @@ def _whole(part: Part) -> Part:
     return replace(part, split="validation")
 
 
-def _of_split(part: Part, split: Split) -> Part:
+def _of_split(part: PairSource, split: Split) -> PairSource:
     return replace(part, split=split) if isinstance(part, PublishedPairs) else part
 
 
-def _divide(parts: Sequence[Part], fraction: float, name: str) -> Division:
+def _divide(parts: Sequence[PairSource], fraction: float, name: str) -> HashSplit:
     digests = {text_digest(pair.source) for part in parts for pair in part}
     if len(digests) < 2:
         raise DataError(
             f"{name!r} has {len(digests)} different source texts, so nothing is left to validate "
             "on: set validation_fraction 0 and name another source for validation"
         )
-    return Division.of(digests, fraction, name)
+    return HashSplit.of(digests, fraction, name)
 
 
-def _open(name: str, like: str | None) -> Part:
+def _open(name: str, like: str | None) -> PairSource:
     name = name.strip()
     kind, colon, rest = name.partition(":")
     if not colon or kind not in FORMS:

@@ -16,16 +16,16 @@ from .labelled_records import LabelledSource, Record, read_fields
 from .tfds_records import PublishedRecords
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     """A sentence, its translation, and where the two stand, for messages."""
 
     source: str
     target: str
-    place: str
+    location: str
 
 
 @dataclass(frozen=True)
-class Part(ABC):
+class PairSource(ABC):
     """The pairs of one source, read anew each time.
 
     Attributes:
@@ -35,7 +35,7 @@ class Part(ABC):
     name: str
 
     @abstractmethod
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[SentencePair]:
         """Reads the pairs."""
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Part(ABC):
 
 
 @dataclass(frozen=True)
-class FilePairs(Part):
+class FilePairs(PairSource):
     """Two files whose lines translate each other.
 
     Attributes:
@@ -59,14 +59,16 @@ class FilePairs(Part):
     source: Path
     target: Path
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[SentencePair]:
         sources, targets = file_lines(self.source), file_lines(self.target)
         number = 0
         for number, (source, target) in enumerate(itertools.zip_longest(sources, targets), 1):
             if source is None or target is None:
                 more = 1 + sum(1 for _ in (targets if source is None else sources))
                 raise self._of_different_lengths(number - 1, more, source is None)
-            yield Pair(source[2], target[2], f"line {number} of {self.source} and {self.target}")
+            yield SentencePair(
+                source[2], target[2], f"line {number} of {self.source} and {self.target}"
+            )
 
     def _of_different_lengths(self, both: int, more: int, source_is_shorter: bool) -> DataError:
         shorter, longer = self.source, self.target
@@ -79,7 +81,7 @@ class FilePairs(Part):
 
 
 @dataclass(frozen=True)
-class FieldPairs(Part):
+class FieldPairs(PairSource):
     """Files each of whose lines has both sides.
 
     Attributes:
@@ -88,13 +90,13 @@ class FieldPairs(Part):
 
     fields: LabelledSource
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[SentencePair]:
         for record in read_fields(self.fields, "the source's and the target's"):
             yield _pair(record, self.fields)
 
 
 @dataclass(frozen=True)
-class PublishedPairs(Part):
+class PublishedPairs(PairSource):
     """One split of a published data set.
 
     Attributes:
@@ -105,7 +107,7 @@ class PublishedPairs(Part):
     records: PublishedRecords
     split: Split
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[SentencePair]:
         for record in self.records.read(self.split):
             yield _pair(record, self.records.source)
 
@@ -116,8 +118,8 @@ class PublishedPairs(Part):
     def fingerprint(self) -> str:
         """What is known of a published split without reading it."""
         builder, info = self.records.builder, self._info
-        facts = (builder.info.full_name, info.name, self.records.source.fields)
-        return digest(map(str, (*facts, info.num_examples, info.num_bytes)))
+        metadata = (builder.info.full_name, info.name, self.records.source.fields)
+        return digest(map(str, (*metadata, info.num_examples, info.num_bytes)))
 
     @property
     def _info(self) -> Any:
@@ -125,12 +127,12 @@ class PublishedPairs(Part):
         return self.records.builder.info.splits[name]
 
 
-def _pair(record: Record, source: LabelledSource) -> Pair:
+def _pair(record: Record, source: LabelledSource) -> SentencePair:
     for field, text in zip(source.fields, record.values, strict=True):
         if not isinstance(text, str):
             raise DataError(
-                f"{record.place} has a {type(text).__name__} in the field {field!r}, where a text "
-                "should be: name the fields of the two texts after a #"
+                f"{record.location} has a {type(text).__name__} in the field {field!r}, where a "
+                "text should be: name the fields of the two texts after a #"
             )
     source_text, target_text = record.values
-    return Pair(source_text, target_text, record.place)
+    return SentencePair(source_text, target_text, record.location)

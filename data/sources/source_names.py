@@ -3,7 +3,7 @@ r"""Where text comes from, under one name scheme.
 =========================  ==========================================================
 ``builtin:python-docs``    the English prose every CPython ships in ``pydoc_data``
 ``text:GLOB``              plain text; ``#file`` (default), ``#line`` or ``#block`` says
-                           what a document is (blocks are parted by blank lines)
+                           what a document is (blocks are separated by blank lines)
 ``text:GLOB#sentences``    blocks with one sentence on each line, the form in which
                            google-research/bert reads its text
 ``jsonl:GLOB#field``       JSON lines; the string in ``field`` (default ``text``)
@@ -13,18 +13,17 @@ r"""Where text comes from, under one name scheme.
                            spaces and before a kind joins: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
-How files are found and parted into lines says ``text_lines``. This file reads the local
+How files are found and parted into lines says ``files``. This file reads the local
 kinds; ``documents`` adds the published ones.
 """
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from ..errors import DataError, UserError
+from ..errors import DataError, UserError, similar_names
 from ..io.files import file_lines, matching_files
 from ..io.json_lines import parse_object, pick
 
@@ -187,9 +186,15 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
 
 
 def listed_choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | None = None) -> str:
-    """Lists the valid words, the nearest first if there is a near one."""
+    """Returns the valid words as text for an error message, with the most similar one named.
+
+    Args:
+        word: The word that is not valid.
+        valid: The valid words.
+        shown: The text to print for each of them; by default the word itself.
+    """
     shown = shown or valid
-    near = difflib.get_close_matches(word, valid, n=1)
+    near = similar_names(word, valid)
     listed = ", ".join(shown)
     return f"{shown[valid.index(near[0])]} (nearest) from {listed}" if near else f"from {listed}"
 
@@ -222,13 +227,13 @@ def _read_json_lines(path: Path, field: str) -> Iterator[str]:
             yield _text_field(line, field, f"{file} line {number}")
 
 
-def _text_field(line: str, field: str, place: str) -> str:
-    row = parse_object(line, place)
-    value = pick(row, field, place)
+def _text_field(line: str, field: str, location: str) -> str:
+    row = parse_object(line, location)
+    value = pick(row, field, location)
     if not isinstance(value, str):
         seen = ", ".join(sorted(key for key in row if isinstance(row[key], str))) or "none"
         raise DataError(
-            f"{place} field {field!r} is a {type(value).__name__}, not a string: "
+            f"{location} field {field!r} is a {type(value).__name__}, not a string: "
             f"its string fields are {seen}"
         )
     return value

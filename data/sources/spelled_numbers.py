@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ..errors import DataError
-from .sentence_pairs import Pair, Part
+from .sentence_pairs import PairSource, SentencePair
 from .source_names import listed_choices
 
 LIMIT = 1_000_000
@@ -34,7 +34,7 @@ _DRAWN_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class SpelledNumbers(Part):
+class SpelledNumbers(PairSource):
     """Some numbers in two languages; a part of a ``ParallelText``.
 
     Attributes:
@@ -45,10 +45,12 @@ class SpelledNumbers(Part):
     numbers: tuple[int, ...]
     languages: tuple[str, str]
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[SentencePair]:
         source, target = self.languages
         for number in self.numbers:
-            yield Pair(spell(number, source), spell(number, target), f"the number {number:,}")
+            yield SentencePair(
+                spell(number, source), spell(number, target), f"the number {number:,}"
+            )
 
     def __len__(self) -> int:
         return len(self.numbers)

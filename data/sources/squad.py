@@ -49,7 +49,7 @@ class SpanExample:
     passage: str
     answers: tuple[Answer, ...] | None
     title: str = ""
-    place: str = field(default="", repr=False)
+    location: str = field(default="", repr=False)
     group: str = field(default="", repr=False)
 
     @property
@@ -92,11 +92,11 @@ def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
         return
     for file, number, line in read:
         if line.strip():
-            place = f"{file} line {number}"
-            row = parse_object(line, place)
-            question, passage = (_text(row, name, place) for name in ("question", "context"))
-            id = str(pick(row, "id", place) if "id" in row else number)
-            yield SpanExample(id, question, passage, None, place=place, group=passage)
+            location = f"{file} line {number}"
+            row = parse_object(line, location)
+            question, passage = (_text(row, name, location) for name in ("question", "context"))
+            id = str(pick(row, "id", location) if "id" in row else number)
+            yield SpanExample(id, question, passage, None, location=location, group=passage)
 
 
 def from_record(record: Record) -> SpanExample:
@@ -108,20 +108,20 @@ def from_record(record: Record) -> SpanExample:
     fields = ("text", "answer_start")
     if not isinstance(answers, dict) or not all(name in answers for name in fields):
         raise DataError(
-            f"{record.place} has no answers of text and answer_start: name the fields as "
+            f"{record.location} has no answers of text and answer_start: name the fields as "
             "#context,question,answers"
         )
     pairs = zip(answers["text"], answers["answer_start"], strict=True)
     placed = tuple(place_answer(text, start, passage) for text, start in pairs)
-    name = str(id[0]) if id else record.place
-    return SpanExample(name, question, passage, placed, place=record.place)
+    name = str(id[0]) if id else record.location
+    return SpanExample(name, question, passage, placed, location=record.location)
 
 
 def unanswered(record: Record) -> SpanExample:
     """Makes a question to predict of a published record: passage, question and perhaps an id."""
     passage, question, *id = record.values
-    name = str(id[0]) if id else record.place
-    return SpanExample(name, question, passage, None, place=record.place, group=passage)
+    name = str(id[0]) if id else record.location
+    return SpanExample(name, question, passage, None, location=record.location, group=passage)
 
 
 def place_answer(text: str, start: Any, passage: str, sure: bool = True) -> Answer:
@@ -139,7 +139,7 @@ def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
     first_title: dict[str, str] = {}
     return tuple(
         SpanExample(
-            e.id, e.question, e.passage, e.answers, e.title, e.place,
+            e.id, e.question, e.passage, e.answers, e.title, e.location,
             first_title.setdefault(e.passage, e.title or e.passage),
         )
         for e in examples
@@ -165,43 +165,43 @@ def _questions(content: Any, file: str, labelled: bool = True) -> Iterator[SpanE
     for i, article in enumerate(articles, start=1):
         title = str(article.get("title", "")) if isinstance(article, dict) else ""
         for j, paragraph in enumerate(_list(article, "paragraphs", f"{file} article {i}"), start=1):
-            place = f"{file} article {i} paragraph {j}"
-            passage = _text(paragraph, "context", place)
-            for qa in _list(paragraph, "qas", place):
-                yield _question(qa, passage, title, file, place, labelled)
+            location = f"{file} article {i} paragraph {j}"
+            passage = _text(paragraph, "context", location)
+            for qa in _list(paragraph, "qas", location):
+                yield _question(qa, passage, title, file, location, labelled)
 
 
 def _question(
-    qa: Any, passage: str, title: str, file: str, place: str, labelled: bool
+    qa: Any, passage: str, title: str, file: str, location: str, labelled: bool
 ) -> SpanExample:
-    question = _text(qa, "question", place)
+    question = _text(qa, "question", location)
     if "id" not in qa:
-        raise DataError(f"{place} has a question without an id: {question[:60]!r}")
-    place = f"{file} question {qa['id']}"
+        raise DataError(f"{location} has a question without an id: {question[:60]!r}")
+    location = f"{file} question {qa['id']}"
     answers = None
     if labelled:
-        given = [] if qa.get("is_impossible") else _list(qa, "answers", place)
+        given = [] if qa.get("is_impossible") else _list(qa, "answers", location)
         answers = tuple(
             place_answer(
-                _text(answer, "text", place),
+                _text(answer, "text", location),
                 answer.get("answer_start"),
                 passage,
                 answer.get("unique", True) is not False,
             )
             for answer in given
         )
-    return SpanExample(str(qa["id"]), question, passage, answers, title, place, title or passage)
+    return SpanExample(str(qa["id"]), question, passage, answers, title, location, title or passage)
 
 
-def _list(row: Any, field: str, place: str) -> list[Any]:
-    value = pick(row, field, place) if isinstance(row, dict) else None
+def _list(row: Any, field: str, location: str) -> list[Any]:
+    value = pick(row, field, location) if isinstance(row, dict) else None
     if not isinstance(value, list):
-        raise DataError(f"{place} is not SQuAD: {field!r} must be a list")
+        raise DataError(f"{location} is not SQuAD: {field!r} must be a list")
     return value
 
 
-def _text(row: Any, field: str, place: str) -> str:
-    value = pick(row, field, place) if isinstance(row, dict) else None
+def _text(row: Any, field: str, location: str) -> str:
+    value = pick(row, field, location) if isinstance(row, dict) else None
     if not isinstance(value, str):
-        raise DataError(f"{place} is not SQuAD: {field!r} must be a text")
+        raise DataError(f"{location} is not SQuAD: {field!r} must be a text")
     return value

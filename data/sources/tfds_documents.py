@@ -5,7 +5,6 @@ is already on the machine is used. Their own validation split is used where they
 the test split never is.
 """
 
-import difflib
 import hashlib
 import http.client
 import importlib
@@ -22,9 +21,9 @@ from urllib.parse import urlsplit
 import numpy as np
 import tensorflow_datasets as tfds
 
-from ..errors import DataError
+from ..errors import DataError, similar_names
 from ..io.atomic_io import write_file
-from .documents import Division, Documents, Split, text_digest
+from .documents import Documents, HashSplit, Split, text_digest
 from .source_names import Source
 
 # TFDS repeats a failing download for minutes; no network should be known within seconds.
@@ -88,7 +87,7 @@ def open_builder(source: Source) -> Any:
 def _unknown_dataset(source: Source) -> str:
     name = source.location.split("/")[0]
     known = sorted(set(tfds.list_builders(with_community_datasets=False)))
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = similar_names(name, known)
     nearest = f"nearest names: {', '.join(near)}" if near else "see the TFDS catalogue for names"
     return f"TFDS has no data set {name!r} (source {source.name!r}): {nearest}"
 
@@ -100,7 +99,7 @@ def _unknown_configuration(source: Source, error: Exception) -> str:
     except ValueError:
         known = []
     if configuration and configuration not in known:
-        near = difflib.get_close_matches(configuration, known, n=3, cutoff=0.3) or known[:10]
+        near = similar_names(configuration, known) or known[:10]
         remedy = f"choose from {', '.join(near)}" if near else "leave it out"
         return f"TFDS data set {name!r} has no configuration {configuration!r}: {remedy}"
     return f"TFDS cannot make {source.location!r}: {_first_line(error)}"
@@ -186,8 +185,8 @@ def open_split(builder: Any, split: str, name: str) -> Any:
 
 def _key(builder: Any, split: str, source: Source) -> str:
     info = builder.info.splits[split]
-    facts = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
-    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+    metadata = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
+    return hashlib.blake2b(repr(metadata).encode(), digest_size=16).hexdigest()
 
 
 def _divide(
@@ -201,7 +200,7 @@ def _divide(
     path = cache / "divisions" / f"{documents.fingerprint}-{fraction!r}.npy"
     if not path.is_file():
         digests = [text_digest(text) for text in documents]
-        division = Division.of(digests, fraction, source.name)
+        division = HashSplit.of(digests, fraction, source.name)
         mask = np.asarray([division.split(digest) == "validation" for digest in digests])
         content = io.BytesIO()
         np.save(content, mask)

@@ -48,9 +48,9 @@ class PublishedRecords:
 
         rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
-            place = f"{self.source.name} {name} example {number}"
-            values = tuple(_plain(pick(row, field, place)) for field in self.source.fields)
-            yield Record(place, values)
+            location = f"{self.source.name} {name} example {number}"
+            values = tuple(_plain(pick(row, field, location)) for field in self.source.fields)
+            yield Record(location, values)
 
     def class_names(self, field: str) -> tuple[str, ...] | None:
         """The names of a field of classes (or of lists of classes), whose values are ids."""

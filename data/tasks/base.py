@@ -1,8 +1,8 @@
-"""What a run reads: the settings that every kind of data shares, and what each must be able to do.
+"""The interface of a kind of data, and the settings that all kinds share.
 
-A kind of data is a subclass in the file of its objective (`causal.CausalData`,
-`pretraining.PretrainingData` …): its fields are the command line's flags, its methods the way
-from a source to rows.
+Each kind of data is a subclass in a file of its own (`causal_lm.CausalLMData`,
+`bert_pretraining.PretrainingData` …). Its fields are options of the command line; its methods
+lead from a source to examples.
 """
 
 from abc import ABC, abstractmethod
@@ -12,17 +12,24 @@ from typing import ClassVar
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
 from ..errors import DataError, UserError
-from ..sources.documents import Documents, load_documents, load_whole
+from ..sources.documents import (
+    Documents,
+    check_validation_fraction,
+    load_documents,
+    load_whole,
+)
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(ABC):
-    """Where examples come from and how they become rows of tokens."""
+    """The source of the examples of a run, and the way in which they become arrays."""
 
     kind: ClassVar[str]
     """The kind of data, as a run's config.json names it."""
+    former_kind: ClassVar[str] = ""
+    """The name that older run folders have for this kind; fingerprints still contain it."""
 
     source: str
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
@@ -42,19 +49,20 @@ class DataConfig(ABC):
     def __post_init__(self) -> None:
         if self.length < 1:
             raise UserError(f"data.length {self.length} must be at least 1")
+        check_validation_fraction(self.validation_fraction, "data.validation_fraction")
 
     @abstractmethod
     def texts(self) -> Texts:
-        """The training texts, to train a vocabulary on."""
+        """Returns the training texts, to train a vocabulary on."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """The tokenizer of a new run: an existing one, or one trained on its texts."""
+        """Loads the tokenizer of a new run, or trains one on the training texts."""
         if self.tokenizer.path is not None:
             return load_tokenizer(self.tokenizer.path)
         return train_tokenizer(self.texts(), self.tokenizer)
 
     def labels(self) -> tuple[str, ...]:
-        """The names of the labels in the training examples, in order of their ids."""
+        """Returns the names of the labels in the training examples, in the order of their ids."""
         return ()
 
     def assumed_labels(self) -> tuple[str, ...]:
@@ -75,18 +83,21 @@ class DataConfig(ABC):
 
     @abstractmethod
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """What a run trains on: all of its source but what it validates on."""
+        """Returns the examples to train on: those of the source that are not held out."""
 
     @abstractmethod
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """What a run validates on."""
+        """Returns the examples to validate on."""
 
     @abstractmethod
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """All of another source, to be scored on; of a published one its validation split."""
+        """Returns all examples of another source, to evaluate on.
+
+        For a published data set these are the examples of its validation split.
+        """
 
     def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Unlabelled examples of a file (or "-", standard input), to be predicted.
+        """Returns the unlabelled examples of a file, to predict (`-` is standard input).
 
         Raises:
             DataError: This kind of data has no labels to predict.
@@ -99,15 +110,15 @@ class DataConfig(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentsData(DataConfig):
-    """Data whose examples are cut out of plain documents."""
+    """Data whose examples are made from plain documents."""
 
     def texts(self) -> Documents:
-        """All documents but those held out."""
+        """Returns the documents that are not held out."""
         fraction = self.validation_fraction if self.validation is None else 0.0
         return load_documents(self.source, "train", validation_fraction=fraction)
 
     def validation_documents(self) -> Documents:
-        """The source to validate on, or the documents held out."""
+        """Returns the documents of `validation`, or those that are held out."""
         if self.validation is not None:
             return load_whole(self.validation)
         fraction = self.validation_fraction

@@ -1,4 +1,9 @@
-"""Rows for pretraining an encoder: masked words, and next sentences where wanted."""
+"""Pretraining an encoder: masked tokens and, on request, next sentences.
+
+The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T];
+``masked_positions``, ``masked_labels``, ``masked_weights`` [B, M]; and with next sentences
+``next_sentence_label`` [B], 0 if the second segment continues the first.
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,28 +13,28 @@ import numpy as np
 from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ..errors import DataError, UserError
-from ..features.bert_inputs import Frame, frame_texts, token_specs
+from ..features.bert_inputs import Template, encode_texts, token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
-from ..features.nsp_inputs import SentencePairRows, read_pairs
+from ..features.nsp_inputs import SentencePairExamples, read_pairs
 from ..features.segment_pairs import Segments
 from ..io.hashing import digest
 from ..sources.documents import Documents, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 
-# Of evaluation: the same examples and masks for every run.
+# Every run evaluates on the same examples and masks.
 _EVALUATION_SEED = 0x5EED
 
 
 @dataclass(frozen=True)
-class PretrainingRows:
-    """The rows of pretraining epochs; see ``pipeline.Rows``.
+class PretrainingExamples:
+    """The examples of pretraining epochs; see ``dataset.ExampleSource``.
 
     Attributes:
-        segments: Which tokens are in an example.
-        masking: Which of them are predicted.
+        segments: Chooses the tokens of an example.
+        masking: Chooses the tokens that are predicted.
         pad: The id of ``[PAD]``.
-        seed: Of everything random in a row.
+        seed: The seed of all random choices in an example.
     """
 
     segments: Segments
@@ -38,16 +43,16 @@ class PretrainingRows:
     seed: int
 
     @property
-    def rows_per_epoch(self) -> int:
-        """The number of rows of an epoch, at least 1."""
+    def num_examples(self) -> int:
+        """The number of examples in an epoch, at least 1."""
         return self.segments.num_examples
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example: a pure function of the seed and its arguments.
 
         Args:
             epoch: From 0.
-            index: In ``[0, rows_per_epoch)``.
+            index: In ``[0, num_examples)``.
 
         Returns:
             ``input_ids``, ``attention_mask``, ``token_type_ids``, int32 [T];
@@ -71,7 +76,7 @@ class PretrainingRows:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingData(DocumentsData):
-    """Documents of sentences, of which words are masked and, if wanted, pairs made."""
+    """Documents of sentences with masked tokens and, on request, pairs of segments."""
 
     kind: ClassVar[str] = "pretraining"
 
@@ -80,7 +85,7 @@ class PretrainingData(DocumentsData):
     masking_rate: float = 0.15
     """The fraction of the tokens that is predicted."""
     whole_word: bool = False
-    """Mask all pieces of a word together."""
+    """Mask all tokens of a word together."""
     max_predictions: int | None = None
     """Predictions in a sequence, at most. By default masking_rate * length, rounded up."""
     short_fraction: float = 0.1
@@ -101,7 +106,7 @@ class PretrainingData(DocumentsData):
             )
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``PretrainingRows.row``."""
+        """See ``DataConfig``; the arrays are those of ``PretrainingExamples.row``."""
         predictions = self.max_predictions or usual_predictions(self.masking_rate, self.length)
         spec = token_specs(self.length) | prediction_specs(predictions)
         if self.next_sentence:
@@ -109,19 +114,19 @@ class PretrainingData(DocumentsData):
         return spec
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Examples that begin elsewhere, pair otherwise and are masked anew in every epoch."""
+        """Returns examples with new offsets, pairs and masks in every epoch."""
         return self._split(self.texts(), tokenizer, seed, jitter=True)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """The same examples and masks each time."""
+        """Returns the same examples and masks each time."""
         return self._split(self.validation_documents(), tokenizer, _EVALUATION_SEED, jitter=False)
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """As ``validation_split``, of another source."""
+        """Returns the same as ``validation_split``, from another source."""
         return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, jitter=False)
 
     def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Two texts on each line of a file, parted by a tab: does the second continue the first?
+        """Reads two texts separated by a tab from each line, to predict if one continues the other.
 
         Raises:
             DataError: The run did not learn next sentences, or a line is not a pair.
@@ -129,9 +134,9 @@ class PretrainingData(DocumentsData):
         if not self.next_sentence:
             return super().input_split(path, tokenizer, labels)
         pairs = read_pairs(path)
-        tokens, cut = frame_texts(pairs, tokenizer, Frame.of(tokenizer, self.length))
+        tokens, cut = encode_texts(pairs, tokenizer, Template.of(tokenizer, self.length))
         masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
-        rows = SentencePairRows(tokens, pairs, masking.max_predictions)
+        rows = SentencePairExamples(tokens, pairs, masking.max_predictions)
         notes = f", {cut:,} of them cut to {self.length} tokens" if cut else ""
         return DataSplit(rows, pairs, digest(map("\t".join, pairs)), f"{len(pairs):,} pairs{notes}")
 
@@ -159,13 +164,13 @@ class PretrainingData(DocumentsData):
             max_predictions=self.max_predictions,
             whole_word=self.whole_word,
         )
-        rows = PretrainingRows(segments, masking, special["pad"], seed)
-        facts = _facts(corpus, rows)
-        return DataSplit(rows, corpus, corpus.fingerprint, facts)
+        rows = PretrainingExamples(segments, masking, special["pad"], seed)
+        summary = _summary(corpus, rows)
+        return DataSplit(rows, corpus, corpus.fingerprint, summary)
 
 
 def _checked(tokenizer: Tokenizer) -> dict[str, int]:
-    """The ids of the tokens that a row needs."""
+    """Returns the ids of the special tokens that an example needs."""
     special: dict[str, Any] = {
         role: getattr(tokenizer.special_ids, role) for role in ("cls", "sep", "mask", "pad")
     }
@@ -178,7 +183,7 @@ def _checked(tokenizer: Tokenizer) -> dict[str, int]:
     return special
 
 
-def _facts(corpus: SentenceCorpus, rows: PretrainingRows) -> str:
-    facts = f"{corpus.facts}, {rows.rows_per_epoch:,} examples an epoch"
+def _summary(corpus: SentenceCorpus, rows: PretrainingExamples) -> str:
+    summary = f"{corpus.summary}, {rows.num_examples:,} examples an epoch"
     unknown = corpus.num_unknown
-    return facts + (f"; {unknown:,} tokens are unknown to the tokenizer" if unknown else "")
+    return summary + (f"; {unknown:,} tokens are unknown to the tokenizer" if unknown else "")

@@ -1,16 +1,20 @@
-"""Rows for causal language modelling: from tokens to one example."""
+"""Causal language modelling: packed examples of documents and the tokens that follow.
+
+The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``position_ids``, int32
+[B, T]; see ``packed_rows.packed_arrays``.
+"""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..dataset import BatchSpec, DataSplit, Rows
-from ..packing.packed_rows import check_ends, packed_specs, pieces_of, row_of
+from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields
+from ..packing.packed_rows import gather_tokens, packed_arrays, packed_specs, require_bos_eos
 from ..packing.packing import (
     Packing,
     Span,
@@ -25,33 +29,34 @@ from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 
 
-def row_from_spans(
+def example_from_spans(
     corpus: TokenCorpus, spans: Sequence[Span], length: int
 ) -> dict[str, np.ndarray]:
     """Makes one example.
 
     Args:
         corpus: The tokens.
-        spans: Ranges of pairs, each inside one document.
-        length: The row's length T, at least the sum of the spans' lengths.
+        spans: Ranges of target tokens, each inside one document.
+        length: The example's length T, at least the sum of the spans' lengths.
 
     Returns:
-        See ``row_of``.
+        See ``packed_arrays``.
     """
-    return row_of(pieces_of(corpus, spans), length)
+    return packed_arrays(gather_tokens(corpus, spans), length)
 
 
 @dataclass(frozen=True)
-class CausalRows:
-    """The rows of training epochs; see ``pipeline.Rows``.
+class CausalLMExamples(PickledByFields):
+    """The examples of training epochs; see ``dataset.ExampleSource``.
 
-    ``concat`` cuts each epoch at other places, ``first-fit`` has the same rows in each.
+    With ``concat`` every epoch is split at other offsets; with ``first-fit`` all epochs have the
+    same examples.
 
     Attributes:
         corpus: The tokens.
-        length: The row's length T.
+        length: The example's length T.
         packing: ``concat`` or ``first-fit``.
-        seed: Of the places where ``concat`` cuts.
+        seed: The seed of the offsets for ``concat``.
     """
 
     corpus: TokenCorpus
@@ -60,45 +65,42 @@ class CausalRows:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fills_a_row(self.corpus.total_pairs, self.length)
+        check_fills_a_row(self.corpus.num_targets, self.length)
 
     @property
-    def rows_per_epoch(self) -> int:
-        """The number of rows of an epoch, at least 1."""
+    def num_examples(self) -> int:
+        """The number of examples in an epoch, at least 1."""
         if self.packing == "concat":
-            return self.corpus.total_pairs // self.length
+            return self.corpus.num_targets // self.length
         return len(self._plan[1]) - 1
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example: a pure function of its arguments.
 
         Args:
             epoch: From 0.
-            index: In ``[0, rows_per_epoch)``.
+            index: In ``[0, num_examples)``.
 
         Returns:
-            See ``row_from_spans``.
+            See ``example_from_spans``.
         """
         if self.packing == "concat":
-            total = self.corpus.total_pairs
+            total = self.corpus.num_targets
             offset = _offset(self.seed, epoch, total)
-            spans = concat_then_split(index, self.length, self.corpus.pair_starts, total, offset)
+            spans = concat_then_split(index, self.length, self.corpus.target_starts, total, offset)
         else:
             planned, row_starts = self._plan
             spans = planned[row_starts[index] : row_starts[index + 1]].tolist()
-        return row_from_spans(self.corpus, spans, self.length)
+        return example_from_spans(self.corpus, spans, self.length)
 
     @cached_property
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
-        return first_fit(self.corpus.pair_counts, self.length)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return first_fit(self.corpus.target_counts, self.length)
 
 
 @dataclass(frozen=True)
-class CausalEvaluationRows:
-    """Every pair of a corpus exactly once, in order; the last row is padded.
+class CausalLMEvaluationExamples:
+    """Every target token of a corpus exactly once, in order; the last example is padded.
 
     Attributes:
         corpus: The tokens.
@@ -109,14 +111,14 @@ class CausalEvaluationRows:
     length: int
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of rows that hold all pairs."""
-        return -(-self.corpus.total_pairs // self.length)
+        return -(-self.corpus.num_targets // self.length)
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example; the same in every epoch."""
-        spans = split_once(index, self.length, self.corpus.pair_starts, self.corpus.total_pairs)
-        return row_from_spans(self.corpus, spans, self.length)
+        spans = split_once(index, self.length, self.corpus.target_starts, self.corpus.num_targets)
+        return example_from_spans(self.corpus, spans, self.length)
 
 
 def _offset(seed: int, epoch: int, total: int) -> int:
@@ -126,10 +128,11 @@ def _offset(seed: int, epoch: int, total: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalData(DocumentsData):
+class CausalLMData(DocumentsData):
     """Documents, every next token of which is predicted."""
 
-    kind: ClassVar[str] = "causal"
+    kind: ClassVar[str] = "causal_lm"
+    former_kind: ClassVar[str] = "causal"
 
     packing: Packing = "concat"
     """concat: fill every sequence and split documents. first-fit: keep documents whole and pad."""
@@ -141,22 +144,22 @@ class CausalData(DocumentsData):
         return super().make_tokenizer()
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; int32 [T] each, see ``row_of``."""
+        """See ``DataConfig``; int32 [T] each, see ``packed_arrays``."""
         return packed_specs(self.length)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Packed rows; with `concat`, cut anew in every epoch, unless they were prepared."""
+        """Returns packed examples, split anew in every epoch with `concat` unless prepared."""
         if is_prepared(self.source):
             asked = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
             return prepared_split(self.source, splits, tokenizer, asked)
         corpus = _corpus(self.texts(), tokenizer)
-        rows = CausalRows(corpus, self.length, self.packing, seed)
-        _ = rows.rows_per_epoch  # a text shorter than a row is refused here
+        rows = CausalLMExamples(corpus, self.length, self.packing, seed)
+        _ = rows.num_examples  # a text shorter than a row is refused here
         return _split(rows, corpus)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Every validation token once."""
+        """Returns every validation token once."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
         if is_prepared(self.source):
@@ -165,31 +168,31 @@ class CausalData(DocumentsData):
         return self._every_token(self.validation_documents(), tokenizer)
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Every token of a source once."""
+        """Returns every token of a source once."""
         if is_prepared(source):
             return prepared_split(source, SPLITS, tokenizer, {"length": self.length})
         return self._every_token(load_whole(source), tokenizer)
 
     def _held_out(self) -> dict[str, float]:
-        """What a prepared source must have held out; nothing if another one validates."""
+        """Returns the held-out fraction a prepared source must have, unless another validates."""
         return {} if self.validation else {"validation_fraction": self.validation_fraction}
 
     def _every_token(self, documents: Documents, tokenizer: Tokenizer) -> DataSplit:
         corpus = _corpus(documents, tokenizer)
-        return _split(CausalEvaluationRows(corpus, self.length), corpus)
+        return _split(CausalLMEvaluationExamples(corpus, self.length), corpus)
 
 
 def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:
-    check_ends(tokenizer)
+    require_bos_eos(tokenizer)
     return build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
 
 
-def _split(rows: Rows, corpus: TokenCorpus) -> DataSplit:
-    facts = (
+def _split(rows: ExampleSource, corpus: TokenCorpus) -> DataSplit:
+    summary = (
         f"{corpus.num_documents:,} documents, {corpus.num_bytes:,} bytes, "
-        f"{corpus.total_pairs:,} tokens to predict"
+        f"{corpus.num_targets:,} tokens to predict"
     )
     if corpus.num_unknown:
         unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,} tokens"
-        facts += f"; {unknown} are unknown to the tokenizer"
-    return DataSplit(rows, corpus, corpus.fingerprint, facts)
+        summary += f"; {unknown} are unknown to the tokenizer"
+    return DataSplit(rows, corpus, corpus.fingerprint, summary)

@@ -1,7 +1,7 @@
-"""What all labelled data share: from a source to the examples of a split, and their rows.
+"""The base of all labelled data: from a source to the examples of a split and their arrays.
 
-A kind of data (``classification.ClassificationData`` …) says which sources it reads, how a
-record becomes an example, and how examples become rows; everything else is here.
+A subclass (``SequenceClassificationData`` …) states which sources it reads, how a record
+becomes an example, and how examples become arrays. The rest is here.
 """
 
 from abc import abstractmethod
@@ -16,7 +16,7 @@ import numpy as np
 from ..dataset import DataSplit
 from ..errors import DataError, UserError
 from ..io.hashing import digest
-from ..sources.documents import Division, Split, text_digest
+from ..sources.documents import HashSplit, Split, text_digest
 from ..sources.labelled_records import (
     LabelledSource,
     Record,
@@ -28,28 +28,28 @@ from ..sources.tfds_records import PublishedRecords, open_published
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig
 
-# Settings whose outcome is in the examples or the tokenizer.
+# The fingerprint covers the effect of these settings: the examples and the tokenizer.
 _FOUND_AGAIN = ("source", "validation", "validation_fraction", "tokenizer", "num_workers")
 SHORTEST = 8
-"""The fewest tokens of a row that leave room for two texts beside their marks."""
+"""The smallest length that leaves room for two texts and their special tokens."""
 
 
 class Example(Protocol):
-    """One labelled thing of any kind; its repr holds all that decides its rows."""
+    """One labelled example; its repr, which is fingerprinted, has all that decides its arrays."""
 
     @property
-    def place(self) -> str:
-        """Where it stands, for messages: ``train.tsv line 7``."""
+    def location(self) -> str:
+        """The location of the example, for messages: ``train.tsv line 7``."""
         ...
 
     @property
     def group(self) -> str:
-        """Examples of one group are never parted into training and validation."""
+        """A key; examples with equal keys are all in training or all in validation."""
         ...
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """What a vocabulary may be trained on."""
+        """The texts that a vocabulary may be trained on."""
         ...
 
 
@@ -57,13 +57,13 @@ E = TypeVar("E", bound=Example)
 
 
 @dataclass(frozen=True)
-class Loaded(Generic[E]):
-    """Examples as they were read.
+class ExampleSet(Generic[E]):
+    """The examples of a source as they were read.
 
     Attributes:
         examples: At least one.
-        class_names: The names of the labels, where the source itself declares them.
-        notes: What is worth saying of them: ``IOB1 tags converted to BIO``.
+        class_names: The names of the labels if the source declares them.
+        notes: Remarks for the log: ``IOB1 tags converted to BIO``.
     """
 
     examples: tuple[E, ...]
@@ -71,35 +71,35 @@ class Loaded(Generic[E]):
     notes: tuple[str, ...] = ()
 
 
-class LabelledRows(Protocol):
-    """Rows that know what became of their examples."""
+class LabelledExamples(Protocol):
+    """An example source that can turn a model's outputs into predictions."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What became of them, for the log."""
+        """Remarks for the log, such as the number of truncated examples."""
         ...
 
     @property
-    def rows_per_epoch(self) -> int:
-        """The number of rows."""
+    def num_examples(self) -> int:
+        """The number of examples, in the sense of ``ExampleSource``."""
         ...
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one row."""
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """See ``ExampleSource``."""
         ...
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Any]:
-        """Turns a model's outputs for all rows into one JSON-ready prediction per example."""
+        """Returns a JSON-ready prediction for each labelled example, from outputs for all rows."""
         ...
 
     def gold(self) -> list[Any]:
-        """What is right, per example."""
+        """Returns the reference for each labelled example."""
         ...
 
 
 @dataclass(frozen=True)
 class ExampleTexts:
-    """The texts of examples, each distinct one once; see ``corpus.Texts``."""
+    """The distinct texts of examples; see ``token_corpus.Texts``."""
 
     examples: Sequence[Example]
 
@@ -115,41 +115,36 @@ class ExampleTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledData(DataConfig, Generic[E]):
-    """Where labelled examples come from and how they become rows of tokens."""
+    """The base of all labelled data."""
 
     forms: ClassVar[dict[str, str]]
-    """The kinds of source that are read, and the fields to take of each."""
+    """The kinds of source that can be read, with the default fields of each."""
     published_fields: ClassVar[dict[str, str]] = {}
-    """The fields to take of well-known published data sets."""
+    """The fields of well-known published data sets."""
     label_field: ClassVar[int] = 0
-    """Which of the fields is the label's."""
+    """The index of the label among the fields."""
     noun: ClassVar[str] = "examples"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.length < SHORTEST:
             raise UserError(f"data.length {self.length} must be at least {SHORTEST}")
-        if not 0 <= self.validation_fraction < 1:
-            raise UserError(
-                f"data.validation_fraction {self.validation_fraction} must be at least 0 "
-                "and below 1"
-            )
 
     @abstractmethod
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> Loaded[E]:
+    ) -> ExampleSet[E]:
         """Reads examples.
 
         Args:
             source: The parsed name.
-            published: The data set itself, if the source is a published one.
-            split: Which part to read of a published one; of another all is read.
+            published: The data set itself if the source is a published one.
+            split: The split of a published data set; other sources are read whole.
         """
 
     @abstractmethod
     def unlabelled(self, records: Iterable[Record]) -> list[E]:
-        """Makes examples to predict of records of all fields but the label's."""
+        """Makes examples to predict from records without the label field."""
 
     @abstractmethod
     def examples_to_predict(self, path: str) -> list[E]:
@@ -164,50 +159,62 @@ class LabelledData(DataConfig, Generic[E]):
         return self.unlabelled(read_fields(source))
 
     def without_label(self, fields: tuple[str, ...]) -> tuple[str, ...]:
-        """All fields but the label's."""
+        """Returns the fields other than the label."""
         return fields[: self.label_field] + fields[self.label_field + 1 :]
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What is taken of the source's records: names, or the numbers of columns."""
+        """The fields of the source that are read: names, or numbers of columns."""
         source = parse_labelled(self.source, self.forms)
         return with_known_fields(source, self.published_fields).fields
 
     def fields_to_predict(self, usual: tuple[str, ...]) -> tuple[str, ...]:
-        """The fields of JSON lines without labels: the source's; the usual if these are numbers."""
+        """Returns the fields to read from JSON lines without labels.
+
+        Args:
+            usual: The fields to read if the source's fields are numbers of columns.
+        """
         fields = self.without_label(self.fields)
         numbers = all(part.isdecimal() for field in fields for part in field.split("+"))
         return usual if numbers else fields
 
     @abstractmethod
-    def rows(
+    def encode(
         self,
         examples: Sequence[E],
         tokenizer: Tokenizer,
         labels: tuple[str, ...],
         *,
         training: bool = False,
-    ) -> LabelledRows:
-        """Makes rows of examples, all of which have labels or none."""
+    ) -> LabelledExamples:
+        """Makes arrays from examples, either all or none of which have labels."""
+
+    def decisive_settings(self) -> dict[str, object]:
+        """Returns the settings that decide the arrays, for the fingerprint.
+
+        Their names and values are those of the first version, or no older run could be resumed.
+        """
+        names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
+        return {name: getattr(self, name) for name in names}
 
     def texts(self) -> ExampleTexts:
-        """The texts of the training examples."""
+        """Returns the texts of the training examples."""
         return ExampleTexts(self._part("train").examples)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """All of the source but what is held out; the same in every epoch."""
+        """Returns the examples that are not held out, the same in every epoch."""
         return self._split(self._part("train"), tokenizer, labels, training=True)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """The source to validate on, the published split, or what is held out."""
+        """Returns the source to validate on, the published split, or the examples held out."""
         return self._split(self._part("validation"), tokenizer, labels)
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """All of another source; of a published one its validation split."""
+        """Returns all of another source, or the validation split of a published data set."""
         return self._split(self._load(source, "validation"), tokenizer, labels)
 
     def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Examples without labels, to predict them.
+        """Returns examples without labels, to predict.
 
         Args:
             path: A file (see ``examples_to_predict``), ``-`` for standard input, or a labelled
@@ -216,16 +223,16 @@ class LabelledData(DataConfig, Generic[E]):
             labels: The names of the model's labels.
 
         Raises:
-            DataError: The file is missing, empty or not of the form.
+            DataError: The file is missing, empty or malformed.
         """
         kind, colon, _ = path.partition(":")
         is_source = colon and kind in self.forms and not Path(path).exists()
         examples = self.examples_of_source(path) if is_source else self.examples_to_predict(path)
         if not examples:
             raise DataError(f"nothing to predict in {path}: it is empty")
-        return self._split(Loaded(tuple(examples)), tokenizer, labels)
+        return self._split(ExampleSet(tuple(examples)), tokenizer, labels)
 
-    def _part(self, split: Split) -> Loaded[E]:
+    def _part(self, split: Split) -> ExampleSet[E]:
         if split == "validation" and self.validation is not None:
             return self._load(self.validation, "validation")
         source, published = self._open(self.source)
@@ -241,11 +248,11 @@ class LabelledData(DataConfig, Generic[E]):
             )
         return divide(whole, fraction, self.source)[split]
 
-    def _whole(self) -> Loaded[E]:
-        """The training examples and, of a local source, those held out of it."""
+    def _whole(self) -> ExampleSet[E]:
+        """Reads the training examples and, from a local source, also those held out."""
         return self._read(*self._open(self.source), "train")
 
-    def _load(self, name: str, split: Split) -> Loaded[E]:
+    def _load(self, name: str, split: Split) -> ExampleSet[E]:
         return self._read(*self._open(name), split)
 
     def _open(self, name: str) -> tuple[LabelledSource, PublishedRecords | None]:
@@ -257,7 +264,7 @@ class LabelledData(DataConfig, Generic[E]):
 
     def _read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> Loaded[E]:
+    ) -> ExampleSet[E]:
         loaded = self._loaded.get((source, split))
         if loaded is None:
             loaded = self.read(source, published, split)
@@ -267,37 +274,35 @@ class LabelledData(DataConfig, Generic[E]):
         return loaded
 
     @cached_property
-    def _loaded(self) -> dict[tuple[LabelledSource, Split], Loaded[E]]:
-        """What was read: labels, texts and splits need the same examples."""
+    def _loaded(self) -> dict[tuple[LabelledSource, Split], ExampleSet[E]]:
+        """A cache: labels, texts and splits need the same examples."""
         return {}
 
     def _split(
         self,
-        loaded: Loaded[E],
+        loaded: ExampleSet[E],
         tokenizer: Tokenizer,
         labels: tuple[str, ...],
         *,
         training: bool = False,
     ) -> DataSplit:
-        rows = self.rows(loaded.examples, tokenizer, labels, training=training)
-        names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
-        settings = {name: getattr(self, name) for name in names}
-        decisive = (self.kind, settings, labels, training)
+        rows = self.encode(loaded.examples, tokenizer, labels, training=training)
+        decisive = (self.former_kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
-        facts = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])
-        return DataSplit(rows, list(loaded.examples), fingerprint, facts)
+        summary = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])
+        return DataSplit(rows, list(loaded.examples), fingerprint, summary)
 
 
-def divide(whole: Loaded[E], fraction: float, name: str) -> dict[Split, Loaded[E]]:
-    """Parts examples by the hash of their groups, so that no group is in both.
+def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, ExampleSet[E]]:
+    """Divides examples by the hash of their groups, so that no group is in both splits.
 
     Args:
         whole: All examples.
-        fraction: The share of groups for validation, in (0, 1).
-        name: The source's name, for the message.
+        fraction: The fraction of groups for validation, in (0, 1).
+        name: The name of the source, for the message.
 
     Raises:
-        DataError: All examples are of one group.
+        DataError: All examples are in one group.
     """
     digests = [text_digest(example.group) for example in whole.examples]
     if len(set(digests)) < 2:
@@ -305,11 +310,11 @@ def divide(whole: Loaded[E], fraction: float, name: str) -> dict[Split, Loaded[E
             f"all examples of {name!r} are of one and the same text, so nothing is left to "
             "validate on: name another source for validation"
         )
-    division = Division.of(digests, fraction, name)
+    division = HashSplit.of(digests, fraction, name)
     parts: dict[Split, list[E]] = {"train": [], "validation": []}
     for example, key in zip(whole.examples, digests, strict=True):
         parts[division.split(key)].append(example)
     return {
-        split: Loaded(tuple(examples), whole.class_names, whole.notes)
+        split: ExampleSet(tuple(examples), whole.class_names, whole.notes)
         for split, examples in parts.items()
     }

@@ -14,7 +14,7 @@ import numpy as np
 from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError, UserError
 from ..features.answer_decoding import SpanDecoding
-from ..features.bert_inputs import Frame, FramedTokens, token_specs
+from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.sliding_windows import windows
 from ..io.files import input_lines
 from ..sources.documents import Split
@@ -29,7 +29,7 @@ from ..sources.squad import (
 )
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
-from .labelled import LabelledData, Loaded
+from .labelled import ExampleSet, LabelledData
 
 NO_ANSWER = "no answer"
 """The one label there may be: that the training data have questions without an answer."""
@@ -39,10 +39,11 @@ _NAMED_IN_FACTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanData(LabelledData[SpanExample]):
+class QuestionAnsweringData(LabelledData[SpanExample]):
     """Questions whose answer is a span of a passage."""
 
-    kind: ClassVar[str] = "span"
+    kind: ClassVar[str] = "question_answering"
+    former_kind: ClassVar[str] = "span"
     forms: ClassVar[dict[str, str]] = {"squad": "", "tfds": "context,question,answers,id"}
     label_field: ClassVar[int] = 2
     noun: ClassVar[str] = "questions"
@@ -66,7 +67,7 @@ class SpanData(LabelledData[SpanExample]):
 
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> Loaded[SpanExample]:
+    ) -> ExampleSet[SpanExample]:
         """See ``LabelledData``; the fields are passage, question, answers and perhaps an id."""
         if published is None:
             examples = in_groups(list(read_questions(source)))
@@ -79,7 +80,7 @@ class SpanData(LabelledData[SpanExample]):
             raise DataError(f"no question of {source.name!r} has an answer: give a labelled source")
         wrong = [example for example in examples for _ in _misplaced(example)]
         note = f"{len(wrong):,} answers are not where they should be ({_named(wrong)})"
-        return Loaded(examples, notes=(note,) if wrong else ())
+        return ExampleSet(examples, notes=(note,) if wrong else ())
 
     def unlabelled(self, records: Iterable[Record]) -> list[SpanExample]:
         """See ``LabelledData``."""
@@ -107,26 +108,26 @@ class SpanData(LabelledData[SpanExample]):
         return (NO_ANSWER,) if some else ()
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``SpanRows.row``."""
+        """See ``DataConfig``; the arrays are those of ``QuestionAnsweringExamples.row``."""
         position = ArraySpec((), Values.INDEX)
         positions = {"start_positions": position, "end_positions": position}
         return token_specs(self.length) | positions
 
-    def rows(
+    def encode(
         self,
         examples: Sequence[SpanExample],
         tokenizer: Tokenizer,
         labels: tuple[str, ...],
         *,
         training: bool = False,
-    ) -> "SpanRows":
+    ) -> "QuestionAnsweringExamples":
         """See ``LabelledData``; one is not trained on questions without a sure answer."""
-        return span_rows(examples, tokenizer, self, NO_ANSWER in labels, training)
+        return question_examples(examples, tokenizer, self, NO_ANSWER in labels, training)
 
 
 @dataclass(frozen=True, eq=False)
-class SpanRows:
-    """The windows of questions; see ``pipeline.Rows``.
+class QuestionAnsweringExamples:
+    """The windows of questions; see ``dataset.ExampleSource``.
 
     Attributes:
         tokens: The framed windows, R.
@@ -138,7 +139,7 @@ class SpanRows:
         notes: For the log.
     """
 
-    tokens: FramedTokens
+    tokens: BertInputs
     decoding: SpanDecoding
     positions: np.ndarray | None
     examples: tuple[SpanExample, ...]
@@ -146,18 +147,18 @@ class SpanRows:
     notes: tuple[str, ...] = ()
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of windows."""
         return len(self.tokens)
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one window; the same in every epoch.
 
         Returns:
             ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T] and, unless they
             are unknown, ``start_positions``, ``end_positions`` int32 [].
         """
-        row = self.tokens.row(index)
+        row = self.tokens.example(index)
         if self.positions is not None:
             start, end = self.positions[index]
             row["start_positions"], row["end_positions"] = np.asarray(start), np.asarray(end)
@@ -197,13 +198,13 @@ class _Question:
     problem: str
 
 
-def span_rows(
+def question_examples(
     examples: Sequence[SpanExample],
     tokenizer: Tokenizer,
-    config: SpanData,
+    config: QuestionAnsweringData,
     unanswerable: bool,
     training: bool,
-) -> SpanRows:
+) -> QuestionAnsweringExamples:
     """Lays windows over passages.
 
     Args:
@@ -218,15 +219,17 @@ def span_rows(
     Raises:
         DataError: No question is left to train on.
     """
-    frame = Frame.of(tokenizer, config.length)
+    template = Template.of(tokenizer, config.length)
     passages = {
         text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
         for text in dict.fromkeys(example.passage for example in examples)
     }
-    longest = min(config.max_question_length, frame.room(2) // 2)
+    longest = min(config.max_question_length, template.room(2) // 2)
     asked = tokenizer.encode_batch([example.question for example in examples])
     questions = [
-        _question(example, ids[:longest], passages[example.passage], frame, config.stride, training)
+        _question(
+            example, ids[:longest], passages[example.passage], template, config.stride, training
+        )
         for example, ids in zip(examples, asked, strict=True)
     ]
     kept = [question for question in questions if not (training and question.problem)]
@@ -236,11 +239,11 @@ def span_rows(
             "window: give others, or a greater length"
         )
     offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
-    tokens = _framed(kept, frame)
+    tokens = _framed(kept, template)
     notes = [f"{len(tokens):,} windows of {config.length} tokens"]
     if cut := sum(len(ids) > longest for ids in asked):
         notes.append(f"{cut:,} questions cut to {longest} tokens")
-    return SpanRows(
+    return QuestionAnsweringExamples(
         tokens,
         _decoding(kept, offsets, config.max_answer_length, unanswerable),
         _positions(kept),
@@ -254,12 +257,12 @@ def _question(
     example: SpanExample,
     ids: Sequence[int],
     passage: tuple[list[int], list[tuple[int, int]]],
-    frame: Frame,
+    template: Template,
     stride: int,
     training: bool,
 ) -> _Question:
     tokens, offsets = passage
-    held = windows(len(tokens), frame.room(2) - len(ids), stride)
+    held = windows(len(tokens), template.room(2) - len(ids), stride)
     span = _answer_tokens(example, offsets, training)
     problem = _UNSURE if training and span is None else ""
     if span is not None and _is_parted(span, held):
@@ -267,9 +270,9 @@ def _question(
     return _Question(example, ids, tokens, held, span, problem)
 
 
-def _framed(questions: Sequence[_Question], frame: Frame) -> FramedTokens:
+def _framed(questions: Sequence[_Question], template: Template) -> BertInputs:
     pairs = [(q.ids, q.passage[start:end]) for q in questions for start, end in q.windows]
-    return FramedTokens.of(frame, pairs)
+    return BertInputs.of(template, pairs)
 
 
 def _decoding(
@@ -334,10 +337,10 @@ def _check_ids(examples: Sequence[SpanExample]) -> None:
     for example in examples:
         if example.id in seen:
             raise DataError(
-                f"{example.place} has the id {example.id!r}, which {seen[example.id]} has too: "
+                f"{example.location} has the id {example.id!r}, which {seen[example.id]} has too: "
                 "give every question its own"
             )
-        seen[example.id] = example.place
+        seen[example.id] = example.location
 
 
 def _misplaced(example: SpanExample) -> list[str]:
@@ -360,10 +363,10 @@ def _problems(questions: Sequence[_Question], consequence: str) -> Iterator[str]
 def _left_out(questions: Sequence[_Question]) -> Iterator[str]:
     for question in questions:
         for text in _misplaced(question.example):
-            yield f"{question.example.place}: the answer {text!r} is not where it should be"
+            yield f"{question.example.location}: the answer {text!r} is not where it should be"
     for problem in (_UNSURE, _PARTED):
         found = (question for question in questions if question.problem == problem)
-        yield from (f"{question.example.place}: {problem}" for question in found)
+        yield from (f"{question.example.location}: {problem}" for question in found)
 
 
 def _named(examples: Sequence[SpanExample]) -> str:

@@ -1,7 +1,10 @@
-"""Texts, or pairs of texts, with a label: GLUE's sentences and their like.
+"""Sequence classification: texts, or pairs of texts, with a label (GLUE).
 
 Devlin et al. 2018, section 4.1: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, classified
-at ``[CLS]``; pairs that are too long lose tokens of the longer text first.
+at ``[CLS]``. In pairs that are too long the longer text is truncated first.
+
+The arrays of a batch are int32 [B, T] ``input_ids``, ``attention_mask``, ``token_type_ids``, and
+``labels``: int32 [B] (single_label), float32 [B, L] (multi_label) or float32 [B] (regression).
 """
 
 import math
@@ -13,7 +16,7 @@ import numpy as np
 
 from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError, UserError
-from ..features.bert_inputs import Frame, FramedTokens, frame_texts, token_specs
+from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import label_id, output, sigmoid, softmax
 from ..io.files import input_lines
 from ..sources.documents import Split
@@ -26,32 +29,39 @@ from ..sources.labelled_records import (
 )
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
-from .labelled import LabelledData, Loaded
+from .labelled import ExampleSet, LabelledData
 
-Target = Literal["one", "several", "score"]
+Target = Literal["single_label", "multi_label", "regression", "one", "several", "score"]
+"""What a label is; the last three are the former names of the first three."""
 
-# From so many examples on, a label for each is a column of something else.
+_FORMER_TARGETS: dict[str, Target] = {
+    "one": "single_label",
+    "several": "multi_label",
+    "score": "regression",
+}
+
+# With more examples than this, mostly distinct labels mean that the column is a wrong one.
 _FEW = 20
 
 Label = str | tuple[str, ...] | float
-"""The label's name, the names of several, or a score."""
+"""The name of the label, the names of several labels, or a score."""
 
 
 @dataclass(frozen=True)
 class ClassificationExample:
-    """A text, or two, and what it is.
+    """A text, or a pair of texts, with its label.
 
     Attributes:
         text: The text, or the first of two.
         text_b: The second text.
-        label: None if it is to be predicted.
-        place: Where it stands, for messages.
+        label: The label; None if it is to be predicted.
+        location: Where the example was read, for messages: `train.tsv line 7`.
     """
 
     text: str
     text_b: str | None
     label: Label | None
-    place: str = field(repr=False)
+    location: str = field(repr=False)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -60,15 +70,16 @@ class ClassificationExample:
 
     @property
     def group(self) -> str:
-        """Equal texts stay together."""
+        """See ``Example``; equal texts stay together."""
         return "\t".join(self.texts)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationData(LabelledData[ClassificationExample]):
+class SequenceClassificationData(LabelledData[ClassificationExample]):
     """Texts, or pairs of texts, with a label each."""
 
-    kind: ClassVar[str] = "classify"
+    kind: ClassVar[str] = "sequence_classification"
+    former_kind: ClassVar[str] = "classify"
     forms: ClassVar[dict[str, str]] = {"tsv": "1,2", "jsonl": "label,text", "tfds": "label,text"}
     published_fields: ClassVar[dict[str, str]] = {
         "glue/cola": "label,sentence",
@@ -87,30 +98,35 @@ class ClassificationData(LabelledData[ClassificationExample]):
     """tsv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text or tfds:glue/NAME."""
     length: int = 128
     """Tokens in a sequence, T."""
-    target: Target = "one"
-    """one: each example has one label; several: any number, parted by commas; score: a number."""
+    target: Target = "single_label"
+    """single_label: each example has one label; multi_label: any number of labels, separated by
+    commas; regression: a number. (one, several and score are their former names.)"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "target", _FORMER_TARGETS.get(self.target, self.target))
 
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> Loaded[ClassificationExample]:
+    ) -> ExampleSet[ClassificationExample]:
         """See ``LabelledData``; the fields are the label, the text and a second text."""
         _check_fields(source)
         names = published.class_names(source.fields[0]) if published is not None else None
         records = published.read(split) if published is not None else read_fields(source)
         examples = tuple(self._example(record, names) for record in records)
-        return Loaded(examples, names)
+        return ExampleSet(examples, names)
 
     def _example(self, record: Record, names: tuple[str, ...] | None) -> ClassificationExample:
         value, *texts = record.values
-        label = _label(value, self.target, names, record.place)
-        return _of_texts(texts, label, record.place)
+        label = _label(value, self.target, names, record.location)
+        return _of_texts(texts, label, record.location)
 
     def unlabelled(self, records: Iterable[Record]) -> list[ClassificationExample]:
         """See ``LabelledData``."""
-        return [_of_texts(record.values, None, record.place) for record in records]
+        return [_of_texts(record.values, None, record.location) for record in records]
 
     def examples_to_predict(self, path: str) -> list[ClassificationExample]:
-        """Reads a text per line, or two parted by a tab, as many as the source has.
+        """Reads a text per line, or two separated by a tab, as many as the source has.
 
         An empty line is an empty text, so that there is a prediction for each line. Of a
         file ``*.jsonl`` the fields of the texts are read.
@@ -123,14 +139,14 @@ class ClassificationData(LabelledData[ClassificationExample]):
             return self.unlabelled(read_objects(input_lines(path), fields))
         examples = []
         for file, number, line in input_lines(path):
-            texts, place = line.split("\t"), f"{file} line {number}"
+            texts, location = line.split("\t"), f"{file} line {number}"
             if len(texts) != len(fields):
                 raise DataError(
-                    f"{place} has {len(texts)} columns where this model reads {len(fields)}: give "
-                    "its texts alone, parted by tabs, or name a file of labelled examples as "
-                    f"tsv:{file}#LABEL,TEXT[,TEXT_B]"
+                    f"{location} has {len(texts)} columns where this model reads {len(fields)}: "
+                    "give its texts alone, separated by tabs, or name a file of labelled examples "
+                    f"as tsv:{file}#LABEL,TEXT[,TEXT_B]"
                 )
-            examples.append(_of_texts(texts, None, place))
+            examples.append(_of_texts(texts, None, location))
         return examples
 
     def labels(self) -> tuple[str, ...]:
@@ -142,13 +158,13 @@ class ClassificationData(LabelledData[ClassificationExample]):
         Raises:
             DataError: All examples have the same label, or most have one of their own.
         """
-        if self.target == "score":
+        if self.target == "regression":
             return ("score",)
         loaded = self._whole()
         if loaded.class_names is not None:
             return loaded.class_names
         found = {name for example in loaded.examples for name in _names(example.label)}
-        if len(found) < 2 and self.target == "one":
+        if len(found) < 2 and self.target == "single_label":
             raise DataError(
                 f"all examples of {self.source!r} have the label {min(found)!r}: name the column "
                 "of the labels, as #LABEL,TEXT"
@@ -157,37 +173,42 @@ class ClassificationData(LabelledData[ClassificationExample]):
             raise DataError(
                 f"{len(loaded.examples):,} examples of {self.source!r} have {len(found):,} "
                 f"different labels, {min(found)[:40]!r} among them: name the column of the "
-                "labels, as #LABEL,TEXT, or have target score for numbers"
+                "labels, as #LABEL,TEXT, or have target regression for numbers"
             )
         if not found:
             raise DataError(f"no example of {self.source!r} has a label: name their column")
         whole = all(_is_integer(name) for name in found)
         return tuple(sorted(found, key=lambda name: (int(name) if whole else 0, name)))
 
+    def decisive_settings(self) -> dict[str, object]:
+        """See ``LabelledData``; the target has its former name."""
+        former = {target: name for name, target in _FORMER_TARGETS.items()}
+        return {**super().decisive_settings(), "target": former[self.target]}
+
     def assumed_labels(self) -> tuple[str, ...]:
         """See ``DataConfig``; two labels, or the one of a score."""
-        return ("score",) if self.target == "score" else ("a", "b")
+        return ("score",) if self.target == "regression" else ("a", "b")
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``ClassificationRows.row``."""
+        """See ``DataConfig``; the arrays are those of ``SequenceClassificationExamples.row``."""
         labels = {
-            "one": ArraySpec((), Values.LABEL, num_classes=num_labels),
-            "several": ArraySpec((num_labels,), Values.LABEL, "float32", num_classes=2),
-            "score": ArraySpec((), Values.LABEL, "float32"),
+            "single_label": ArraySpec((), Values.LABEL, num_classes=num_labels),
+            "multi_label": ArraySpec((num_labels,), Values.LABEL, "float32", num_classes=2),
+            "regression": ArraySpec((), Values.LABEL, "float32"),
         }
         return {**token_specs(self.length), "labels": labels[self.target]}
 
-    def rows(
+    def encode(
         self,
         examples: Sequence[ClassificationExample],
         tokenizer: Tokenizer,
         labels: tuple[str, ...],
         *,
         training: bool = False,
-    ) -> "ClassificationRows":
+    ) -> "SequenceClassificationExamples":
         """See ``LabelledData``; training and evaluation have the same rows."""
-        frame = Frame.of(tokenizer, self.length)
-        tokens, cut = frame_texts([example.texts for example in examples], tokenizer, frame)
+        template = Template.of(tokenizer, self.length)
+        tokens, cut = encode_texts([example.texts for example in examples], tokenizer, template)
         empty = sum(not "".join(example.texts).strip() for example in examples)
         notes = tuple(
             note
@@ -199,24 +220,24 @@ class ClassificationData(LabelledData[ClassificationExample]):
         )
         values = label_values(examples, labels, self.target)
         texts = tuple(example.texts for example in examples)
-        return ClassificationRows(tokens, values, texts, labels, self.target, notes)
+        return SequenceClassificationExamples(tokens, values, texts, labels, self.target, notes)
 
 
 @dataclass(frozen=True, eq=False)
-class ClassificationRows:
-    """A row for each example; see ``pipeline.Rows``.
+class SequenceClassificationExamples:
+    """A row for each example; see ``dataset.ExampleSource``.
 
     Attributes:
         tokens: The framed texts.
-        values: int32 [n] label ids, float32 [n, L] of 0 and 1 (several) or float32 [n]
-            (score); None if they are to be predicted.
+        values: int32 [n] label ids, float32 [n, L] of 0 and 1 (multi_label) or float32 [n]
+            (regression); None if they are to be predicted.
         texts: The one or two texts of each, for predictions.
         labels: The names of the labels, L.
         target: What a label is.
         notes: For the log.
     """
 
-    tokens: FramedTokens
+    tokens: BertInputs
     values: np.ndarray | None
     texts: tuple[tuple[str, ...], ...]
     labels: tuple[str, ...]
@@ -224,24 +245,24 @@ class ClassificationRows:
     notes: tuple[str, ...] = ()
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of examples."""
         return len(self.tokens)
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example; the same in every epoch.
 
         Returns:
             ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T]; ``labels`` int32
-            [], float32 [L] (several) or float32 [] (score), unless they are unknown.
+            [], float32 [L] (multi_label) or float32 [] (regression), unless they are unknown.
         """
-        row = self.tokens.row(index)
+        row = self.tokens.example(index)
         if self.values is not None:
             row["labels"] = np.asarray(self.values[index])
         return row
 
     def gold(self) -> list[Any]:
-        """Label ids, lists of 0 and 1 (several), or numbers (score)."""
+        """Label ids, lists of 0 and 1 (multi_label), or numbers (regression)."""
         if self.values is None:
             raise UserError("examples to predict have no labels")
         return self.values.tolist()
@@ -254,19 +275,19 @@ class ClassificationRows:
 
         Returns:
             For each example ``{"text": …, "label": name, "probabilities": {name: p}}``, with
-            ``text_b`` if there is a second text; several: ``"labels": [names]``, all that
-            are above 0.5; score: ``{"text": …, "score": number}``.
+            ``text_b`` if there is a second text. multi_label: ``"labels": [names]``, all
+            with a probability above 0.5. regression: ``{"text": …, "score": number}``.
         """
         logits = output(predictions, "logits", len(self.tokens))
         given = [dict(zip(("text", "text_b"), texts, strict=False)) for texts in self.texts]
-        if self.target == "score":
+        if self.target == "regression":
             scores = logits[:, 0].tolist()
             return [{**g, "score": score} for g, score in zip(given, scores, strict=True)]
-        table = softmax(logits) if self.target == "one" else sigmoid(logits)
+        table = softmax(logits) if self.target == "single_label" else sigmoid(logits)
         decoded = []
         for texts, row in zip(given, table, strict=True):
             named = dict(zip(self.labels, row.tolist(), strict=True))
-            if self.target == "one":
+            if self.target == "single_label":
                 found = {"label": self.labels[int(row.argmax())]}
             else:
                 found = {"labels": [name for name, p in named.items() if p > 0.5]}
@@ -282,14 +303,14 @@ def _check_fields(source: LabelledSource) -> None:
         )
 
 
-def _of_texts(texts: Sequence[Any], label: Label | None, place: str) -> ClassificationExample:
+def _of_texts(texts: Sequence[Any], label: Label | None, location: str) -> ClassificationExample:
     for text in texts:
         if not isinstance(text, str):
             raise DataError(
-                f"{place} has a {type(text).__name__} where its text should be: "
+                f"{location} has a {type(text).__name__} where its text should be: "
                 "name the label first and then the text, as #LABEL,TEXT"
             )
-    return ClassificationExample(texts[0], texts[1] if len(texts) == 2 else None, label, place)
+    return ClassificationExample(texts[0], texts[1] if len(texts) == 2 else None, label, location)
 
 
 def label_values(
@@ -298,60 +319,62 @@ def label_values(
     """Turns labels into numbers.
 
     Returns:
-        See ``ClassificationRows.values``.
+        See ``SequenceClassificationExamples.values``.
 
     Raises:
         DataError: A label is not among those of the training data (with file and line).
     """
     if all(example.label is None for example in examples):
         return None
-    if target == "score":
+    if target == "regression":
         return np.array([example.label for example in examples], np.float32)
     ids = {name: i for i, name in enumerate(labels)}
-    if target == "one":
-        return np.array([label_id(str(e.label), ids, e.place) for e in examples], np.int32)
+    if target == "single_label":
+        return np.array([label_id(str(e.label), ids, e.location) for e in examples], np.int32)
     values = np.zeros((len(examples), len(labels)), np.float32)
     for row, example in zip(values, examples, strict=True):
-        row[[label_id(name, ids, example.place) for name in _names(example.label)]] = 1
+        row[[label_id(name, ids, example.location) for name in _names(example.label)]] = 1
     return values
 
 
-def _label(value: Any, target: Target, names: tuple[str, ...] | None, place: str) -> Label:
+def _label(value: Any, target: Target, names: tuple[str, ...] | None, location: str) -> Label:
     """Reads one label as its file gives it."""
-    if target == "score":
-        return _score(value, place)
-    if target == "several":
+    if target == "regression":
+        return _score(value, location)
+    if target == "multi_label":
         several = value.split(",") if isinstance(value, str) else value
         several = several if isinstance(several, list) else [several]
-        return tuple(_name(one, names, place) for one in several if str(one).strip())
-    name = _name(value, names, place)
+        return tuple(_name(one, names, location) for one in several if str(one).strip())
+    name = _name(value, names, location)
     if not name:
-        raise DataError(f"{place} has no label: its column is empty")
+        raise DataError(f"{location} has no label: its column is empty")
     return name
 
 
-def _name(value: Any, names: tuple[str, ...] | None, place: str) -> str:
+def _name(value: Any, names: tuple[str, ...] | None, location: str) -> str:
     if names is None:
         if isinstance(value, float):
             raise DataError(
-                f"{place} has the label {value!r}: a label is a word or a whole number; for other "
-                "numbers choose target score"
+                f"{location} has the label {value!r}: a label is a word or a whole number; for "
+                "other numbers choose target regression"
             )
         if isinstance(value, list | dict) or value is None:
-            raise DataError(f"{place} has the label {value!r}: a label is a word or a number")
+            raise DataError(f"{location} has the label {value!r}: a label is a word or a number")
         return str(value).lower() if isinstance(value, bool) else str(value).strip()
     if not 0 <= value < len(names):
-        raise DataError(f"{place} has no label ({value}): choose a data set with labels")
+        raise DataError(f"{location} has no label ({value}): choose a data set with labels")
     return names[value]
 
 
-def _score(value: Any, place: str) -> float:
+def _score(value: Any, location: str) -> float:
     try:
         score = float(value)
     except (TypeError, ValueError):
         score = math.nan
     if not math.isfinite(score):
-        raise DataError(f"{place} has the score {value!r}: with target score it must be a number")
+        raise DataError(
+            f"{location} has the score {value!r}: with target regression it must be a number"
+        )
     return score
 
 

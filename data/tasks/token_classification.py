@@ -1,8 +1,11 @@
-"""Sentences with a tag for each word: entities, parts of speech.
+"""Token classification: sentences with a tag for each word (entities, parts of speech).
 
-Devlin et al. 2018, section 5.3: the first piece of each word is what its tag is predicted
-at. A sentence that does not fit in a row goes on in the next, at a word, so that every word
+Devlin et al. 2018, section 5.3: the tag of a word is predicted at its first token. A sentence
+that is too long for an example continues in the next one at a word boundary, so that every word
 is predicted exactly once.
+
+The arrays of a batch are int32 [B, T]: ``input_ids``, ``attention_mask``, ``token_type_ids`` and
+``labels``, -100 where nothing is predicted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +17,7 @@ import numpy as np
 
 from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError
-from ..features.bert_inputs import Frame, FramedTokens, token_specs
+from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
 from ..features.predictions import label_id, output
 from ..io.files import input_lines
@@ -29,7 +32,7 @@ from ..sources.labelled_records import (
 )
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
-from .labelled import LabelledData, Loaded
+from .labelled import ExampleSet, LabelledData
 from .token_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100
@@ -37,10 +40,11 @@ NOT_PREDICTED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggingData(LabelledData[TaggingExample]):
+class TokenClassificationData(LabelledData[TaggingExample]):
     """Sentences with a tag for each word."""
 
-    kind: ClassVar[str] = "tag"
+    kind: ClassVar[str] = "token_classification"
+    former_kind: ClassVar[str] = "tag"
     forms: ClassVar[dict[str, str]] = {"conll": "", "jsonl": "tokens,tags", "tfds": "tokens,ner"}
     published_fields: ClassVar[dict[str, str]] = {"wikiann": "tokens,tags"}
     label_field: ClassVar[int] = 1
@@ -53,7 +57,7 @@ class TaggingData(LabelledData[TaggingExample]):
 
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> Loaded[TaggingExample]:
+    ) -> ExampleSet[TaggingExample]:
         """See ``LabelledData``; the fields are the words and their tags.
 
         One is not trained on an ``I-`` that continues nothing; scored on it is read as ``B-``.
@@ -69,7 +73,9 @@ class TaggingData(LabelledData[TaggingExample]):
 
     def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
         """See ``LabelledData``; the one field is the words'."""
-        return [TaggingExample(words_of(r.values[0], r.place), None, r.place) for r in records]
+        return [
+            TaggingExample(words_of(r.values[0], r.location), None, r.location) for r in records
+        ]
 
     def examples_of_source(self, name: str) -> list[TaggingExample]:
         """See ``LabelledData``; of ``conll:GLOB`` the first column is read."""
@@ -83,7 +89,7 @@ class TaggingData(LabelledData[TaggingExample]):
         return [TaggingExample(s.words, None, s.file, s.first_line) for s in sentences]
 
     def examples_to_predict(self, path: str) -> list[TaggingExample]:
-        """Reads a sentence per line, whose words are parted by blanks; perhaps of none.
+        """Reads a sentence per line, whose words are separated by blanks; perhaps of none.
 
         Of a file ``*.conll`` the first column is read, a word per line; of ``*.jsonl`` the
         field of the words.
@@ -113,25 +119,25 @@ class TaggingData(LabelledData[TaggingExample]):
         return ("a", "b")
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``TaggingRows.row``."""
+        """See ``DataConfig``; the arrays are those of ``TokenClassificationExamples.row``."""
         labels = ArraySpec((self.length,), Values.LABEL, num_classes=num_labels)
         return {**token_specs(self.length), "labels": labels}
 
-    def rows(
+    def encode(
         self,
         examples: Sequence[TaggingExample],
         tokenizer: Tokenizer,
         labels: tuple[str, ...],
         *,
         training: bool = False,
-    ) -> "TaggingRows":
+    ) -> "TokenClassificationExamples":
         """See ``LabelledData``; training and evaluation have the same rows."""
-        return tagging_rows(examples, tokenizer, labels, self.length)
+        return tagged_examples(examples, tokenizer, labels, self.length)
 
 
 @dataclass(frozen=True, eq=False)
-class TaggingRows:
-    """The rows of sentences; see ``pipeline.Rows``.
+class TokenClassificationExamples:
+    """The rows of sentences; see ``dataset.ExampleSource``.
 
     W words of all sentences, one after the other, are predicted in R rows.
 
@@ -145,7 +151,7 @@ class TaggingRows:
         notes: For the log.
     """
 
-    tokens: FramedTokens
+    tokens: BertInputs
     first_words: np.ndarray
     positions: np.ndarray
     values: np.ndarray | None
@@ -154,21 +160,21 @@ class TaggingRows:
     notes: tuple[str, ...] = ()
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of rows, at least one a sentence."""
         return len(self.tokens)
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one row; the same in every epoch.
 
         Returns:
             ``input_ids``, ``attention_mask``, ``token_type_ids`` and, unless they are
             unknown, ``labels``, -100 where nothing is predicted; int32 [T] each.
         """
-        row = self.tokens.row(index)
+        row = self.tokens.example(index)
         if self.values is not None:
             words = slice(self.first_words[index], self.first_words[index + 1])
-            labels = np.full(self.tokens.frame.length, NOT_PREDICTED, np.int32)
+            labels = np.full(self.tokens.template.length, NOT_PREDICTED, np.int32)
             labels[self.positions[words]] = self.values[words]
             labels[0] = NOT_PREDICTED  # where the words without a piece went
             row["labels"] = labels
@@ -207,13 +213,13 @@ class TaggingRows:
         ]
 
 
-def tagging_rows(
+def tagged_examples(
     examples: Sequence[TaggingExample],
     tokenizer: Tokenizer,
     labels: tuple[str, ...],
     length: int,
-) -> TaggingRows:
-    """Cuts words into pieces and sentences into rows.
+) -> TokenClassificationExamples:
+    """Tokenizes words and distributes sentences over rows.
 
     Args:
         examples: The sentences.
@@ -224,11 +230,11 @@ def tagging_rows(
     Raises:
         DataError: A tag is not among the labels (with file and line).
     """
-    frame = Frame.of(tokenizer, length)
+    template = Template.of(tokenizer, length)
     rows: list[tuple[list[int], None]] = []
     first_words, positions = [0], []
     for example in examples:
-        for words in fill_rows(word_pieces(example.words, tokenizer), frame.room(1)):
+        for words in fill_rows(word_pieces(example.words, tokenizer), template.room(1)):
             row: list[int] = []
             for ids, mark in words:
                 positions.append(1 + len(row) + mark if ids else 0)
@@ -240,8 +246,8 @@ def tagging_rows(
         notes.append(f"{len(rows):,} rows of {length} tokens")
     if lost := positions.count(0):
         notes.append(f"{lost:,} words of which the tokenizer leaves nothing")
-    return TaggingRows(
-        FramedTokens.of(frame, rows),
+    return TokenClassificationExamples(
+        BertInputs.of(template, rows),
         np.array(first_words, np.int64),
         np.array(positions, np.int32),
         _label_ids(examples, labels),
@@ -252,26 +258,27 @@ def tagging_rows(
 
 
 def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[int], int]]:
-    """Says which pieces each word becomes; works with any tokenizer.
+    """Returns the tokens of each word; works with any tokenizer.
 
-    The words are tokenised as one text. A piece is of the word that its last character is
-    in; a blank on its own goes with the word after it.
+    The words are tokenized as one text. A token belongs to the word that has its last character; a
+    token that is only a space belongs to the word after it.
 
     Args:
         words: Of one sentence.
         tokenizer: Any.
 
     Returns:
-        For each word its ids, and which of them is the first that holds a character of it;
-        no ids if the tokenizer leaves nothing of it.
+        For each word its ids, and the index of the first one that has a character of the word. A
+        word of which the tokenizer leaves nothing has no ids.
     """
     ids, offsets = tokenizer.encode_with_offsets(" ".join(words), add_special_tokens=False)
+    # Character positions of the words in the text, with the end, [num_words + 1].
     starts = np.array([0, *accumulate(len(word) + 1 for word in words)])
     pieces: list[tuple[list[int], int]] = [([], 0) for _ in words]
-    blanks: list[int] = []
-    last = [max(start, end - 1) for start, end in offsets]
-    of_word = np.searchsorted(starts, last, "right") - 1
-    behind = (starts[of_word + 1] - 1 == last).tolist()  # the blank behind the word
+    blanks: list[int] = []  # tokens of spaces that wait for the next word
+    last = [max(start, end - 1) for start, end in offsets]  # last character of each token
+    of_word = np.searchsorted(starts, last, "right") - 1  # the word of each token
+    behind = (starts[of_word + 1] - 1 == last).tolist()  # the space after the word
     for id, word, blank in zip(ids, of_word.tolist(), behind, strict=True):
         if blank:
             blanks.append(id)
@@ -287,7 +294,7 @@ def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[i
 def fill_rows(
     pieces: Sequence[tuple[list[int], int]], room: int
 ) -> list[list[tuple[list[int], int]]]:
-    """Puts words into rows, as many as fit into each; a word alone is cut to fit."""
+    """Fills rows with words in order; a single word that is too long is truncated."""
     rows: list[list[tuple[list[int], int]]] = [[]]
     used = 0
     for ids, mark in pieces:
@@ -308,7 +315,7 @@ def _label_ids(examples: Sequence[TaggingExample], labels: tuple[str, ...]) -> n
     ids = {name: i for i, name in enumerate(labels)}
     return np.array(
         [
-            label_id(tag, ids, example.place_of(word))
+            label_id(tag, ids, example.location_of(word))
             for example in examples
             for word, tag in enumerate(example.tags or ())
         ],

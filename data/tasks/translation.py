@@ -16,7 +16,7 @@ import numpy as np
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, end_of_text, pair_at
 from ..corpora.token_corpus import corpus_key
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
-from ..errors import DataError, UserError
+from ..errors import DataError
 from ..io.hashing import digest
 from ..packing.packing import best_fit
 from ..sources.documents import default_cache_dir
@@ -27,7 +27,7 @@ from .base import DataConfig
 
 VOCABULARY_PAIRS = 1_000_000
 """A vocabulary is trained on at most so many pairs, evenly spaced."""
-NUMBER_ROWS_PER_EPOCH = 1 << 16
+NUMBER_EXAMPLES_PER_EPOCH = 1 << 16
 """Rows of an epoch of spelled-out numbers, which never repeat in another epoch."""
 
 ARRAYS = {
@@ -41,20 +41,20 @@ ARRAYS = {
 }
 """The arrays of an example, int32 [S] for the source and int32 [T] for the target."""
 
-# Of evaluation: the same rows for every run.
+# Every run evaluates on the same rows.
 _EVALUATION_SEED = 0x5EED
-# There every pair is translated and scored, also one that has no loss.
+# In evaluation such a pair still gets translated and scored; it only has no loss.
 _OF_THE_LOSS = "left out of the loss"
-# Numbers that no longer fit, after which a row is full.
+# After so many numbers in sequence that do not fit, a row counts as full.
 _MISSES = 3
 _ROWS_MEASURED = 32
 
 TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
-"""The tokens of a source and of its target, each with its end."""
+"""The tokens of a source and of its target, each with an end token."""
 
 
 def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The ids of the tokens that a translation starts with and ends with.
+    """Returns the ids of the tokens that start and end a translation.
 
     Raises:
         DataError: The vocabulary has none.
@@ -69,7 +69,7 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens that an encoder reads: the text's pieces and an end.
+    """Returns the tokens that the encoder reads: those of the text, and an end.
 
     Raises:
         DataError: The vocabulary has no token that ends a text.
@@ -77,7 +77,7 @@ def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
     return [*tokenizer.encode(text, add_special_tokens=False), end_of_text(tokenizer)]
 
 
-def row_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict[str, np.ndarray]:
+def arrays_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict[str, np.ndarray]:
     """Makes one example.
 
     Args:
@@ -111,7 +111,7 @@ def row_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict[st
 
 
 @dataclass(frozen=True)
-class TranslationRows:
+class TranslationExamples:
     """Every pair that fits a row exactly once, in the same rows in each epoch.
 
     Attributes:
@@ -129,7 +129,7 @@ class TranslationRows:
     row_starts: np.ndarray
 
     @classmethod
-    def plan(cls, corpus: PairCorpus, length: int, start: int, seed: int) -> "TranslationRows":
+    def plan(cls, corpus: PairCorpus, length: int, start: int, seed: int) -> "TranslationExamples":
         """Packs the pairs; see ``packing.best_fit``.
 
         Raises:
@@ -145,18 +145,18 @@ class TranslationRows:
         return cls(corpus, length, start, pairs, row_starts)
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """The number of rows, at least 1."""
         return len(self.row_starts) - 1
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example; the same in every epoch.
 
         Returns:
-            See ``row_of_pairs``.
+            See ``arrays_of_pairs``.
         """
         chosen = self.pairs[self.row_starts[index] : self.row_starts[index + 1]]
-        return row_of_pairs(map(self.corpus.pair, chosen.tolist()), self.length, self.start)
+        return arrays_of_pairs(map(self.corpus.pair, chosen.tolist()), self.length, self.start)
 
     @cached_property
     def num_tokens(self) -> tuple[int, int]:
@@ -167,11 +167,11 @@ class TranslationRows:
     @property
     def padding_fraction(self) -> float:
         """The part of the rows, of both sides together, that is padding."""
-        return 1 - sum(self.num_tokens) / (2 * self.length * self.rows_per_epoch)
+        return 1 - sum(self.num_tokens) / (2 * self.length * self.num_examples)
 
 
 @dataclass(frozen=True)
-class NumberRows:
+class NumberExamples:
     """Rows of spelled-out numbers, drawn anew for each row of each epoch.
 
     Attributes:
@@ -187,24 +187,24 @@ class NumberRows:
     seed: int
 
     @property
-    def rows_per_epoch(self) -> int:
+    def num_examples(self) -> int:
         """A constant: epochs of an endless source end where we say."""
-        return NUMBER_ROWS_PER_EPOCH
+        return NUMBER_EXAMPLES_PER_EPOCH
 
-    def row(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example: a pure function of the seed and its arguments.
 
         Returns:
-            See ``row_of_pairs``.
+            See ``arrays_of_pairs``.
         """
         rng = np.random.default_rng([self.seed % 2**64, epoch, index])
         start, _ = start_and_end(self.tokenizer)
-        return row_of_pairs(self._fill(draw_numbers(rng)), self.length, start)
+        return arrays_of_pairs(self._fill(draw_numbers(rng)), self.length, start)
 
     @cached_property
     def padding_fraction(self) -> float:
         """The part of the first rows, of both sides together, that is padding."""
-        rows = [self.row(0, index) for index in range(_ROWS_MEASURED)]
+        rows = [self.example(0, index) for index in range(_ROWS_MEASURED)]
         sides = [[row["segment_ids"], row["decoder_segment_ids"]] for row in rows]
         return float(np.mean(np.asarray(sides) == 0))
 
@@ -230,7 +230,7 @@ class NumberRows:
 
 @dataclass(frozen=True)
 class VocabularyTexts:
-    """The texts of pairs, each target right after its source; see ``corpus.Texts``.
+    """The texts of pairs, each target right after its source; see ``token_corpus.Texts``.
 
     Attributes:
         text: The pairs.
@@ -265,14 +265,6 @@ class TranslationData(DataConfig):
     length: int
     """Tokens in a sequence on each side, S = T; a sequence holds several pairs."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.validation_fraction < 1:
-            raise UserError(
-                f"data.validation_fraction {self.validation_fraction} must be at least 0 "
-                "and below 1"
-            )
-
     def texts(self) -> VocabularyTexts:
         """Both sides of the training pairs, for one vocabulary."""
         numbers = NumberWords.parse(self.source)
@@ -280,11 +272,14 @@ class TranslationData(DataConfig):
         return VocabularyTexts(text)
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``row_of_pairs``."""
+        """See ``DataConfig``; the arrays are those of ``arrays_of_pairs``."""
         return {name: ArraySpec((self.length,), values) for name, values in ARRAYS.items()}
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """All pairs but those held out, in the same rows in every epoch; numbers never repeat."""
+        """Returns the pairs that are not held out, in the same rows in every epoch.
+
+        Spelled-out numbers never repeat.
+        """
         numbers = NumberWords.parse(self.source)
         if numbers is None:
             return self._split(self._open("train"), tokenizer, seed, "left out")
@@ -328,13 +323,13 @@ class TranslationData(DataConfig):
     ) -> DataSplit:
         start, _ = start_and_end(tokenizer)
         corpus = build_pair_corpus(text, tokenizer, default_cache_dir() / "pairs")
-        rows = TranslationRows.plan(corpus, self.length, start, seed)
-        return DataSplit(rows, text, corpus.fingerprint, _facts(rows, text, left_out))
+        rows = TranslationExamples.plan(corpus, self.length, start, seed)
+        return DataSplit(rows, text, corpus.fingerprint, _summary(rows, text, left_out))
 
     def _endless(self, numbers: NumberWords, tokenizer: Tokenizer, seed: int) -> DataSplit:
         start_and_end(tokenizer)
         sample = numbers.vocabulary
-        rows = NumberRows(numbers.languages, tokenizer, self.length, seed)
+        rows = NumberExamples(numbers.languages, tokenizer, self.length, seed)
         longest = max(
             len(rows.side(number, which)) for number in sample.numbers for which in (0, 1)
         )
@@ -344,30 +339,30 @@ class TranslationData(DataConfig):
                 f"{self.length}: give longer rows or a larger vocabulary"
             )
         fingerprint = corpus_key("numbers", sample.fingerprint, tokenizer.fingerprint)
-        facts = (
+        summary = (
             f"numbers below {LIMIT:,} without those from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "
             f"endless; rows of {self.length} + {self.length} tokens, "
             f"{rows.padding_fraction:.1%} of them padding"
         )
-        return DataSplit(rows, ParallelText((sample,)), fingerprint, facts)
+        return DataSplit(rows, ParallelText((sample,)), fingerprint, summary)
 
 
-def _facts(rows: TranslationRows, text: ParallelText, left_out: str) -> str:
+def _summary(rows: TranslationExamples, text: ParallelText, left_out: str) -> str:
     """What is in the rows, and what is not and why."""
     corpus = rows.corpus
     source, target = rows.num_tokens
-    facts = [
-        f"{len(rows.pairs):,} pairs, {source:,} + {target:,} tokens in {rows.rows_per_epoch:,} "
+    summary = [
+        f"{len(rows.pairs):,} pairs, {source:,} + {target:,} tokens in {rows.num_examples:,} "
         f"rows of {rows.length} + {rows.length}, {rows.padding_fraction:.1%} of them padding"
     ]
     if corpus.first_empty is not None:
-        place = pair_at(text, corpus.first_empty).place
-        facts.append(f"{left_out} for an empty side: {corpus.num_empty:,} (first: {place})")
+        location = pair_at(text, corpus.first_empty).location
+        summary.append(f"{left_out} for an empty side: {corpus.num_empty:,} (first: {location})")
     over_long = np.flatnonzero(np.maximum(*corpus.sizes) > rows.length)
     if len(over_long):
-        place = pair_at(text, int(corpus.numbers[over_long[0]])).place
-        facts.append(f"{left_out} as longer than a row: {len(over_long):,} (first: {place})")
+        location = pair_at(text, int(corpus.numbers[over_long[0]])).location
+        summary.append(f"{left_out} as longer than a row: {len(over_long):,} (first: {location})")
     if corpus.num_unknown:
         unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,}"
-        facts.append(f"unknown to the tokenizer: {unknown} tokens")
-    return "; ".join(facts)
+        summary.append(f"unknown to the tokenizer: {unknown} tokens")
+    return "; ".join(summary)

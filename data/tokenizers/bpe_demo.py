@@ -20,7 +20,7 @@ def merge_byte_pairs(
     the one met first in the text is merged.
 
     Args:
-        text: Words parted by white space.
+        text: Words separated by white space.
         end_of_word: The token that closes each word.
 
     Yields:
@@ -39,7 +39,7 @@ def byte_pair_table(text: str, rounds: int, columns: int = 12) -> str:
     """Formats the most frequent tokens after each of the first merges.
 
     Args:
-        text: Words parted by white space.
+        text: Words separated by white space.
         rounds: How many merges.
         columns: How many tokens to show in a line.
 

@@ -278,7 +278,9 @@ def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
             continue
         pieces = line.split(" ")
         if len(pieces) != 2:
-            raise DataError(f"{path} line {number} is not two pieces parted by a space: {line!r}")
+            raise DataError(
+                f"{path} line {number} is not two pieces separated by a space: {line!r}"
+            )
         if not {*pieces, "".join(pieces)} <= ids.keys():
             raise DataError(
                 f"{path} line {number} merges {line!r}, which the vocabulary beside it lacks: "

@@ -27,13 +27,13 @@ class TokenizerConfig:
     """Which tokenizer to use: an existing one, or one trained on the corpus."""
 
     kind: TokenizerKind = "byte-bpe"
-    """The family to train: GPT-2's bytes, BERT's pieces, sentencepiece, or single characters."""
+    """Kind to train: byte-level BPE (GPT-2), WordPiece (BERT), sentencepiece, or characters."""
 
     vocab_size: int | None = None
-    """Number of tokens, special ones included. Needed for all kinds but characters."""
+    """Number of tokens, special tokens included. Required for all kinds but characters."""
 
     lowercase: bool = True
-    """Whether wordpiece lower-cases text and drops its accents; the others never do."""
+    """Whether wordpiece lowercases text and removes accents. Other kinds never do."""
 
     path: str | None = None
     """An existing tokenizer (file or folder) to use instead of training one."""

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Set
 
 from ...data.io.json_text import JsonObject
-from ..bert import WITH_LABELS, WITH_MASKED_WORDS, WITH_POOLER, BertConfig
+from ..bert import BertConfig
+from ..nn.heads import HEADS, encoder_heads
 from .config_mapping import (
     ACTIVATIONS,
     ConfigMapping,
@@ -80,18 +81,10 @@ DISTIL = ConfigMapping(
 )
 FIELDS = {"bert": USUAL, "roberta": USUAL, "distilbert": DISTIL}
 
-HEADS = {  # suffix of the class name
-    "Model": "none",
-    "ForPreTraining": "pretraining",
-    "ForMaskedLM": "masked_lm",
-    "ForNextSentencePrediction": "next_sentence",
-    "ForSequenceClassification": "sequence",
-    "ForTokenClassification": "token",
-    "ForQuestionAnswering": "span",
-    "ForMultipleChoice": "choice",
-    "ForCausalLM": "causal_lm",
-    "LMHeadModel": "causal_lm",
+SUFFIXES = {HEADS[head].hf_class_suffix: head for head in encoder_heads()} | {
+    "LMHeadModel": "causal_lm"
 }
+"""The head of each suffix of a class name."""
 MISSING_HEADS = {  # heads that transformers does not have
     "bert": (),
     "roberta": ("pretraining", "next_sentence"),
@@ -99,7 +92,6 @@ MISSING_HEADS = {  # heads that transformers does not have
 }
 CLASSES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
 
-WITH_TOKEN_LOGITS = (*WITH_MASKED_WORDS, "causal_lm")
 PREFIXES = {"bert": "bert.", "roberta": "roberta.", "distilbert": "distilbert."}
 
 # Parts of the model: the path here, and the name in transformers.
@@ -151,16 +143,20 @@ TOKEN_LOGITS = {  # transform, its norm, bias, and the tied matrix
     ),
 }
 POOLER = {
-    ("roberta", "sequence"): "classifier.dense",
-    ("distilbert", "sequence"): "pre_classifier",
-    ("distilbert", "choice"): "pre_classifier",
+    ("roberta", "sequence_classification"): "classifier.dense",
+    ("distilbert", "sequence_classification"): "pre_classifier",
+    ("distilbert", "multiple_choice"): "pre_classifier",
 }
-CLASSIFIER = {("roberta", "sequence"): "classifier.out_proj"}
+CLASSIFIER = {("roberta", "sequence_classification"): "classifier.out_proj"}
 CLASSIFIER_DROPOUT: dict[tuple[str, str], tuple[str, float | None]] = {  # field, and default
-    **{("bert", head): ("classifier_dropout", None) for head in ("sequence", "token", "choice")},
-    **{("roberta", head): ("classifier_dropout", None) for head in ("sequence", "token")},
-    **{("distilbert", head): ("seq_classif_dropout", 0.2) for head in ("sequence", "choice")},
-    ("distilbert", "span"): ("qa_dropout", 0.1),
+    ("bert", "sequence_classification"): ("classifier_dropout", None),
+    ("bert", "token_classification"): ("classifier_dropout", None),
+    ("bert", "multiple_choice"): ("classifier_dropout", None),
+    ("roberta", "sequence_classification"): ("classifier_dropout", None),
+    ("roberta", "token_classification"): ("classifier_dropout", None),
+    ("distilbert", "sequence_classification"): ("seq_classif_dropout", 0.2),
+    ("distilbert", "multiple_choice"): ("seq_classif_dropout", 0.2),
+    ("distilbert", "question_answering"): ("qa_dropout", 0.1),
 }
 LEGACY_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
@@ -189,17 +185,13 @@ def tensor_mapping(config: BertConfig) -> TensorMapping:
     # The head.
     if config.has_pooler:
         rules += linear("pooler", POOLER.get((name, head), prefix + "pooler.dense"))
-    if head in WITH_TOKEN_LOGITS:
+    if config.head_spec.has_token_logits:
         transform, transform_norm, bias, _ = TOKEN_LOGITS[name]
         rules += linear("head/transform", transform)
         rules += norm("head/transform_norm", transform_norm)
         rules += [TensorRule(("head/bias",), bias, VECTOR)]
-    if head in ("pretraining", "next_sentence"):
-        rules += linear("head/next_sentence", "cls.seq_relationship")
-    if head in (*WITH_LABELS, "choice"):
-        rules += linear("head/classifier", CLASSIFIER.get((name, head), "classifier"))
-    if head == "span":
-        rules += linear("head/span", "qa_outputs")
+    for part, tensor in config.head_spec.hf_tensors.items():
+        rules += linear(f"head/{part}", CLASSIFIER.get((name, head), tensor))
     return TensorMapping(tuple(rules), tuple(_ignored(config, name)), PREFIXES[name], LEGACY_NAMES)
 
 
@@ -210,7 +202,7 @@ def _ignored(config: BertConfig, name: str) -> list[IgnoredTensor]:
         IgnoredTensor(prefix + "embeddings.position_ids"),
         IgnoredTensor(prefix + "embeddings.token_type_ids"),
     ]
-    if config.head in WITH_TOKEN_LOGITS:
+    if config.head_spec.has_token_logits:
         *_, bias, matrix = TOKEN_LOGITS[name]
         tokens = prefix + EMBEDDINGS["token_embedding"]
         ignored += [
@@ -238,7 +230,7 @@ def config_from_hf(hf_config: HFConfig, source: str) -> BertConfig:
     settings = settings_from_hf(FIELDS[name], hf_config, source)
     if settings["attention_dropout"] == settings["dropout_rate"]:
         settings["attention_dropout"] = None
-    heads = {CLASSES[name] + suffix: head for suffix, head in HEADS.items()}
+    heads = {CLASSES[name] + suffix: head for suffix, head in SUFFIXES.items()}
     settings["head"] = head = heads[model_class(hf_config, list(heads), source)]
     is_decoder = hf_config.get("is_decoder", False)
     if name != "distilbert" and is_decoder != (head == "causal_lm"):
@@ -257,9 +249,9 @@ def config_from_hf(hf_config: HFConfig, source: str) -> BertConfig:
         is_rate = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate < 1
         if rate is not None and not is_rate:
             raise WeightsError(f"{source}: {field[0]} {rate!r} is neither null nor in [0, 1)")
-        same = head != "span" and rate == settings["dropout_rate"]
+        same = HEADS[head].has_dropout and rate == settings["dropout_rate"]
         settings["classifier_dropout"] = None if same else rate
-    if head in WITH_LABELS:
+    if HEADS[head].needs_labels:
         settings["labels"] = labels_from_hf(hf_config, source)
     return BertConfig(**settings)
 
@@ -333,7 +325,7 @@ def config_to_hf(config: BertConfig) -> JsonObject:
         hf_config[field[0]] = config.classifier_dropout_rate
     if config.head == "causal_lm":
         hf_config["is_decoder"] = True
-    if config.head in WITH_LABELS:
+    if config.head_spec.needs_labels:
         hf_config["id2label"] = {str(i): label for i, label in enumerate(config.labels)}
         hf_config["label2id"] = {label: i for i, label in enumerate(config.labels)}
     return hf_config
@@ -342,15 +334,15 @@ def config_to_hf(config: BertConfig) -> JsonObject:
 def _allowed(config: BertConfig, name: str) -> dict[str, tuple[object, ...]]:
     """Returns the values of settings that the classes of transformers do not vary."""
     allowed: dict[str, tuple[object, ...]] = {}
-    if config.head in WITH_TOKEN_LOGITS:
+    if config.head_spec.has_token_logits:
         usual = "gelu" if name == "roberta" else config.activation
         # None means: the activation of the layers.
         allowed["head_activation"] = (usual, None) if config.activation == usual else (usual,)
     if name == "distilbert":
         allowed |= {"norm_eps": (1e-12,), "position_offset": (0,)}
-        if config.head in WITH_POOLER:
+        if config.head_spec.needs_pooler:
             allowed["pooler_activation"] = (None,) if config.head == "none" else ("relu",)
-    elif config.head in WITH_POOLER:
+    elif config.head_spec.needs_pooler:
         allowed["pooler_activation"] = ("tanh", None) if config.head == "none" else ("tanh",)
     return allowed
 
@@ -369,7 +361,7 @@ def hf_class(name: str, head: str) -> str:
         raise WeightsError(f"transformers has no {CLASSES[name]} class for head {head!r}")
     if (name, head) == ("bert", "causal_lm"):
         return "BertLMHeadModel"
-    return CLASSES[name] + next(suffix for suffix, known in HEADS.items() if known == head)
+    return CLASSES[name] + HEADS[head].hf_class_suffix
 
 
 MAPPING = HFMapping(

@@ -96,7 +96,7 @@ def counting_from_zero(model: Any) -> Any:
     Its forward pass, and ours, count from behind the rows of the padding.
     """
     config = model.config
-    if not (offset := getattr(config, "position_offset", 0)):
+    if not (offset := config.position_offset):
         return model
     longer = config.max_length + offset
     return create(

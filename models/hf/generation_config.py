@@ -5,11 +5,11 @@ fields in their `config.json`.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...data.io.json_text import read_object
 from ..decoding.beam_search import BeamSearch
 from ..decoding.sample import Sampling
 from ..hub import local_folder
@@ -251,7 +251,8 @@ def generation_arguments(folder: str | Path) -> dict[str, Any]:
 
 def _asked(folder: Path) -> tuple[dict[str, Any], bool, str]:
     """What a folder asks for; whether its model is causal; and the file that asks."""
-    source, config = folder / "generation_config.json", _read(folder / "config.json")
+    source = folder / "generation_config.json"
+    config: dict[str, Any] = read_object(folder / "config.json", WeightsError)
     if "model_type" not in config:
         if GENERATION not in config:
             raise WeightsError(
@@ -260,10 +261,10 @@ def _asked(folder: Path) -> tuple[dict[str, Any], bool, str]:
             )
         given, source = config[GENERATION], folder / "config.json"
         if not isinstance(given, dict):
-            raise WeightsError(f"{source}: {GENERATION} {given!r} is no JSON object: restore it")
+            raise WeightsError(f"{source}: {GENERATION} {given!r} is not an object: restore it")
         return given, config["model"]["architecture"] not in SEQUENCE_TO_SEQUENCE, str(source)
     if source.is_file():
-        given = _read(source)
+        given = read_object(source, WeightsError)
     else:
         source, asked = folder / "config.json", NAMES | TOKENS
         said = {name: value for name, value in config.items() if name in asked}
@@ -271,17 +272,6 @@ def _asked(folder: Path) -> tuple[dict[str, Any], bool, str]:
     # Null is what transformers would fill in.
     theirs = {name: value for name, value in given.items() if value is not None}
     return theirs, config["model_type"] not in SEQUENCE_TO_SEQUENCE, str(source)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{file} cannot be read ({error}): restore it") from error
-    if not isinstance(content, dict):
-        raise WeightsError(f"{file} is no JSON object: restore it")
-    return content
 
 
 def _part(fields: ConfigMapping, theirs: Mapping[str, Any], where: str) -> dict[str, Any]:

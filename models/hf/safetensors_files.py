@@ -1,7 +1,7 @@
-"""The tensors of a folder in Hugging Face's form: one safetensors file, or several and an index.
+"""Reads the tensors of a folder: one safetensors file, or several with an index.
 
-Files are mapped to memory, so that what is asked for is read once, to where it is to lie, and
-nothing is ever unpickled.
+Files are mapped to memory, so that each requested tensor is read once, directly to its
+destination. Nothing is ever unpickled.
 """
 
 import json
@@ -29,46 +29,46 @@ DTYPES = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
-"""Of the names in a header."""
+"""The types by their names in the header of a file."""
 
 
 class TensorFiles:
     """Names, shapes and values of a folder's tensors.
 
     Raises:
-      WeightsError: there are no such files, or they are broken; the message names the file.
+        WeightsError: There are no such files, or they are broken; the message names the file.
     """
 
     def __init__(self, folder: Path) -> None:
         self._files = _files(folder)
 
     def shapes(self) -> dict[str, Shape]:
-        """Of every tensor, by name."""
+        """Returns the shape of every tensor, by name."""
         return {name: file.shape(name) for name, file in self._files.items()}
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, in the precision it is stored in: a view of its file."""
+        """Returns one tensor in its stored precision, as a view of the file."""
         return self._files[name].view(name)
 
     def release(self) -> None:
-        """Gives back the memory of what was read; what is read again costs a little."""
+        """Releases the pages that were read, which can be read again at a small cost."""
         for file in set(self._files.values()):
             file.memory.madvise(mmap.MADV_DONTNEED)
 
     def file_of(self, name: str) -> str:
-        """The file that a tensor lies in."""
+        """Returns the file that contains a tensor."""
         return str(self._files[name].path)
 
 
 class _File:
-    """A safetensors file in memory: the length of a header, the header, numbers."""
+    """A safetensors file in memory: the length of the header, the header, and the numbers."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
         self.path = path
         with _errors_of(path):
-            safe_open(path, framework="np")  # refuses whatever is not as the following takes it
+            safe_open(path, framework="np")  # validates all that the next lines rely on
             with path.open("rb") as file:
                 self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._start = 8 + int.from_bytes(self.memory[:8], "little")
@@ -94,10 +94,11 @@ class _File:
 
 
 def _files(folder: Path) -> dict[str, _File]:
-    """The file of each tensor."""
+    """Returns the file of each tensor."""
     whole, index = folder / WHOLE, folder / INDEX
     if whole.is_file():
-        return _named(_File(whole))
+        file = _File(whole)
+        return dict.fromkeys(file.names(), file)
     if index.is_file():
         return _indexed(folder, index)
     if list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
@@ -109,12 +110,8 @@ def _files(folder: Path) -> dict[str, _File]:
     raise WeightsError(f"{folder} has neither {WHOLE} nor {INDEX}: give a folder with weights")
 
 
-def _named(file: _File) -> dict[str, _File]:
-    return dict.fromkeys(file.names(), file)
-
-
 def _indexed(folder: Path, index: Path) -> dict[str, _File]:
-    """The file of each tensor, as an index says, and as its files confirm."""
+    """Returns the file of each tensor according to an index, after checking the files."""
     try:
         entries = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         wanted = {str(name): str(file) for name, file in entries.items()}
@@ -123,6 +120,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
             f"{index} is not an index of safetensors files (no object weight_map of names to "
             "files): download it again"
         ) from error
+    # Every file that the index names is there, beside the index.
     files: dict[str, _File] = {}
     for name in sorted(set(wanted.values())):
         file = folder / name
@@ -130,7 +128,9 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
             raise WeightsError(f"{index} points to {name!r}: its files must lie beside it")
         if not file.is_file():
             raise WeightsError(f"{index} names {name}, which is missing: download it again")
-        files |= _named(_File(file))
+        opened = _File(file)
+        files |= dict.fromkeys(opened.names(), opened)
+    # Every tensor is in the file that the index names.
     for name, file in wanted.items():
         if name not in files or files[name].path != folder / file:
             raise WeightsError(f"{index} says that {name} is in {file}, but it is not there")
@@ -139,7 +139,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
 
 @contextmanager
 def _errors_of(file: Path) -> Iterator[None]:
-    """Says which file is broken."""
+    """Names the file in errors of the library."""
     from safetensors import SafetensorError
 
     try:

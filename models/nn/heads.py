@@ -9,7 +9,8 @@ outputs, and of the hidden states in token classification; the other heads have
 none (spans only if a configuration says so, as DistilBERT's does).
 """
 
-from collections.abc import Container
+import dataclasses
+from collections.abc import Container, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ...data.errors import UserError
-from ..config import Execution
+from ..config import Execution, TransformerConfig
 from .cache import Cache
 from .dropout import RowKeys, dropout
 from .feed_forward import ACTIVATIONS
@@ -156,7 +157,7 @@ class ClassifierOutput(_WithBody):
 
 
 @struct.dataclass
-class SpanOutput(_WithBody):
+class QuestionAnsweringOutput(_WithBody):
     """Scores of each token, padding too, as the first and as the last of the answer, float32."""
 
     body: EncoderOutput
@@ -239,7 +240,7 @@ class NextSentenceHead(_Head):
         return ClassifierOutput(inputs.body, logits)
 
 
-class SequenceHead(_Head):
+class SequenceClassificationHead(_Head):
     """Labels, or a score, of a whole row."""
 
     @nn.compact
@@ -250,7 +251,7 @@ class SequenceHead(_Head):
         return ClassifierOutput(inputs.body, logits)
 
 
-class TokenHead(_Head):
+class TokenClassificationHead(_Head):
     """A label of every token."""
 
     @nn.compact
@@ -261,7 +262,7 @@ class TokenHead(_Head):
         return ClassifierOutput(inputs.body, logits)
 
 
-class ChoiceHead(_Head):
+class MultipleChoiceHead(_Head):
     """Which of C rows is the right one."""
 
     @nn.compact
@@ -272,27 +273,191 @@ class ChoiceHead(_Head):
         return ClassifierOutput(inputs.body, logits)
 
 
-class SpanHead(_Head):
+class QuestionAnsweringHead(_Head):
     """Where an answer begins and ends."""
 
     @nn.compact
-    def __call__(self, inputs: HeadInputs) -> SpanOutput:
+    def __call__(self, inputs: HeadInputs) -> QuestionAnsweringOutput:
         """Scores `[B, T]` of either end."""
         hidden = self._dropped(inputs.body.last_hidden_state, inputs.rng)
         logits = self._scores("span", 2, hidden)
-        return SpanOutput(inputs.body, logits[..., 0], logits[..., 1])
+        return QuestionAnsweringOutput(inputs.body, logits[..., 0], logits[..., 1])
 
 
-HEADS: dict[str, type[_Head]] = {
-    "pretraining": PretrainingHead,
-    "masked_lm": MaskedLMHead,
-    "causal_lm": MaskedLMHead,
-    "next_sentence": NextSentenceHead,
-    "sequence": SequenceHead,
-    "token": TokenHead,
-    "choice": ChoiceHead,
-    "span": SpanHead,
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadSpec:
+    """Everything that there is to know about a head; a new head is a record in `HEADS`."""
+
+    name: str
+    """The name in `config.head`: that of the task in Hugging Face's vocabulary."""
+    output: type
+    """The class of the model's output."""
+    output_names: tuple[str, ...] = ("logits",)
+    """The arrays of the output besides those of the body."""
+    module: type[nn.Module] | None = None
+    """The module on top of an encoder; None: the output is that of the body, or the family makes
+    its own projection."""
+    needs_pooler: bool = False
+    """Whether the head reads the pooled first token."""
+    needs_labels: bool = False
+    """Whether `config.labels` must name at least one label."""
+    predicts_masked: bool = False
+    """Whether the head predicts masked tokens, at `masked_positions` where these are given."""
+    takes_choices: bool = False
+    """Whether inputs are `[B, C, T]`: C choices for each question."""
+    generates: bool = False
+    """Whether the head predicts next tokens, so that the model can write text."""
+    has_dropout: bool = True
+    """Whether dropout before the head has the rate of the body unless the configuration says
+    otherwise."""
+    own_params: tuple[str, ...] = ()
+    """Maps below `head/` that are of use only to the same head with the same labels."""
+    hf_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Maps below `head/` besides the vocabulary's, and their names in Hugging Face's BERT."""
+    hf_class_suffix: str
+    """The end of the name of the classes with this head in transformers: `ForMaskedLM`."""
+    hub_task: str
+    """The task on the Hugging Face hub (`pipeline_tag`)."""
+    default_recipe: str
+    """The recipe whose data settings serve an imported model with this head."""
+
+    @property
+    def has_token_logits(self) -> bool:
+        """Whether the output has a logit for each token of the vocabulary."""
+        return self.predicts_masked or self.generates
+
+    @property
+    def hf_auto_class(self) -> str:
+        """The class of transformers that loads a model with this head."""
+        return f"AutoModel{self.hf_class_suffix.removeprefix('Model')}"
+
+
+_CLASSIFIER = {"classifier": "classifier"}
+_NEXT_SENTENCE = {"next_sentence": "cls.seq_relationship"}
+
+HEADS: dict[str, HeadSpec] = {
+    spec.name: spec
+    for spec in (
+        HeadSpec(
+            name="none",
+            output=EncoderOutput,
+            output_names=(),
+            needs_pooler=True,
+            hf_class_suffix="Model",
+            hub_task="feature-extraction",
+            default_recipe="bert-quickstart",
+        ),
+        HeadSpec(
+            name="pretraining",
+            module=PretrainingHead,
+            output=PretrainingOutput,
+            output_names=("prediction_logits", "seq_relationship_logits"),
+            needs_pooler=True,
+            predicts_masked=True,
+            hf_tensors=_NEXT_SENTENCE,
+            hf_class_suffix="ForPreTraining",
+            hub_task="fill-mask",
+            default_recipe="bert-quickstart",
+        ),
+        HeadSpec(
+            name="masked_lm",
+            module=MaskedLMHead,
+            output=MaskedLMOutput,
+            predicts_masked=True,
+            hf_class_suffix="ForMaskedLM",
+            hub_task="fill-mask",
+            default_recipe="bert-quickstart",
+        ),
+        HeadSpec(
+            name="causal_lm",
+            module=MaskedLMHead,
+            output=CausalLMOutput,
+            generates=True,
+            hf_class_suffix="ForCausalLM",
+            hub_task="text-generation",
+            default_recipe="quickstart",
+        ),
+        HeadSpec(
+            name="next_sentence",
+            module=NextSentenceHead,
+            output=ClassifierOutput,
+            needs_pooler=True,
+            hf_tensors=_NEXT_SENTENCE,
+            hf_class_suffix="ForNextSentencePrediction",
+            hub_task="text-classification",
+            default_recipe="bert-quickstart",
+        ),
+        HeadSpec(
+            name="sequence_classification",
+            module=SequenceClassificationHead,
+            output=ClassifierOutput,
+            needs_pooler=True,
+            needs_labels=True,
+            hf_class_suffix="ForSequenceClassification",
+            hub_task="text-classification",
+            default_recipe="bert-classify",
+            own_params=("classifier",),
+            hf_tensors=_CLASSIFIER,
+        ),
+        HeadSpec(
+            name="token_classification",
+            module=TokenClassificationHead,
+            output=ClassifierOutput,
+            needs_labels=True,
+            hf_class_suffix="ForTokenClassification",
+            hub_task="token-classification",
+            default_recipe="bert-tag",
+            own_params=("classifier",),
+            hf_tensors=_CLASSIFIER,
+        ),
+        HeadSpec(
+            name="multiple_choice",
+            module=MultipleChoiceHead,
+            output=ClassifierOutput,
+            needs_pooler=True,
+            takes_choices=True,
+            hf_class_suffix="ForMultipleChoice",
+            hub_task="multiple-choice",
+            default_recipe="bert-choice",
+            own_params=("classifier",),
+            hf_tensors=_CLASSIFIER,
+        ),
+        HeadSpec(
+            name="question_answering",
+            module=QuestionAnsweringHead,
+            output=QuestionAnsweringOutput,
+            output_names=("start_logits", "end_logits"),
+            has_dropout=False,
+            own_params=("span",),
+            hf_tensors={"span": "qa_outputs"},
+            hf_class_suffix="ForQuestionAnswering",
+            hub_task="question-answering",
+            default_recipe="bert-span",
+        ),
+        HeadSpec(
+            name="seq2seq_lm",
+            output=Seq2SeqLMOutput,
+            generates=True,
+            hf_class_suffix="ForSeq2SeqLM",
+            hub_task="translation",
+            default_recipe="multi30k-en-de",
+        ),
+    )
 }
+"""Every head, by name."""
+
+HEAD_ALIASES = {
+    "sequence": "sequence_classification",
+    "token": "token_classification",
+    "span": "question_answering",
+    "choice": "multiple_choice",
+}
+"""Former names, which older run folders and commands have."""
+
+
+def encoder_heads() -> tuple[str, ...]:
+    """Returns the names of the heads that an encoder can have."""
+    return tuple(name for name, spec in HEADS.items() if spec.module or name == "none")
 
 
 def mean_pool(
@@ -307,7 +472,9 @@ def mean_pool(
     return total / jnp.maximum(jnp.sum(real, axis=1), 1)
 
 
-def require_head(config: object, heads: Container[str | None], refusal: str, remedy: str) -> None:
+def require_head(
+    config: TransformerConfig, heads: Container[str], refusal: str, remedy: str
+) -> None:
     """Checks that a model has one of the heads that something needs.
 
     Args:
@@ -317,8 +484,7 @@ def require_head(config: object, heads: Container[str | None], refusal: str, rem
       remedy: what to do about it, for the message.
 
     Raises:
-      UserError: the model has another head, or none.
+      UserError: the model has another head.
     """
-    head = getattr(config, "head", None)
-    if head not in heads:
-        raise UserError(f"a model with the head {head} {refusal}: {remedy}")
+    if config.head not in heads:
+        raise UserError(f"a model with the head {config.head} {refusal}: {remedy}")

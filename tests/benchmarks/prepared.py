@@ -24,7 +24,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     source = f"prepared:{arguments.folder}"
     split = prepared_split(source, SPLITS[:1], prepared_tokenizer(source), {})
     batches = data.train_iterator(
-        split.rows,
+        split.examples,
         batch_size=arguments.batch_size,
         seed=0,
         num_steps=1 << 31,
@@ -36,8 +36,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     cpu_seconds = time.process_time() - cpu_start
     batches.close()
     result = {
-        "data": split.facts,
-        "length": next(iter(split.rows.row(0, 0).values())).shape[0],
+        "data": split.summary,
+        "length": next(iter(split.examples.example(0, 0).values())).shape[0],
         "cores": len(os.sched_getaffinity(0)),
         "median": round(statistics.median(rates)),
         "rounds": [round(rate) for rate in rates],

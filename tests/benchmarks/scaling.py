@@ -80,7 +80,7 @@ CURVES = {
 def measure(point: Point) -> dict[str, float]:
     """Measure a point in this process, which has the devices."""
     from flaxzoo import models, train
-    from flaxzoo.data import CausalData, TokenizerConfig
+    from flaxzoo.data import CausalLMData, TokenizerConfig
     from flaxzoo.train.plan.bench import bench
 
     config = train.TrainConfig(
@@ -91,7 +91,7 @@ def measure(point: Point) -> dict[str, float]:
             d_model=64,
             num_heads=1,
         ),
-        data=CausalData(
+        data=CausalLMData(
             source="synthetic", length=point.length, tokenizer=TokenizerConfig(vocab_size=512)
         ),
         optimizer=train.OptimizerConfig(peak_learning_rate=1e-3),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from flaxzoo.data import (
-    CausalEvaluationRows,
-    CausalRows,
+    CausalLMEvaluationExamples,
+    CausalLMExamples,
     DataError,
     TokenizerConfig,
     TrainBatches,
@@ -27,10 +27,10 @@ RUN = {"batch_size": 4, "seed": 7, "num_steps": 12}
 class Numbers:
     """Rows that say which they are; 0 is padding."""
 
-    rows_per_epoch: int
+    num_examples: int
 
-    def row(self, epoch, index):
-        return {"id": np.array([1 + epoch * self.rows_per_epoch + index])}
+    def example(self, epoch, index):
+        return {"id": np.array([1 + epoch * self.num_examples + index])}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def check_equal(batches, others):
 
 @pytest.fixture(scope="module")
 def reference(corpus):
-    iterator = train_iterator(CausalRows(corpus, 32), **RUN)
+    iterator = train_iterator(CausalLMExamples(corpus, 32), **RUN)
     batches = list(iterator)
     iterator.close()
     return batches
@@ -86,7 +86,7 @@ def test_one_row_is_enough():
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_processes_share_the_same_global_batch(corpus, reference, count):
-    rows = CausalRows(corpus, 32)
+    rows = CausalLMExamples(corpus, 32)
     parts = []
     for index in range(count):
         iterator = train_iterator(rows, **RUN, process_index=index, process_count=count)
@@ -100,7 +100,7 @@ def test_processes_share_the_same_global_batch(corpus, reference, count):
 
 
 def test_workers_change_nothing_and_resume_anywhere(corpus, reference):
-    rows = CausalRows(corpus, 32)
+    rows = CausalLMExamples(corpus, 32)
     iterator = train_iterator(rows, **RUN, num_workers=2)
     batches = take(iterator, 5)
     state = iterator.get_state()
@@ -112,7 +112,7 @@ def test_workers_change_nothing_and_resume_anywhere(corpus, reference):
 
 
 def test_resume_goes_back_and_forth(corpus, reference):
-    iterator = train_iterator(CausalRows(corpus, 32), **RUN)
+    iterator = train_iterator(CausalLMExamples(corpus, 32), **RUN)
     take(iterator, 3)
     state = json.loads(json.dumps(iterator.get_state()))
     assert state == {"step": 3}
@@ -133,8 +133,8 @@ def test_resume_goes_back_and_forth(corpus, reference):
 RESUME = """
 import json, pickle, sys
 from pathlib import Path
-from flaxzoo.data import CausalRows, open_corpus, train_iterator
-rows = CausalRows(open_corpus(sys.argv[1]), 32)
+from flaxzoo.data import CausalLMExamples, open_corpus, train_iterator
+rows = CausalLMExamples(open_corpus(sys.argv[1]), 32)
 iterator = train_iterator(rows, batch_size=4, seed=7, num_steps=12)
 iterator.set_state(json.loads(sys.argv[2]))
 Path(sys.argv[3]).write_bytes(pickle.dumps(list(iterator)))
@@ -152,7 +152,7 @@ def test_state_goes_into_a_checkpoint(corpus, reference, tmp_path):
     import grain
     import orbax.checkpoint as ocp
 
-    iterator = train_iterator(CausalRows(corpus, 32), **RUN)
+    iterator = train_iterator(CausalLMExamples(corpus, 32), **RUN)
     take(iterator, 4)
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(4, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(iterator)))
@@ -167,12 +167,12 @@ def test_state_goes_into_a_checkpoint(corpus, reference, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_evaluation_sees_every_pair_once(corpus, count):
-    rows = CausalEvaluationRows(corpus, 64)
+    rows = CausalLMEvaluationExamples(corpus, 64)
     parts = [
         list(evaluation_batches(rows, batch_size=8, process_index=index, process_count=count))
         for index in range(count)
     ]
-    assert {len(part) for part in parts} == {-(-rows.rows_per_epoch // 8)}
+    assert {len(part) for part in parts} == {-(-rows.num_examples // 8)}
     labels = []
     for step in zip(*parts, strict=True):
         batch = {name: np.concatenate([part[name] for part in step]) for name in step[0]}
@@ -184,10 +184,10 @@ def test_evaluation_sees_every_pair_once(corpus, count):
 
 @pytest.mark.parametrize("packing", ["concat", "first-fit"])
 def test_sources_pickle_small(corpus, packing):
-    rows = CausalRows(corpus, 32, packing)
-    before = rows.row(0, 0)
+    rows = CausalLMExamples(corpus, 32, packing)
+    before = rows.example(0, 0)
     batches = pickle.loads(pickle.dumps(TrainBatches(rows, **RUN)))
-    check_equal([batches.rows.row(0, 0)], [before])
+    check_equal([batches.rows.example(0, 0)], [before])
     assert len(pickle.dumps(rows)) < 1000
     assert open_corpus(corpus.folder) == corpus
 

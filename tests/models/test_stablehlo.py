@@ -25,7 +25,7 @@ CONFIGS = {
 
 def inputs(config, rows, length):
     draw = np.random.default_rng(length)
-    shape = (rows, 3, length) if config.head == "choice" else (rows, length)
+    shape = (rows, 3, length) if config.head == "multiple_choice" else (rows, length)
     given = {"input_ids": draw.integers(0, 32, shape), "attention_mask": np.ones(shape)}
     given["attention_mask"][-1, ..., length - 1 :] = 0
     if getattr(config, "num_token_types", 0):

@@ -1,4 +1,4 @@
-"""A whole folder in Hugging Face's form, and the ways to break it: what the message has to say."""
+"""A valid folder in Hugging Face's format, and ways to break it with the message of each."""
 
 import json
 import struct
@@ -24,13 +24,13 @@ CONFIG = models.BertConfig(
 
 
 def write(folder, params):
-    """The whole one, with a tokenizer."""
+    """Write the valid folder, with a tokenizer."""
     write_weights(folder, CONFIG, params)
     wordpiece([*WORDPIECE_SPECIALS, *"abcdefgh"], lowercase=True).save(folder)
 
 
 def edit(name, **fields):
-    """A change of a JSON file."""
+    """Return a function that changes a JSON file of the folder."""
 
     def change(folder):
         content = json.loads((folder / name).read_text())
@@ -45,7 +45,7 @@ def text(name, content):
 
 
 def tensors(**changes):
-    """A change of the tensors; None takes one away."""
+    """Return a function that replaces tensors, or removes those given as None."""
 
     def change(folder):
         file = folder / "model.safetensors"
@@ -56,7 +56,7 @@ def tensors(**changes):
 
 
 def raw(change):
-    """A change of the bytes of the safetensors file."""
+    """Return a function that changes the bytes of the safetensors file."""
 
     def changed(folder):
         file = folder / "model.safetensors"
@@ -66,7 +66,7 @@ def raw(change):
 
 
 def header(change):
-    """A change of the header of the safetensors file, its length corrected."""
+    """Return a function that changes the header of the safetensors file and corrects its length."""
 
     def changed(content):
         (length,) = struct.unpack("<Q", content[:8])
@@ -79,7 +79,7 @@ def header(change):
 
 
 def indexed(**places):
-    """Only an index, which places tensors in files."""
+    """Replace the tensors by an index that assigns them to files."""
 
     def change(folder):
         content = {"weight_map": {name.replace("__", "."): file for name, file in places.items()}}
@@ -98,8 +98,8 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 BREAKS = {
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
-    "config is no JSON": (text("config.json", "{"), "config.json is not JSON"),
-    "config is a list": (text("config.json", "[]"), "config.json is no JSON object"),
+    "config is no JSON": (text("config.json", "{"), "config.json is not valid JSON"),
+    "config is a list": (text("config.json", "[]"), "config.json is a JSON list, not an object"),
     "unknown family": (edit("config.json", model_type="bort"), "'bort'.* bert"),
     "unknown field": (edit("config.json", rope_theta=1.0), "config.json.* rope_theta"),
     "activation": (edit("config.json", hidden_act="mish"), "hidden_act 'mish' .* 'gelu'"),

@@ -1,14 +1,14 @@
-"""Tiny encoders to train: a few words of text in every form, and the runs that learn of them."""
+"""Runs of tiny encoders, with a few sentences of data in every format."""
 
 import json
 import random
 
 from flaxzoo import data, models, train
 from flaxzoo.data.tasks.bert_pretraining import PretrainingData
-from flaxzoo.data.tasks.multiple_choice import ChoiceData
-from flaxzoo.data.tasks.question_answering import SpanData
-from flaxzoo.data.tasks.sequence_classification import ClassificationData
-from flaxzoo.data.tasks.token_classification import TaggingData
+from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
+from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
+from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
+from flaxzoo.data.tasks.token_classification import TokenClassificationData
 
 WORDS = "the cat sat on a mat and then it saw some dog run away from her big red house".split()
 VOCABULARY = data.TokenizerConfig(kind="wordpiece", vocab_size=64)
@@ -27,7 +27,7 @@ def write_documents(file):
 
 
 def write_labelled(folder):
-    """A file of each form; a text with a cat is positive, a cat is an animal."""
+    """Write a file of each format: texts labelled by whether they have a cat, words as animals."""
     draw = random.Random(1)
     texts = [f"{sentence(draw, 4)} {('cat', 'dog')[i % 2]}" for i in range(23)]
     lines = [f"{int('cat' in t.split())}\t{t}" for t in texts]
@@ -81,12 +81,12 @@ def pretraining(place, **fields):
 
 
 KINDS = {
-    "one": (ClassificationData, "tsv:texts.tsv", {}),
-    "several": (ClassificationData, "tsv:several.tsv", {"target": "several"}),
-    "score": (ClassificationData, "tsv:scores.tsv", {"target": "score"}),
-    "tag": (TaggingData, "conll:words.conll", {}),
-    "span": (SpanData, "squad:passages.json", {"stride": 4, "max_question_length": 8}),
-    "choice": (ChoiceData, "jsonl:choices.jsonl", {}),
+    "one": (SequenceClassificationData, "tsv:texts.tsv", {}),
+    "several": (SequenceClassificationData, "tsv:several.tsv", {"target": "multi_label"}),
+    "score": (SequenceClassificationData, "tsv:scores.tsv", {"target": "regression"}),
+    "tag": (TokenClassificationData, "conll:words.conll", {}),
+    "span": (QuestionAnsweringData, "squad:passages.json", {"stride": 4, "max_question_length": 8}),
+    "choice": (MultipleChoiceData, "jsonl:choices.jsonl", {}),
 }
 
 

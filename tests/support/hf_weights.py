@@ -1,4 +1,4 @@
-"""Arrays of another library as ours, through the tables that read its files."""
+"""Convert arrays of transformers in memory, through the mapping that reads its files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from flaxzoo.models.init import parameter_shapes
 
 
 class Arrays:
-    """Tensors in memory, read as those of files are."""
+    """Tensors in memory with the interface of tensor files."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self.arrays = {name: np.asarray(x) for name, x in arrays.items()}
@@ -31,7 +31,7 @@ class Arrays:
 
 
 def parameters_of(arrays: Mapping[str, Any], config: models.TransformerConfig) -> Any:
-    """Parameters of theirs, by their names, or gradients, as our tree; each of them is used."""
+    """Convert parameters or gradients by their HF names to a flaxzoo tree; each must be used."""
     flat: dict[str, Any] = flatten_dict(parameter_shapes(models.create(config)), sep="/")
     ours = {path: x.shape for path, x in flat.items()}
     tensors = Arrays(arrays)
@@ -50,5 +50,5 @@ def parameters_of(arrays: Mapping[str, Any], config: models.TransformerConfig) -
 
 
 def gradients_of(theirs: Any, config: models.TransformerConfig) -> Any:
-    """Gradients of a torch model as our tree."""
+    """Convert the gradients of a torch model to a flaxzoo tree."""
     return parameters_of({name: x.grad for name, x in theirs.named_parameters()}, config)

@@ -1,4 +1,4 @@
-"""Tiny random Marian models of transformers, with nothing at its default that can be helped."""
+"""Tiny random Marian models of transformers, with as few defaults as possible."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def make(
     name: str = "MarianMTModel",
     **fields: Any,
 ) -> Any:
-    """A torch model with no parameter at its initial value."""
+    """Make a torch model with no parameter at its initial value."""
     import torch
     import transformers
 
@@ -72,7 +72,7 @@ def make(
 
 
 def both_gradients(theirs: Any, model: Any, params: Any, given: dict[str, Any]) -> tuple[Any, Any]:
-    """Ours and torch's gradients of the mean loss of some labels, as trees of our parameters."""
+    """Return flaxzoo's and torch's gradients of the mean loss of some labels, as flaxzoo trees."""
     import torch
 
     labels = np.random.RandomState(1).randint(0, V, (3, 7))

@@ -1,4 +1,4 @@
-"""Strings that tokenizers trip over, for every comparison with another library."""
+"""Strings that are hard for tokenizers, for every comparison with another library."""
 
 NASTY = [
     "",

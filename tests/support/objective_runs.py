@@ -1,9 +1,9 @@
-"""A tiny run of every objective."""
+"""Configurations of a tiny run for every objective."""
 
 import random
 
 from flaxzoo import models, train
-from flaxzoo.data import CausalData, TokenizerConfig, TranslationData
+from flaxzoo.data import CausalLMData, TokenizerConfig, TranslationData
 
 from .encoders import OPTIMIZER, fine_tuning, pretraining, write_documents, write_labelled
 from .run_folders import write_text
@@ -12,7 +12,7 @@ WORDS = {"one": "un", "two": "deux", "three": "trois", "four": "quatre", "five":
 
 
 def write_sources(place):
-    """The files that all of `RUNS` read."""
+    """Write the files that all of `RUNS` read."""
     write_text(place / "text.txt")
     write_documents(place / "documents.txt")
     write_labelled(place)
@@ -28,7 +28,7 @@ def causal(place, **fields):
         model=models.GPTConfig(
             vocab_size=1, max_length=16, num_layers=2, d_model=16, num_heads=2, dropout_rate=0.2
         ),
-        data=CausalData(
+        data=CausalLMData(
             source=f"text:{place}/text.txt#block",
             validation_fraction=0.1,
             length=16,
@@ -74,4 +74,4 @@ RUNS = {
     "choices": tuning("choice"),
     "translation": translation,
 }
-"""From the folder of the sources, and fields of the configuration, to the configuration."""
+"""Functions that make a run's configuration from the folder of the sources and some fields."""

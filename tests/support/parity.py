@@ -1,7 +1,7 @@
-"""Notes what tests measure against torch, for the table of models/README.md.
+"""Record the differences to torch that tests measure, for the table of models/README.md.
 
-Where the environment variable names a file, each comparison adds a line of JSON to it;
-`python -m tests.parity_table` makes the table of them.
+If the environment variable FLAXZOO_PARITY names a file, each comparison appends a line of JSON to
+it; `python -m tests.parity.parity_table` makes the table from them.
 """
 
 import json
@@ -14,20 +14,20 @@ FILE = "FLAXZOO_PARITY"
 
 
 def note_answers(theirs: Any, direction: str, ours: Any, expected: Any) -> None:
-    """Notes the largest difference of answers, in parts of the largest answer.
+    """Record the largest difference of outputs, relative to the largest output.
 
     Args:
-      theirs: a torch model.
-      direction: "import" where ours was read from it, "export" where it was read from ours.
-      ours: an array.
-      expected: what torch answers.
+      theirs: The torch model.
+      direction: "import" if flaxzoo's model was read from it, "export" if it has flaxzoo's.
+      ours: The output of flaxzoo's model.
+      expected: The output of the torch model.
     """
     ours, expected = np.asarray(ours), np.asarray(expected)
     _note(theirs, direction, float(np.abs(ours - expected).max() / np.abs(expected).max()))
 
 
 def note_tokens(theirs: Any) -> None:
-    """Notes that a torch model and ours wrote the same tokens."""
+    """Record that a torch model and flaxzoo's generated the same tokens."""
     _note(theirs, "tokens", 0.0)
 
 

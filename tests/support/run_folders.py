@@ -1,4 +1,4 @@
-"""What runs leave behind, to be compared."""
+"""Tiny runs, and the contents of their folders for comparison."""
 
 import random
 
@@ -11,14 +11,14 @@ WORDS = "the cat sat on a mat and then it saw some dog run away from her big red
 
 
 def write_text(file):
-    """Sixty short documents."""
+    """Return sixty short documents."""
     draw = random.Random(0)
     file.write_text("\n\n".join(" ".join(draw.choices(WORDS, k=20)) for _ in range(60)))
     return file
 
 
 def small_run(folder, *, model=None, **fields):
-    """The configuration of a tiny GPT on short documents in `folder`, with dropout."""
+    """Return the configuration of a tiny GPT on short documents in `folder`, with dropout."""
     file = write_text(folder / "text.txt")
     sizes = {"vocab_size": 1, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 2}
     usual = {
@@ -28,7 +28,7 @@ def small_run(folder, *, model=None, **fields):
     }
     return train.TrainConfig(
         model=models.GPTConfig(**{**sizes, "dropout_rate": 0.2, **(model or {})}),
-        data=data.CausalData(
+        data=data.CausalLMData(
             source=f"text:{file}#block",
             validation_fraction=0.1,
             length=16,
@@ -39,8 +39,8 @@ def small_run(folder, *, model=None, **fields):
 
 
 def everything(workdir, step):
-    """All arrays of a checkpoint, by path."""
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])  # whoever saved it
+    """Read all arrays of a checkpoint, by path."""
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])  # whatever devices saved it
     found = {}
     with ocp.StandardCheckpointer() as checkpointer:
         for part in ("params", "optimizer"):

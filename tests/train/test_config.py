@@ -20,7 +20,7 @@ def test_round_trip_of_values_that_are_no_defaults(train_config):
         execution=models.Execution(dtype="bfloat16", layers="unroll", remat="full"),
         mesh=train.MeshConfig(data=2, fsdp=4),
         parallel="pmap",
-        data=data.CausalData(
+        data=data.CausalLMData(
             source="text:a.txt",
             validation="text:b.txt",
             length=8,

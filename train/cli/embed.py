@@ -33,11 +33,11 @@ def embed_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     import numpy as np
 
-    from ...data.io.atomic_io import check_place, write_file
+    from ...data.io.atomic_io import check_output_path, write_file
     from ...data.io.files import read_lines
     from ..inference.embed import TextEmbedder
 
-    check_place(parsed.output, parsed.input)
+    check_output_path(parsed.output, parsed.input)
     texts = read_lines(parsed.input)
     vectors = TextEmbedder.of_run(parsed.run, step=parsed.step)(texts, log)
     content = io.BytesIO()

@@ -24,7 +24,7 @@ def plan_command(arguments: list[str]) -> int:
             "All options: flaxzoo plan quickstart --help"
         )
         return 0
-    parser = RecipeParser("plan", arguments[0], DESCRIPTION)
+    parser = RecipeParser("plan", arguments, DESCRIPTION)
     parser.add_argument(
         "--topology",
         default="",
@@ -43,7 +43,7 @@ def plan_command(arguments: list[str]) -> int:
         metavar="INT",
         help="Candidates to compile in a search, at most. (default: 6)",
     )
-    parsed, config = parser.read(arguments[1:])
+    parsed, config = parser.read()
     from ..plan.hardware import parse_topology
     from ..plan.placeholders import without_data
     from ..plan.plan import make_plan

@@ -54,43 +54,48 @@ stands for all fields below it that no other group names."""
 class RecipeParser(argparse.ArgumentParser):
     """Parses the options of a command that takes a recipe.
 
+    The command's own options are added with `add_argument`. They come first in the help.
+
     Attributes:
-      groups: the titled groups of the help, for the command's own options.
+      groups: the titled groups of the help.
     """
 
-    def __init__(self, command: str, name: str, description: str | None = None) -> None:
-        """Creates a parser without the options of the recipe, which `read` adds.
+    def __init__(
+        self, command: str, arguments: Sequence[str], description: str | None = None
+    ) -> None:
+        """Creates a parser with the options of a recipe.
 
         Args:
           command: `train`, `plan` or `bench`.
-          name: the recipe.
+          arguments: the name of the recipe, and the options.
           description: of the command; None: the docstring of the recipe.
 
         Raises:
           UserError: no recipe has this name.
         """
+        name, *self._options = arguments
         self._config = recipe(name)
         super().__init__(
             prog=f"flaxzoo {command} {name}",
             usage=f"flaxzoo {command} {name} [options]",
             description=description or inspect.getdoc(RECIPES[name]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )
         self.groups = {
             title: self.add_argument_group(title, text) for title, (text, _) in GROUPS.items()
         }
+        helping = not {"-h", "--help"}.isdisjoint(self._options)
+        add_options(self.groups, self._config, helping=helping)
 
-    def read(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, TrainConfig]:
+    def read(self) -> tuple[argparse.Namespace, TrainConfig]:
         """Returns the command's own options and the recipe's configuration with all changes.
 
         Raises:
           UserError: an option is unknown (the message names the nearest), or a value is invalid.
         """
-        helping = not {"-h", "--help"}.isdisjoint(arguments)
-        add_options(self.groups, self._config, helping=helping)
         known = [flag for action in self._actions for flag in action.option_strings]
-        parsed, unknown = self.parse_known_args([_with_hyphens(a, known) for a in arguments])
+        parsed, unknown = self.parse_known_args([_with_hyphens(a, known) for a in self._options])
         if unknown:
             name = unknown[0].partition("=")[0]
             similar = similar_names(name, known) if name.startswith("-") else []
@@ -183,6 +188,13 @@ def _with_hyphens(argument: str, known: Sequence[str]) -> str:
     name, equals, value = argument.partition("=")
     hyphenated = name.replace("_", "-")
     return f"{hyphenated}{equals}{value}" if hyphenated in known else argument
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of descriptions, and does not split names such as `tfds:a/de-en`."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 class _Switch(argparse.Action):

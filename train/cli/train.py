@@ -47,11 +47,9 @@ def train_command(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
-    name = arguments[0]
-    parser = RecipeParser("train", name)
-    workdir = Path("runs") / name
-    run, devices = parser.groups["run"], parser.groups["devices"]
-    run.add_argument(
+    parser = RecipeParser("train", arguments)
+    workdir = Path("runs") / arguments[0]
+    parser.add_argument(
         "--workdir",
         type=Path,
         default=workdir,
@@ -59,26 +57,26 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         help=f"The run folder. An unfinished run continues from its newest checkpoint. "
         f"(default: {workdir})",
     )
-    run.add_argument(
+    parser.add_argument(
         "--resume",
         action="store_true",
         default=True,
         help="Continue a run folder that has checkpoints. (default: True)",
     )
-    run.add_argument(
+    parser.add_argument(
         "--no-resume",
         dest="resume",
         action="store_false",
         help="Refuse a run folder that has checkpoints.",
     )
-    devices.add_argument(
+    parser.groups["devices"].add_argument(
         "--rendezvous-timeout",
         type=int,
         default=300,
         metavar="INT",
         help="Seconds to wait for the other processes of a run with several. (default: 300)",
     )
-    return parser.read(arguments[1:])
+    return parser.read()
 
 
 @dataclasses.dataclass(frozen=True)

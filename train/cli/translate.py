@@ -44,13 +44,13 @@ def translate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo translate RUN --input FILE --output FILE`."""
     parsed = tyro.cli(TranslateArguments, args=arguments, prog="flaxzoo translate")
     enable_compilation_cache()
-    from ...data.io.atomic_io import check_place, write_file
+    from ...data.io.atomic_io import check_output_path, write_file
     from ...data.io.files import input_lines
     from ..inference.translate import TextTranslator, note_of_empty, to_lines
     from ..progress import Progress
 
     if parsed.output is not None:
-        check_place(parsed.output, parsed.input)
+        check_output_path(parsed.output, parsed.input)
     translator = TextTranslator.of_run(parsed.run, step=parsed.step)
     search = _search(parsed, translator.search)
     lines = list(input_lines(parsed.input))

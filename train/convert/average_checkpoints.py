@@ -2,40 +2,40 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from ...models.init import parameter_shapes
 from ...models.load import read_config, restore_params, steps
+from ...models.nn.typing import Params, PyTree
 from ...models.registry import config_from_dict, create
 from ..errors import RunError
 from ..runs.params_only_run import (
     AVERAGED_STEPS,
     TOKENIZER,
-    check_place_is_free,
-    make_model_folder,
+    check_not_existing,
+    make_params_only_run,
 )
 
 
 def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) -> list[int]:
-    """Makes a run folder whose one checkpoint holds the mean of another's last ones.
+    """Makes a run folder whose only checkpoint is the mean of another run's last checkpoints.
 
-    It can be evaluated, used and begun with as any run, and not trained on: it has no
-    state of an optimizer.
+    The folder can be evaluated, used and initialized from as any run, but training cannot be
+    resumed from it, for it has no optimizer state.
 
     Args:
-      folder: a run folder.
-      output: the folder that is made, whole or not at all.
-      last: how many checkpoints, at least 1; the newest are taken.
+        folder: A run folder.
+        output: The folder to make, completely or not at all.
+        last: Number of checkpoints to average, the newest ones; at least 1.
 
     Returns:
-      Their steps, ascending.
+        The steps of these checkpoints, in ascending order.
 
     Raises:
-      FileNotFoundError: `folder` is not a run folder.
-      RunError: it kept fewer checkpoints, or `output` exists.
+        FileNotFoundError: `folder` is not a run folder.
+        RunError: It kept fewer checkpoints, or `output` exists.
     """
     folder, output = Path(folder), Path(output)
     config = read_config(folder)
@@ -48,21 +48,21 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
             f"{folder} kept {len(kept)} checkpoints ({listed}), fewer than {last}: average "
             f"fewer, or train with --keep-last {last}"
         )
-    check_place_is_free(output)
+    check_not_existing(output)
     taken = kept[-last:]
     mean = _mean(folder, taken, parameter_shapes(create(config_from_dict(config["model"]))))
-    make_model_folder(
+    make_params_only_run(
         output,
         {**config, AVERAGED_STEPS: taken},
-        lambda place: shutil.copytree(folder / TOKENIZER, place),
-        taken[-1],
-        mean,
+        save_tokenizer=lambda target: shutil.copytree(folder / TOKENIZER, target),
+        step=taken[-1],
+        params=mean,
     )
     return taken
 
 
-def _mean(folder: Path, taken: list[int], shapes: Any) -> Any:
-    """On the host, one checkpoint at a time; summed in float64."""
+def _mean(folder: Path, taken: list[int], shapes: PyTree) -> Params:
+    """Sums the checkpoints in float64 on the host, one at a time, and returns their mean."""
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     placed = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes

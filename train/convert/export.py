@@ -27,18 +27,19 @@ from ...models.hf.save_weights import (
 )
 from ...models.hub import local_folder
 from ...models.load import chosen_step, load, read_fields
+from ...models.nn.heads import HEADS
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
 from ..errors import RunError
 from ..inference.translate import never_chosen
-from ..runs.load_run import GENERATING, TARGETS, asked_of, open_run
-from ..runs.params_only_run import check_place_is_free
+from ..runs.load_run import TARGETS, asked_of, open_run
+from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
 from .model_card import FILE, model_card
 
 Form = Literal["huggingface", "safetensors", "npz", "stablehlo"]
 PROBLEM_TYPES = {
-    "one": "single_label_classification",
+    "single_label": "single_label_classification",
     **{target: problem for problem, target in TARGETS.items()},
 }
 NOTE_ON_SEARCH = (
@@ -92,7 +93,7 @@ def export_model(
       UserError: the model cannot be said in that form.
     """
     output, folder = Path(output), local_folder(source)
-    check_place_is_free(output)
+    check_not_existing(output)
     config, tokenizer = open_run(folder)
     model, params = load(folder, step=step)
     exported = Exported(
@@ -106,7 +107,7 @@ def _hugging_face(exported: Exported, output: Path) -> list[str]:
     translates = config.head == "seq2seq_lm"
     fields, notes = _stated(exported), []
     asked = asked_of(exported.folder)
-    if config.head == "span" and config.labels:
+    if config.labels and not HEADS[config.head].needs_labels:
         notes.append("that there may be no answer has no place in config.json: it is left out")
     if config.head == "none" and config.num_token_types and not config.has_pooler:
         notes.append("without a pooler: load it with add_pooling_layer=False")
@@ -124,7 +125,7 @@ def _hugging_face(exported: Exported, output: Path) -> list[str]:
         )
         length = config.max_length
         notes.append(export_tokenizer(tokenizer, place, closing=translates, max_length=length))
-        if config.head in GENERATING:
+        if HEADS[config.head].generates:
             write_json(place / "generation_config.json", _generation(exported, fields, asked))
         (place / FILE).write_text(_card(exported, output.name, notes), encoding="utf-8")
 
@@ -138,10 +139,10 @@ def _stated(exported: Exported) -> dict[str, Any]:
     ids = {"bos": special.bos, "eos": special.eos, "pad": special.pad}
     if head == "seq2seq_lm":
         ids["decoder_start"], ids["eos"] = start_and_end(exported.tokenizer)
-    if head in GENERATING and ids["pad"] is None:
+    if HEADS[head].generates and ids["pad"] is None:
         ids["pad"] = ids["eos"]  # what is padded is masked
     fields: dict[str, Any] = {f"{role}_token_id": id for role, id in ids.items()}
-    if head == "sequence":
+    if head == "sequence_classification":
         data: Any = exported.config.data
         fields["problem_type"] = PROBLEM_TYPES[data.target]
     return fields

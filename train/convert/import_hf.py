@@ -1,4 +1,4 @@
-"""A model in Hugging Face's form as a run folder: to be used, and to begin other runs with."""
+"""Imports a model in Hugging Face's form as a run folder, from which other runs can start."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from ...models.registry import family_name
 from ..config import to_dict
 from ..errors import RunError
 from ..runs.load_run import asked_of, open_run, search_of
-from ..runs.params_only_run import IMPORTED_FROM, check_place_is_free, make_model_folder
+from ..runs.params_only_run import IMPORTED_FROM, check_not_existing, make_params_only_run
 from ..state import count_parameters
 
 
@@ -18,19 +18,21 @@ def import_model(source: str | Path, output: str | Path) -> str:
     """Makes a run folder of a folder in Hugging Face's form.
 
     Args:
-      source: with `config.json`, safetensors and the tokenizer's files; or a name on the hub.
-      output: the folder that is made, whole or not at all.
+        source: A folder with `config.json`, safetensors and the tokenizer's files; or a name on
+            the hub.
+        output: The folder to make, completely or not at all.
 
     Returns:
-      What it is, in a line.
+        A description of the model, in one line.
 
     Raises:
-      FileNotFoundError: `source` has no config.json.
-      UserError: it is broken, or holds what there is no model or tokenizer for.
-      RunError: `output` exists, `source` is a run folder, or the tokenizer is not the model's.
+        FileNotFoundError: `source` has no `config.json`.
+        UserError: It is broken, or its model or tokenizer is not supported.
+        RunError: `output` exists, `source` is a run folder, or the tokenizer does not match the
+            model.
     """
     output = Path(output)
-    check_place_is_free(output)
+    check_not_existing(output)
     folder = local_folder(source)
     if not is_foreign(read_fields(folder)):
         raise RunError(f"{folder} is a run folder already: copy it")
@@ -38,13 +40,13 @@ def import_model(source: str | Path, output: str | Path) -> str:
     model: Any = config.model
     here = Path(source).exists()
     facts: dict[str, Any] = {IMPORTED_FROM: str(folder.resolve() if here else source)}
-    search_of(folder, tokenizer)  # whether it can be searched as it asks
+    search_of(folder, tokenizer)  # refuses unsupported settings
     asked = asked_of(folder)
     if asked is not None:
         facts[GENERATION] = asked
     _, params = load(folder)
     fields = to_dict(config)
     facts = {"model": fields.pop("model"), "train": fields, **facts}
-    make_model_folder(output, facts, tokenizer.save, 0, params)
+    make_params_only_run(output, facts, save_tokenizer=tokenizer.save, step=0, params=params)
     kind = f"{family_name(model)}, head {model.head}"
     return f"{kind}, {count_parameters(params):,} parameters, from {source}"

@@ -3,36 +3,15 @@
 import importlib.metadata
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
 from ..engine.metrics_log import read_metrics
 from ..runs.params_only_run import AVERAGED_STEPS, IMPORTED_FROM
 
 FILE = "README.md"
-
-
-class Use(NamedTuple):
-    """How transformers uses a head."""
-
-    auto_class: str
-    task: str
-    """Its name on the Hugging Face hub."""
-
-
-USES = {
-    "none": Use("AutoModel", "feature-extraction"),
-    "pretraining": Use("AutoModelForPreTraining", "fill-mask"),
-    "masked_lm": Use("AutoModelForMaskedLM", "fill-mask"),
-    "next_sentence": Use("AutoModelForNextSentencePrediction", "text-classification"),
-    "sequence": Use("AutoModelForSequenceClassification", "text-classification"),
-    "token": Use("AutoModelForTokenClassification", "token-classification"),
-    "span": Use("AutoModelForQuestionAnswering", "question-answering"),
-    "choice": Use("AutoModelForMultipleChoice", "multiple-choice"),
-    "causal_lm": Use("AutoModelForCausalLM", "text-generation"),
-    "seq2seq_lm": Use("AutoModelForSeq2SeqLM", "translation"),
-}
 
 
 def model_card(
@@ -56,15 +35,16 @@ def model_card(
       notes: what else there is to know, a line each.
     """
     model: Any = config.model
-    use = USES[model.head]
+    head = HEADS[model.head]
     made = f"{family_name(model)}, head {model.head}, {num_parameters:,} parameters"
     base = f"base_model: {_public(config.init_from)}\n" if config.init_from else ""
     parts = [
-        f"---\nlibrary_name: transformers\npipeline_tag: {use.task}\n{base}tags:\n- flaxzoo\n---\n",
+        f"---\nlibrary_name: transformers\npipeline_tag: {head.hub_task}\n"
+        f"{base}tags:\n- flaxzoo\n---\n",
         f"# {name}\n\n{made}. {_origin(facts, step)}\n",
         "```python\n"
-        f"from transformers import {use.auto_class}, AutoTokenizer\n\n"
-        f'model = {use.auto_class}.from_pretrained("{name}")\n'
+        f"from transformers import {head.hf_auto_class}, AutoTokenizer\n\n"
+        f'model = {head.hf_auto_class}.from_pretrained("{name}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```\n',
         *(f"{note}\n" for note in notes),
     ]

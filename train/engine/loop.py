@@ -24,7 +24,7 @@ from ..objectives.objectives import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
 from ..progress import Progress
-from ..runs.init_from import Beginning, begin
+from ..runs.init_from import InitFromPlan, init_from
 from ..runs.run_folder import Run, create_folder, prepare_run
 from ..state import count_parameters
 from .checkpoint import Checkpoints, set_aside_damaged
@@ -189,7 +189,7 @@ def _finish(run: Run, validation: dict[str, Any], devices: str, progress: Progre
     config = run.config
     facts = {
         "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
-        "training data": f"{config.data.source}: {run.train.facts}",
+        "training data": f"{config.data.source}: {run.train.summary}",
         "devices": devices,
     }
     baseline = task_of(config.data).baseline
@@ -207,7 +207,7 @@ def _finish(run: Run, validation: dict[str, Any], devices: str, progress: Progre
 
 def _train_batches(run: Run, config: TrainConfig, part: tuple[int, int]) -> BatchIterator:
     return train_iterator(
-        run.train.rows,
+        run.train.examples,
         batch_size=config.batch_size,
         seed=config.seed,
         num_steps=config.steps,
@@ -228,7 +228,7 @@ def _start(
     """The first state, its step and what was skipped: fresh, or of the newest checkpoint."""
     newest = checkpoints.newest
     if newest is None:
-        return _first_state(program, run.beginning, progress), 0, Skipped()
+        return _first_state(program, run.init_from, progress), 0, Skipped()
     if not resume:
         raise RunError(
             f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to go on "
@@ -241,14 +241,14 @@ def _start(
     return program.from_global(state), newest, skipped
 
 
-def _first_state(program: Program, beginning: Beginning | None, progress: Progress) -> Any:
+def _first_state(program: Program, plan: InitFromPlan | None, progress: Progress) -> Any:
     """Random parameters, or those of another run."""
     state = program.init()
-    if beginning is None:
+    if plan is None:
         return state
     whole = program.to_global(state)
     shardings = jax.tree.map(lambda x: x.sharding, program.shapes.params)
-    params = begin(beginning, whole.params, shardings, progress.say)
+    params = init_from(plan, whole.params, shardings, progress.say)
     return program.from_global(dataclasses.replace(whole, params=params))
 
 
@@ -328,13 +328,13 @@ def _evaluate(s: _Session) -> None:
         s.state,
         # As much at once as a step sees at once.
         evaluation_batches(
-            split.rows,
+            split.examples,
             batch_size=s.config.batch_size // s.config.micro_batches,
             process_index=index,
             process_count=count,
         ),
         s.objective,
-        split.rows.rows_per_epoch,
+        split.examples.num_examples,
     )
     if not math.isfinite(evaluation.loss):
         raise _not_finite(s, f"the validation loss of step {s.step} is {evaluation.loss}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...data.errors import UserError
 from ...data.tokenizers.base import Tokenizer
-from ...models.nn.heads import HEADS, mean_pool
+from ...models.nn.heads import HEADS, encoder_heads, mean_pool
 from ...models.nn.typing import Params
 from ..runs.run_folder import Say
 from .bucketing import batches_by_length, pad_batch
@@ -20,7 +20,7 @@ BATCH_SIZE = 32
 class TextEmbedder(TextModel):
     """A model and its tokenizer; compiled once for each length bucket."""
 
-    heads = frozenset({*HEADS, "none"})
+    heads = frozenset(encoder_heads())
     refusal = "has no vector for a text"
     remedy = "give the run of a BERT or GPT"
 
@@ -31,7 +31,7 @@ class TextEmbedder(TextModel):
         @jax.jit
         def embed(params: Params, ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
             given = {"input_ids": ids, "attention_mask": attention_mask}
-            if getattr(model.config, "head", None) == "choice":  # a row of one choice each
+            if HEADS[model.config.head].takes_choices:  # a row of one choice each
                 given = {name: x[:, None] for name, x in given.items()}
             outputs = model.apply({"params": params}, **given)
             return mean_pool(outputs.last_hidden_state, attention_mask)

@@ -15,7 +15,7 @@ from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
 from ..progress import Progress
 from ..runs.load_run import open_run, search_of
-from ..runs.run_folder import Say, label_names
+from ..runs.run_folder import Say
 from .translate import TextTranslator, note_of_empty
 
 
@@ -57,7 +57,7 @@ def score_run(
     recorded = read_fields(local_folder(folder)).get("data_fingerprints")
     if source is None and recorded is None:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
-    data, labels = config.data, label_names(config.model)
+    data, labels = config.data, config.model.labels
     model, params = load(folder, step=step)
     if source is None:
         split = data.validation_split(tokenizer, labels)
@@ -65,7 +65,7 @@ def score_run(
             say("the validation data has changed since this run was made")
     else:
         split = data.whole_source(source, tokenizer, labels)
-    say(f"data: {split.facts}")
+    say(f"data: {split.summary}")
     # Before the losses, so that what cannot be decoded is found at once.
     written = {}
     if decoded is not None:
@@ -75,7 +75,7 @@ def score_run(
             translated = translator(
                 split.content.sources,
                 search=search,
-                places=[pair.place for pair in split.content],
+                places=[pair.location for pair in split.content],
                 on_batch=advance,
             )
         note = note_of_empty(split.content.sources, translated)
@@ -85,11 +85,11 @@ def score_run(
         scores = decoded(split.content.targets, texts)
         written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
     objective = objective_of(config)
-    number = split.rows.rows_per_epoch
+    number = split.examples.num_examples
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, objective)),
         params,
-        evaluation_batches(split.rows, batch_size=rows_at_once(config, number)),
+        evaluation_batches(split.examples, batch_size=rows_at_once(config, number)),
         objective,
         number,
     )

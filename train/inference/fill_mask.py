@@ -8,7 +8,7 @@ import numpy as np
 
 from ...data.errors import UserError
 from ...data.tokenizers.base import Tokenizer
-from ...models.bert import WITH_MASKED_WORDS
+from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params
 from .bucketing import pad_batch
 from .text_model import TextModel
@@ -33,9 +33,9 @@ class MaskFiller(TextModel):
         has no mask token.
     """
 
-    heads = WITH_MASKED_WORDS
+    heads = tuple(name for name, head in HEADS.items() if head.predicts_masked)
     refusal = "fills no masks"
-    remedy = f"give a run that was pretrained (head {' or '.join(WITH_MASKED_WORDS)})"
+    remedy = f"give a run that was pretrained (head {' or '.join(heads)})"
 
     def __init__(self, model: Any, params: Params, tokenizer: Tokenizer) -> None:
         super().__init__(model, params, tokenizer)

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from ...models.bert import WITH_MASKED_WORDS
 from ...models.decoding.sample import Sampling
+from ...models.nn.heads import HEADS
 from ..runs.load_run import open_run
 from .fill_mask import MaskFiller
 from .generate import TextGenerator
@@ -13,7 +13,7 @@ from .generate import TextGenerator
 def final_sample(folder: str | Path, prompt: str, seed: int) -> str:
     """A continuation of `prompt`, its translation, or what is put into its gap."""
     config: Any = open_run(folder)[0]
-    if config.model.head in WITH_MASKED_WORDS:
+    if HEADS[config.model.head].predicts_masked:
         gaps = MaskFiller.of_run(folder)(prompt, top_k=5)
         lines = [", ".join(f"{c.token} {c.probability:.3f}" for c in gap) for gap in gaps]
         return "\n".join([prompt, *lines])

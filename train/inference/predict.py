@@ -11,7 +11,7 @@ from ..errors import RunError
 from ..objectives.eval_step import rows_at_once, whole_rows
 from ..objectives.tasks import objective_of
 from ..runs.load_run import open_run
-from ..runs.run_folder import Say, label_names
+from ..runs.run_folder import Say
 
 
 def predict(
@@ -34,13 +34,13 @@ def predict(
       DataError: the file cannot be read, or the run has nothing of this kind to predict.
     """
     config, tokenizer = open_run(folder)
-    if getattr(config.model, "head", None) == "none":
+    if config.model.head == "none":
         raise RunError(
             f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
         )
-    labels = label_names(config.model)
+    labels = config.model.labels
     split = config.data.input_split(path, tokenizer, labels)
-    say(f"input: {split.facts}")
+    say(f"input: {split.summary}")
     model, params = load(folder, step=step)
     objective = objective_of(config)
 
@@ -48,8 +48,8 @@ def predict(
     def predictions(params: Any, batch: Any) -> Any:
         return objective.predictions(model.apply({"params": params}, **objective.inputs(batch)))
 
-    number = split.rows.rows_per_epoch
-    batches = evaluation_batches(split.rows, batch_size=rows_at_once(config, number))
+    number = split.examples.num_examples
+    batches = evaluation_batches(split.examples, batch_size=rows_at_once(config, number))
     parts = [predictions(params, batch) for batch in batches]
-    rows: Any = split.rows
+    rows: Any = split.examples
     return rows.decode(whole_rows(parts, number))

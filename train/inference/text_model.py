@@ -67,6 +67,6 @@ class TextModel:
 
 def _command(config: TrainConfig) -> str:
     """Returns the command for models such as that of a run."""
-    if getattr(config.model, "head", None) == "none":
+    if config.model.head == "none":
         return "embed"
     return task_of(config.data).use.split()[0]

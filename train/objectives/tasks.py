@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ...data.dataset import DataSplit
 from ...data.tasks.base import DataConfig
-from ...data.tasks.translation import TranslationRows
+from ...data.tasks.translation import TranslationExamples
 from ...models.nn.typing import Array
 from ..config import TrainConfig
 from . import objectives
@@ -56,7 +56,7 @@ def task_of(data: DataConfig) -> Task:
 def objective_of(config: TrainConfig) -> Objective:
     """What a run's model learns from its kind of data."""
     objective = task_of(config.data).objective(config)
-    if getattr(config.model, "num_token_types", 2) > 1:
+    if config.model.num_token_types > 1:
         return objective
     # RoBERTa and DistilBERT tell the parts of a row apart by their separators alone.
     return dataclasses.replace(objective, inputs=lambda batch: _one_type(objective.inputs(batch)))
@@ -93,12 +93,12 @@ def _pretraining_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> 
 
 
 def _classification_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
-    rows: Any = split.rows
+    rows: Any = split.examples
     gold, predicted = rows.gold(), rows.decode(evaluation.predictions)
-    if data.target == "score":
+    if data.target == "regression":
         return regression_scores(gold, [p["score"] for p in predicted])
     names = rows.labels
-    if data.target == "several":
+    if data.target == "multi_label":
         ids: Any = [[name in p["labels"] for name in names] for p in predicted]
     else:
         ids = [names.index(p["label"]) for p in predicted]
@@ -106,7 +106,7 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, data: Any) 
 
 
 def _tag_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
-    rows: Any = split.rows
+    rows: Any = split.examples
     if not all(name == "O" or name[:2] in ("B-", "I-") for name in rows.labels):
         return {"token_accuracy": evaluation.means["accuracy"]}  # parts of speech, say
     predicted = [p["tags"] for p in rows.decode(evaluation.predictions)]
@@ -114,7 +114,7 @@ def _tag_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
 
 
 def _span_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
-    rows: Any = split.rows
+    rows: Any = split.examples
     predicted = {p["id"]: p["answer"] for p in rows.decode(evaluation.predictions)}
     gold = {g["id"]: g["answers"] for g in rows.gold()}
     return answer_scores(gold, predicted)
@@ -128,7 +128,7 @@ def _choice_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Score
 
 
 def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
-    means, rows = evaluation.means, cast(TranslationRows, split.rows)
+    means, rows = evaluation.means, cast(TranslationExamples, split.examples)
     return {
         "nll": means["nll"],
         "perplexity": _perplexity(means["nll"]),
@@ -144,15 +144,15 @@ def _entropy(score: str) -> Callable[[DataSplit], tuple[str, str, float]]:
 
 
 _CLASSIFICATION_OBJECTIVES = {
-    "one": objectives.CLASSIFICATION,
-    "several": objectives.MULTI_LABEL,
-    "score": objectives.REGRESSION,
+    "single_label": objectives.CLASSIFICATION,
+    "multi_label": objectives.MULTI_LABEL,
+    "regression": objectives.REGRESSION,
 }
 
 PREDICT = "predict {run} --input FILE"
 
 TASKS: dict[str, Task] = {
-    "causal": Task(
+    "causal_lm": Task(
         objective=lambda config: objectives.CAUSAL,
         heads=lambda data: ("causal_lm",),
         scores=_causal_scores,
@@ -170,30 +170,30 @@ TASKS: dict[str, Task] = {
         use="fill-mask {run} 'The [MASK] is open.'",
         baseline=_entropy("masked_token"),
     ),
-    "classify": Task(
+    "sequence_classification": Task(
         objective=lambda config: _CLASSIFICATION_OBJECTIVES[config.data.target],
-        heads=lambda data: ("sequence",),
+        heads=lambda data: ("sequence_classification",),
         scores=_classification_scores,
         headline=("accuracy", "f1", "f1_macro", "matthews", "pearson"),
         use=PREDICT,
     ),
-    "tag": Task(
+    "token_classification": Task(
         objective=lambda config: objectives.TAGGING,
-        heads=lambda data: ("token",),
+        heads=lambda data: ("token_classification",),
         scores=_tag_scores,
         headline=("f1", "token_accuracy"),
         use=PREDICT,
     ),
-    "span": Task(
+    "question_answering": Task(
         objective=lambda config: objectives.SPAN,
-        heads=lambda data: ("span",),
+        heads=lambda data: ("question_answering",),
         scores=_span_scores,
         headline=("exact_match", "f1"),
         use=PREDICT,
     ),
-    "choice": Task(
+    "multiple_choice": Task(
         objective=lambda config: objectives.CLASSIFICATION,
-        heads=lambda data: ("choice",),
+        heads=lambda data: ("multiple_choice",),
         scores=_choice_scores,
         headline=("accuracy",),
         use=PREDICT,

@@ -1,1 +1,1 @@
-"""Whether a run fits devices that are not here, and how fast a step is."""
+"""Plans a run for devices that need not be present, and times its step on those that are."""

@@ -18,7 +18,7 @@ NUM_CHOICES = 4
 
 def example_spec(config: TrainConfig) -> BatchSpec:
     """Returns the arrays of one example, with the number of labels that the model has."""
-    return config.data.batch_spec(len(getattr(config.model, "labels", ())), NUM_CHOICES)
+    return config.data.batch_spec(len(config.model.labels), NUM_CHOICES)
 
 
 def batch_shapes(config: TrainConfig, step: MeshStep) -> dict[str, jax.ShapeDtypeStruct]:
@@ -50,10 +50,9 @@ def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
     """
     rng = np.random.default_rng(seed)
     sizes = {
-        Values.SOURCE_TOKEN: getattr(config.model, "source_vocab_size", None)
-        or config.model.vocab_size,
+        Values.SOURCE_TOKEN: config.model.source_vocab_size or config.model.vocab_size,
         Values.TARGET_TOKEN: config.model.vocab_size,
-        Values.TOKEN_TYPE: max(getattr(config.model, "num_token_types", 0), 1),
+        Values.TOKEN_TYPE: max(config.model.num_token_types, 1),
         Values.INDEX: config.data.length,
     }
 

@@ -1,13 +1,13 @@
-"""Recipes of BERT: pretraining as published and in small, and fine-tuning."""
+"""Recipes for BERT: pretraining at the published sizes and at a small one, and fine-tuning."""
 
 from collections.abc import Callable
 
 from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
-from ...data.tasks.multiple_choice import ChoiceData
-from ...data.tasks.question_answering import SpanData
-from ...data.tasks.sequence_classification import ClassificationData
-from ...data.tasks.token_classification import TaggingData
+from ...data.tasks.multiple_choice import MultipleChoiceData
+from ...data.tasks.question_answering import QuestionAnsweringData
+from ...data.tasks.sequence_classification import SequenceClassificationData
+from ...data.tasks.token_classification import TokenClassificationData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.bert import BertConfig
 from ...models.config import Execution
@@ -17,7 +17,7 @@ from ..optimizer_config import OptimizerConfig
 
 
 def _small(dropout_rate: float) -> BertConfig:
-    """A BERT that two cores can train: a quarter of BERT-mini, with a vocabulary to match."""
+    """Returns a BERT for two CPU cores: a quarter of BERT-mini, with a smaller vocabulary."""
     return BertConfig(
         vocab_size=8192,
         max_length=256,
@@ -33,7 +33,7 @@ _SMALL_VOCABULARY = TokenizerConfig(kind="wordpiece", vocab_size=8192)
 
 
 def bert_quickstart() -> TrainConfig:
-    """A small BERT on the English prose that every Python ships: masked words, next sentences.
+    """A small BERT on Python's documentation: masked tokens and next sentence.
 
     Run: flaxzoo train bert-quickstart
     Or: flaxzoo train bert-quickstart --data.source 'text:brown.txt#sentences + text:novel/*.txt'
@@ -59,11 +59,12 @@ def bert_quickstart() -> TrainConfig:
 
 
 def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
-    """The original pretraining in two phases, on Wikipedia alone (BooksCorpus is not published).
+    """Returns one of the two phases of the original pretraining.
 
-    AdamW: Devlin et al. 2019, appendix A.2, 900,000 and 100,000 steps of 256 rows. LAMB (You
-    et al. 2020): steps, batches, rates and warm-up of NVIDIA's DeepLearningExamples, whose decay
-    is the root of this linear one.
+    The text is Wikipedia only, because BooksCorpus is not published. AdamW: Devlin et al. 2019,
+    appendix A.2, 900,000 and 100,000 steps of 256 sequences. LAMB (You et al. 2020): steps, batch
+    sizes, learning rates and warm-up of NVIDIA's DeepLearningExamples, which decay the rate with
+    the square root of the linear schedule used here.
     """
     first = length == 128
     if lamb:
@@ -103,7 +104,7 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
 
 
 def bert_base_128() -> TrainConfig:
-    """BERT-base as published, phase 1: 900,000 steps of 256 rows of 128 tokens.
+    """BERT-base as published, phase 1: 900,000 steps of 256 sequences of 128 tokens.
 
     Run: flaxzoo train bert-base-128
     """
@@ -111,7 +112,7 @@ def bert_base_128() -> TrainConfig:
 
 
 def bert_base_512() -> TrainConfig:
-    """BERT-base as published, phase 2: 100,000 steps of 256 rows of 512 tokens.
+    """BERT-base as published, phase 2: 100,000 steps of 256 sequences of 512 tokens.
 
     Run: flaxzoo train bert-base-512 --init-from runs/bert-base-128
     """
@@ -119,7 +120,7 @@ def bert_base_512() -> TrainConfig:
 
 
 def bert_large_128() -> TrainConfig:
-    """BERT-large as published, phase 1: 900,000 steps of 256 rows of 128 tokens.
+    """BERT-large as published, phase 1: 900,000 steps of 256 sequences of 128 tokens.
 
     Run: flaxzoo train bert-large-128
     """
@@ -127,7 +128,7 @@ def bert_large_128() -> TrainConfig:
 
 
 def bert_large_512() -> TrainConfig:
-    """BERT-large as published, phase 2: 100,000 steps of 256 rows of 512 tokens.
+    """BERT-large as published, phase 2: 100,000 steps of 256 sequences of 512 tokens.
 
     Run: flaxzoo train bert-large-512 --init-from runs/bert-large-128
     """
@@ -135,7 +136,7 @@ def bert_large_512() -> TrainConfig:
 
 
 def bert_large_lamb_128() -> TrainConfig:
-    """BERT-large with LAMB, phase 1: 7,038 steps of 65,536 rows of 128 tokens.
+    """BERT-large with LAMB, phase 1: 7,038 steps of 65,536 sequences of 128 tokens.
 
     Run: flaxzoo train bert-large-lamb-128 --micro-batches 32
     """
@@ -143,7 +144,7 @@ def bert_large_lamb_128() -> TrainConfig:
 
 
 def bert_large_lamb_512() -> TrainConfig:
-    """BERT-large with LAMB, phase 2: 1,563 steps of 32,768 rows of 512 tokens.
+    """BERT-large with LAMB, phase 2: 1,563 steps of 32,768 sequences of 512 tokens.
 
     Run: flaxzoo train bert-large-lamb-512 --init-from runs/bert-large-lamb-128 --micro-batches 64
     """
@@ -151,7 +152,7 @@ def bert_large_lamb_512() -> TrainConfig:
 
 
 def _fine_tuning(data: DataConfig, epochs: float) -> TrainConfig:
-    """Devlin et al. 2019, appendix A.3, with a learning rate for small models."""
+    """Returns the settings of Devlin et al. 2019, appendix A.3, with a rate for small models."""
     return TrainConfig(
         model=_small(dropout_rate=0.1),
         data=data,
@@ -172,42 +173,45 @@ def _fine_tuning(data: DataConfig, epochs: float) -> TrainConfig:
 
 
 def bert_classify() -> TrainConfig:
-    """A label for each text: sentiment, acceptability, topic, entailment.
+    """Fine-tune to classify texts: sentiment, acceptability, topic, entailment.
 
     Run: flaxzoo train bert-classify --init-from runs/bert-quickstart --data.source tsv:train.tsv
     """
     return _fine_tuning(
-        ClassificationData(source="tsv:train.tsv", length=64, tokenizer=_SMALL_VOCABULARY), 3.0
+        SequenceClassificationData(source="tsv:train.tsv", length=64, tokenizer=_SMALL_VOCABULARY),
+        3.0,
     )
 
 
 def bert_tag() -> TrainConfig:
-    """A label for each word: names of people, places, organisations.
+    """Fine-tune to tag words: names of people, places, organizations.
 
     Run: flaxzoo train bert-tag --init-from runs/bert-quickstart --data.source conll:eng.train
     """
     return _fine_tuning(
-        TaggingData(source="conll:eng.train", length=64, tokenizer=_SMALL_VOCABULARY), 3.0
+        TokenClassificationData(source="conll:eng.train", length=64, tokenizer=_SMALL_VOCABULARY),
+        3.0,
     )
 
 
 def bert_span() -> TrainConfig:
-    """Where in a passage the answer to a question stands.
+    """Fine-tune to answer questions with a span of a passage.
 
     Run: flaxzoo train bert-span --init-from runs/bert-quickstart --data.source squad:train.json
     """
     return _fine_tuning(
-        SpanData(source="squad:train.json", length=256, tokenizer=_SMALL_VOCABULARY), 3.0
+        QuestionAnsweringData(source="squad:train.json", length=256, tokenizer=_SMALL_VOCABULARY),
+        3.0,
     )
 
 
 def bert_choice() -> TrainConfig:
-    """Which of several endings fits a text.
+    """Fine-tune to choose the best of several endings of a text.
 
     Run: flaxzoo train bert-choice --init-from runs/bert-quickstart --data.source jsonl:train.jsonl
     """
     return _fine_tuning(
-        ChoiceData(source="jsonl:train.jsonl", length=128, tokenizer=_SMALL_VOCABULARY), 3.0
+        MultipleChoiceData(source="jsonl:train.jsonl", length=128, tokenizer=_SMALL_VOCABULARY), 3.0
     )
 
 

@@ -1,9 +1,9 @@
-"""Recipes of the GPTs."""
+"""Recipes for the GPTs."""
 
 import dataclasses
 from collections.abc import Callable
 
-from ...data.tasks.causal_lm import CausalData
+from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution
 from ...models.gpt import GPTConfig
@@ -13,11 +13,11 @@ from ..optimizer_config import OptimizerConfig
 
 
 def quickstart() -> TrainConfig:
-    """A small GPT on the English prose that every Python ships; three minutes on two cores.
+    """A small GPT on Python's documentation: no download, three minutes on two CPU cores.
 
     Run: flaxzoo train quickstart
-    Expect a validation loss of 4.0 to 4.5 nats per token, 1.6 to 1.7 bits per byte; the
-    text, and with it the vocabulary, differs between Python versions.
+    Expect a validation loss of 4.0 to 4.5 nats per token, 1.6 to 1.7 bits per byte. The text,
+    and therefore the vocabulary, differs between Python versions.
     """
     return TrainConfig(
         model=GPTConfig(
@@ -28,7 +28,7 @@ def quickstart() -> TrainConfig:
             num_heads=4,
             dropout_rate=0.1,
         ),
-        data=CausalData(
+        data=CausalLMData(
             source="builtin:python-docs",
             length=128,
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=2048),
@@ -44,7 +44,7 @@ def quickstart() -> TrainConfig:
 
 
 def shakespeare_char() -> TrainConfig:
-    """A character-level GPT on tiny shakespeare, of nanoGPT's size and budget for a CPU.
+    """A character-level GPT on tiny shakespeare, with nanoGPT's size and budget for a CPU.
 
     Run: flaxzoo train shakespeare-char --data.source text:TRAIN --data.validation text:VALID
     Expect a validation loss of 1.70 nats per character; nanoGPT's README reports 1.88.
@@ -58,7 +58,7 @@ def shakespeare_char() -> TrainConfig:
             num_heads=4,
             dropout_rate=0.0,
         ),
-        data=CausalData(
+        data=CausalLMData(
             source="text:tinyshakespeare.train.txt",
             validation="text:tinyshakespeare.valid.txt",
             validation_fraction=0.0,
@@ -76,18 +76,18 @@ def shakespeare_char() -> TrainConfig:
 
 
 def _published(name: str, rate: float, rows: int) -> TrainConfig:
-    """300 billion tokens, as GPT-3 was trained (Brown et al. 2020, table 2.1 and appendix B).
+    """Returns GPT-3's training on 300 billion tokens (Brown et al. 2020, table 2.1, appendix B).
 
-    Of GPT-2 the batch is published (512 rows, Radford et al. 2019, section 2.3); rates and the
-    rest are those of GPT-3's sizes. Differences: Common Crawl as C4 alone; the batch does not grow
-    in the beginning; the rate falls over the whole run and not its first 260 billion tokens. No
-    dropout: no text is seen often.
+    For GPT-2 only the batch size is published (512 sequences, Radford et al. 2019, section 2.3);
+    the learning rate and the rest are those of GPT-3's sizes. Differences: Common Crawl only as C4;
+    the batch does not grow at the beginning; the rate decays over the whole run instead of its
+    first 260 billion tokens. There is no dropout, because no text is seen often.
     """
     model = dataclasses.replace(preset(name), dropout_rate=0.0)
     length = model.max_length
     return TrainConfig(
         model=model,
-        data=CausalData(
+        data=CausalLMData(
             source="tfds:c4/en#text",
             length=length,
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=model.vocab_size),
@@ -104,7 +104,7 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
 
 
 def gpt2() -> TrainConfig:
-    """GPT-2 small (124 million parameters): 512 rows of 1,024 tokens.
+    """GPT-2 small (124 million parameters): 512 sequences of 1,024 tokens.
 
     Run: flaxzoo train gpt2
     """
@@ -112,7 +112,7 @@ def gpt2() -> TrainConfig:
 
 
 def gpt2_medium() -> TrainConfig:
-    """GPT-2 medium (355 million parameters): 512 rows of 1,024 tokens.
+    """GPT-2 medium (355 million parameters): 512 sequences of 1,024 tokens.
 
     Run: flaxzoo train gpt2-medium --micro-batches 8
     """
@@ -120,7 +120,7 @@ def gpt2_medium() -> TrainConfig:
 
 
 def gpt2_xl() -> TrainConfig:
-    """GPT-2 XL (1.6 billion parameters): 512 rows of 1,024 tokens.
+    """GPT-2 XL (1.6 billion parameters): 512 sequences of 1,024 tokens.
 
     Run: flaxzoo train gpt2-xl --mesh.fsdp 16 --micro-batches 32 --execution.remat full
     """
@@ -128,7 +128,7 @@ def gpt2_xl() -> TrainConfig:
 
 
 def gpt3_13b() -> TrainConfig:
-    """GPT-3 13B: 1,024 rows of 2,048 tokens.
+    """GPT-3 13B: 1,024 sequences of 2,048 tokens.
 
     Run: flaxzoo train gpt3-13b --mesh.fsdp 64 --micro-batches 16 --execution.remat full
     """
@@ -136,7 +136,7 @@ def gpt3_13b() -> TrainConfig:
 
 
 def gpt3_175b() -> TrainConfig:
-    """GPT-3 175B: 1,536 rows of 2,048 tokens, 3.1 million.
+    """GPT-3 175B: 1,536 sequences of 2,048 tokens, 3.1 million.
 
     Run: flaxzoo train gpt3-175b --mesh.fsdp 512 --micro-batches 3 --execution.remat full
     """

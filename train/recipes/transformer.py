@@ -13,7 +13,10 @@ from ..optimizer_config import OptimizerConfig
 
 
 def _published_schedule(d_model: int, warmup_steps: int = 4000) -> OptimizerConfig:
-    """Adam and d^-0.5 · min(step^-0.5, step · warmup^-1.5) (Vaswani et al. 2017, section 5.3)."""
+    """Returns Adam with the learning rate of Vaswani et al. 2017, section 5.3.
+
+    The rate is d^-0.5 · min(step^-0.5, step · warmup^-1.5).
+    """
     return _adam((d_model * warmup_steps) ** -0.5, warmup_steps)
 
 
@@ -31,7 +34,7 @@ def _adam(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
 
 
 def _to_zero(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
-    """The same with a linear decay, which serves a short run better."""
+    """Returns the same with a linear decay, which suits a short run better."""
     optimizer = _adam(peak_learning_rate, warmup_steps)
     return dataclasses.replace(optimizer, schedule="linear", final_fraction=0.0)
 
@@ -40,8 +43,8 @@ def numbers_en_fr() -> TrainConfig:
     """A tiny Transformer that spells English numbers in French; no download, three minutes.
 
     Run: flaxzoo train numbers-en-fr
-    Expect all of the thousand held-out numbers to be spelled right (flaxzoo evaluate).
-    Or in another language that num2words knows: --data.source builtin:numbers-en-de
+    Expect all of the thousand held-out numbers to be correct (flaxzoo evaluate).
+    For another language of num2words: --data.source builtin:numbers-en-de
     """
     return TrainConfig(
         model=EncoderDecoderConfig(
@@ -106,7 +109,7 @@ def multi30k_en_de() -> TrainConfig:
 
 
 def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None) -> TrainConfig:
-    """As published: batches of 25,000 tokens of either side, here 104 packed rows of 256."""
+    """Returns the published run: batches of 25,000 tokens per side, as 104 sequences of 256."""
     vocab_size = 37_000 if target == "de" else 32_000
     model = dataclasses.replace(preset(f"transformer-{size}"), vocab_size=vocab_size)
     if dropout_rate is not None:

@@ -1,62 +1,62 @@
-"""Beginning with another run's parameters: its body, and of its head what this run has too."""
+"""Initializes a run from another run's parameters: the body, and the parts of the head in common."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.tree_util import KeyPath
 
 from ...models.config import TransformerConfig
 from ...models.load import read_params
 from ...models.init import parameter_shapes
+from ...models.nn.heads import HEADS
+from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
 from ..errors import RunError
 from ..tree import path_name
 
 HEAD = "head/"
-"""Below this name stands what belongs to an objective; everything else is the body."""
-OWN_LABELS = ("head/classifier/", "head/span/")
-"""What is of use only to the same head with the same labels."""
+"""Prefix of the parameters that belong to an objective; all others are the body."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Beginning:
-    """Which parameters of which checkpoint a run begins with."""
+class InitFromPlan:
+    """Which parameters of which checkpoint initialize a run."""
 
     folder: Path
     step: int | None
-    """None: a folder in Hugging Face's form."""
+    """None for a folder in Hugging Face's form."""
     source: TransformerConfig
-    """The model there."""
-    theirs: Any
-    """Shapes of all parameters there."""
+    """The configuration of the model in the folder."""
+    source_shapes: Params
+    """Shapes of all parameters in the checkpoint."""
     copied: frozenset[str]
-    """Names of those that are taken."""
+    """Names of the parameters that are copied."""
 
 
-def plan_beginning(
+def plan_init_from(
     folder: Path, step: int | None, source: TransformerConfig, model: TransformerConfig
-) -> Beginning:
-    """What a model takes of a run's parameters; reads none of them yet.
+) -> InitFromPlan:
+    """Plans which parameters a model copies from a run, and reads none of them yet.
 
     Args:
-      folder: the folder to begin with.
-      step: one of its checkpoints; None: it has but one.
-      source: its model.
-      model: the model that begins with it.
+        folder: The folder to initialize from.
+        step: One of its checkpoints; None for a folder in Hugging Face's form.
+        source: The configuration of its model.
+        model: The configuration of the model to initialize.
 
     Raises:
-      RunError: part of the body is of another shape.
+        RunError: A parameter of the body has another shape.
     """
-    theirs, ours = (parameter_shapes(create(config)) for config in (source, model))
-    wanted = _by_name(ours)
-    same_head = [getattr(c, "head", None) for c in (source, model)]
-    same_labels = [getattr(c, "labels", ()) for c in (source, model)]
-    same = same_head[0] == same_head[1] and same_labels[0] == same_labels[1]
+    source_shapes = parameter_shapes(create(source))
+    wanted = _by_name(parameter_shapes(create(model)))
+    same = (source.head, source.labels) == (model.head, model.labels)
+    own = tuple(f"{HEAD}{part}/" for part in HEADS[source.head].own_params)
     copied = set()
-    for name, x in _by_name(theirs).items():
-        if name not in wanted or (name.startswith(OWN_LABELS) and not same):
+    for name, x in _by_name(source_shapes).items():
+        if name not in wanted or (name.startswith(own) and not same):
             continue
         if wanted[name].shape == x.shape:
             copied.add(name)
@@ -65,48 +65,50 @@ def plan_beginning(
                 f"{folder} has {name} {x.shape} where this run has {wanted[name].shape}: both "
                 "need the same sizes and vocabulary"
             )
-    return Beginning(folder, step, source, theirs, frozenset(copied))
+    return InitFromPlan(folder, step, source, source_shapes, frozenset(copied))
 
 
-def begin(beginning: Beginning, fresh: Any, shardings: Any, say: Callable[[str], None]) -> Any:
-    """Parameters of a run, and fresh ones for what is not taken from it.
+def init_from(
+    plan: InitFromPlan, fresh: Params, shardings: PyTree, log: Callable[[str], None]
+) -> Params:
+    """Returns the parameters of another run, with fresh ones where nothing is copied.
 
     Args:
-      beginning: the plan.
-      fresh: this run's own initial parameters.
-      shardings: a tree like `fresh`: where each is to lie.
-      say: told what was copied, what is new and what was left, a line each.
+        plan: Which parameters to copy from where.
+        fresh: The run's own initial parameters.
+        shardings: The sharding of each parameter, a tree like `fresh`.
+        log: Called with a line each for what was copied, what is new and what was left behind.
     """
-    lies = _by_name(shardings)
-    nowhere = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    sharding_of = _by_name(shardings)
+    first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
-    def target(path: Any, x: Any) -> jax.ShapeDtypeStruct:
+    def target(path: KeyPath, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         name = path_name(path)
-        sharding = lies[name] if name in beginning.copied else nowhere
+        sharding = sharding_of[name] if name in plan.copied else first_device
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    shapes = jax.tree_util.tree_map_with_path(target, beginning.theirs)
-    folder, step = beginning.folder, beginning.step
-    theirs = _by_name(read_params(folder, step, beginning.source, shapes))
-    ours = _by_name(fresh)
-    copied = _listed(beginning.copied, ours)
-    say(f"from {folder if step is None else f'step {step} of {folder}'}: copied {copied}")
+    shapes = jax.tree_util.tree_map_with_path(target, plan.source_shapes)
+    source = _by_name(read_params(plan.folder, plan.step, plan.source, shapes))
+    own = _by_name(fresh)
+    checkpoint = plan.folder if plan.step is None else f"step {plan.step} of {plan.folder}"
+    log(f"from {checkpoint}: copied {_summary(plan.copied, own)}")
     for what, names, params in (
-        ("new, with random values", ours.keys() - beginning.copied, ours),
-        ("left behind", theirs.keys() - beginning.copied, theirs),
+        ("new, with random values", own.keys() - plan.copied, own),
+        ("left behind", source.keys() - plan.copied, source),
     ):
         if names:
-            say(f"{what}: {_listed(names, params)}")
+            log(f"{what}: {_summary(names, params)}")
     return jax.tree_util.tree_map_with_path(
-        lambda path, x: theirs[name] if (name := path_name(path)) in beginning.copied else x, fresh
+        lambda path, x: source[name] if (name := path_name(path)) in plan.copied else x, fresh
     )
 
 
-def _by_name(tree: Any) -> dict[str, Any]:
+def _by_name(tree: PyTree) -> dict[str, Any]:
     return {path_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
 
 
-def _listed(names: Any, params: dict[str, Any]) -> str:
-    """Names down to their first part (of a head, the second), and how many numbers they hold."""
+def _summary(names: Iterable[str], params: Mapping[str, jax.Array]) -> str:
+    """Returns the first parts of names (two for a head), and the number of their parameters."""
+    names = list(names)
     parts = sorted({"/".join(n.split("/")[: 2 if n.startswith(HEAD) else 1]) for n in names})
     return f"{', '.join(parts)} ({sum(params[n].size for n in names):,} parameters)"

@@ -1,7 +1,6 @@
 """What a folder with a model was made for: of a run, or in Hugging Face's form."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...data.tasks.translation import start_and_end
 from ...models.decoding.beam_search import BeamSearch
 from ...models.hub import local_folder
+from ...models.nn.heads import HEADS
 from ...models.load import check_run, is_foreign, model_config, read_fields
 from ...models.hf.generation_config import GENERATION, generation_arguments, search_settings
 from ..config import TrainConfig, from_dict
@@ -16,22 +16,7 @@ from ..errors import RunError
 from .params_only_run import IMPORTED_FROM, TOKENIZER
 from ..recipes import recipe
 
-RECIPES: Mapping[str, str] = {
-    "none": "bert-quickstart",
-    "pretraining": "bert-quickstart",
-    "masked_lm": "bert-quickstart",
-    "next_sentence": "bert-quickstart",
-    "sequence": "bert-classify",
-    "token": "bert-tag",
-    "span": "bert-span",
-    "choice": "bert-choice",
-    "causal_lm": "quickstart",
-    "seq2seq_lm": "multi30k-en-de",
-}
-"""For each head the recipe that says how texts become rows for it."""
-GENERATING = ("causal_lm", "seq2seq_lm")
-"""Heads that write."""
-TARGETS = {"regression": "score", "multi_label_classification": "several"}
+TARGETS = {"regression": "regression", "multi_label_classification": "multi_label"}
 """For each `problem_type` of a classifier what its labels are."""
 
 
@@ -64,15 +49,15 @@ def _open_foreign(folder: Path, fields: dict[str, Any]) -> tuple[TrainConfig, To
             f"the tokenizer of {folder} has {tokenizer.target.vocab_size:,} tokens, more than the "
             f"{model.vocab_size:,} of its model: give the model's own"
         )
-    sources = getattr(model, "source_vocab_size", None) or model.vocab_size
+    sources = model.source_vocab_size or model.vocab_size
     if tokenizer.vocab_size > sources:
         raise RunError(
             f"the tokenizer of {folder} has {tokenizer.vocab_size:,} tokens for sources, more than "
             f"the {sources:,} of its model: give the model's own"
         )
-    config = recipe(RECIPES[model.head])
+    config = recipe(HEADS[model.head].default_recipe)
     changes: dict[str, Any] = {"length": min(config.data.length, model.max_length)}
-    if model.head == "sequence":
+    if model.head == "sequence_classification":
         changes["target"] = _target(fields, len(model.labels))
     data = dataclasses.replace(config.data, **changes)
     return dataclasses.replace(config, model=model, data=data, sample_prompt=None), tokenizer
@@ -81,7 +66,7 @@ def _open_foreign(folder: Path, fields: dict[str, Any]) -> tuple[TrainConfig, To
 def _target(fields: dict[str, Any], num_labels: int) -> str:
     """What the labels of a classifier are, as transformers takes it."""
     kind = fields.get("problem_type") or ("regression" if num_labels == 1 else None)
-    return TARGETS.get(kind, "one") if kind else "one"
+    return TARGETS.get(kind, "single_label") if kind else "single_label"
 
 
 def asked_of(folder: str | Path) -> dict[str, Any] | None:
@@ -98,7 +83,7 @@ def asked_of(folder: str | Path) -> dict[str, Any] | None:
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
-    writes = getattr(model_config(folder), "head", None) in GENERATING
+    writes = HEADS[model_config(folder).head].generates
     says = is_foreign(fields) or GENERATION in fields
     if writes and not says and IMPORTED_FROM in fields:
         raise RunError(f"{folder} was imported by an older flaxzoo: import it once more")
@@ -118,7 +103,7 @@ def search_of(folder: str | Path, tokenizer: Tokenizer) -> BeamSearch | None:
     """
     folder = local_folder(folder)
     model: Any = model_config(folder)
-    if getattr(model, "head", None) != "seq2seq_lm" or asked_of(folder) is None:
+    if model.head != "seq2seq_lm" or asked_of(folder) is None:
         return None
     search, *ids = search_settings(folder, model.max_length)
     if tuple(ids) != start_and_end(tokenizer):

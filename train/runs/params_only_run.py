@@ -1,4 +1,4 @@
-"""A run folder that holds a model and was not trained: it has no optimizer to go on with."""
+"""A run folder with a model but without an optimizer state: imported, or averaged."""
 
 import importlib.metadata
 import json
@@ -7,58 +7,60 @@ from pathlib import Path
 from typing import Any
 
 from ...data.io.atomic_io import build_folder
+from ...models.nn.typing import Params
 from ...models.load import CHECKPOINTS, CONFIG_FILE, PARAMS
 from ..errors import RunError
 
 TOKENIZER = "tokenizer"
 AVERAGED_STEPS = "averaged_steps"
-"""In its config.json: of which checkpoints it is the mean."""
+"""Key in its `config.json`: the steps of the checkpoints that were averaged."""
 IMPORTED_FROM = "imported_from"
-"""In its config.json: the folder it was read from."""
+"""Key in its `config.json`: the folder that was imported."""
 ORIGINS = {AVERAGED_STEPS: "averaged checkpoints", IMPORTED_FROM: "an imported model"}
 
 
-def check_place_is_free(output: Path) -> None:
-    """Raises RunError if there is something."""
+def check_not_existing(output: Path) -> None:
+    """Raises RunError if the output exists."""
     if output.exists():
         raise RunError(f"{output} exists: give a folder that does not")
 
 
 def check_trainable(fields: dict[str, Any], folder: Path) -> None:
-    """Raises RunError if a folder with this config.json has no optimizer to go on with."""
+    """Raises RunError if a folder with this `config.json` has no optimizer state to resume from."""
     for name, what in ORIGINS.items():
         if name in fields:
             raise RunError(
-                f"{folder} holds {what}, which have no optimizer to go on with: give another "
-                f"--workdir, and begin it with --init-from {folder}"
+                f"{folder} contains {what}, without an optimizer state to resume from: give another "
+                f"--workdir, and initialize it with --init-from {folder}"
             )
 
 
-def make_model_folder(
+def make_params_only_run(
     output: Path,
     fields: dict[str, Any],
-    save_tokenizer: Callable[[Path], Any],
+    *,
+    save_tokenizer: Callable[[Path], object],
     step: int,
-    params: Any,
+    params: Params,
 ) -> None:
-    """Makes a folder with one checkpoint, whole or not at all.
+    """Makes a folder with one checkpoint, completely or not at all.
 
     Args:
-      output: a place that is free.
-      fields: its config.json, where the model came from included.
-      save_tokenizer: writes the tokenizer into a folder.
-      step: the number of the checkpoint.
-      params: the model's parameters.
+        output: The folder to make; it does not exist yet.
+        fields: The content of its `config.json`, including the origin of the model.
+        save_tokenizer: Writes the tokenizer into a folder.
+        step: The step of the checkpoint.
+        params: The parameters of the model.
     """
 
-    def fill(place: Path) -> None:
+    def fill(folder: Path) -> None:
         import orbax.checkpoint as ocp
 
-        save_tokenizer(place / TOKENIZER)
-        facts = {"flaxzoo": importlib.metadata.version("flaxzoo"), **fields}
-        text = json.dumps(facts, indent=2) + "\n"
-        (place / CONFIG_FILE).write_text(text, encoding="utf-8")
+        save_tokenizer(folder / TOKENIZER)
+        content = {"flaxzoo": importlib.metadata.version("flaxzoo"), **fields}
+        text = json.dumps(content, indent=2) + "\n"
+        (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
         with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(place.resolve() / CHECKPOINTS / str(step) / PARAMS, params)
+            checkpointer.save(folder.resolve() / CHECKPOINTS / str(step) / PARAMS, params)
 
     build_folder(output, fill)

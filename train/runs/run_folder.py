@@ -1,6 +1,6 @@
-"""A run folder: made before training starts, and enough to take the run up again.
+"""A run folder: made before training starts, and sufficient to resume the run.
 
-It holds `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metrics.jsonl`,
+It contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metrics.jsonl`,
 `tensorboard/` and, in the end, `report.md`.
 """
 
@@ -9,20 +9,20 @@ import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from ...data.io.atomic_io import build_folder
 from ...data.dataset import DataSplit
 from ...data.tokenizers.base import Tokenizer
 from ...data.tasks.translation import encode_source
-from ...models.bert import WITH_MASKED_WORDS, BertConfig
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.load import CONFIG_FILE, chosen_step, model_config, read_config, steps
+from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from ..errors import RunError
-from .init_from import Beginning, plan_beginning
+from .init_from import InitFromPlan, plan_init_from
 from .params_only_run import TOKENIZER, check_trainable
 from .load_run import open_run
 from ..objectives.tasks import task_of
@@ -32,83 +32,83 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything a training loop needs of data and disk."""
+    """The data and the folder that a training loop needs."""
 
     folder: Path
     stated: TrainConfig
-    """The configuration as it was asked for, and as the folder keeps it."""
+    """The configuration as requested, and as stored in the folder."""
     tokenizer: Tokenizer
     train: DataSplit
     validation: DataSplit
-    beginning: Beginning | None = None
-    """What the parameters begin with, if not at random."""
+    init_from: InitFromPlan | None = None
+    """The source of the initial parameters, if they are not random."""
 
     @property
     def config(self) -> TrainConfig:
-        """The configuration with everything counted in steps."""
-        return in_steps(self.stated, self.train.rows.rows_per_epoch)
+        """The configuration with all durations in steps."""
+        return in_steps(self.stated, self.train.examples.num_examples)
 
 
 def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
-    """Reads the data, makes the tokenizer, and looks at the run folder.
+    """Reads the data, makes the tokenizer, and inspects the run folder.
 
-    All that can be wrong with data, tokenizer and folder is found here, before
-    any training starts; nothing is written to the folder yet.
+    Every error in data, tokenizer and folder is found here, before training starts; nothing is
+    written to the folder yet.
 
     Args:
-      config: as the recipe and the command line give it.
-      folder: the run folder; may exist if it is the same run.
-      say: told each thing done, in a line.
+        config: The configuration from the recipe and the command line.
+        folder: The run folder; it may exist if it contains the same run.
+        say: Called with a line for each thing done.
 
     Raises:
-      DataError: the data cannot be had, read or cut into rows.
-      RunError: the folder holds another run, or something that is not a run.
+        DataError: The data cannot be downloaded, read or split into examples.
+        RunError: The folder contains another run, or something that is not a run.
     """
     existing = (folder / CONFIG_FILE).is_file()
     if existing:
-        config, tokenizer = _as_begun(config, folder)
-        beginning = None if steps(folder) else _beginning(config)
+        config, tokenizer = _existing_run(config, folder)
+        plan = None if steps(folder) else _init_from_plan(config)
     else:
         _check_empty(folder)
-        config, tokenizer = _anew(config)
-        beginning = _beginning(config)
-    if beginning is not None:
-        say(f"sizes and vocabulary: those of {beginning.folder}, whatever model options say")
+        config, tokenizer = _new_run(config)
+        plan = _init_from_plan(config)
+    if plan is not None:
+        say(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
     check_length(config)
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
-    data, labels = config.data, label_names(config.model)
+    data, labels = config.data, config.model.labels
     say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     train = data.train_split(tokenizer, labels, config.seed)
-    say(f"training data: {train.facts}")
+    say(f"training data: {train.summary}")
     validation = data.validation_split(tokenizer, labels)
-    say(f"validation data: {validation.facts}")
-    run = Run(folder, config, tokenizer, train, validation, beginning)
+    say(f"validation data: {validation.summary}")
+    run = Run(folder, config, tokenizer, train, validation, plan)
     if existing:
         _check_same_data(run)
     return run
 
 
-def _as_begun(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer]:
-    """The run that `folder` holds, if it is the one that `config` asks for."""
+def _existing_run(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer]:
+    """Returns the run in `folder`, after checking that `config` requests the same run."""
     check_trainable(read_config(folder), folder)
     old, tokenizer = open_run(folder)
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
-    config = fit_model(config, old.model, tokenizer.target.vocab_size, label_names(old.model))
+    config = fit_model(config, old.model, tokenizer.target.vocab_size, old.model.labels)
     changed = differences(old, config)
     if changed:
         listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
         longer = changed.keys() & {"steps", "epochs"}
-        begin = f" (to train on, one begun with --init-from {folder})" if longer else ""
+        remedy = f" (to train longer, one initialized with --init-from {folder})" if longer else ""
         raise RunError(
             f"{folder} holds a run with another configuration ({listed}): "
-            f"give the same, or another --workdir{begin}"
+            f"give the same, or another --workdir{remedy}"
         )
     return config, tokenizer
 
 
-def _anew(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
-    """A new run, with a vocabulary of its own or that of the run it begins with."""
+def _new_run(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
+    """Returns a new run, with its own vocabulary or that of the run it is initialized from."""
     labels = config.data.labels()
     if config.init_from is None:
         tokenizer = config.data.make_tokenizer()
@@ -120,21 +120,21 @@ def _anew(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
     return fit_model(config, source.model, size, labels), tokenizer
 
 
-def _beginning(config: TrainConfig) -> Beginning | None:
-    """What a new run's parameters begin with."""
+def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
+    """Returns the source of a new run's initial parameters, if they are not random."""
     if config.init_from is None:
         return None
     folder = local_folder(config.init_from)
     step = chosen_step(folder, config.init_step)
-    return plan_beginning(folder, step, model_config(folder), config.model)
+    return plan_init_from(folder, step, model_config(folder), config.model)
 
 
 def _check_sample_prompt(model: Any, tokenizer: Tokenizer, prompt: str | None) -> None:
-    """Raises RunError if the finished model could make nothing of the prompt."""
+    """Raises RunError if the trained model could not use the prompt."""
     if prompt is None:
         return
     head = model.head
-    if head in WITH_MASKED_WORDS:
+    if HEADS[head].predicts_masked:
         ids = tokenizer.encode_with_mask(prompt)
         if tokenizer.special_ids.mask not in ids or len(ids) > model.max_length:
             raise RunError(
@@ -152,49 +152,36 @@ def _check_sample_prompt(model: Any, tokenizer: Tokenizer, prompt: str | None) -
         raise RunError(f"a model with the head {head} writes no sample: leave sample_prompt out")
 
 
-def label_names(model: TransformerConfig) -> tuple[str, ...]:
-    """The names of a model's labels; none for one that has no choice of heads."""
-    return getattr(model, "labels", ())
-
-
 def fit_model(
     config: TrainConfig,
-    begin: TransformerConfig | None,
+    initial_model: TransformerConfig | None,
     vocab_size: int,
     labels: tuple[str, ...],
 ) -> TrainConfig:
-    """The model with the sizes it begins with, room for the vocabulary, and the head it needs.
+    """Returns a run whose model has the sizes, the vocabulary and the head that it needs.
 
     Args:
-      config: the run's.
-      begin: the model whose parameters it begins with, if it is not new.
-      vocab_size: tokens that it needs room for.
-      labels: names of the labels in its data.
+        config: The configuration of the run.
+        initial_model: The model whose parameters initialize it, if it is not new.
+        vocab_size: Number of tokens in the vocabulary.
+        labels: Names of the labels in the data.
 
     Raises:
-      RunError: such a model has no head for such data.
+        RunError: The model has no head for this kind of data.
     """
     model = config.model
-    if config.init_from is not None and begin is not None:
-        model = dataclasses.replace(begin, dropout_rate=model.dropout_rate)
+    if config.init_from is not None and initial_model is not None:
+        model = dataclasses.replace(initial_model, dropout_rate=model.dropout_rate)
     size = max(model.vocab_size, vocab_size)
     heads = task_of(config.data).heads(config.data)
-    possible = _heads_of(model)
-    able = [head for head in heads if head in possible]
+    able = [head for head in heads if head in model.heads]
     if not able:
         raise RunError(
             f"{family_name(model)} has no head for {config.data.kind} data (it has "
-            f"{', '.join(possible)}): choose a recipe of such data (flaxzoo list)"
+            f"{', '.join(model.heads)}): choose a recipe of such data (flaxzoo list)"
         )
-    if isinstance(model, BertConfig):
-        model = model.with_head(able[0], labels)
-    return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=size))
-
-
-def _heads_of(model: Any) -> tuple[str, ...]:
-    """The heads that a model of this family can have; of several, its config names one."""
-    chosen = next((f.type for f in dataclasses.fields(model) if f.name == "head"), None)
-    return (model.head,) if chosen is None else get_args(chosen)
+    model = dataclasses.replace(model.with_head(able[0], labels), vocab_size=size)
+    return dataclasses.replace(config, model=model)
 
 
 def _check_empty(folder: Path) -> None:
@@ -209,11 +196,11 @@ def _fingerprints(run: Run) -> dict[str, str]:
 
 
 def create_folder(run: Run) -> None:
-    """Makes the run folder, unless it is there; to be called when nothing else can be wrong."""
+    """Makes the run folder, unless it exists; to be called after all other checks."""
     if (run.folder / CONFIG_FILE).is_file():
         return
     if run.folder.is_dir():
-        run.folder.rmdir()  # it is empty, or `prepare_run` had refused it
+        run.folder.rmdir()  # it is empty: `prepare_run` refuses any other
     fields = to_dict(run.stated)
     facts = {
         "flaxzoo": importlib.metadata.version("flaxzoo"),
@@ -230,12 +217,12 @@ def create_folder(run: Run) -> None:
 
 
 def _check_same_data(run: Run) -> None:
-    """Refuses to go on with other data."""
+    """Refuses to resume with other data."""
     if read_config(run.folder)["data_fingerprints"] == _fingerprints(run):
         return
     source = run.stated.data.source
     comes_with_python = source.startswith("builtin:")
-    remedy = "use the Python version it began with" if comes_with_python else "restore it"
+    remedy = "use the Python version that the run started with" if comes_with_python else "restore it"
     raise RunError(
         f"the data of {source} is no longer what {run.folder} was made for: {remedy}, "
         "or give another --workdir"

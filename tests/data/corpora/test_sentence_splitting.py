@@ -91,7 +91,7 @@ def test_each_source_is_split_in_its_own_way(load, tokenizer, tmp_path):
     assert found[3:] == [["one two three.", "four", "five"]]
     assert (corpus.num_documents, corpus.num_sentences, corpus.num_single) == (4, 7, 2)
     assert corpus.num_tokens == len(corpus.tokens) == corpus.sentence_starts[-1]
-    assert corpus.facts.startswith("4 documents (2 of one sentence), 7 sentences, ")
+    assert corpus.summary.startswith("4 documents (2 of one sentence), 7 sentences, ")
 
 
 def test_empty_sentences_and_documents_vanish(load, tokenizer, tmp_path):

@@ -34,9 +34,9 @@ def test_documents_become_pairs(tokenizer, tmp_path):
     assert isinstance(corpus.tokens, np.memmap)
     assert corpus.tokens.tolist() == [0, 2, 3, 0, 0, 4, 0, 0, 0, 0, 6, 0]
     assert corpus.document_starts.tolist() == [0, 4, 7, 9]
-    assert corpus.pair_starts.tolist() == [0, 3, 5, 6]
-    assert corpus.pair_counts.tolist() == [3, 2, 1, 2]
-    assert (corpus.total_pairs, corpus.num_documents, corpus.num_bytes) == (8, 4, 5)
+    assert corpus.target_starts.tolist() == [0, 3, 5, 6]
+    assert corpus.target_counts.tolist() == [3, 2, 1, 2]
+    assert (corpus.num_targets, corpus.num_documents, corpus.num_bytes) == (8, 4, 5)
     assert corpus.vocab_size == 7
     assert corpus.num_unknown == (corpus.tokens == tokenizer.special_ids.unk).sum() == 0
     unknown = build_corpus(Texts(["abx", "yz"], "other texts"), tokenizer, tmp_path)
@@ -49,7 +49,7 @@ def test_documents_without_a_pair_are_dropped(tmp_path, tokenizer):
     tokenizer.special_ids = SpecialIds()  # neither bos nor eos
     corpus = build_corpus(Texts(["a", "bc", "", "abc"]), tokenizer, tmp_path)
     assert corpus.tokens.tolist() == [3, 4, 2, 3, 4]
-    assert corpus.pair_counts.tolist() == [1, 2]
+    assert corpus.target_counts.tolist() == [1, 2]
     with pytest.raises(DataError, match="none of 2 documents has two tokens"):
         build_corpus(Texts(["a", ""], "short"), tokenizer, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [corpus.folder.name]
@@ -76,7 +76,7 @@ def test_corpus_is_cached_by_contents(tmp_path, tokenizer, monkeypatch):
 
 def test_corpus_pickles_without_its_arrays(tmp_path, tokenizer):
     corpus = build_corpus(Texts(["ab" * 5000]), tokenizer, tmp_path)
-    assert corpus.total_pairs == 10_001
+    assert corpus.num_targets == 10_001
     data = pickle.dumps(corpus)
     assert len(data) < 1000
-    assert pickle.loads(data).total_pairs == 10_001
+    assert pickle.loads(data).num_targets == 10_001

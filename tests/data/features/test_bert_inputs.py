@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from flaxzoo.data import DataError
-from flaxzoo.data.features.bert_inputs import Frame, FramedTokens, cut_longest_first
+from flaxzoo.data.features.bert_inputs import BertInputs, Template, cut_longest_first
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,10 +24,10 @@ def test_longest_first_is_one_token_at_a_time(one, other, room):
     )
 )
 def test_framed_tokens(pairs):
-    tokens = FramedTokens.of(Frame(2, 3, 0, 12), pairs)
+    tokens = BertInputs.of(Template(2, 3, 0, 12), pairs)
     assert len(tokens) == len(pairs)
     for i, (one, other) in enumerate(pairs):
-        row = tokens.row(i)
+        row = tokens.example(i)
         second = [] if other is None else [*other, 3]
         ids = [2, *one, 3, *second]
         padding = [0] * (12 - len(ids))
@@ -39,11 +39,11 @@ def test_framed_tokens(pairs):
 
 
 def test_a_frame_needs_marks(tokenizer, tmp_path):
-    assert Frame.of(tokenizer, 8) == Frame(2, 3, 0, 8)
+    assert Template.of(tokenizer, 8) == Template(2, 3, 0, 8)
     from flaxzoo.data.tokenizers.base import SpecialIds
     from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 
     plain = CharacterTokenizer("abc")
     plain.special_ids = SpecialIds()
     with pytest.raises(DataError, match=r"characters tokenizer has no \[CLS\] and \[SEP\]"):
-        Frame.of(plain, 8)
+        Template.of(plain, 8)

@@ -51,7 +51,7 @@ lengths = st.integers(8, 40)
 
 
 def halves(example):
-    """Checks the frame of an example and returns its segments: A and, of pairs, B."""
+    """Checks the template of an example and returns its segments: A and, of pairs, B."""
     ids, types = example.input_ids, example.token_type_ids
     assert ids.dtype == types.dtype == np.int32
     ends = np.flatnonzero(ids == SEP).tolist()

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from flaxzoo.data import CausalEvaluationRows, CausalRows, DataError, TokenCorpus
+from flaxzoo.data import CausalLMEvaluationExamples, CausalLMExamples, DataError, TokenCorpus
 from flaxzoo.data.packing.packing import best_fit, first_fit, spans_of_range
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,11 +61,11 @@ def all_pairs(corpus):
 @given(pairs=sizes, length=lengths)
 def test_evaluation_rows_hold_every_pair_once_in_order(pairs, length):
     corpus = corpus_of(pairs)
-    rows = CausalEvaluationRows(corpus, length)
+    rows = CausalLMEvaluationExamples(corpus, length)
     seen = []
-    for index in range(rows.rows_per_epoch):
-        tokens = check_row(rows.row(0, index), corpus, length)
-        assert len(tokens) == length or index == rows.rows_per_epoch - 1
+    for index in range(rows.num_examples):
+        tokens = check_row(rows.example(0, index), corpus, length)
+        assert len(tokens) == length or index == rows.num_examples - 1
         seen += tokens
     assert seen == all_pairs(corpus)
 
@@ -74,18 +74,18 @@ def test_evaluation_rows_hold_every_pair_once_in_order(pairs, length):
 @given(pairs=sizes, length=lengths, seed=st.integers(0, 99), epoch=st.integers(0, 5))
 def test_concatenated_rows_are_full_and_hold_no_pair_twice(pairs, length, seed, epoch):
     corpus = corpus_of(pairs)
-    if corpus.total_pairs < length:
+    if corpus.num_targets < length:
         with pytest.raises(DataError, match="shorter than one row"):
-            CausalRows(corpus, length)
+            CausalLMExamples(corpus, length)
         return
-    rows = CausalRows(corpus, length, "concat", seed)
+    rows = CausalLMExamples(corpus, length, "concat", seed)
     seen = []
-    for index in range(rows.rows_per_epoch):
-        tokens = check_row(rows.row(epoch, index), corpus, length)
+    for index in range(rows.num_examples):
+        tokens = check_row(rows.example(epoch, index), corpus, length)
         assert len(tokens) == length
         seen += tokens
     assert len(set(seen)) == len(seen)
-    assert corpus.total_pairs - len(seen) < length
+    assert corpus.num_targets - len(seen) < length
     assert set(seen) <= set(all_pairs(corpus))
 
 
@@ -93,12 +93,12 @@ def test_concatenated_rows_are_full_and_hold_no_pair_twice(pairs, length, seed, 
 @given(pairs=sizes, length=lengths)
 def test_first_fit_loses_nothing_and_keeps_documents_whole(pairs, length):
     corpus = corpus_of(pairs)
-    if corpus.total_pairs < length:
+    if corpus.num_targets < length:
         return
-    rows = CausalRows(corpus, length, "first-fit")
+    rows = CausalLMExamples(corpus, length, "first-fit")
     seen, pieces = [], 0
-    for index in range(rows.rows_per_epoch):
-        row = rows.row(3, index)
+    for index in range(rows.num_examples):
+        row = rows.example(3, index)
         seen += check_row(row, corpus, length)
         pieces += row["segment_ids"].max()
     assert sorted(seen) == all_pairs(corpus)
@@ -113,10 +113,10 @@ def test_first_fit_packs_well_and_bounds_its_open_rows():
 
 
 def test_epochs_cut_at_other_places():
-    rows = CausalRows(corpus_of([50, 50]), 10, "concat", seed=1)
-    starts = {int(rows.row(epoch, 0)["input_ids"][0]) for epoch in range(8)}
+    rows = CausalLMExamples(corpus_of([50, 50]), 10, "concat", seed=1)
+    starts = {int(rows.example(epoch, 0)["input_ids"][0]) for epoch in range(8)}
     assert len(starts) > 4
-    assert rows.row(2, 3)["input_ids"].tolist() == rows.row(2, 3)["input_ids"].tolist()
+    assert rows.example(2, 3)["input_ids"].tolist() == rows.example(2, 3)["input_ids"].tolist()
 
 
 def test_spans_by_hand():
@@ -127,7 +127,7 @@ def test_spans_by_hand():
 
 def test_short_corpus_says_so():
     with pytest.raises(DataError, match=r"corpus has 37 pairs .*shorter than one row of 128: "):
-        CausalRows(corpus_of([30, 7]), 128)
+        CausalLMExamples(corpus_of([30, 7]), 128)
 
 
 two_sides = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from flaxzoo.data import (
-    CausalData,
+    CausalLMData,
     DataError,
     PretrainingData,
     TokenizerConfig,
@@ -38,7 +38,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def config(place):
-    return CausalData(
+    return CausalLMData(
         source=f"prepared:{place}/rows",
         validation_fraction=0.2,
         length=LENGTH,
@@ -75,9 +75,11 @@ def test_the_tokenizer_is_the_stored_one(place, config):
 
 
 def test_an_epoch_has_every_row_once(split):
-    count = split.rows.rows_per_epoch
-    expected = flat([{k: v[None] for k, v in split.rows.row(0, i).items()} for i in range(count)])
-    rows = flat(read(split.rows, batch_size=1, num_steps=2 * count))
+    count = split.examples.num_examples
+    expected = flat(
+        [{k: v[None] for k, v in split.examples.example(0, i).items()} for i in range(count)]
+    )
+    rows = flat(read(split.examples, batch_size=1, num_steps=2 * count))
     first, second = rows[:count], rows[count:]
     assert first != second
     assert sorted(first) == sorted(second) == sorted(expected)
@@ -93,22 +95,22 @@ def test_it_holds_the_text_and_knows_how_much(place, config, split):
     ):
         assert ours.content.num_bytes == theirs.content.num_bytes
         assert ours.content.token_counts.tolist() == theirs.content.token_counts.tolist()
-        assert ours.facts.startswith(theirs.facts)
+        assert ours.summary.startswith(theirs.summary)
     # Another source validates: then all of it is trained on.
     other = dataclasses.replace(config, validation=f"text:{place}/0.txt#block")
     whole = other.train_split(tokenizer, (), 0)
-    assert whole.facts.startswith("90 documents")
-    assert whole.facts == config.whole_source(config.source, tokenizer, ()).facts
+    assert whole.summary.startswith("90 documents")
+    assert whole.summary == config.whole_source(config.source, tokenizer, ()).summary
     held_out = other.validation_split(tokenizer, ())
-    assert held_out.facts.startswith("30 documents")
+    assert held_out.summary.startswith("30 documents")
     back = dataclasses.replace(plain, validation=config.source)
-    assert back.validation_split(tokenizer, ()).facts == whole.facts
+    assert back.validation_split(tokenizer, ()).summary == whole.summary
     assert len({split.fingerprint, whole.fingerprint, held_out.fingerprint}) == 3
 
 
 def test_processes_read_parts_that_make_the_whole(split):
-    whole = read(split.rows)
-    parts = [read(split.rows, process_index=i, process_count=2) for i in range(2)]
+    whole = read(split.examples)
+    parts = [read(split.examples, process_index=i, process_count=2) for i in range(2)]
     for batch, *halves in zip(whole, *parts, strict=True):
         assert {half["labels"].shape for half in halves} == {(2, LENGTH)}
         for name in batch:
@@ -116,12 +118,12 @@ def test_processes_read_parts_that_make_the_whole(split):
 
 
 def test_resumed_in_another_process_it_is_the_same(split):
-    whole = read(split.rows)
-    iterator = train_iterator(split.rows, **RUN)
+    whole = read(split.examples)
+    iterator = train_iterator(split.examples, **RUN)
     before = [next(iterator) for _ in range(5)]
     state = iterator.get_state()
     iterator.close()
-    packed = pickle.dumps(split.rows)
+    packed = pickle.dumps(split.examples)
     assert len(packed) < 1000, "the names of its files, and nothing that is open"
     iterator = train_iterator(pickle.loads(packed), **RUN)
     iterator.set_state(state)
@@ -200,5 +202,5 @@ def test_a_flipped_bit_is_named_when_it_is_read(place, config, tmp_path):
     asked = dataclasses.replace(config, source=f"prepared:{rows}", validation_fraction=0.0)
     split = asked.train_split(tokenizer, (), 0)
     with pytest.raises(DataError, match=r"train.array_record is damaged \(.*hash mismatch"):
-        split.rows.row(0, 0)
-    assert split.rows.row(0, 1)["segment_ids"].all()
+        split.examples.example(0, 0)
+    assert split.examples.example(0, 1)["segment_ids"].all()

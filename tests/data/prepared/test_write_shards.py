@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from flaxzoo.data import (
-    CausalEvaluationRows,
+    CausalLMEvaluationExamples,
     DataError,
     TokenizerConfig,
     build_corpus,
@@ -20,14 +20,14 @@ from flaxzoo.data import (
     read_documents,
     train_tokenizer,
 )
-from flaxzoo.data.packing.packed_rows import decode, encode, pieces_of
+from flaxzoo.data.packing.packed_rows import decode, encode, gather_tokens
 from flaxzoo.data.packing.packing import first_fit
 from flaxzoo.data.prepared import write_shards
 from flaxzoo.data.prepared.read_shards import prepared_split
 from flaxzoo.data.prepared.shard_format import SPLITS, read_manifest
 from flaxzoo.data.prepared.write_shards import input_files, prepare_shard
-from flaxzoo.data.sources.documents import Division, text_digest
-from flaxzoo.data.tasks.causal_lm import row_from_spans
+from flaxzoo.data.sources.documents import HashSplit, text_digest
+from flaxzoo.data.tasks.causal_lm import example_from_spans
 
 LENGTH = 8
 
@@ -42,7 +42,7 @@ def letters(tmp_path_factory):
 
 @pytest.fixture
 def texts(tmp_path):
-    """A folder of three files, documents parted by blank lines, one of them packed by gzip."""
+    """A folder of three files, documents separated by blank lines, one of them packed by gzip."""
     folder = tmp_path / "texts"
     folder.mkdir()
     words = "the cat sat on a mat and then it saw some dog run away from her big red house".split()
@@ -68,7 +68,7 @@ def contents(folder):
 
 def rows_of(folder, tokenizer, splits=SPLITS):
     split = prepared_split(f"prepared:{folder}", splits, tokenizer, {})
-    return [split.rows.row(0, i) for i in range(split.rows.rows_per_epoch)]
+    return [split.examples.example(0, i) for i in range(split.examples.num_examples)]
 
 
 def check_equal(rows, others):
@@ -84,17 +84,17 @@ def test_records_are_exact():
     @dataclasses.dataclass
     class Corpus:
         tokens: np.ndarray
-        pair_starts: np.ndarray
+        target_starts: np.ndarray
 
     corpus = Corpus(np.array([0, 2, 3, 0, 0, 4, 0, 0, 2, 0]), np.array([0, 3, 5]))
     for vocab_size, itemsize in ((tokenizer.vocab_size, 2), (1 << 17, 4)):
-        pieces = pieces_of(corpus, [(1, 2), (3, 2), (5, 1)])  # type: ignore[arg-type]
+        pieces = gather_tokens(corpus, [(1, 2), (3, 2), (5, 1)])  # type: ignore[arg-type]
         record = encode(pieces, vocab_size)
         assert len(record) == 4 * 4 + itemsize * 8
         again = decode(record, vocab_size)
         assert again.tokens.tolist() == [2, 3, 0, 0, 4, 0, 0, 2]
         assert again.sizes.tolist() == [2, 2, 1]
-    row = row_from_spans(corpus, [(1, 2), (3, 2), (5, 1)], 7)  # type: ignore[arg-type]
+    row = example_from_spans(corpus, [(1, 2), (3, 2), (5, 1)], 7)  # type: ignore[arg-type]
     assert row["input_ids"].tolist() == [2, 3, 0, 4, 0, 0, 0]
     assert row["labels"].tolist() == [3, 0, 4, 0, 2, 0, 0]
     assert row["segment_ids"].tolist() == [1, 1, 2, 2, 3, 0, 0]
@@ -117,7 +117,7 @@ def test_the_rows_are_those_of_the_text(texts, letters, tmp_path, packing):
             return f"{self.part} {self.split}"
 
         def __iter__(self):
-            limit = Division.of_each(0.2)
+            limit = HashSplit.of_each(0.2)
             documents = read_documents(self.part)  # type: ignore[arg-type]
             return (t for t in documents if limit.split(text_digest(t)) == self.split)
 
@@ -126,12 +126,12 @@ def test_the_rows_are_those_of_the_text(texts, letters, tmp_path, packing):
         for part in input_files(source_of(texts)):
             corpus = build_corpus(Texts(part, split), tokenizer, tmp_path / "corpus")
             if split == "train" and packing == "first-fit":
-                spans, starts = first_fit(corpus.pair_counts, LENGTH)
+                spans, starts = first_fit(corpus.target_counts, LENGTH)
                 rows = [spans[a:b].tolist() for a, b in pairwise(starts)]
-                expected += [row_from_spans(corpus, row, LENGTH) for row in rows]
+                expected += [example_from_spans(corpus, row, LENGTH) for row in rows]
             else:
-                whole = CausalEvaluationRows(corpus, LENGTH)
-                expected += [whole.row(0, i) for i in range(whole.rows_per_epoch)]
+                whole = CausalLMEvaluationExamples(corpus, LENGTH)
+                expected += [whole.example(0, i) for i in range(whole.num_examples)]
         check_equal(rows_of(out, tokenizer, [split]), expected)
 
 

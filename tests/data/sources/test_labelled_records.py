@@ -47,7 +47,7 @@ def test_columns(tmp_path):
     (tmp_path / "a.tsv").write_bytes("1\tx\u2028y\r\n\n0\té\n".encode())
     (tmp_path / "b.tsv.gz").write_bytes(gzip.compress(b"2\tz\n"))
     assert values(f"tsv:{tmp_path}/*.tsv*") == [("1", "x\u2028y"), ("0", "é"), ("2", "z")]
-    assert [r.place for r in read(f"tsv:{tmp_path}/a.tsv")] == [
+    assert [r.location for r in read(f"tsv:{tmp_path}/a.tsv")] == [
         f"{tmp_path}/a.tsv line 1", f"{tmp_path}/a.tsv line 3"
     ]  # fmt: skip
 
@@ -74,7 +74,7 @@ def test_columns_by_name(tmp_path):
         (
             "#label,body",
             "label\ttext\n",
-            "line of names, does not name a column 'body': its columns are label, t",
+            "names no column 'body': its columns are label, t",
         ),
     ],
 )

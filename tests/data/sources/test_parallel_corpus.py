@@ -32,7 +32,7 @@ def test_two_files_are_read_line_by_line(files):
     en, de = files
     text = open_parallel(f"pairs:{en},{de}", "whole")
     assert texts(text) == list(zip(EN, DE, strict=True))
-    assert [pair.place for pair in text][2] == f"line 3 of {en} and {de}"
+    assert [pair.location for pair in text][2] == f"line 3 of {en} and {de}"
     swapped = open_parallel(f"pairs:{de},{en}", "whole")
     assert texts(swapped) == list(zip(DE, EN, strict=True))
     assert swapped.fingerprint != text.fingerprint
@@ -182,7 +182,7 @@ def test_published_pairs(published, tmp_path):
     like = open_parallel(name, "whole", like=f"{name}#en,de")
     assert like.fingerprint == held.fingerprint != train.fingerprint
     assert (len(train), len(held)) == (9, 3)
-    assert next(iter(train)).place == f"{name}#en,de train example 1"
+    assert next(iter(train)).location == f"{name}#en,de train example 1"
     local = f"pairs:{write(tmp_path / 'a', ['x', 'y', 'z'])},{write(tmp_path / 'b', 'xyz')}"
     joined = [
         open_parallel(f"{local} + {name}#en,de", split, validation_fraction=0.4)

@@ -15,7 +15,7 @@ def test_numbers_are_spelled():
     assert len(pairs) == len(set(pairs)) == number_words.VALIDATION_SIZE
     assert pairs[0].source == spell(NUMBERS.validation.numbers[0], "en")
     assert pairs[0].target == spell(NUMBERS.validation.numbers[0], "fr")
-    assert pairs[0].place == f"the number {NUMBERS.validation.numbers[0]:,}"
+    assert pairs[0].location == f"the number {NUMBERS.validation.numbers[0]:,}"
 
 
 def test_what_is_validated_on_is_held_out_and_never_drawn():

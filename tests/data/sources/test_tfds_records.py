@@ -9,14 +9,16 @@ from flaxzoo.data.sources import (
     tfds_records as published_records,
 )
 from flaxzoo.data.sources.labelled_records import parse_labelled
-from flaxzoo.data.tasks.multiple_choice import ChoiceData
-from flaxzoo.data.tasks.question_answering import SpanData
-from flaxzoo.data.tasks.sequence_classification import ClassificationData
-from flaxzoo.data.tasks.token_classification import TaggingData
+from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
+from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
+from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
+from flaxzoo.data.tasks.token_classification import TokenClassificationData
 
 
 def data(source, **fields):
-    return ClassificationData(source=source, tokenizer=TokenizerConfig(), length=12, **fields)
+    return SequenceClassificationData(
+        source=source, tokenizer=TokenizerConfig(), length=12, **fields
+    )
 
 
 @pytest.fixture
@@ -101,30 +103,36 @@ def test_published_tags(prepared, tokenizer):
     }
     rows = [{"tokens": ["mr", "x", "ran"], "ner": [1, 2, 0]}, {"tokens": ["i", "y"], "ner": [0, 1]}]
     prepared("tiny_entities", features, train=rows, dev=rows[:1], test=rows)
-    config = TaggingData(source="tfds:tiny_entities", tokenizer=TokenizerConfig(), length=12)
+    config = TokenClassificationData(
+        source="tfds:tiny_entities", tokenizer=TokenizerConfig(), length=12
+    )
     assert config.labels() == ("O", "B-PER", "I-PER")
     assert len(config.train_split(tokenizer, config.labels(), 0).content) == 2
     validation = config.validation_split(tokenizer, config.labels())
-    assert validation.rows.gold() == [["B-PER", "I-PER", "O"]]
+    assert validation.examples.gold() == [["B-PER", "I-PER", "O"]]
     tags = tfds.features.Sequence(tfds.features.ClassLabel(names=[*tags, "B-LOC", "I-LOC"]))
     prepared("tiny_places", {**features, "ner": tags}, train=rows, dev=rows)
-    config = TaggingData(source="tfds:tiny_places", tokenizer=TokenizerConfig(), length=12)
+    config = TokenClassificationData(
+        source="tfds:tiny_places", tokenizer=TokenizerConfig(), length=12
+    )
     assert config.labels() == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")  # no example has LOC
     prepared("tiny_unknown", features, train=[{"tokens": ["a"], "ner": [-1]}])
-    config = TaggingData(source="tfds:tiny_unknown", tokenizer=TokenizerConfig(), length=12)
+    config = TokenClassificationData(
+        source="tfds:tiny_unknown", tokenizer=TokenizerConfig(), length=12
+    )
     with pytest.raises(DataError, match=r"train example 1 has -1 among its tags"):
         config.labels()
 
 
 def test_published_labels_of_several(prepared):
     prepared("tiny_sentiment", SENTIMENT, train=sentiment(4), validation=sentiment(4))
-    assert data("tfds:tiny_sentiment", target="several").labels() == ("negative", "positive")
+    assert data("tfds:tiny_sentiment", target="multi_label").labels() == ("negative", "positive")
 
 
 def test_a_float_is_no_label(prepared):
     features = {"label": np.float32, "text": Text()}
     prepared("tiny_scores", features, train=[{"label": 3.5, "text": "a"}])
-    with pytest.raises(DataError, match=r"has the label 3.5: .* choose target score"):
+    with pytest.raises(DataError, match=r"has the label 3.5: .* choose target regression"):
         data("tfds:tiny_scores").labels()
 
 
@@ -138,19 +146,24 @@ def test_published_answers(prepared, tokenizer):
          "answers": {"text": [], "answer_start": []}},
     ]  # fmt: skip
     prepared("tiny_squad", {**texts, "answers": answers}, train=rows, validation=rows)
-    config = SpanData(source="tfds:tiny_squad", tokenizer=TokenizerConfig(), length=32)
+    config = QuestionAnsweringData(source="tfds:tiny_squad", tokenizer=TokenizerConfig(), length=32)
     assert config.labels() == ("no answer",)
     split = config.train_split(tokenizer, config.labels(), 0)
-    assert split.rows.gold() == [{"id": "a", "answers": ["red"]}, {"id": "b", "answers": []}]
+    assert split.examples.gold() == [{"id": "a", "answers": ["red"]}, {"id": "b", "answers": []}]
 
 
-KINDS = (ClassificationData, TaggingData, SpanData, ChoiceData)
+KINDS = (
+    SequenceClassificationData,
+    TokenClassificationData,
+    QuestionAnsweringData,
+    MultipleChoiceData,
+)
 KNOWN = [(kind, name) for kind in KINDS for name in kind.published_fields] + [
-    (ClassificationData, "imdb_reviews"),
-    (TaggingData, "conll2003"),
-    (TaggingData, "wikiann/en"),
-    (SpanData, "squad/v1.1"),
-    (SpanData, "squad/v2.0"),
+    (SequenceClassificationData, "imdb_reviews"),
+    (TokenClassificationData, "conll2003"),
+    (TokenClassificationData, "wikiann/en"),
+    (QuestionAnsweringData, "squad/v1.1"),
+    (QuestionAnsweringData, "squad/v2.0"),
 ]
 
 
@@ -176,7 +189,7 @@ def test_published_choices(prepared, tokenizer):
     rows = [{"goal": "cut", "sol1": "knife", "sol2": "spoon", "label": 1}]
     prepared("tiny_piqa", features, train=rows, validation=rows)
     source = "tfds:tiny_piqa#label,goal,sol1+sol2"
-    config = ChoiceData(source=source, tokenizer=TokenizerConfig(), length=32)
+    config = MultipleChoiceData(source=source, tokenizer=TokenizerConfig(), length=32)
     split = config.validation_split(tokenizer, ())
     assert split.content[0].choices == ("knife", "spoon")
-    assert split.rows.gold() == [1]
+    assert split.examples.gold() == [1]

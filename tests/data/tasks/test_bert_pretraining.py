@@ -67,21 +67,23 @@ def check_row(row, tokenizer, length, max_predictions, next_sentence=True):
 @pytest.mark.parametrize("fields", [{}, {"next_sentence": False}, {"whole_word": True}])
 def test_rows(data, tokenizer, fields):
     split = data(**fields).train_split(tokenizer, (), 3)
-    for index in range(split.rows.rows_per_epoch):
-        check_row(split.rows.row(1, index), tokenizer, 32, 5, fields.get("next_sentence", True))
+    for index in range(split.examples.num_examples):
+        check_row(
+            split.examples.example(1, index), tokenizer, 32, 5, fields.get("next_sentence", True)
+        )
 
 
 def test_rows_are_pure_and_fresh(data, tokenizer):
-    rows = data().train_split(tokenizer, (), 3).rows
+    rows = data().train_split(tokenizer, (), 3).examples
     same = pickle.loads(pickle.dumps(rows))
-    other = data().train_split(tokenizer, (), -4).rows
+    other = data().train_split(tokenizer, (), -4).examples
     assert len(pickle.dumps(rows)) < 2000
-    backwards = [same.row(1, index) for index in reversed(range(10))][::-1]
+    backwards = [same.example(1, index) for index in reversed(range(10))][::-1]
     for index in range(10):
-        row = rows.row(1, index)
-        assert equal(row, rows.row(1, index))
+        row = rows.example(1, index)
+        assert equal(row, rows.example(1, index))
         assert equal(row, backwards[index])
-        for fresh in (rows.row(0, index), rows.row(2, index), other.row(1, index)):
+        for fresh in (rows.example(0, index), rows.example(2, index), other.example(1, index)):
             assert not np.array_equal(row["input_ids"], fresh["input_ids"])
 
 
@@ -89,13 +91,14 @@ def test_evaluation_rows_are_the_same_for_every_run(data, tokenizer):
     one, other = (data().validation_split(tokenizer, ()) for _ in range(2))
     assert one.fingerprint == other.fingerprint
     assert all(
-        equal(one.rows.row(0, i), other.rows.row(0, i)) for i in range(one.rows.rows_per_epoch)
+        equal(one.examples.example(0, i), other.examples.example(0, i))
+        for i in range(one.examples.num_examples)
     )
     whole = data().whole_source(data().source, tokenizer, ())
     assert whole.content.num_documents == 20
-    assert whole.facts.startswith("20 documents (0 of one sentence), 480 sentences, ")
-    assert f" {whole.rows.rows_per_epoch:,} examples an epoch" in whole.facts
-    *_, last = evaluation_batches(one.rows, batch_size=7)
+    assert whole.summary.startswith("20 documents (0 of one sentence), 480 sentences, ")
+    assert f" {whole.examples.num_examples:,} examples an epoch" in whole.summary
+    *_, last = evaluation_batches(one.examples, batch_size=7)
     assert last["attention_mask"].shape == (7, 32)
 
 
@@ -109,7 +112,7 @@ def test_train_and_validation_part_the_documents(data, tokenizer):
 
 
 def test_batches_with_workers(data, tokenizer):
-    rows = data().train_split(tokenizer, (), 0).rows
+    rows = data().train_split(tokenizer, (), 0).examples
     batches = []
     for num_workers in (0, 1):
         iterator = train_iterator(rows, batch_size=4, seed=0, num_steps=3, num_workers=num_workers)
@@ -156,8 +159,8 @@ def test_googles_sample(datasets):
     split = config.train_split(tokenizer, (), 0)
     assert (split.content.num_documents, split.content.num_sentences) == (3, 31)
     for epoch in range(3):
-        for index in range(split.rows.rows_per_epoch):
-            check_row(split.rows.row(epoch, index), tokenizer, 128, 20)
+        for index in range(split.examples.num_examples):
+            check_row(split.examples.example(epoch, index), tokenizer, 128, 20)
 
 
 def within(share, expected, count, deviations=5.0):
@@ -171,7 +174,7 @@ def test_statistics_of_brown(datasets):
     tokenizer = train_tokenizer((), bert)
     split = config.train_split(tokenizer, (), 0)
     assert (split.content.num_documents, split.content.num_sentences) == (400, 46_175)
-    rows = [split.rows.row(0, index) for index in range(3000)]
+    rows = [split.examples.example(0, index) for index in range(3000)]
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     weights = batch["masked_weights"] == 1
     tokens, count = int(batch["attention_mask"].sum()), int(weights.sum())

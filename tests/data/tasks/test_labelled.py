@@ -2,14 +2,16 @@ import pickle
 
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, train_iterator
-from flaxzoo.data.tasks.multiple_choice import ChoiceData
-from flaxzoo.data.tasks.question_answering import SpanData
-from flaxzoo.data.tasks.sequence_classification import ClassificationData
-from flaxzoo.data.tasks.token_classification import TaggingData
+from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
+from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
+from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
+from flaxzoo.data.tasks.token_classification import TokenClassificationData
 
 
 def data(source, **fields):
-    return ClassificationData(source=source, tokenizer=TokenizerConfig(), length=12, **fields)
+    return SequenceClassificationData(
+        source=source, tokenizer=TokenizerConfig(), length=12, **fields
+    )
 
 
 def write(path, rows):
@@ -36,7 +38,10 @@ def test_division(tmp_path, tokenizer):
     moved = parts(ROWS, "c.tsv")
     assert [part.fingerprint for part in moved] == [train.fingerprint, validation.fingerprint]
     assert len({train.fingerprint, validation.fingerprint, again[0].fingerprint}) == 3
-    assert pickle.loads(pickle.dumps(train.rows)).row(3, 1).keys() == train.rows.row(0, 1).keys()
+    assert (
+        pickle.loads(pickle.dumps(train.examples)).example(3, 1).keys()
+        == train.examples.example(0, 1).keys()
+    )
 
 
 def test_other_sources(tmp_path, tokenizer):
@@ -46,7 +51,7 @@ def test_other_sources(tmp_path, tokenizer):
     assert labels == ("0", "1")
     assert len(config.train_split(tokenizer, labels, 0).content) == 60
     assert len(config.validation_split(tokenizer, labels).content) == 5
-    assert config.whole_source(validation, tokenizer, labels).facts == "5 examples"
+    assert config.whole_source(validation, tokenizer, labels).summary == "5 examples"
     texts = config.texts()
     assert list(texts) == [text for _, text in ROWS]
     assert texts.fingerprint == config.texts().fingerprint
@@ -69,18 +74,28 @@ def test_other_sources_have_the_same_fields(tmp_path, tokenizer):
     with pytest.raises(DataError, match=r"line 1 has the label 'a', .* or name the labels' column"):
         config.whole_source(f"{source}#1,3", tokenizer, labels)
     (tmp_path / "a.conll").write_text("a B-X NN\nb O DT\n")
-    tags = TaggingData(source=f"conll:{tmp_path}/a.conll#2", tokenizer=TokenizerConfig(), length=12)
+    tags = TokenClassificationData(
+        source=f"conll:{tmp_path}/a.conll#2", tokenizer=TokenizerConfig(), length=12
+    )
     split = tags.whole_source(f"conll:{tmp_path}/a.conll", tokenizer, tags.labels())
-    assert split.rows.gold() == [["B-X", "O"]]
+    assert split.examples.gold() == [["B-X", "O"]]
 
 
-@pytest.mark.parametrize("kind", [ClassificationData, TaggingData, SpanData, ChoiceData])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SequenceClassificationData,
+        TokenClassificationData,
+        QuestionAnsweringData,
+        MultipleChoiceData,
+    ],
+)
 def test_nothing_there(tmp_path, tokenizer, kind):
     (tmp_path / "a").write_text("")
     form = next(iter(kind.forms))
     config = kind(source=f"{form}:{tmp_path}/a", tokenizer=TokenizerConfig(), length=16)
     for use in (config.labels, config.texts, lambda: config.train_split(tokenizer, (), 0)):
-        if not (use == config.labels and kind is ChoiceData):
+        if not (use == config.labels and kind is MultipleChoiceData):
             with pytest.raises(DataError, match=rf"no {kind.noun} in '{form}:.*a': give a source"):
                 use()
     with pytest.raises(DataError, match=r"nothing to predict in .*a: it is empty"):
@@ -97,12 +112,12 @@ def test_nothing_to_validate_on(tmp_path, tokenizer):
     with pytest.raises(ValueError, match=r"validation_fraction 1.5 must be"):
         data(one, validation_fraction=1.5)
     with pytest.raises(ValueError, match=r"length 7 must be at least 8"):
-        ClassificationData(source=one, tokenizer=TokenizerConfig(), length=7)
+        SequenceClassificationData(source=one, tokenizer=TokenizerConfig(), length=7)
 
 
 def test_workers_change_nothing(tmp_path, tokenizer):
     config = data(write(tmp_path / "a.tsv", ROWS))
-    rows = config.train_split(tokenizer, config.labels(), 0).rows
+    rows = config.train_split(tokenizer, config.labels(), 0).examples
     runs = []
     for workers in (0, 1):
         iterator = train_iterator(rows, batch_size=4, seed=0, num_steps=3, num_workers=workers)
@@ -114,9 +129,9 @@ def test_workers_change_nothing(tmp_path, tokenizer):
 
 def test_a_source_is_read_once(tmp_path, tokenizer, monkeypatch):
     config = data(write(tmp_path / "a.tsv", ROWS))
-    read, times = ClassificationData.read, []
+    read, times = SequenceClassificationData.read, []
     monkeypatch.setattr(
-        ClassificationData, "read", lambda *args: times.append(args[1].name) or read(*args)
+        SequenceClassificationData, "read", lambda *args: times.append(args[1].name) or read(*args)
     )
     labels = config.labels()
     assert len(list(config.texts())) > 40

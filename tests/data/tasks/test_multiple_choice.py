@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, evaluation_batches
-from flaxzoo.data.tasks.multiple_choice import ChoiceData
+from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def config(data_of_file):
     def make(rows, part="", **fields):
         text = "\n".join(map(json.dumps, rows)) + "\n"
         fields = {"length": 8, **fields}
-        return data_of_file(ChoiceData, f"jsonl:a.jsonl{part}", text, **fields)
+        return data_of_file(MultipleChoiceData, f"jsonl:a.jsonl{part}", text, **fields)
 
     return make
 
@@ -25,28 +25,28 @@ ROWS = [
 
 
 def texts(tokenizer, rows, index):
-    return [tokenizer.decode(ids, False) for ids in rows.row(0, index)["input_ids"]]
+    return [tokenizer.decode(ids, False) for ids in rows.example(0, index)["input_ids"]]
 
 
 def test_rows(config, tokenizer):
     split = config(ROWS).train_split(tokenizer, (), 0)
-    row = split.rows.row(0, 0)
+    row = split.examples.example(0, 0)
     assert row["input_ids"].shape == (3, 8)
-    assert texts(tokenizer, split.rows, 0)[1] == "[CLS] a b [SEP] y z [SEP] [PAD]"
+    assert texts(tokenizer, split.examples, 0)[1] == "[CLS] a b [SEP] y z [SEP] [PAD]"
     assert row["token_type_ids"][1].tolist() == [0, 0, 0, 0, 1, 1, 1, 0]
     assert row["attention_mask"].sum(1).tolist() == [6, 7, 6]
     assert (row["labels"], row["labels"].shape, row["labels"].dtype) == (1, (), np.int32)
-    assert texts(tokenizer, split.rows, 1)[0] == "[CLS] c d e f [SEP] u [SEP]"
-    assert split.rows.gold() == [1, 0]
-    assert split.facts == "2 examples, 3 choices each, 3 choices cut to 8 tokens"
-    (batch,) = evaluation_batches(split.rows, batch_size=4)
+    assert texts(tokenizer, split.examples, 1)[0] == "[CLS] c d e f [SEP] u [SEP]"
+    assert split.examples.gold() == [1, 0]
+    assert split.summary == "2 examples, 3 choices each, 3 choices cut to 8 tokens"
+    (batch,) = evaluation_batches(split.examples, batch_size=4)
     assert batch["input_ids"].shape == (4, 3, 8)
     assert batch["attention_mask"][:, :, 0].tolist() == [[1] * 3] * 2 + [[0] * 3] * 2
 
 
 def test_question_stands_before_each_choice(config, tokenizer):
     data = config(ROWS, "#label,context,question,choices", length=12)
-    rows = data.train_split(tokenizer, (), 0).rows
+    rows = data.train_split(tokenizer, (), 0).examples
     assert texts(tokenizer, rows, 0)[0].startswith("[CLS] a b [SEP] q? x [SEP] [PAD]")
     assert data.labels() == ()
     assert list(data.texts())[:3] == ["a b", "q ?", "x"]
@@ -57,12 +57,14 @@ def test_choices_in_fields_of_their_own(config, tokenizer, tmp_path):
     split = config(rows, "#label,goal,one+two").train_split(tokenizer, (), 0)
     assert split.content[0].choices == ("x", "y")
     (tmp_path / "a.tsv").write_text("1\ta\tx\ty\n")
-    data = ChoiceData(source=f"tsv:{tmp_path}/a.tsv#1,2,3+4", tokenizer=TokenizerConfig(), length=8)
+    data = MultipleChoiceData(
+        source=f"tsv:{tmp_path}/a.tsv#1,2,3+4", tokenizer=TokenizerConfig(), length=8
+    )
     assert data.whole_source(data.source, tokenizer, ()).content[0].choices == ("x", "y")
 
 
 def test_decode(config, tokenizer):
-    rows = config(ROWS).train_split(tokenizer, (), 0).rows
+    rows = config(ROWS).train_split(tokenizer, (), 0).examples
     first, second = rows.decode({"logits": np.log([[1, 2, 1], [5, 1, 4.0]])})
     assert (first["choice"], first["text"], first["context"]) == (1, "y z", "a b")
     assert first["probabilities"] == pytest.approx([0.25, 0.5, 0.25])
@@ -96,10 +98,10 @@ def test_input(config, tokenizer, tmp_path):
     unlabelled = [{"context": "a", "choices": ["x", "y"]}, {"context": "b", "choices": ["z", "w"]}]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, unlabelled)))
     split = config(ROWS).input_split(f"{tmp_path}/in.jsonl", tokenizer, ())
-    assert set(split.rows.row(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
-    assert [p["choice"] for p in split.rows.decode({"logits": np.eye(2)})] == [0, 1]
+    assert set(split.examples.example(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
+    assert [p["choice"] for p in split.examples.decode({"logits": np.eye(2)})] == [0, 1]
     with pytest.raises(ValueError, match="have no labels"):
-        split.rows.gold()
+        split.examples.gold()
     (tmp_path / "own.jsonl").write_text('{"goal": "a", "one": "x", "two": "y"}\n')
     rows = [{"label": 1, "goal": "a", "one": "x", "two": "y"}]
     data = config(rows, "#label,goal,one+two")
@@ -108,7 +110,7 @@ def test_input(config, tokenizer, tmp_path):
         assert (example.choices, example.label) == (("x", "y"), None)
     data = config(ROWS, "#label,context,question,choices")
     split = data.input_split(data.source, tokenizer, ())
-    assert split.rows.decode({"logits": np.eye(2, 3)})[0]["question"] == "q ?"
+    assert split.examples.decode({"logits": np.eye(2, 3)})[0]["question"] == "q ?"
     (tmp_path / "in.jsonl").write_text('{"context": "a"}')
     with pytest.raises(DataError, match=r"in.jsonl line 1 has no field 'choices'"):
         config(ROWS).input_split(f"{tmp_path}/in.jsonl", tokenizer, ())

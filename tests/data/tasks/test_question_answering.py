@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer
 from flaxzoo.data.features.sliding_windows import most_context
-from flaxzoo.data.tasks.question_answering import NO_ANSWER, SpanData, token_span
+from flaxzoo.data.tasks.question_answering import NO_ANSWER, QuestionAnsweringData, token_span
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +37,7 @@ def config(data_of_file):
     def make(*articles, **fields):
         text = json.dumps({"data": articles}, indent=1)
         fields = {"length": 24, "stride": 4, **fields}
-        return data_of_file(SpanData, "squad:a.json", text, **fields)
+        return data_of_file(QuestionAnsweringData, "squad:a.json", text, **fields)
 
     return make
 
@@ -48,8 +48,8 @@ PASSAGE = "a b c d e f g h i j k l m n o"
 def test_windows_of_a_passage(config, train, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("k l", 20), ("a", 0)])), max_question_length=2)
     split = train(data, tokenizer)
-    assert split.facts == "1 questions, 1 windows of 24 tokens, 1 questions cut to 2 tokens"
-    row = split.rows.row(0, 0)
+    assert split.summary == "1 questions, 1 windows of 24 tokens, 1 questions cut to 2 tokens"
+    row = split.examples.example(0, 0)
     text = "[CLS] wh [SEP] a b c d e f g h i j k l m n o [SEP]"
     assert tokenizer.decode(row["input_ids"][:20], False) == text
     assert row["token_type_ids"].tolist() == [0] * 4 + [1] * 16 + [0] * 4
@@ -60,8 +60,8 @@ def test_windows_of_a_passage(config, train, tokenizer):
 
 def test_an_answer_is_where_its_window_has_it(config, train, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("k l", 20)])), length=16, max_question_length=4)
-    rows = train(data, tokenizer).rows
-    windows = [rows.row(0, i) for i in range(rows.rows_per_epoch)]
+    rows = train(data, tokenizer).examples
+    windows = [rows.example(0, i) for i in range(rows.num_examples)]
     texts = [tokenizer.decode(row["input_ids"]) for row in windows]
     assert texts == ["what a b c d e f g h i", "what e f g h i j k l m", "what i j k l m n o"]
     answers = [(int(row["start_positions"]), int(row["end_positions"])) for row in windows]
@@ -70,7 +70,7 @@ def test_an_answer_is_where_its_window_has_it(config, train, tokenizer):
 
 def logits_at(rows, positions, height=10.0):
     """Logits of every row, 0 but at some (row, start, end)."""
-    shape = (rows.rows_per_epoch, len(rows.row(0, 0)["input_ids"]))
+    shape = (rows.num_examples, len(rows.example(0, 0)["input_ids"]))
     start, end = np.zeros(shape), np.zeros(shape)
     for row, first, last in positions:
         start[row, first] += height
@@ -81,9 +81,9 @@ def logits_at(rows, positions, height=10.0):
 def test_decode(config, train, tokenizer):
     passage = "The  Red (cat) sat."
     split = train(config(article(paragraph(passage, q=[("Red (cat", 5)])), length=48), tokenizer)
-    row = split.rows.row(0, 0)
-    found = logits_at(split.rows, [(0, row["start_positions"], row["end_positions"])])
-    (decoded,) = split.rows.decode(found, n_best=3)
+    row = split.examples.example(0, 0)
+    found = logits_at(split.examples, [(0, row["start_positions"], row["end_positions"])])
+    (decoded,) = split.examples.decode(found, n_best=3)
     assert {k: decoded[k] for k in ("id", "answer", "start", "end", "score")} == {
         "id": "q", "answer": "Red (cat", "start": 5, "end": 13, "score": 20.0,
     }  # fmt: skip
@@ -102,10 +102,9 @@ def test_decode_is_the_original_search(config, train, tokenizer, seed):
     words = [str(i) for i in range(int(random.integers(1, 30)))]
     asked = {"q": [(words[0], 0)], "r": []}
     data = config(article(paragraph(" ".join(words), **asked)), length=16, max_answer_length=3)
-    rows = train(data, tokenizer).rows
+    rows = train(data, tokenizer).examples
     logits = {
-        name: random.normal(size=(rows.rows_per_epoch, 16))
-        for name in ("start_logits", "end_logits")
+        name: random.normal(size=(rows.num_examples, 16)) for name in ("start_logits", "end_logits")
     }
     start, end = logits["start_logits"], logits["end_logits"]
     ranges, offsets = rows.decoding.ranges, next(iter(rows.decoding.offsets.values()))
@@ -114,7 +113,7 @@ def test_decode_is_the_original_search(config, train, tokenizer, seed):
         speaks = most_context(ranges[mine.start : mine.stop])
         candidates = {"": min(start[row, 0] + end[row, 0] for row in mine)}
         for row in mine:
-            before = int(np.flatnonzero(rows.row(0, row)["token_type_ids"])[0]) - ranges[row, 0]
+            before = int(np.flatnonzero(rows.example(0, row)["token_type_ids"])[0]) - ranges[row, 0]
             for first in range(*ranges[row]):
                 for last in range(first, min(first + 3, ranges[row, 1])):
                     if speaks[first] == row - mine.start:
@@ -129,8 +128,8 @@ def test_decode_is_the_original_search(config, train, tokenizer, seed):
 
 def test_answers_are_not_longer_than_allowed(config, train, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("a", 0)])), length=32, max_answer_length=3)
-    rows = train(data, tokenizer).rows
-    first = int(rows.row(0, 0)["start_positions"])
+    rows = train(data, tokenizer).examples
+    first = int(rows.example(0, 0)["start_positions"])
     start = logits_at(rows, [(0, first, first + 3)])
     (decoded,) = rows.decode(start)
     assert all(len(answer["answer"].split()) <= 3 for answer in decoded["n_best"])
@@ -145,18 +144,18 @@ def test_no_answer(config, train, tokenizer):
     passages = [paragraph(PASSAGE, q=[("k", 20)], r=[])]
     data = config(article(*passages), length=16)
     assert data.labels() == (NO_ANSWER,)
-    rows = train(data, tokenizer).rows
-    positions = [rows.row(0, i)["start_positions"] for i in range(rows.rows_per_epoch)]
-    half = rows.rows_per_epoch // 2
+    rows = train(data, tokenizer).examples
+    positions = [rows.example(0, i)["start_positions"] for i in range(rows.num_examples)]
+    half = rows.num_examples // 2
     assert any(positions[:half])
     assert not any(positions[half:])
-    everywhere = [(row, 0, 0) for row in range(rows.rows_per_epoch)]
+    everywhere = [(row, 0, 0) for row in range(rows.num_examples)]
     first, second = rows.decode(logits_at(rows, everywhere[1:]))
     assert first["start"] is not None  # one window is for an answer
     assert (second["answer"], second["start"], second["score"]) == ("", None, 20.0)
     assert rows.gold() == [{"id": "q", "answers": ["k"]}, {"id": "r", "answers": []}]
     # A model that has not seen questions without an answer always gives one.
-    rows = data.whole_source(data.source, tokenizer, ()).rows
+    rows = data.whole_source(data.source, tokenizer, ()).examples
     assert all(one["answer"] for one in rows.decode(logits_at(rows, everywhere)))
 
 
@@ -165,7 +164,7 @@ def test_version_2_marks_what_is_impossible(config, train, tokenizer, tmp_path):
     content = json.loads((tmp_path / "a.json").read_text())
     content["data"][0]["paragraphs"][0]["qas"][1]["is_impossible"] = True
     (tmp_path / "a.json").write_text(json.dumps(content))
-    assert train(data, tokenizer).rows.gold()[1] == {"id": "r", "answers": []}
+    assert train(data, tokenizer).examples.gold()[1] == {"id": "r", "answers": []}
 
 
 def test_answers_without_a_sure_place(config, train, tokenizer):
@@ -180,24 +179,24 @@ def test_answers_without_a_sure_place(config, train, tokenizer):
     data = config(article(asked), length=32)
     split = train(data, tokenizer)
     assert [example.id for example in split.content] == ["wrong", "unsure", "second", "blank"]
-    assert [gold["id"] for gold in split.rows.gold()] == ["second", "blank"]
-    positions = [split.rows.row(0, i) for i in range(2)]
+    assert [gold["id"] for gold in split.examples.gold()] == ["second", "blank"]
+    positions = [split.examples.example(0, i) for i in range(2)]
     for row in positions:
         tokens = row["input_ids"][row["start_positions"] : row["end_positions"] + 1]
         assert tokenizer.decode(tokens) == "cat"
     unsure = "2 questions have no answer whose place is sure: not trained on (wrong, unsure)"
-    assert unsure in split.facts
+    assert unsure in split.summary
     misplaced = "3 answers are not where they should be (wrong, second)"
-    assert misplaced in split.facts
-    assert len(split.rows.left_out) == 5
+    assert misplaced in split.summary
+    assert len(split.examples.left_out) == 5
     wrong = "a.json question wrong: the answer 'dog' is not where it should be"
-    assert split.rows.left_out[1].endswith(wrong)
-    assert split.rows.left_out[-1].endswith("question unsure: no answer whose place is sure")
+    assert split.examples.left_out[1].endswith(wrong)
+    assert split.examples.left_out[-1].endswith("question unsure: no answer whose place is sure")
     everything = data.whole_source(data.source, tokenizer, ())  # all are scored
-    assert misplaced in everything.facts
-    assert "trained" not in everything.facts
-    assert [len(gold["answers"]) for gold in everything.rows.gold()] == [2, 1, 2, 1]
-    assert everything.rows.row(0, 1)["start_positions"] > 0  # for the loss: where it may be
+    assert misplaced in everything.summary
+    assert "trained" not in everything.summary
+    assert [len(gold["answers"]) for gold in everything.examples.gold()] == [2, 1, 2, 1]
+    assert everything.examples.example(0, 1)["start_positions"] > 0  # for the loss: where it may be
     with pytest.raises(DataError, match="no question has an answer whose place"):
         train(config(article(paragraph(passage, unsure=[("red", 0, False)]))), tokenizer)
 
@@ -206,24 +205,24 @@ def test_an_answer_that_is_whole_in_no_window(config, train, tokenizer):
     passage = article(paragraph(PASSAGE, long=[(PASSAGE[2:24], 2)], short=[("k l", 20)]))
     data = config(passage, length=16, stride=128, max_question_length=4)
     split = train(data, tokenizer)
-    assert [gold["id"] for gold in split.rows.gold()] == ["short"]
+    assert [gold["id"] for gold in split.examples.gold()] == ["short"]
     parted = "1 questions have an answer that is whole in no window"
-    assert f"{parted}: not trained on (long)" in split.facts
-    (line,) = split.rows.left_out
+    assert f"{parted}: not trained on (long)" in split.summary
+    (line,) = split.examples.left_out
     assert line.endswith("question long: an answer that is whole in no window")
-    rows = [split.rows.row(0, i) for i in range(split.rows.rows_per_epoch)]
+    rows = [split.examples.example(0, i) for i in range(split.examples.num_examples)]
     assert any(row["start_positions"] for row in rows)
     everything = data.whole_source(data.source, tokenizer, ())  # all are scored
-    assert [gold["id"] for gold in everything.rows.gold()] == ["long", "short"]
-    assert f"{parted} (long)" in everything.facts
+    assert [gold["id"] for gold in everything.examples.gold()] == ["long", "short"]
+    assert f"{parted} (long)" in everything.summary
     with pytest.raises(DataError, match="fits in a window: give others, or a greater length"):
         train(config(article(paragraph(PASSAGE, q=[(PASSAGE[:24], 0)])), length=16), tokenizer)
 
 
 def test_a_place_that_is_not_known_is_in_no_loss(config, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("z", 3)], r=[("c", 4)])))
-    rows = data.whole_source(data.source, tokenizer, ()).rows
-    starts = [int(rows.row(0, i)["start_positions"]) for i in range(rows.rows_per_epoch)]
+    rows = data.whole_source(data.source, tokenizer, ()).examples
+    starts = [int(rows.example(0, i)["start_positions"]) for i in range(rows.num_examples)]
     assert starts[0] == -1
     assert max(starts) > 0
     assert rows.gold()[0]["answers"] == ["z"]
@@ -281,14 +280,14 @@ def test_input(config, tokenizer, tmp_path):
     lines = [{"question": "what?", "context": "a b"}, {"id": "x", "question": "", "context": ""}]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     split = data.input_split(f"{tmp_path}/in.jsonl", tokenizer, ())
-    assert set(split.rows.row(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
-    decoded = split.rows.decode(logits_at(split.rows, []))
+    assert set(split.examples.example(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
+    decoded = split.examples.decode(logits_at(split.examples, []))
     assert [one["id"] for one in decoded] == ["1", "x"]
     assert decoded[1]["answer"] == ""  # of an empty passage
     for path in (f"{tmp_path}/a.json", f"squad:{tmp_path}/a.json"):
         split = data.input_split(path, tokenizer, ())
         assert [example.id for example in split.content] == ["q"]
-        assert "start_positions" not in split.rows.row(0, 0)
+        assert "start_positions" not in split.examples.example(0, 0)
     for name in ("in.jsonl", "in.txt"):
         (tmp_path / name).write_text('{"question": "what?", "context": }\n')
         with pytest.raises(DataError, match=rf"{name} line 1 is not valid JSON"):
@@ -321,7 +320,7 @@ def test_real_files(datasets, train):
     tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
 
     def data(name):
-        return SpanData(
+        return QuestionAnsweringData(
             source=f"squad:{datasets}/qa/{name}",
             tokenizer=TokenizerConfig(),
             length=128,
@@ -333,26 +332,26 @@ def test_real_files(datasets, train):
     squad = data("squad11.dev_a.json.gz")
     everything = squad.whole_source(squad.source, tokenizer, ())
     assert len(everything.content) == 4805
-    assert sum(len(gold["answers"]) for gold in everything.rows.gold()) == 16780
+    assert sum(len(gold["answers"]) for gold in everything.examples.gold()) == 16780
     places = [a for e in everything.content for a in e.answers if a.sure and a.start is not None]
     assert len(places) == 14810
     split = train(squad, tokenizer)
     validation = squad.validation_split(tokenizer, ())
     assert len(split.content) + len(validation.content) == 4805
     assert not {e.title for e in split.content} & {e.title for e in validation.content}
-    assert len(split.rows.left_out) == len(split.content) - len(split.rows.gold())
-    assert pickle.loads(pickle.dumps(split.rows)).rows_per_epoch == split.rows.rows_per_epoch
+    assert len(split.examples.left_out) == len(split.content) - len(split.examples.gold())
+    assert pickle.loads(pickle.dumps(split.examples)).num_examples == split.examples.num_examples
     policies = data("policyqa.dev.json.gz")
     everything = policies.whole_source(policies.source, tokenizer, ())
     assert len(everything.content) == 3809
-    assert "not where they should be" not in everything.facts
+    assert "not where they should be" not in everything.summary
 
 
 def test_answers_come_back_exactly(datasets):
     """From characters to tokens and back, for every answer whose place is sure."""
     tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
     source = f"squad:{datasets}/qa/squad11.dev_a.json.gz"
-    config = SpanData(source=source, tokenizer=TokenizerConfig())
+    config = QuestionAnsweringData(source=source, tokenizer=TokenizerConfig())
     content = config.whole_source(source, tokenizer, ()).content
     offsets = {}
     exact = inside = 0

@@ -6,7 +6,7 @@ from flaxzoo.data import (
     evaluation_batches,
     load_tokenizer,
 )
-from flaxzoo.data.tasks.sequence_classification import ClassificationData
+from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
 
 
 @pytest.fixture
@@ -15,36 +15,36 @@ def config(data_of_file):
 
     def make(text, part="", **fields):
         fields = {"length": 10, **fields}
-        return data_of_file(ClassificationData, f"tsv:a.tsv{part}", text, **fields)
+        return data_of_file(SequenceClassificationData, f"tsv:a.tsv{part}", text, **fields)
 
     return make
 
 
 def test_rows(config, train, tokenizer):
     split = train(config("yes\ta b\nno\tc d e f g h i j k\n"), tokenizer)
-    row = split.rows.row(0, 0)
+    row = split.examples.example(0, 0)
     assert row["input_ids"].tolist() == [2, 5, 6, 3, 0, 0, 0, 0, 0, 0]
     assert row["attention_mask"].tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
     assert not row["token_type_ids"].any()
     assert (row["labels"], row["labels"].dtype, row["labels"].shape) == (1, np.int32, ())
-    assert split.rows.row(3, 1)["input_ids"].tolist() == [2, *range(7, 15), 3]
-    assert split.rows.gold() == [1, 0]  # the labels in order of their names
-    assert split.facts == "2 examples, 1 of them cut to 10 tokens"
+    assert split.examples.example(3, 1)["input_ids"].tolist() == [2, *range(7, 15), 3]
+    assert split.examples.gold() == [1, 0]  # the labels in order of their names
+    assert split.summary == "2 examples, 1 of them cut to 10 tokens"
 
 
 def test_pairs_lose_of_the_longer_text(config, train, tokenizer):
     split = train(config("0\ta b c d e f\tx y\n1\ta b c d e f\tu v w x y z\n", "#1,2,3"), tokenizer)
-    row = split.rows.row(0, 0)
+    row = split.examples.example(0, 0)
     assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c d e [SEP] x y [SEP]"
     assert row["token_type_ids"].tolist() == [0] * 7 + [1] * 3
-    row = split.rows.row(0, 1)
+    row = split.examples.example(0, 1)
     assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c d [SEP] u v w [SEP]"
 
 
 def test_empty_texts_are_counted(config, train, tokenizer):
     split = train(config("0\ta\n1\t\n1\t \n"), tokenizer)
-    assert split.facts == "3 examples, 2 of them without a text"
-    assert split.rows == split.rows  # arrays are not compared
+    assert split.summary == "3 examples, 2 of them without a text"
+    assert split.examples == split.examples  # arrays are not compared
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_order_of_labels(config, column, labels):
 
 
 def test_decode(config, train, tokenizer):
-    rows = train(config("no\ta\nyes\tb\n"), tokenizer).rows
+    rows = train(config("no\ta\nyes\tb\n"), tokenizer).examples
     first, second = rows.decode({"logits": np.array([[0.0, np.log(3)], [1000, -1000]])})
     assert (first["text"], first["label"]) == ("a", "yes")
     assert first["probabilities"] == pytest.approx({"no": 0.25, "yes": 0.75})
@@ -73,11 +73,11 @@ def test_decode(config, train, tokenizer):
 
 
 def test_several_labels(config, train, tokenizer):
-    data = config("red,big\ta\n\tb\nbig\tc\n", target="several")
+    data = config("red,big\ta\n\tb\nbig\tc\n", target="multi_label")
     assert data.labels() == ("big", "red")
-    rows = train(data, tokenizer).rows
-    assert rows.row(0, 0)["labels"].tolist() == [1, 1]
-    assert rows.row(0, 1)["labels"].dtype == np.float32
+    rows = train(data, tokenizer).examples
+    assert rows.example(0, 0)["labels"].tolist() == [1, 1]
+    assert rows.example(0, 1)["labels"].dtype == np.float32
     assert rows.gold() == [[1, 1], [0, 0], [1, 0]]
     logits = np.array([[0.1, np.log(3)], [-1, 0], [800, -800]])
     decoded = rows.decode({"logits": logits})
@@ -86,10 +86,10 @@ def test_several_labels(config, train, tokenizer):
 
 
 def test_scores(config, train, tokenizer):
-    data = config("2.5\ta\n-1\tb\n", target="score")
+    data = config("2.5\ta\n-1\tb\n", target="regression")
     assert data.labels() == ("score",)
-    rows = train(data, tokenizer).rows
-    label = rows.row(0, 0)["labels"]
+    rows = train(data, tokenizer).examples
+    label = rows.example(0, 0)["labels"]
     assert (label, label.shape, label.dtype) == (2.5, (), np.float32)
     assert rows.gold() == [2.5, -1]
     assert rows.decode({"logits": np.array([[1.0], [2.0]])}) == [
@@ -103,14 +103,18 @@ def test_scores(config, train, tokenizer):
     [
         ("0\ta\n\tb\n1\tc\n", {}, "a.tsv line 2 has no label: its column is empty"),
         ("0\ta\n0\tb\n", {}, "all examples of .* have the label '0': name the column"),
-        ("1\ta\nhigh\tb\n", {"target": "score"}, "line 2 has the score 'high'.*must be a number"),
-        ("nan\ta\n", {"target": "score"}, "line 1 has the score 'nan'"),
+        (
+            "1\ta\nhigh\tb\n",
+            {"target": "regression"},
+            "line 2 has the score 'high'.*must be a number",
+        ),
+        ("nan\ta\n", {"target": "regression"}, "line 1 has the score 'nan'"),
         (
             "".join(f"a sentence {i}\t{i % 2}\n" for i in range(30)),
             {},
             "30 examples of .* have 30 different labels, 'a sentence 0' .*name the column",
         ),
-        ("\ta\n", {"target": "several"}, "no example of .* has a label"),
+        ("\ta\n", {"target": "multi_label"}, "no example of .* has a label"),
     ],
 )
 def test_bad_labels(config, train, tokenizer, text, fields, message):
@@ -121,15 +125,15 @@ def test_bad_labels(config, train, tokenizer, text, fields, message):
 @pytest.mark.parametrize(
     ("label", "fields", "message"),
     [
-        ("null", {"target": "several"}, "line 2 has the label None: a label is a word"),
-        ('["a", null]', {"target": "several"}, "line 2 has the label None: a label is a word"),
-        ("1.0", {}, "line 2 has the label 1.0: .* or a whole number; .* choose target score"),
+        ("null", {"target": "multi_label"}, "line 2 has the label None: a label is a word"),
+        ('["a", null]', {"target": "multi_label"}, "line 2 has the label None: a label is a word"),
+        ("1.0", {}, "line 2 has the label 1.0: .* or a whole number; .* choose target regression"),
     ],
 )
 def test_bad_json_labels(tmp_path, tokenizer, label, fields, message):
     path = tmp_path / "a.jsonl"
     path.write_text('{"label": 1, "text": "a"}\n{"label": ' + label + ', "text": "b"}\n')
-    data = ClassificationData(source=f"jsonl:{path}", tokenizer=TokenizerConfig(), **fields)
+    data = SequenceClassificationData(source=f"jsonl:{path}", tokenizer=TokenizerConfig(), **fields)
     with pytest.raises(DataError, match=message):
         data.labels()
 
@@ -138,7 +142,7 @@ def test_json_labels(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"label": 3, "text": "a"}\n{"label": true, "text": "b"}\n')
     for target in ("one", "several"):
-        data = ClassificationData(
+        data = SequenceClassificationData(
             source=f"jsonl:{path}", tokenizer=TokenizerConfig(), target=target
         )
         assert data.labels() == ("3", "true")
@@ -163,15 +167,15 @@ def test_input(config, tokenizer, tmp_path):
     data = config("0\ta\tx\n1\tb\ty\n", "#1,2,3")
     (tmp_path / "in.txt").write_text("a b\tf\nc\td e\n")
     split = data.input_split(f"{tmp_path}/in.txt", tokenizer, ("0", "1"))
-    assert split.facts == "2 examples"
-    assert set(split.rows.row(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
-    assert split.rows.row(0, 1)["token_type_ids"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
-    (batch,) = evaluation_batches(split.rows, batch_size=4)
+    assert split.summary == "2 examples"
+    assert set(split.examples.example(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
+    assert split.examples.example(0, 1)["token_type_ids"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
+    (batch,) = evaluation_batches(split.examples, batch_size=4)
     assert batch["attention_mask"][:, 0].tolist() == [1, 1, 0, 0]
-    _, second = split.rows.decode({"logits": np.zeros((2, 2))})
+    _, second = split.examples.decode({"logits": np.zeros((2, 2))})
     assert (second["text"], second["text_b"]) == ("c", "d e")
     with pytest.raises(ValueError, match="have no labels"):
-        split.rows.gold()
+        split.examples.gold()
 
 
 def test_input_has_as_many_texts_as_the_run(config, tokenizer, tmp_path):
@@ -190,9 +194,9 @@ def test_input_has_as_many_texts_as_the_run(config, tokenizer, tmp_path):
 def test_input_of_labelled_files(config, tokenizer, tmp_path):
     (tmp_path / "in.tsv").write_text("?\tb\n\tc\n")
     (tmp_path / "in.jsonl").write_text('{"text": "b"}\n\n{"text": "c", "label": []}\n')
-    data = config("0\ta\n1\tb\n", target="score")
+    data = config("0\ta\n1\tb\n", target="regression")
     for path in (f"tsv:{tmp_path}/in.tsv", f"{tmp_path}/in.jsonl", f"jsonl:{tmp_path}/in.jsonl"):
-        rows = data.input_split(path, tokenizer, data.labels()).rows
+        rows = data.input_split(path, tokenizer, data.labels()).examples
         assert [p["text"] for p in rows.decode({"logits": np.zeros((2, 1))})] == ["b", "c"]
     named = config("text\tlabel\na\t0\n", "#label,text")
     assert named.examples_to_predict(f"{tmp_path}/in.jsonl")[1].text == "c"
@@ -205,7 +209,7 @@ def test_real_files(datasets):
     vocabulary = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
 
     def load(source, validation, **fields):
-        config = ClassificationData(
+        config = SequenceClassificationData(
             source=f"tsv:{datasets}/cls/{source}",
             validation=f"tsv:{datasets}/cls/{validation}",
             tokenizer=TokenizerConfig(),
@@ -217,12 +221,12 @@ def test_real_files(datasets):
             config.train_split(vocabulary, labels, 0),
             config.validation_split(vocabulary, labels),
         )
-        return labels, [np.array(split.rows.gold()) for split in splits], splits
+        return labels, [np.array(split.examples.gold()) for split in splits], splits
 
     labels, (train, validation), splits = load("sst2.train.tsv.gz", "sst2.dev.tsv.gz")
     assert (labels, len(train), train.sum()) == (("0", "1"), 6920, 3610)
     assert (len(validation), validation.sum()) == (872, 444)
-    first = splits[0].rows.row(0, 0)["input_ids"]
+    first = splits[0].examples.example(0, 0)["input_ids"]
     assert vocabulary.decode(first).startswith("a stirring, funny and finally transporting")
     labels, (train, validation), _ = load("cola.train.tsv#2,4", "cola.dev.tsv#2,4")
     assert (len(train), len(validation)) == (8551, 527)

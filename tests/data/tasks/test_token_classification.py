@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.features.bio_tags import find_scheme, span_labels, to_bio
-from flaxzoo.data.tasks.token_classification import TaggingData, tagging_rows, word_pieces
+from flaxzoo.data.tasks.token_classification import (
+    TokenClassificationData,
+    tagged_examples,
+    word_pieces,
+)
 from flaxzoo.data.tasks.token_examples import TaggingExample
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +20,7 @@ def config(data_of_file):
 
     def make(text, part="", **fields):
         fields = {"length": 10, **fields}
-        return data_of_file(TaggingData, f"conll:a.conll{part}", text, **fields)
+        return data_of_file(TokenClassificationData, f"conll:a.conll{part}", text, **fields)
 
     return make
 
@@ -36,12 +40,12 @@ Al NNP B-PER
 def test_columns(config, train, tokenizer):
     data = config(COLUMNS, length=32)
     split = train(data, tokenizer)
-    assert split.rows.gold() == [["B-ORG", "O", "B-MISC"], ["O", "B-PER", "B-PER"]]
+    assert split.examples.gold() == [["B-ORG", "O", "B-MISC"], ["O", "B-PER", "B-PER"]]
     assert next(example.words for example in split.content) == ("EU", "rejects", "German")
-    assert split.facts == "2 sentences, 6 words, IOB1 tags converted to BIO"
+    assert split.summary == "2 sentences, 6 words, IOB1 tags converted to BIO"
     wanted = "O B-MISC B-ORG B-PER I-MISC I-ORG I-PER".split()
     assert data.labels() == tuple(wanted)
-    row = split.rows.row(0, 0)
+    row = split.examples.example(0, 0)
     assert tokenizer.decode(row["input_ids"]) == "eu rejects german"
     predicted = np.flatnonzero(row["labels"] != -100)
     assert predicted.tolist() == [1, 3, 10]  # e ##u r ##e …
@@ -53,7 +57,7 @@ def test_columns(config, train, tokenizer):
 def test_another_column(config, train, tokenizer):
     data = config(COLUMNS, "#2", length=32)
     assert data.labels() == ("JJ", "NNP", "VBZ")  # plain tags are left as they are
-    assert train(data, tokenizer).rows.gold()[0] == ["NNP", "VBZ", "JJ"]
+    assert train(data, tokenizer).examples.gold()[0] == ["NNP", "VBZ", "JJ"]
 
 
 def test_tabs_part_columns_that_hold_blanks(config, train, tokenizer):
@@ -67,7 +71,7 @@ def test_tabs_part_columns_that_hold_blanks(config, train, tokenizer):
         ("a O\nb x O\n", "", "a.conll line 2 has 3 columns where the first has 2"),
         ("a\n", "", "a.conll line 1 has a word without a tag: 'a'"),
         ("a\tX\nb\t\n", "", "line 2 has a word without a tag"),
-        ("a\tX\nb X\n", "", "line 2 has 1 columns where the first has 2: .* parted by tabs"),
+        ("a\tX\nb X\n", "", "line 2 has 1 columns where the first has 2: .* separated by tabs"),
         ("a O\n", "#4", "line 1 has 2 columns, so there is no column 4"),
         ("a O\n", "#1", "names no column: give the number of the tags' column from 2"),
         ("a B-X\nb O\n\nc B_X\n", "", "line 4 has the tag 'B_X', where others mark spans"),
@@ -86,11 +90,13 @@ def test_a_tag_that_continues_nothing(config, tokenizer, tmp_path):
     data = config("a B-X\nb I-X\nc O\n")
     (tmp_path / "v").write_text("a B-X\n\nb O\nc I-X\nd I-X\n\ne B-X\n")
     split = data.whole_source(f"conll:{tmp_path}/v", tokenizer, data.labels())
-    assert split.rows.gold() == [["B-X"], ["O", "B-X", "I-X"], ["B-X"]]
-    assert "1 tags I- that continue nothing read as B- (" in split.facts
-    assert split.facts.endswith("v line 4)")
+    assert split.examples.gold() == [["B-X"], ["O", "B-X", "I-X"], ["B-X"]]
+    assert "1 tags I- that continue nothing read as B- (" in split.summary
+    assert split.summary.endswith("v line 4)")
     with pytest.raises(DataError, match="v line 4 has the tag 'I-X'"):  # not trained on
-        TaggingData(source=f"conll:{tmp_path}/v", tokenizer=TokenizerConfig(), length=10).labels()
+        TokenClassificationData(
+            source=f"conll:{tmp_path}/v", tokenizer=TokenizerConfig(), length=10
+        ).labels()
 
 
 def test_documents_stay_together(config, train, tokenizer):
@@ -117,17 +123,17 @@ def test_unknown_tag_in_validation(config, tokenizer, tmp_path):
 
 def test_a_long_sentence_goes_on_in_the_next_row(config, train, tokenizer):
     split = train(config("ab O\ncdef B-X\nghi O\njklmnopqrst B-X\nu O\n"), tokenizer)
-    decoded = [tokenizer.decode(split.rows.row(0, i)["input_ids"]) for i in range(4)]
+    decoded = [tokenizer.decode(split.examples.example(0, i)["input_ids"]) for i in range(4)]
     assert decoded == ["ab cdef", "ghi", "jklmnopq", "u"]
-    assert "5 words, 4 rows of 10 tokens" in split.facts
+    assert "5 words, 4 rows of 10 tokens" in split.summary
 
 
 def labels_of(rows):
-    return np.stack([rows.row(0, i)["labels"] for i in range(rows.rows_per_epoch)])
+    return np.stack([rows.example(0, i)["labels"] for i in range(rows.num_examples)])
 
 
 def test_words_of_which_nothing_is_left(config, train, tokenizer):
-    rows = train(config("a B-X\n\u200d\tB-X\n".replace("a ", "a\t")), tokenizer).rows
+    rows = train(config("a B-X\n\u200d\tB-X\n".replace("a ", "a\t")), tokenizer).examples
     assert "1 words of which the tokenizer leaves nothing" in rows.notes
     predictions = {"label_ids": np.full((1, 10), 2), "probabilities": np.full((1, 10), 0.5)}
     assert rows.decode(predictions) == [
@@ -147,7 +153,7 @@ def test_every_word_is_predicted_once(tokenizer, sentences, length):
     examples = [
         TaggingExample(tuple(w for w, _ in s), tuple(t for _, t in s), "here") for s in sentences
     ]
-    rows = tagging_rows(examples, tokenizer, labels, length)
+    rows = tagged_examples(examples, tokenizer, labels, length)
     ids = labels_of(rows)
     pieces = [ids for e in examples for ids, _ in word_pieces(e.words, tokenizer)]
     assert (ids != -100).sum() == sum(map(bool, pieces))
@@ -156,7 +162,7 @@ def test_every_word_is_predicted_once(tokenizer, sentences, length):
     kept = [tag if piece else "O" for tag, piece in zip(flat, pieces, strict=True)]
     assert [tag for sentence in decoded for tag in sentence] == kept
     assert list(map(len, decoded)) == list(map(len, sentences))
-    masks = [rows.row(0, i)["attention_mask"].astype(bool) for i in range(len(ids))]
+    masks = [rows.example(0, i)["attention_mask"].astype(bool) for i in range(len(ids))]
     assert all((row[~mask] == -100).all() for row, mask in zip(ids, masks, strict=True))
 
 
@@ -174,7 +180,7 @@ def test_words_are_cut_as_the_library_cuts_them(datasets):
     """Against the tokenizers library's own alignment of words given one by one."""
     tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
     source = f"conll:{datasets}/ner/wnut17.dev.conll.gz"
-    config = TaggingData(source=source, tokenizer=TokenizerConfig(), length=64)
+    config = TokenClassificationData(source=source, tokenizer=TokenizerConfig(), length=64)
     for example in config.whole_source(source, tokenizer, config.labels()).content[:400]:
         theirs = tokenizer._backend.encode(
             list(example.words), is_pretokenized=True, add_special_tokens=False
@@ -265,8 +271,8 @@ def test_input(config, tokenizer, tmp_path):
     (tmp_path / "in.txt").write_text("ab c\n\n d e\n")
     split = data.input_split(f"{tmp_path}/in.txt", tokenizer, data.labels())
     assert [example.words for example in split.content] == [("ab", "c"), (), ("d", "e")]
-    assert set(split.rows.row(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
-    decoded = split.rows.decode({"label_ids": np.ones((3, 10), int)})
+    assert set(split.examples.example(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
+    decoded = split.examples.decode({"label_ids": np.ones((3, 10), int)})
     assert decoded[0] == {"words": ["ab", "c"], "tags": ["B-X", "B-X"]}
     assert decoded[1] == {"words": [], "tags": []}  # a prediction for each line
     (tmp_path / "in.conll").write_text("ab X\nc X\n\nd X\n")
@@ -282,8 +288,8 @@ def test_input(config, tokenizer, tmp_path):
 
 def test_json_lines(data_of_file, train, tokenizer):
     row = '{"tokens": ["a", "b"], "tags": ["B-X", "O"]}\n'
-    data = data_of_file(TaggingData, "jsonl:a.jsonl", row, length=10)
-    assert train(data, tokenizer).rows.gold() == [["B-X", "O"]]
+    data = data_of_file(TokenClassificationData, "jsonl:a.jsonl", row, length=10)
+    assert train(data, tokenizer).examples.gold() == [["B-X", "O"]]
 
 
 @pytest.mark.parametrize(
@@ -301,19 +307,19 @@ def test_json_lines(data_of_file, train, tokenizer):
 def test_bad_json_lines(data_of_file, words, tags, message):
     row = f'{{"tokens": {words}, "tags": {tags}}}\n'
     with pytest.raises(DataError, match=message):
-        data_of_file(TaggingData, "jsonl:a.jsonl", row, length=10).labels()
+        data_of_file(TokenClassificationData, "jsonl:a.jsonl", row, length=10).labels()
 
 
 def test_real_files(datasets):
     tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
 
     def load(source):
-        config = TaggingData(
+        config = TokenClassificationData(
             source=f"conll:{datasets}/ner/{source}", tokenizer=TokenizerConfig(), length=64
         )
         split = config.whole_source(config.source, tokenizer, config.labels())
-        gold = split.rows.gold()
-        decoded = split.rows.decode({"label_ids": labels_of(split.rows)})
+        gold = split.examples.gold()
+        decoded = split.examples.decode({"label_ids": labels_of(split.examples)})
         found = Counter(tag[2:] for tags in gold for tag in tags if tag.startswith("B-"))
         return split, gold, [one["tags"] for one in decoded], found
 
@@ -321,11 +327,11 @@ def test_real_files(datasets):
     assert (len(gold), sum(map(len, gold))) == (14041, 203621)
     assert found == {"LOC": 7140, "MISC": 3438, "ORG": 6321, "PER": 6600}
     assert decoded == gold
-    assert "IOB1 tags converted to BIO" in split.facts
+    assert "IOB1 tags converted to BIO" in split.summary
     split, gold, decoded, found = load("wnut17.train.conll.gz")
     assert (len(gold), sum(map(len, gold))) == (3394, 62730)
     assert decoded == gold
-    assert "converted" not in split.facts
+    assert "converted" not in split.summary
     _, gold, decoded, found = load("wnut17.dev.conll.gz")
     assert (len(gold), sum(found.values())) == (1009, 836)
     split, gold, decoded, found = load("conll2003.eng.testa.gz")

@@ -44,7 +44,8 @@ def segments_of(row):
         labels, shifted = row["labels"][here], row["decoder_input_ids"][here]
         assert shifted[1:].tolist() == labels[:-1].tolist(), "teacher forcing"
         pairs.append((row["input_ids"][there].tolist(), shifted[0], labels.tolist()))
-    for names in (translation._SOURCE, translation._TARGET):
+    every = list(translation.ARRAYS)
+    for names in (every[:3], every[3:]):
         padding = row[names[1]] == 0
         assert not any(row[name][padding].any() for name in names)
         assert (np.diff(padding.astype(int)) >= 0).all(), "padding is at the end"
@@ -61,7 +62,7 @@ def test_rows_hold_pairs_whole_and_apart(sizes, length):
     seen = []
     for a, b in pairwise(starts):
         chosen = pairs[a:b].tolist()
-        row = translation.row_of_pairs([(sources[i], targets[i]) for i in chosen], length, 7)
+        row = translation.arrays_of_pairs([(sources[i], targets[i]) for i in chosen], length, 7)
         found = segments_of(row)
         assert found == [(sources[i].tolist(), 7, targets[i].tolist()) for i in chosen]
         seen += chosen
@@ -82,7 +83,7 @@ def pair_files(tmp_path):
 
 
 def pairs_of(split, tokenizer):
-    rows = [split.rows.row(0, i) for i in range(split.rows.rows_per_epoch)]
+    rows = [split.examples.example(0, i) for i in range(split.examples.num_examples)]
     found = []
     for row in rows:
         for source, start, labels in segments_of(row):
@@ -100,9 +101,9 @@ def test_empty_and_over_long_pairs_are_counted_and_shift_nothing(pair_files):
     split = config.train_split(tokenizer, (), 0)
     assert sorted(pairs_of(split, tokenizer)) == sorted(pairs)
     first = f"line 6 of {config.source.removeprefix('pairs:').replace(',', ' and ')}"
-    assert f"left out for an empty side: 2 (first: {first})" in split.facts
-    assert "left out as longer than a row: 1 (first: line 12 of " in split.facts
-    assert split.facts.startswith("20 pairs, 70 + 70 tokens in ")
+    assert f"left out for an empty side: 2 (first: {first})" in split.summary
+    assert "left out as longer than a row: 1 (first: line 12 of " in split.summary
+    assert split.summary.startswith("20 pairs, 70 + 70 tokens in ")
     whole = config.whole_source(config.source, tokenizer, ())
     assert list(zip(whole.content.sources, whole.content.targets, strict=True)) == given
     assert sorted(pairs_of(whole, tokenizer)) == sorted(pairs)
@@ -128,8 +129,8 @@ def test_splits_and_fingerprints(pair_files):
     assert len(pairs_of(train, tokenizer)) + len(pairs_of(held, tokenizer)) == 60
     assert train.fingerprint != held.fingerprint
     again, other = (config.train_split(tokenizer, (), seed) for seed in (0, 1))
-    assert np.array_equal(again.rows.pairs, train.rows.pairs)
-    assert not np.array_equal(other.rows.pairs, train.rows.pairs)
+    assert np.array_equal(again.examples.pairs, train.examples.pairs)
+    assert not np.array_equal(other.examples.pairs, train.examples.pairs)
     assert other.fingerprint == train.fingerprint
     named = data(config.source, validation=config.source)
     assert len(named.train_split(tokenizer, (), 0).content) == 60
@@ -175,17 +176,19 @@ def numbers():
 
 def test_rows_of_numbers_are_a_function_of_seed_epoch_and_index(numbers):
     _, tokenizer, split = numbers
-    rows = split.rows
+    rows = split.examples
     copy = pickle.loads(pickle.dumps(rows))
     for place in [(0, 0), (0, 1), (5, 1), (5, 60_000)]:
-        one, other = rows.row(*place), copy.row(*place)
+        one, other = rows.example(*place), copy.example(*place)
         assert all(np.array_equal(one[name], other[name]) for name in one)
         segments_of(one)
-    assert rows.rows_per_epoch == translation.NUMBER_ROWS_PER_EPOCH
-    inputs = [rows.row(epoch, index)["input_ids"].tolist() for epoch in (0, 1) for index in (0, 1)]
+    assert rows.num_examples == translation.NUMBER_EXAMPLES_PER_EPOCH
+    inputs = [
+        rows.example(epoch, index)["input_ids"].tolist() for epoch in (0, 1) for index in (0, 1)
+    ]
     assert len(set(map(tuple, inputs))) == 4
-    reseeded = translation.NumberRows(rows.languages, tokenizer, rows.length, 4)
-    assert reseeded.row(0, 0)["input_ids"].tolist() != inputs[0]
+    reseeded = translation.NumberExamples(rows.languages, tokenizer, rows.length, 4)
+    assert reseeded.example(0, 0)["input_ids"].tolist() != inputs[0]
 
 
 def test_rows_of_numbers_translate_and_none_is_held_out(numbers):
@@ -195,7 +198,7 @@ def test_rows_of_numbers_translate_and_none_is_held_out(numbers):
     known = NumberWords.parse(config.source)
     seen = {}
     for index in range(30):
-        for source, _, labels in segments_of(split.rows.row(0, index)):
+        for source, _, labels in segments_of(split.examples.example(0, index)):
             seen[tokenizer.decode(source[:-1])] = tokenizer.decode(labels[:-1])
     assert not held & set(seen)
     assert len(seen) > 100
@@ -203,8 +206,8 @@ def test_rows_of_numbers_translate_and_none_is_held_out(numbers):
     both = set(drawn) & set(seen)
     assert both
     assert all(drawn[source] == seen[source] for source in both)
-    assert split.rows.padding_fraction <= 0.1
-    assert "endless" in split.facts
+    assert split.examples.padding_fraction <= 0.1
+    assert "endless" in split.summary
 
 
 def test_numbers_to_validate_on(numbers):
@@ -219,7 +222,7 @@ def test_numbers_to_validate_on(numbers):
 
 
 def test_worker_processes_make_the_same_batches(numbers):
-    rows = numbers[2].rows
+    rows = numbers[2].examples
 
     def batches(num_workers):
         batch = {"batch_size": 2, "seed": 0, "num_steps": 2, "num_workers": num_workers}
@@ -242,9 +245,9 @@ def test_padding_of_real_pairs(datasets, length, capsys):
     tokenizer = train_tokenizer(config.texts(), vocabulary)
     train = config.train_split(tokenizer, (), 0)
     with capsys.disabled():
-        print(f"\n{train.facts}")
-    assert train.rows.padding_fraction <= 0.10
-    assert len(train.rows.pairs) == 29_000
+        print(f"\n{train.summary}")
+    assert train.examples.padding_fraction <= 0.10
+    assert len(train.examples.pairs) == 29_000
     raw = gzip.decompress((datasets / "mt" / "multi30k.val.de.gz").read_bytes())
     targets = raw.decode().removesuffix("\n").split("\n")
     split = config.validation_split(tokenizer, ())

@@ -31,7 +31,7 @@ def train_model(texts, size):
     return model.getvalue()
 
 
-def pieces_of(model):
+def gather_tokens(model):
     processor = sentencepiece.SentencePieceProcessor()
     processor.load_from_serialized_proto(model)
     return [processor.id_to_piece(i) for i in range(3, processor.get_piece_size())]
@@ -39,7 +39,7 @@ def pieces_of(model):
 
 def write_folder(folder, models, separate, **config):
     """One vocabulary, or two of different size whose special tokens have other ids."""
-    source, target = map(pieces_of, models)
+    source, target = map(gather_tokens, models)
     folder.mkdir()
     if separate:
         vocabularies = {

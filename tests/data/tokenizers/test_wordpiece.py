@@ -80,14 +80,14 @@ CHINESE = [(0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2
 CHINESE += [(0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]
 
 
-def pieces_of(datasets):
+def gather_tokens(datasets):
     text = (datasets / "tok/bert_base_uncased_vocab.txt").read_text(encoding="utf-8")
     return text.removesuffix("\n").split("\n")
 
 
 @pytest.fixture(scope="module")
 def original(datasets):
-    return Original(pieces_of(datasets))
+    return Original(gather_tokens(datasets))
 
 
 # Scripts old enough to be the same in every version of Unicode that a library was built with:
@@ -109,7 +109,7 @@ def test_bert_equals_the_original_on_every_script(datasets, tmp_path, lowercase)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
     tokenizer = load_tokenizer(tmp_path)
     texts = [f"a{one}b {one}{two}" for one, two in itertools.pairwise(ASSIGNED)]
-    original = Original(pieces_of(datasets), lowercase)
+    original = Original(gather_tokens(datasets), lowercase)
     for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
         assert ids == original.encode(text), text
 

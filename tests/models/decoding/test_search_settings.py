@@ -161,7 +161,7 @@ def test_what_cannot_be_done_is_refused_in_a_line(tmp_path, fields, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "cannot be read"), ("[]", "is no JSON object")]
+    ("text", "message"), [("{", "is not valid JSON"), ("[]", "is a JSON list, not an object")]
 )
 def test_broken_files_are_named(tmp_path, text, message):
     write(tmp_path, "config.json", {"model_type": "marian"})

@@ -330,8 +330,9 @@ def test_another_configuration_is_refused(flaxzoo, run, text):
     assert "--init-from" not in messages
     status, _, messages = flaxzoo(*train(text, run, "--steps", 8))
     assert status == 2
-    assert "(steps 4 → 8): give the same, or another --workdir (to train on, one begun with " in (
-        messages
+    assert (
+        "(steps 4 → 8): give the same, or another --workdir (to train longer, one initialized with "
+        in (messages)
     )
     assert f"--init-from {run})" in messages
     status, _, messages = flaxzoo(*train(text, run, "--no-resume"))

@@ -26,14 +26,14 @@ def test_options_are_read_as_tyro_reads_them(name):
     ).split()
     if hasattr(RECIPES[name]().data, "next_sentence"):
         arguments.append("--data.no-next-sentence")
-    _, config = RecipeParser("train", name).read(arguments)
+    _, config = RecipeParser("train", [name, *arguments]).read()
     assert config == tyro.cli(TrainConfig, default=RECIPES[name](), args=arguments)
     assert config.mesh.fsdp == 2
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_without_options_a_recipe_is_unchanged(name):
-    assert RecipeParser("train", name).read([])[1] == RECIPES[name]()
+    assert RecipeParser("train", [name]).read()[1] == RECIPES[name]()
 
 
 def help_of(arguments, capsys):
@@ -60,8 +60,9 @@ def groups_of(lines):
 def test_help_has_groups_and_what_matters_first(name, capsys):
     groups = groups_of(help_of(["train", name], capsys))
     assert list(groups) == TITLES
-    assert groups["run"][:3] == ["--workdir", "--resume", "--no-resume"]
-    assert "--batch-size" in groups["run"]
+    assert groups["options"][:3] == ["--workdir", "--resume", "--no-resume"]
+    assert groups["run"][:3] == ["--steps", "--epochs", "--batch-size"]
+    assert groups["devices"][0] == "--mesh.data"
     assert all(option.startswith("--model.") for option in groups["model"])
     assert not any(option.startswith("--data.tokenizer.") for option in groups["data"])
     assert {"--mesh.fsdp", "--execution.dtype", "--parallel"} <= set(groups["devices"])
@@ -91,4 +92,4 @@ def test_every_option_is_explained(name):
 
 def test_a_misspelled_option_is_answered_with_the_nearest():
     with pytest.raises(UserError, match=r"--model\.num-layer: did you mean --model\.num-layers"):
-        RecipeParser("train", "quickstart").read(["--model.num-layer", "3"])
+        RecipeParser("train", ["quickstart", "--model.num-layer", "3"]).read()

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data import CausalData, TokenizerConfig
+from flaxzoo.data import CausalLMData, TokenizerConfig
 from flaxzoo.train.convert.average_checkpoints import average_checkpoints
 from flaxzoo.train.runs.run_folder import prepare_run
 
@@ -23,7 +23,7 @@ def ended(train_config, tmp_path_factory):
     )
     config = train_config(
         keep_last=3,
-        data=CausalData(
+        data=CausalLMData(
             source=f"text:{folder.parent}/text.txt#block",
             validation_fraction=0.2,
             length=16,
@@ -59,7 +59,7 @@ def test_the_mean_of_one_is_itself_and_scores_alike(ended, tmp_path):
 def test_averaged_checkpoints_are_begun_with_and_not_gone_on_with(ended, tmp_path):
     config, folder = ended
     average_checkpoints(folder, tmp_path / "mean", last=2)
-    with pytest.raises(train.RunError, match="begin it with --init-from"):
+    with pytest.raises(train.RunError, match="initialize it with --init-from"):
         prepare_run(config, tmp_path / "mean", lambda line: None)
     begun = dataclasses.replace(config, init_from=str(tmp_path / "mean"), steps=2)
     assert train.train(begun, tmp_path / "next", quiet=True).finished

@@ -14,12 +14,12 @@ from flax.traverse_util import flatten_dict
 from flaxzoo import data, models, train
 from flaxzoo.models.hf.equivalent_params import as_marian
 from flaxzoo.models.init import parameter_shapes
+from flaxzoo.models.nn.heads import HEADS
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.config import to_dict
 from flaxzoo.train.convert.export import export_model
 from flaxzoo.train.convert.import_hf import import_model
-from flaxzoo.train.convert.model_card import USES
-from flaxzoo.train.runs.params_only_run import make_model_folder
+from flaxzoo.train.runs.params_only_run import make_params_only_run
 from safetensors.numpy import load_file
 
 from ...support.encoders import WORDS
@@ -54,7 +54,7 @@ def written_out(config):
 
 def torch_model(folder, head):
     """The model that transformers reads of a folder; nothing is missing, nothing left over."""
-    cls = getattr(transformers, USES[head].auto_class)
+    cls = getattr(transformers, HEADS[head].hf_auto_class)
     model, info = cls.from_pretrained(folder, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return model.eval()
@@ -74,7 +74,7 @@ def torch_inputs(given):
 
 
 def rows_of_ids(vocab_size, head, rows=3, length=9):
-    shape = (rows, 2, length) if head == "choice" else (rows, length)
+    shape = (rows, 2, length) if head == "multiple_choice" else (rows, length)
     ids = np.random.default_rng(0).integers(5, vocab_size, shape, dtype=np.int32)
     mask = np.ones(shape, np.int32)
     mask[-1, ..., length - 3 :] = 0
@@ -145,7 +145,7 @@ def gpt(request, tmp_path_factory):
     (folder / "text.txt").write_text("\n".join(" ".join(WORDS[i:] + WORDS[:i]) for i in range(19)))
     config = train.TrainConfig(
         model=models.GPTConfig(vocab_size=1, max_length=32, num_layers=2, d_model=16, num_heads=2),
-        data=data.CausalData(
+        data=data.CausalLMData(
             source=f"text:{folder}/text.txt#line",
             length=16,
             validation_fraction=0.3,
@@ -368,7 +368,7 @@ def _make_run(folder, recipe, model, params, tokenizer):
     rows = dataclasses.replace(config.data, length=model.max_length)
     fields = to_dict(dataclasses.replace(config, model=model, data=rows))
     facts = {"model": fields.pop("model"), "train": fields}
-    make_model_folder(folder, facts, tokenizer.save, 0, params)
+    make_params_only_run(folder, facts, save_tokenizer=tokenizer.save, step=0, params=params)
 
 
 def test_a_place_that_is_taken_is_refused(pretrained, tmp_path, capsys):

@@ -70,9 +70,9 @@ def test_others_begin_with_it_and_it_is_not_trained_on(tmp_path, theirs, params)
     config = classifying(tmp_path, tmp_path / "run")
     train.train(config, tmp_path / "tuned")
     model, tuned = models.load(tmp_path / "tuned")
-    assert (model.config.head, model.config.labels) == ("sequence", ("bad", "good"))
+    assert (model.config.head, model.config.labels) == ("sequence_classification", ("bad", "good"))
     assert jax.tree.all(jax.tree.map(np.array_equal, tuned["layers"], params["layers"]))
-    with pytest.raises(train.RunError, match=r"an imported model.* begin it with --init-from"):
+    with pytest.raises(train.RunError, match=r"an imported model.* initialize it with --init-from"):
         train.train(config, tmp_path / "run")
 
 

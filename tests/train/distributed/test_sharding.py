@@ -1,6 +1,5 @@
 import dataclasses
 import functools
-import typing
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +30,10 @@ def with_heads(config):
     """The configuration with every head that its architecture knows, and every option."""
     if isinstance(config, models.EncoderDecoderConfig):
         return [config, dataclasses.replace(config, **UNTIED)]
-    if isinstance(config, models.GPTConfig):
-        return [config, dataclasses.replace(config, tie_output=False)]
-    field = {f.name: f for f in dataclasses.fields(config)}["head"]
-    heads = typing.get_args(field.type)
-    return [dataclasses.replace(config, head=head, labels=("a", "b", "c")) for head in heads]
+    if hasattr(config, "tie_output"):
+        return [dataclasses.replace(config, tie_output=tied) for tied in (True, False)]
+    labels = ("a", "b", "c")
+    return [dataclasses.replace(config, head=head, labels=labels) for head in config.heads]
 
 
 @functools.cache

@@ -142,11 +142,11 @@ def test_evaluation_is_what_a_plain_loop_computes(config, tmp_path):
     result = go(config, tmp_path / "run")
     assert result.validation is not None
     model, params = models.load(tmp_path / "run")
-    rows = result.run.validation.rows
+    rows = result.run.validation.examples
     total, tokens = 0.0, 0
     apply = jax.jit(lambda ids: model.apply({"params": params}, input_ids=ids).logits)
-    for index in range(rows.rows_per_epoch):
-        row = rows.row(0, index)
+    for index in range(rows.num_examples):
+        row = rows.example(0, index)
         for segment in range(1, row["segment_ids"].max() + 1):
             (here,) = np.nonzero(row["segment_ids"] == segment)
             ids = np.zeros((1, 16), np.int32)

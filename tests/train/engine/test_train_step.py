@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flaxzoo.data import CausalData, DataSplit, TokenizerConfig
+from flaxzoo.data import CausalLMData, DataSplit, TokenizerConfig
 from flaxzoo.train import CAUSAL, MeshConfig, Objective, init_state, make_train_step
 from flaxzoo.train.distributed import sharding as sharding_module
 from flaxzoo.train.engine import compile as parallel_module
@@ -285,7 +285,7 @@ def test_evaluation_by_hand():
 
 def test_scores_of_a_text_by_hand():
     evaluation = Evaluation(1.5, {"next_token": 1.5}, {"next_token": 8.0}, {})
-    data = CausalData(source="builtin:python-docs", length=4, tokenizer=TokenizerConfig())
+    data = CausalLMData(source="builtin:python-docs", length=4, tokenizer=TokenizerConfig())
     rows: Any = None  # not asked
     split = DataSplit(rows, SimpleNamespace(num_bytes=16), "", "")
     assert score(data, evaluation, split) == pytest.approx(

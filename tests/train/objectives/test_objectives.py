@@ -96,7 +96,7 @@ def model_of(head):
 def settings(head, **fields):
     return train.TrainConfig(
         model=model_of(head),
-        data=data.CausalData(  # not asked: batches are made here
+        data=data.CausalLMData(  # not asked: batches are made here
             source="builtin:python-docs", length=T, tokenizer=data.TokenizerConfig()
         ),
         optimizer=train.OptimizerConfig(peak_learning_rate=1e-2, epsilon=1e-3, warmup_steps=1),

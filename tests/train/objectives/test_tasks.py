@@ -41,7 +41,7 @@ def test_pretraining_reports_both_objectives(pretrained, masked, next_sentence):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_head_is_fine_tuned_and_scored(tuned, kind):
     result = tuned(kind)
-    steps_per_epoch = -(-result.run.train.rows.rows_per_epoch // 8)
+    steps_per_epoch = -(-result.run.train.examples.num_examples // 8)
     assert result.step == 2 * steps_per_epoch
     assert set(result.validation) == {"loss"} | SCORES[kind]
     again = train.score_run(result.run.folder, say=lambda line: None)
@@ -174,7 +174,7 @@ def test_generate_wants_a_causal_language_model(pretrained, capsys):
 
 def test_fill_mask_wants_a_masked_language_model(tuned, capsys):
     assert cli.main(["fill-mask", str(tuned("one").run.folder), "a [MASK]"]) == 2
-    assert "a model with the head sequence fills no masks" in capsys.readouterr().err
+    assert "a model with the head sequence_classification fills no masks" in capsys.readouterr().err
 
 
 def test_embed_is_the_mean_of_each_text_alone(pretrained, tmp_path, capsys):

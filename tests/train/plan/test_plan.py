@@ -107,7 +107,7 @@ def test_batch_specs_are_those_of_real_examples(place, kind):
     from flaxzoo.data.tokenizers.training import train_tokenizer
 
     tokenizer = train_tokenizer(data.texts(), data.tokenizer)
-    row = data.train_split(tokenizer, labels, 0).rows.row(0, 0)
+    row = data.train_split(tokenizer, labels, 0).examples.example(0, 0)
     spec = data.batch_spec(len(labels), 3)
     assert {name: (one.shape, one.dtype) for name, one in spec.items()} == {
         name: (x.shape, x.dtype.name) for name, x in row.items()

@@ -10,7 +10,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.models.load import newest_step, steps
 from flaxzoo.train.config import from_dict, in_steps, to_dict
-from flaxzoo.train.runs.init_from import begin, plan_beginning
+from flaxzoo.train.runs.init_from import init_from, plan_init_from
 from flaxzoo.train.tree import path_name
 from flaxzoo.train.recipes import RECIPES
 
@@ -30,8 +30,8 @@ def begun(folder, model):
     source = train.open_run(folder)[0].model
     fresh = models.init_params(models.create(model), jax.random.key(5))
     shardings = jax.tree.map(lambda x: x.sharding, fresh)
-    plan = plan_beginning(folder, newest_step(folder), source, model)
-    params = begin(plan, fresh, shardings, lines.append)
+    plan = plan_init_from(folder, newest_step(folder), source, model)
+    params = init_from(plan, fresh, shardings, lines.append)
     flat = [
         {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}
         for tree in (params, fresh)
@@ -137,7 +137,7 @@ def test_a_prompt_that_would_fail_after_training(place, prompt, message):
     with pytest.raises(train.RunError, match=message):
         train.train(pretraining(place, sample_prompt=prompt), place / "prompt", quiet=True)
     config = fine_tuning(place, "one", sample_prompt="the")
-    with pytest.raises(train.RunError, match="head sequence writes no sample"):
+    with pytest.raises(train.RunError, match="head sequence_classification writes no sample"):
         train.train(config, place / "prompt", quiet=True)
     assert not (place / "prompt").exists()
 
@@ -146,7 +146,7 @@ def test_a_gpt_has_no_head_for_labels(place):
     config = fine_tuning(place, "one")
     config = dataclasses.replace(config, model=models.GPTConfig(**SIZES))
     with pytest.raises(
-        train.RunError, match=r"gpt has no head for classify data \(it has causal_lm\): choose"
+        train.RunError, match=r"gpt has no head for sequence_classification data \(it has causal_lm\): choose"
     ):
         train.train(config, place / "gpt", quiet=True)
 
@@ -162,9 +162,9 @@ def test_epochs_become_steps(place):
         fine_tuning(place, "one", epochs=2.5),
         optimizer=dataclasses.replace(OPTIMIZER, warmup_fraction=0.1),
     )
-    counted = in_steps(config, rows_per_epoch=100)
+    counted = in_steps(config, num_examples=100)
     assert (counted.steps, counted.evaluate_every, counted.checkpoint_every) == (32, 13, 13)
     assert counted.optimizer.warmup_steps == 3
     given = dataclasses.replace(config, steps=7, evaluate_every=2)
-    assert in_steps(given, rows_per_epoch=100).steps == 7
-    assert in_steps(given, rows_per_epoch=100).evaluate_every == 2
+    assert in_steps(given, num_examples=100).steps == 7
+    assert in_steps(given, num_examples=100).evaluate_every == 2

@@ -27,7 +27,7 @@ def make_config(folder):
     write_text(folder / "text.txt")
     return train.TrainConfig(
         model=models.GPTConfig(vocab_size=1, max_length=16, num_layers=2, d_model=16, num_heads=2),
-        data=data.CausalData(
+        data=data.CausalLMData(
             source=f"text:{folder}/text.txt#block",
             validation_fraction=0.1,
             length=16,

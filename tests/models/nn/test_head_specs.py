@@ -1,0 +1,72 @@
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flaxzoo import models, train
+from flaxzoo.models.nn.heads import HEAD_ALIASES, HEADS, ClassifierOutput, encoder_heads
+from flaxzoo.models.nn.linear import Linear
+from flaxzoo.models.registry import families
+from flaxzoo.train.recipes import RECIPES
+
+SIZES = {"vocab_size": 20, "max_length": 8, "num_layers": 1, "d_model": 8, "num_heads": 2}
+LABELS = ("a", "b")
+
+
+class LastTokenHead(nn.Module):
+    """Labels of a sequence by its last token."""
+
+    config: models.BertConfig
+    execution: models.Execution
+
+    @nn.compact
+    def __call__(self, inputs):
+        hidden = inputs.body.last_hidden_state[:, -1]
+        number = len(self.config.labels)
+        linear = Linear((number,), self.config.init_std, execution=self.execution, name="labels")
+        return ClassifierOutput(inputs.body, linear(hidden))
+
+
+@pytest.mark.parametrize("name", list(HEADS))
+def test_a_record_is_complete(name):
+    spec = HEADS[name]
+    assert spec.name == name
+    assert spec.default_recipe in RECIPES
+    assert all(
+        hasattr(spec.output, x) or x in spec.output.__annotations__ for x in spec.output_names
+    )
+    assert spec.hf_auto_class.startswith("AutoModel")
+
+
+def test_former_names_lead_to_heads():
+    assert set(HEAD_ALIASES.values()) <= set(HEADS)
+    assert not set(HEAD_ALIASES) & set(HEADS)
+
+
+@pytest.mark.parametrize("head", encoder_heads())
+def test_the_output_has_what_the_record_says(head):
+    config = models.BertConfig(**SIZES, head=head, labels=LABELS)
+    model = models.create(config)
+    inputs = families()["bert"].smallest_inputs(config)
+    outputs = model.apply({"params": models.init_params(model, jax.random.key(0))}, **inputs)
+    assert isinstance(outputs, HEADS[head].output)
+    assert all(getattr(outputs, name) is not None for name in HEADS[head].output_names)
+
+
+def test_a_head_registered_in_one_place_is_trained(monkeypatch):
+    spec = dataclasses.replace(HEADS["token_classification"], name="last", module=LastTokenHead)
+    monkeypatch.setitem(HEADS, "last", spec)
+    model = models.create(models.BertConfig(**SIZES, head="last", labels=LABELS))
+    params = models.init_params(model, jax.random.key(0))
+    tx = optax.sgd(0.1)
+    step = train.make_train_step(model.apply, train.CLASSIFICATION, tx)
+    ids = jnp.arange(8).reshape(2, 4)
+    batch = {"input_ids": ids, "attention_mask": jnp.ones_like(ids), "labels": jnp.array([0, 1])}
+    state, metrics = step(train.init_state(params, tx), batch, jax.random.key(1))
+    before, after = (x["head"]["labels"]["kernel"] for x in (params, state.params))
+    assert np.isfinite(metrics["loss"])
+    assert (before != after).any()
+    assert train.parameter_shardings(params, train.make_mesh(train.MeshConfig()))
