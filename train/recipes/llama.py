@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ...data.tasks.causal_lm import CausalData
+from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution
 from ...models.llama import LlamaConfig
@@ -27,7 +27,7 @@ def llama_quickstart() -> TrainConfig:
             d_ff=512,
             tie_output=True,
         ),
-        data=CausalData(
+        data=CausalLMData(
             source="builtin:python-docs",
             length=128,
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=2048),
