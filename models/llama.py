@@ -53,6 +53,7 @@ class LlamaConfig(TransformerConfig):
       UserError: a size or a rate is out of range.
     """
 
+    head: ClassVar[str] = "causal_lm"
     use_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
     d_ff: int | None = None
