@@ -10,9 +10,9 @@ Example::
 
 from .bert import BERT, BertConfig
 from .config import Execution, TransformerConfig
-from .decoding.beam_search import BeamSearch, Hypothesis, Searcher, Translator
-from .decoding.sample import Generator, Sampling
-from .decoding.unstack_layers import separate_layers
+from .decoding.generator import Generator
+from .decoding.request import BeamSearch, GenerationRequest, Hypothesis, Sampling
+from .decoding.unstack_layers import unstack_layers
 from .gpt import GPT, GPTConfig
 from .hf.generate import generate
 from .hf.generation_config import generation_arguments
@@ -35,13 +35,12 @@ __all__ = [
     "EncoderDecoderConfig",
     "Execution",
     "GPTConfig",
+    "GenerationRequest",
     "Generator",
     "Hypothesis",
     "Preset",
     "Sampling",
-    "Searcher",
     "TransformerConfig",
-    "Translator",
     "config_from_dict",
     "config_to_dict",
     "create",
@@ -54,6 +53,6 @@ __all__ = [
     "preset",
     "presets",
     "row_keys",
-    "separate_layers",
     "sinusoidal_positions",
+    "unstack_layers",
 ]

@@ -152,7 +152,7 @@ class Execution:
     layers: Literal["scan", "unroll", "separate"] = "scan"
     """scan: one compiled layer in a loop (compile time independent of depth). unroll: the
     same stored parameters, L copies in the program. separate: one parameter
-    subtree per layer, laid out for decoding (`models.separate_layers`)."""
+    subtree per layer, laid out for decoding (`models.unstack_layers`)."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes. none: nothing. dots: everything but matrix products. full:
     every layer from its input."""

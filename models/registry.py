@@ -21,7 +21,7 @@ import numpy as np
 from ..data.errors import UserError, suggest
 from .config import Execution, TransformerConfig
 
-FAMILIES = ("gpt", "bert", "transformer")
+FAMILIES = ("gpt", "bert", "transformer", "llama")
 """The families, by the name of their file here and in `train/recipes`."""
 
 AxisRules = Mapping[str, tuple[str | None, ...]]

@@ -168,7 +168,7 @@ def _tiny(family: str = "gpt", **fields: Any) -> Tiny:
     params = jax.tree_util.tree_map_with_path(parameter, shapes)
     model = models.create(config, execution)
     if execution.layers == "separate":
-        _, params = models.separate_layers(stacked, params)
+        _, params = models.unstack_layers(stacked, params)
     return Tiny(config, execution, model, params)
 
 

@@ -24,7 +24,7 @@ ORDER = {
     "models": [
         {"checksums", "config", "hub", "transformer_table3"},
         {"nn", "registry"},
-        {"bert", "gpt", "transformer", "init"},
+        {"bert", "gpt", "llama", "transformer", "init"},
         {"decoding", "stablehlo"},
         {"hf"},
         {"load"},

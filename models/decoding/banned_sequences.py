@@ -1,4 +1,4 @@
-"""Words that are not to be written: of one token, or of several, of which the last is hidden."""
+"""Banned sequences of tokens: their last token is hidden where all others were just written."""
 
 from collections.abc import Sequence
 
@@ -7,73 +7,80 @@ import numpy as np
 from flax import struct
 
 from ...data.errors import UserError
-from ..nn.typing import Array, Float, Int
+from ..nn.typing import Array, Bool, Float, Int
+from .padding import pad_rows, power_of_two
 
 ANY, NOTHING = -1, -2
-"""What stands before a shorter word, and before the first token of a row."""
+"""Pads prefixes shorter than the longest, which match any token; and rows before their first
+token, which match no prefix."""
 
 
 @struct.dataclass
-class BadWords:
-    """Words as a compiled step takes them."""
+class BannedSequences:
+    """W banned sequences as a compiled step takes them."""
 
-    beginnings: Int[Array, "W P"]
-    """All tokens of each word but its last."""
-    ends: Int[Array, " W"]
+    prefixes: Int[Array, "W P"]
+    """All tokens of each sequence but its last, padded on the left with `ANY`."""
+    last_tokens: Int[Array, " W"]
 
     @property
-    def num_recent(self) -> int:
-        """How many of the newest tokens tell whether a word has begun, P."""
-        return self.beginnings.shape[1]
+    def prefix_length(self) -> int:
+        """The number of recent tokens that a step needs, P."""
+        return self.prefixes.shape[1]
 
 
-def bad_words(words: Sequence[Sequence[int]]) -> BadWords:
-    """Words of one or more tokens each."""
-    # Some twice, so that few numbers of them are compiled for.
-    words = [*words, *words[:1] * (2 ** (len(words) - 1).bit_length() - len(words))]
-    longest = max(map(len, words), default=1)
-    beginnings = [[ANY] * (longest - len(word)) + [*word[:-1]] for word in words]
-    return BadWords(
-        jnp.asarray(beginnings, jnp.int32).reshape(len(words), longest - 1),
-        jnp.asarray([word[-1] for word in words], jnp.int32),
+def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> BannedSequences:
+    """Makes arrays of sequences.
+
+    Args:
+      sequences: of one or more tokens each.
+      vocab_size: the size of the model's vocabulary.
+
+    Raises:
+      UserError: a sequence is empty or not within the vocabulary, or no token is left.
+    """
+    for sequence in sequences:
+        if not sequence:
+            raise UserError("a banned sequence has no token: leave it out")
+        if not 0 <= min(sequence) <= max(sequence) < vocab_size:
+            raise UserError(
+                f"banned sequence {[*sequence]} is not within the vocabulary of {vocab_size}: use "
+                "the model's own tokenizer"
+            )
+    if len({sequence[0] for sequence in sequences if len(sequence) == 1}) == vocab_size:
+        raise UserError(f"all {vocab_size} tokens are suppressed: leave some to choose from")
+    # A power of two of them (the first one repeated) limits recompilation.
+    number = power_of_two(len(sequences)) if sequences else 0
+    sequences = [*sequences, *[*sequences][:1] * (number - len(sequences))]
+    prefixes, _ = pad_rows([sequence[:-1] for sequence in sequences], fill=ANY, left=True)
+    return BannedSequences(
+        jnp.asarray(prefixes), jnp.asarray([sequence[-1] for sequence in sequences], jnp.int32)
     )
 
 
-def check_bad_words(words: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Raises ValueError unless they are words, and leave tokens to choose from."""
-    for word in words:
-        if not word:
-            raise UserError("a bad word has no token: leave it out")
-        if not 0 <= min(word) <= max(word) < vocab_size:
-            raise UserError(
-                f"bad word {[*word]} is not within the vocabulary of {vocab_size}: use the "
-                "model's own tokenizer"
-            )
-    if len({word[0] for word in words if len(word) == 1}) == vocab_size:
-        raise UserError(f"all {vocab_size} tokens are suppressed: leave some to choose from")
+def last_tokens(rows: Sequence[Sequence[int]], number: int) -> np.ndarray:
+    """Returns the last `number` tokens of each row, int32[B, number]."""
+    ends = [row[max(0, len(row) - number) :] for row in rows]
+    return pad_rows(ends, length=number, fill=NOTHING, left=True)[0]
 
 
-def newest(rows: Sequence[Sequence[int]], number: int) -> np.ndarray:
-    """The newest tokens of each row, int32[B, number]."""
-    recent = np.full((len(rows), number), NOTHING, np.int32)
-    for i, row in enumerate(rows):
-        length = min(number, len(row))
-        recent[i, number - length :] = row[len(row) - length :]
-    return recent
-
-
-def push(recent: Int[Array, "*rows P"], tokens: Int[Array, "*rows"]) -> Int[Array, "*rows P"]:
-    """The newest tokens once another one is written."""
+def append_recent(
+    recent: Int[Array, "*rows P"], tokens: Int[Array, "*rows"]
+) -> Int[Array, "*rows P"]:
+    """Appends a token to each row's recent tokens; the oldest falls out."""
     number = recent.shape[-1]
     return jnp.concatenate([recent, tokens[..., None]], axis=-1)[..., 1 : 1 + number]
 
 
-def hide_bad_words(
-    logits: Float[Array, "*rows V"], recent: Int[Array, "*rows P"], words: BadWords
+def hide_banned(
+    logits: Float[Array, "*rows V"], recent: Int[Array, "*rows P"], banned: BannedSequences
 ) -> Float[Array, "*rows V"]:
-    """Hides every token that would complete a word."""
-    if words.num_recent == 0:
-        return logits.at[..., words.ends].set(-jnp.inf)
-    begun = (words.beginnings == ANY) | (words.beginnings == recent[..., None, :])
-    bound = jnp.where(jnp.all(begun, axis=-1), -jnp.inf, jnp.inf)
-    return logits.at[..., words.ends].min(bound)
+    """Sets the logits of all tokens that would complete a banned sequence to -inf."""
+    if banned.prefix_length == 0:
+        return logits.at[..., banned.last_tokens].set(-jnp.inf)
+    # [*rows, W, P]: the prefix stands at the end of the row.
+    same: Bool[Array, "*rows W P"] = (banned.prefixes == ANY) | (
+        banned.prefixes == recent[..., None, :]
+    )
+    bound = jnp.where(jnp.all(same, axis=-1), -jnp.inf, jnp.inf)  # [*rows, W]
+    return logits.at[..., banned.last_tokens].min(bound)

@@ -1,6 +1,7 @@
-"""What beam search asks of a model: to read its rows, and to take a step with all their beams.
+"""How beam search runs a model: it reads all rows once, then takes steps with all their beams.
 
-The K beams of a row are K queries to one cache: each says which slots it sees, and where it stands.
+The K beams of a row are K queries to one cache of the row: each has its own visible slots and its
+own position.
 """
 
 import dataclasses
@@ -10,24 +11,30 @@ import jax.numpy as jnp
 from flax import struct
 
 from ..nn.cache import Cache, init_cache
-from ..nn.heads import require_head
-from ..nn.typing import Array, Bool, Float, Int
+from ..nn.heads import CausalLMOutput, Seq2SeqLMOutput, require_head
+from ..nn.typing import Array, Bool, Float, Int, Params
+
+
+def last_logits(output: CausalLMOutput) -> Float[Array, "B 1 V"]:
+    """Returns the logits of each row's last position alone."""
+    projection = output.projection
+    return dataclasses.replace(projection, hidden=projection.hidden[:, -1:]).logits()
 
 
 @struct.dataclass
-class Beginning:
-    """Rows that were read."""
+class Prefill:
+    """What reading the rows gives."""
 
     cache: Cache
-    sees: Bool[Array, "B S"]
-    """The slots that hold what stands before the first token that is searched for."""
+    visible_slots: Bool[Array, "B S"]
+    """The slots that hold what precedes the first token of every beam."""
     logits: Float[Array, "B 1 V"]
-    """Of that token."""
+    """The logits of that first token."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderBeams:
-    """Rows are sources, which the encoder reads; what is searched for begins with a start token."""
+    """The encoder reads each row, a source; targets begin with a start token."""
 
     model: Any
 
@@ -36,31 +43,32 @@ class EncoderDecoderBeams:
 
     @property
     def vocab_size(self) -> int:
-        """Of the rows."""
+        """The size of the vocabulary of the rows."""
         c = self.model.config
         return c.vocab_size if c.share_embeddings else c.source_vocab_size or c.vocab_size
 
-    def room(self, length: int) -> int:
-        """How many tokens can be searched for, given a row of so many."""
+    def remaining_positions(self, length: int) -> int:
+        """Returns how many tokens the model can write for a row of `length` tokens."""
         del length
         return self.model.config.max_length
 
-    def begin(
+    def prefill(
         self,
-        params: dict[str, Any],
+        params: Params,
         ids: Int[Array, "B P"],
         mask: Int[Array, "B P"],
+        *,
         start_id: Int[Array, ""],
         slots: int,
-    ) -> Beginning:
+    ) -> Prefill:
         """Reads the rows.
 
         Args:
-          params: of the model.
+          params: parameters of the model.
           ids: padded rows.
           mask: 1 where there is a token.
-          start_id: what all that is searched for begins with.
-          slots: how many of the cache there are to be for what follows.
+          start_id: the first token of every target.
+          slots: the number of cache slots for the tokens of all beams of a row.
         """
         rows, slots = ids.shape[0], slots + 1
         output = self.model.apply(
@@ -70,25 +78,26 @@ class EncoderDecoderBeams:
             decoder_input_ids=jnp.full((rows, 1), start_id),
             cache=init_cache(self.model.config, self.model.execution, rows, slots),
         )
-        sees = jnp.broadcast_to(jnp.arange(slots) == 0, (rows, slots))
-        return Beginning(output.cache, sees, output.logits)
+        visible = jnp.broadcast_to(jnp.arange(slots) == 0, (rows, slots))  # the start token
+        return Prefill(output.cache, visible, output.logits)
 
     def step(
         self,
-        params: dict[str, Any],
+        params: Params,
         mask: Int[Array, "B P"],
         tokens: Int[Array, "B K"],
-        sees: Bool[Array, "B K S"],
+        *,
+        visible_slots: Bool[Array, "B K S"],
         count: Int[Array, ""],
         cache: Cache,
-    ) -> Any:
-        """What the model answers to the newest token of each beam, the `count`-th of them."""
+    ) -> Seq2SeqLMOutput:
+        """Runs the model on the newest token of each beam, the `count`-th of its tokens."""
         return self.model.apply(
             {"params": params},
             None,
             mask,
             decoder_input_ids=tokens,
-            decoder_attention_mask=sees,
+            decoder_attention_mask=visible_slots,
             decoder_position_ids=jnp.full((1, 1), count),
             cache=cache,
         )
@@ -96,7 +105,7 @@ class EncoderDecoderBeams:
 
 @dataclasses.dataclass(frozen=True)
 class CausalBeams:
-    """Rows are prompts, read once; what is searched for continues them."""
+    """Rows are prompts, padded on the left; the beams continue them."""
 
     model: Any
 
@@ -105,43 +114,44 @@ class CausalBeams:
 
     @property
     def vocab_size(self) -> int:
-        """Of the rows."""
+        """The size of the vocabulary of the rows."""
         return self.model.config.vocab_size
 
-    def room(self, length: int) -> int:
-        """How many tokens can be searched for, given a row of so many: the last one is not read."""
+    def remaining_positions(self, length: int) -> int:
+        """Returns how many tokens the model can write behind `length`; it never reads the last."""
         return self.model.config.max_length - length + 1
 
-    def begin(
+    def prefill(
         self,
-        params: dict[str, Any],
+        params: Params,
         ids: Int[Array, "B P"],
         mask: Int[Array, "B P"],
+        *,
         start_id: Int[Array, ""],
         slots: int,
-    ) -> Beginning:
-        """Reads the rows; see `EncoderDecoderBeams.begin`. There is no start token."""
+    ) -> Prefill:
+        """Reads the rows; see `EncoderDecoderBeams.prefill`. There is no start token."""
         del start_id
-        sees = jnp.pad(mask, ((0, 0), (0, slots)))
-        cache = init_cache(self.model.config, self.model.execution, *sees.shape)
-        output = self.model.apply({"params": params}, ids, sees, cache=cache)
-        projection = output.projection
-        last = dataclasses.replace(projection, hidden=projection.hidden[:, -1:])
-        return Beginning(output.cache, sees != 0, last.logits())
+        visible = jnp.pad(mask, ((0, 0), (0, slots)))
+        cache = init_cache(self.model.config, self.model.execution, *visible.shape)
+        output: CausalLMOutput = self.model.apply({"params": params}, ids, visible, cache=cache)
+        assert output.cache is not None
+        return Prefill(output.cache, visible != 0, last_logits(output))
 
     def step(
         self,
-        params: dict[str, Any],
+        params: Params,
         mask: Int[Array, "B P"],
         tokens: Int[Array, "B K"],
-        sees: Bool[Array, "B K S"],
+        *,
+        visible_slots: Bool[Array, "B K S"],
         count: Int[Array, ""],
         cache: Cache,
-    ) -> Any:
-        """What the model answers to the newest token of each beam, the `count`-th of them."""
+    ) -> CausalLMOutput:
+        """Runs the model on the newest token of each beam, the `count`-th of its tokens."""
         positions = jnp.sum(mask, axis=1, keepdims=True) + count - 1
         return self.model.apply(
-            {"params": params}, tokens, sees, position_ids=positions, cache=cache
+            {"params": params}, tokens, visible_slots, position_ids=positions, cache=cache
         )
 
 
@@ -149,10 +159,10 @@ BEAMS = {"seq2seq_lm": EncoderDecoderBeams, "causal_lm": CausalBeams}
 
 
 def beams_of(model: Any) -> EncoderDecoderBeams | CausalBeams:
-    """How beams of a model are made.
+    """Returns the adapter for a model.
 
     Raises:
-      UserError: it writes no text.
+      UserError: the model writes no text.
     """
     require_head(model.config, BEAMS, "writes no text", f"give {' or '.join(BEAMS)}")
     return BEAMS[model.config.head](model)

@@ -1,6 +1,7 @@
-"""One step of beam search, for all beams of all rows: which continuations live on, which end.
+"""One step of beam search for all beams of all rows: which continuations live on, which end.
 
-`beam` makes these the body of a compiled loop.
+`beam_search` makes these functions the body of a compiled loop. B rows have K beams each, K · V
+continuations, of which C candidates are looked at; T is the longest target.
 """
 
 import dataclasses
@@ -11,33 +12,57 @@ from flax import struct
 
 from ..nn.cache import Cache
 from ..nn.typing import Array, Bool, Float, Int
-from .banned_sequences import BadWords, hide_bad_words, push
+from .banned_sequences import BannedSequences, append_recent, banned_sequences, hide_banned
+from .beam_adapters import Prefill
+from .request import BeamSearch, GenerationRequest
 
 # Width of the blocks whose maxima tell where the best tokens of a large vocabulary are.
 BLOCK = 128
 
 
 @struct.dataclass
-class Rules:
-    """`BeamSearch` and the special tokens, as the compiled search takes them."""
+class BeamParams:
+    """`BeamSearch` and the special tokens as the compiled search takes them."""
 
     length_penalty: Float[Array, ""]
     eos_ids: Int[Array, " E"]
     """Tokens that end a hypothesis; -1 where there is none."""
     num_return: Int[Array, ""]
-    bad_words: BadWords
+    banned: BannedSequences
     penalty_form: str = struct.field(pytree_node=False)
     early_stopping: bool | str = struct.field(pytree_node=False)
     force_eos: bool = struct.field(pytree_node=False)
-    """Whether the last token that there is room for is the first of `eos_ids`."""
+    """Whether the first of `eos_ids` is written where there is space for only one token."""
     renormalize: bool = struct.field(pytree_node=False, default=False)
 
     def penalty(self, length: Array) -> Array:
-        """What the log-probability of `length` tokens is divided by."""
+        """Returns the divisor of the log-probability of `length` tokens."""
         base = length.astype(jnp.float32)
         if self.penalty_form == "gnmt":
             base = (5 + base) / 6
         return base**self.length_penalty
+
+
+def beam_params(request: GenerationRequest, method: BeamSearch, vocab_size: int) -> BeamParams:
+    """Makes the arrays of a request; another value of most settings compiles nothing anew.
+
+    Raises:
+      UserError: an id is not in the vocabulary.
+    """
+    greedy = method.num_beams == 1
+    # An end that is not in the vocabulary ends nothing. The one that may be forced comes first.
+    forced = () if request.forced_eos_id is None else (request.forced_eos_id,)
+    ends = [token for token in request.eos_ids if token < vocab_size and token not in forced]
+    return BeamParams(
+        length_penalty=jnp.float32(0.0 if greedy else method.length_penalty),
+        eos_ids=jnp.asarray([*forced, *ends] or [-1], jnp.int32),
+        num_return=jnp.int32(request.num_return_sequences),
+        banned=banned_sequences(request.banned, vocab_size),
+        penalty_form=method.penalty_form,
+        early_stopping=True if greedy else method.early_stopping,
+        force_eos=bool(forced),
+        renormalize=method.renormalize,
+    )
 
 
 @struct.dataclass
@@ -48,7 +73,7 @@ class Finished:
     scores: Float[Array, "B K"]
     log_probs: Float[Array, "B K"]
     lengths: Int[Array, "B K"]
-    """Tokens, the end token included."""
+    """The number of tokens, the end token included."""
 
 
 @struct.dataclass
@@ -56,22 +81,22 @@ class BeamState:
     """What the compiled loop carries from token to token."""
 
     cache: Cache
-    sees: Bool[Array, "B K S"]
-    """Which slots of its row's cache each beam sees: those that its own tokens lie in."""
+    visible_slots: Bool[Array, "B K S"]
+    """The slots of its row's cache that each beam attends to: those of its own tokens."""
     tokens: Int[Array, "B K T"]
     recent: Int[Array, "B K P"]
-    """The newest tokens of each beam, what it begins with included."""
+    """The last tokens of each beam, those of the row included."""
     log_probs: Float[Array, "B K"]
-    """-inf: not a beam."""
+    """The log-probability of each beam; -inf: there is no such beam."""
     finished: Finished
     done: Bool[Array, " B"]
     count: Int[Array, ""]
-    """How many tokens every beam has."""
+    """The number of tokens that every beam has."""
 
 
 @struct.dataclass
 class Candidates:
-    """Continuations of a row's beams by one token, best first."""
+    """Continuations of a row's beams by one token, the best first."""
 
     log_probs: Float[Array, "B C"]
     beams: Int[Array, "B C"]
@@ -79,25 +104,26 @@ class Candidates:
 
 
 def empty_state(
-    cache: Cache,
-    sees: Bool[Array, "B S"],
+    prefill: Prefill,
     recent: Int[Array, "B P"],
-    limits: Int[Array, " B"],
+    max_lengths: Int[Array, " B"],
+    *,
     num_beams: int,
     num_tokens: int,
 ) -> BeamState:
-    """Before the first token: every beam sees what its row begins with."""
-    shape = limits.shape[0], num_beams
+    """Returns the state before the first token: every beam attends to what precedes it."""
+    shape = max_lengths.shape[0], num_beams
+    slots = prefill.visible_slots
     tokens = jnp.zeros((*shape, num_tokens), jnp.int32)
     nothing = jnp.full(shape, -jnp.inf)
     return BeamState(
-        cache=cache,
-        sees=jnp.broadcast_to(sees[:, None], (*shape, sees.shape[-1])),
+        cache=prefill.cache,
+        visible_slots=jnp.broadcast_to(slots[:, None], (*shape, slots.shape[-1])),
         tokens=tokens,
         recent=jnp.broadcast_to(recent[:, None], (*shape, recent.shape[-1])),
         log_probs=nothing,
         finished=Finished(tokens, nothing, nothing, jnp.zeros(shape, jnp.int32)),
-        done=limits == 0,
+        done=max_lengths == 0,
         count=jnp.int32(0),
     )
 
@@ -107,85 +133,94 @@ def best_candidates(
     log_probs: Float[Array, "B K"],
     recent: Int[Array, "B K P"],
     last: Bool[Array, " B"],
-    rules: Rules,
+    *,
+    params: BeamParams,
     num_beams: int,
 ) -> Candidates:
-    """The best C of all continuations, K · V of them in each row.
+    """Returns the best C of each row's K · V continuations.
 
-    C is `num_beams` for going on, and as many for each of the tokens that end: however many of
-    the best end, there are enough to go on with.
+    C is `num_beams` for living on, and as many for each of the E end tokens: however many of the
+    best end, enough are left to live on.
 
     Args:
-      logits: of the next token of each beam.
-      log_probs: of the beams so far.
-      recent: the newest tokens of each.
-      last: rows in which there is no room for another token behind this one.
-      rules: what may be chosen.
-      num_beams: how many beams there are to be; where there are less than C continuations, the
-        others have -inf.
+      logits: those of the next token of each beam.
+      log_probs: those of the beams so far.
+      recent: the last tokens of each beam.
+      last: rows whose longest target ends with this token.
+      params: which tokens may be chosen.
+      num_beams: the number of beams after this step; where there are fewer than C continuations,
+        the others have -inf.
     """
-    number = (1 + rules.eos_ids.shape[0]) * num_beams
-    rows, beams_before, vocabulary = logits.shape
-    allowed = hide_bad_words(logits, recent, rules.bad_words)
-    normaliser = jax.nn.logsumexp(allowed if rules.renormalize else logits, axis=-1)
+    number = (1 + params.eos_ids.shape[0]) * num_beams  # C
+    rows, beams_before, vocabulary = logits.shape  # the first step has one beam
+    allowed = hide_banned(logits, recent, params.banned)
+    normalizer = jax.nn.logsumexp(allowed if params.renormalize else logits, axis=-1)  # [B, K]
+    # The best C of a row are among the best C of each beam: [B, K, min(C, V)].
     scores, tokens = top_tokens(allowed, min(number, vocabulary))
-    scores = scores - normaliser[..., None] + log_probs[..., None]
-    if rules.force_eos:
+    scores = scores - normalizer[..., None] + log_probs[..., None]
+    if params.force_eos:
+        # One continuation of each beam, the end token, at no cost.
         only_end = jnp.where(jnp.arange(scores.shape[-1]) == 0, log_probs[..., None], -jnp.inf)
         scores = jnp.where(last[:, None, None], only_end, scores)
-        tokens = jnp.where(last[:, None, None], rules.eos_ids[0], tokens)
-    short = max(0, number - scores.shape[-1] * beams_before)
-    flat = jnp.pad(scores.reshape(rows, -1), ((0, 0), (0, short)), constant_values=-jnp.inf)
-    best, places = jax.lax.top_k(flat, number)
-    beams = jnp.minimum(places // scores.shape[-1], beams_before - 1)
-    tokens = jnp.take_along_axis(
-        jnp.pad(tokens.reshape(rows, -1), ((0, 0), (0, short))), places, axis=1
-    )
+        tokens = jnp.where(last[:, None, None], params.eos_ids[0], tokens)
+    per_beam = scores.shape[-1]
+    short = ((0, 0), (0, max(0, number - per_beam * beams_before)))  # a tiny vocabulary
+    flat = jnp.pad(scores.reshape(rows, -1), short, constant_values=-jnp.inf)  # [B, ≥ C]
+    best, indices = jax.lax.top_k(flat, number)  # [B, C]; index = beam · per_beam + rank
+    beams = jnp.minimum(indices // per_beam, beams_before - 1)
+    tokens = jnp.take_along_axis(jnp.pad(tokens.reshape(rows, -1), short), indices, axis=1)
     return Candidates(best, beams, tokens)
 
 
 def top_tokens(
     logits: Float[Array, "B K V"], number: int
 ) -> tuple[Float[Array, "B K C"], Int[Array, "B K C"]]:
-    """`lax.top_k`, in one pass over a large vocabulary: the best C are in the best C blocks."""
+    """Returns the best C logits and their tokens, as `lax.top_k` does, in one pass.
+
+    In a large vocabulary the best C tokens are in the C blocks with the highest maxima.
+    """
     vocabulary = logits.shape[-1]
     if vocabulary < 2 * BLOCK * number:
         scores, tokens = jax.lax.top_k(logits, number)
         return scores, tokens
     padded = jnp.pad(logits, ((0, 0), (0, 0), (0, -vocabulary % BLOCK)), constant_values=-jnp.inf)
-    blocks = padded.reshape(*logits.shape[:2], -1, BLOCK)
-    _, best = jax.lax.top_k(jnp.max(blocks, axis=-1), number)
-    chosen = jnp.take_along_axis(blocks, best[..., None], axis=2)
-    scores, places = jax.lax.top_k(chosen.reshape(*logits.shape[:2], -1), number)
-    block = jnp.take_along_axis(best, places // BLOCK, axis=-1)
-    return scores, block * BLOCK + places % BLOCK
+    blocks = padded.reshape(*logits.shape[:2], -1, BLOCK)  # [B, K, V / 128, 128]
+    _, best = jax.lax.top_k(jnp.max(blocks, axis=-1), number)  # blocks, [B, K, C]
+    chosen = jnp.take_along_axis(blocks, best[..., None], axis=2)  # [B, K, C, 128]
+    scores, indices = jax.lax.top_k(chosen.reshape(*logits.shape[:2], -1), number)
+    block = jnp.take_along_axis(best, indices // BLOCK, axis=-1)
+    return scores, block * BLOCK + indices % BLOCK
 
 
-def choose(
-    state: BeamState, candidates: Candidates, limits: Int[Array, " B"], rules: Rules
+def advance_beams(
+    state: BeamState,
+    candidates: Candidates,
+    max_lengths: Int[Array, " B"],
+    params: BeamParams,
 ) -> BeamState:
-    """The beams that live on, the hypotheses that end, and the rows that are done."""
-    count = state.count + 1
-    tokens = _rows_of(state.tokens, candidates.beams)
+    """Chooses the beams that live on, the hypotheses that end, and the rows that are done."""
+    num_beams, count = state.tokens.shape[1], state.count + 1
+    tokens = _gather(state.tokens, candidates.beams)  # [B, C, T], of each candidate's beam
     tokens = jax.lax.dynamic_update_slice_in_dim(
         tokens, candidates.tokens[..., None], state.count, axis=2
     )
-    ends = jnp.any(candidates.tokens[..., None] == rules.eos_ids, axis=-1)
-    ends |= (count >= limits)[:, None]
-    finished = _finish(state, candidates, tokens, ends, rules)
+    ends = jnp.any(candidates.tokens[..., None] == params.eos_ids, axis=-1)  # [B, C]
+    ends |= (count >= max_lengths)[:, None]
+    finished = _finish(state, candidates, tokens, ends, params=params)
 
     live = jnp.where(ends, -jnp.inf, candidates.log_probs)
-    log_probs, kept = jax.lax.top_k(live, state.tokens.shape[1])
-    parents = jnp.take_along_axis(candidates.beams, kept, axis=1)
-    bound = best_possible(log_probs[:, 0], count, limits, rules)
+    log_probs, kept = jax.lax.top_k(live, num_beams)  # [B, K], numbers of candidates
+    parents = jnp.take_along_axis(candidates.beams, kept, axis=1)  # numbers of beams before
+    bound = score_upper_bound(log_probs[:, 0], count, max_lengths, params)
+    recent = append_recent(_gather(state.recent, parents), _gather(candidates.tokens, kept))
     return dataclasses.replace(
         state,
-        sees=_rows_of(state.sees, parents),
-        tokens=_rows_of(tokens, kept),
-        recent=push(_rows_of(state.recent, parents), _rows_of(candidates.tokens, kept)),
+        visible_slots=_gather(state.visible_slots, parents),
+        tokens=_gather(tokens, kept),
+        recent=recent,
         log_probs=log_probs,
         finished=finished,
-        done=state.done | is_done(finished, bound, rules),
+        done=state.done | is_done(finished, bound, params),
         count=count,
     )
 
@@ -195,48 +230,50 @@ def _finish(
     candidates: Candidates,
     tokens: Int[Array, "B C T"],
     ends: Bool[Array, "B C"],
-    rules: Rules,
+    *,
+    params: BeamParams,
 ) -> Finished:
-    """The K best of the hypotheses so far and those that end now."""
+    """Returns the K best of the hypotheses so far and those that end now."""
     num_beams, count = state.tokens.shape[1], state.count + 1
-    # The others are there for beams to live on.
+    # Candidates beyond the best K are there to live on; they do not end, as in transformers.
     among_best = jnp.arange(ends.shape[1]) < num_beams
     counts = ends & among_best & ~state.done[:, None]
-    scores = jnp.where(counts, candidates.log_probs / rules.penalty(count), -jnp.inf)
+    scores = jnp.where(counts, candidates.log_probs / params.penalty(count), -jnp.inf)
     new = Finished(tokens, scores, candidates.log_probs, jnp.full(scores.shape, count))
-    both = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), state.finished, new)
+    both = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), state.finished, new)  # [B, K + C]
     _, best = jax.lax.top_k(both.scores, num_beams)
-    return jax.tree.map(lambda x: _rows_of(x, best), both)
+    return jax.tree.map(lambda x: _gather(x, best), both)
 
 
-def best_possible(
+def score_upper_bound(
     log_probs: Float[Array, " B"],
     count: Int[Array, ""],
-    limits: Int[Array, " B"],
-    rules: Rules,
+    max_lengths: Int[Array, " B"],
+    params: BeamParams,
 ) -> Float[Array, " B"]:
-    """What a beam of `count` tokens can score at best: nothing more is lost, α chooses the length.
+    """Returns an upper bound on the final score of a live beam of `count` tokens.
 
-    Unless `early_stopping` is "never" its length is taken to be what it is now.
+    It assumes no further loss of log-probability and the length with the best penalty, for
+    `early_stopping` other than "never" the length that the beam has now.
     """
-    now = rules.penalty(count)
-    if rules.early_stopping != "never":
+    now = params.penalty(count)
+    if params.early_stopping != "never":
         return log_probs / now
-    return log_probs / jnp.maximum(now, rules.penalty(limits))
+    return log_probs / jnp.maximum(now, params.penalty(max_lengths))
 
 
-def is_done(finished: Finished, bound: Float[Array, " B"], rules: Rules) -> Bool[Array, " B"]:
-    """Whether nothing that may still be found would be answered."""
-    if rules.early_stopping == "never":
-        worst = jnp.take(finished.scores, rules.num_return - 1, axis=1)
+def is_done(finished: Finished, bound: Float[Array, " B"], params: BeamParams) -> Bool[Array, " B"]:
+    """Returns whether no hypothesis that a row may still find would be returned."""
+    if params.early_stopping == "never":
+        worst = jnp.take(finished.scores, params.num_return - 1, axis=1)
         return bound <= worst
     worst = finished.scores[:, -1]
     full = worst > -jnp.inf
-    if rules.early_stopping is not True:
+    if params.early_stopping is not True:
         full &= bound <= worst
     return full | (bound == -jnp.inf)  # no beam lives
 
 
-def _rows_of(x: Array, places: Int[Array, "B C"]) -> Array:
-    """x[b, places[b, c]] of `[B, N, …]`."""
-    return jnp.take_along_axis(x, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=1)
+def _gather(x: Array, indices: Int[Array, "B C"]) -> Array:
+    """Returns x[b, indices[b, c]] of x `[B, N, …]`."""
+    return jnp.take_along_axis(x, indices.reshape(*indices.shape, *(1,) * (x.ndim - 2)), axis=1)

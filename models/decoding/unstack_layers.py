@@ -6,18 +6,19 @@ from typing import Any
 import jax
 
 from ..init import parameter_shapes
+from ..nn.typing import Params
 from ..registry import create
 
 
-def separate_layers(model: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A model and its parameters, laid out for decoding a token at a time.
+def unstack_layers(model: Any, params: Params) -> tuple[Any, Params]:
+    """Lays out a model and its parameters for decoding one token at a time.
 
-    Each layer has its own subtree and each kernel is a matrix `[outputs, inputs]`.
-    A slice of a stacked array is a copy each time it is used: nothing beside a
-    training step, but ten times the work of one token on a CPU.
+    Each layer has its own subtree and each kernel is a matrix `[outputs, inputs]`. A slice of a
+    stacked array is a copy each time it is used: that is negligible in a training step, but ten
+    times the work of one token on a CPU.
 
     Args:
-      model: a model with stacked layers, or one that is laid out so already.
+      model: a model with stacked layers, or one that has this layout already.
       params: its parameters; they are copied.
 
     Returns:
@@ -31,8 +32,8 @@ def separate_layers(model: Any, params: dict[str, Any]) -> tuple[Any, dict[str, 
     return separate, jax.tree_util.tree_map_with_path(_lay_out, _unstack(params), shapes)
 
 
-def _unstack(params: dict[str, Any]) -> dict[str, Any]:
-    """Every stack `layers`, an encoder's or a model's own, as `layers_0`, `layers_1` and so on."""
+def _unstack(params: Params) -> Params:
+    """Splits every stack `layers`, also an encoder's, into `layers_0`, `layers_1` and so on."""
     result = {}
     for name, tree in params.items():
         if name == "layers":
@@ -44,7 +45,7 @@ def _unstack(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lay_out(path: tuple[Any, ...], x: jax.Array, target: jax.ShapeDtypeStruct) -> jax.Array:
-    """A kernel `[*inputs, *outputs]` as `[outputs, inputs]`; anything else as it is."""
+    """Reshapes a kernel `[*inputs, *outputs]` to `[outputs, inputs]`; nothing else changes."""
     if path[-1].key != "kernel":
         return x
     outputs, inputs = target.shape

@@ -134,7 +134,10 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
     named = {name: value for name, value in written if name not in mapping.aliases}
     for alias, value in written:
         name = mapping.aliases.get(alias, alias)
-        if (alias == name or value is not None) and named.setdefault(name, value) != value:
+        if alias != name and value is None:
+            continue
+        first = named.setdefault(name, value)
+        if first is not value and first != value:  # NaN differs from itself
             raise WeightsError(
                 f"{source}: {alias} {value!r} is another name of {name}, which is {named[name]!r}: "
                 "take the wrong one out"

@@ -1,7 +1,7 @@
-"""Tokens from any model that writes, asked for in Hugging Face's words and answered in its form.
+"""Generation from any model that writes, with the arguments and the output of transformers.
 
 Names, their meaning and their defaults are those of transformers' `generate`; what is not supported
-is refused by name. `Generator` and `Searcher` do the work.
+is refused by name. `Generator` does the work.
 """
 
 import dataclasses
@@ -12,14 +12,16 @@ import numpy as np
 
 from ...data.errors import UserError
 from ..decoding.beam_adapters import beams_of
-from ..decoding.beam_search import BeamSearch, Hypothesis, Searcher
-from ..decoding.sample import Generator, Sampling
+from ..decoding.generator import Generator
+from ..decoding.padding import pad_rows
+from ..decoding.request import BeamSearch, GenerationRequest, Hypothesis
+from ..nn.typing import Params
 from ..registry import create
-from .generation_config import Request, request_of
+from .generation_config import request_from_hf
 from .tensor_mapping import WeightsError
 
 WHERE = "models.generate"
-# What transformers answers beside tokens.
+# Arguments that make transformers return more than tokens.
 BESIDE = (
     "output_attentions",
     "output_hidden_states",
@@ -28,25 +30,25 @@ BESIDE = (
     "return_dict_in_generate",
 )
 UNSEEN = 0
-"""Token that pads rows where nothing says which: nobody sees it."""
+"""Pads rows where no argument says which token does; the model does not see it."""
 
 
 def generate(
     model: Any,
-    params: Any,
+    params: Params,
     input_ids: Any,
     *,
     attention_mask: Any = None,
     seed: int = 0,
-    **asked: Any,
+    **requested: Any,
 ) -> np.ndarray:
-    """Continues prompts, or writes the targets of sources, as transformers' `generate` does.
+    """Continues prompts, or generates the targets of sources, as transformers' `generate` does.
 
     Example::
 
         model, params = models.load(folder)
-        asked = models.generation_arguments(folder)
-        out = models.generate(model, params, ids, **asked | {"num_beams": 4, "max_new_tokens": 50})
+        stored = models.generation_arguments(folder)
+        out = models.generate(model, params, ids, **stored | {"num_beams": 4})
 
     Args:
       model: a causal language model or an encoder-decoder.
@@ -56,20 +58,21 @@ def generate(
       attention_mask: `[B, T]`, 1 where there is a token and 0 where padding, on either side. By
         default padding of a causal model is where `pad_token_id` stands, if that is no end token;
         elsewhere there is none.
-      seed: of the random choices.
-      **asked: `max_new_tokens` (by default 20) or `max_length` (with the prompt); `eos_token_id`
-        (one or several), `pad_token_id`, `forced_eos_token_id`, `decoder_start_token_id`;
+      seed: the seed of the random choices.
+      **requested: `max_new_tokens` (by default 20) or `max_length` (with the prompt);
+        `eos_token_id` (one or several), `pad_token_id`, `forced_eos_token_id`,
+        `decoder_start_token_id`;
         `bad_words_ids`, `suppress_tokens`; `num_beams`, `length_penalty`, `early_stopping`,
-        `renormalize_logits`; `num_return_sequences`; of causal models without beams also
+        `renormalize_logits`; `num_return_sequences`; for causal models without beams also
         `repetition_penalty`, and `do_sample` with `temperature`, `top_k` (by default 50; None or
         0: all) and `top_p`. None: the default.
 
     Returns:
-      int32[B · num_return_sequences, T']: the prompt (behind its padding), or the start token; what
-      was written, its end token included; and `pad_token_id`, or the end token, up to the longest.
-      Where it has room for no more tokens (`max_length` of the configuration) a search ends; rows
-      without beams go on, and their oldest tokens fall out. RoBERTa's positions are counted as
-      transformers' `generate` does, from 0; not so in its forward pass, nor by `Generator`.
+      int32[B · num_return_sequences, T']: the prompt (after its padding), or the start token; the
+      new tokens, the end token included; and `pad_token_id`, or the end token, up to the longest.
+      A search ends where the model has no more positions (`max_length` of the configuration); rows
+      without beams go on, and their oldest tokens fall out. RoBERTa's positions are numbered from
+      0, as transformers' `generate` does, unlike its forward pass and `Generator`.
 
     Raises:
       UserError: an argument is not supported or out of range, an id is not in the vocabulary, a
@@ -78,22 +81,39 @@ def generate(
     beams_of(model)
     model = counting_from_zero(model)
     causal = model.config.head == "causal_lm"
-    named = _named(asked)
-    rows, prompts = _read(input_ids, attention_mask, named, causal)
-    length, longest = prompts.shape[1] if causal else 1, model.config.max_length
-    request = request_of(named, WHERE, causal=causal, prompt_length=length, longest=longest)
-    write = _search if isinstance(request.method, BeamSearch) else _sample
-    written = write(model, params, rows, request, seed)
+    fields = _hf_fields(requested)
+    rows, prompts = _read(input_ids, attention_mask, fields, causal)
+    request = request_from_hf(
+        fields,
+        WHERE,
+        causal=causal,
+        prompt_length=prompts.shape[1] if causal else 1,
+        longest=model.config.max_length,
+    )
+    generator = Generator(model, params)
+    if isinstance(request.method, BeamSearch):
+        written = [
+            hypothesis.tokens + ([] if hypothesis.end_id is None else [hypothesis.end_id])
+            for hypotheses in search_all(generator, rows, request)
+            for hypothesis in hypotheses
+        ]
+    else:
+        written = _sample(generator, rows, request, seed)
     if not causal:
         prompts = np.full((len(rows), 1), request.start_id, np.int32)
-    prompts = np.repeat(prompts, request.num_return, axis=0)
-    return np.concatenate([prompts, _padded(written, _padding(request), left=False)], axis=1)
+    fill = next(iter(request.eos_ids), UNSEEN)
+    # transformers' beam search takes a pad_token_id of 0 for none.
+    if request.pad_id or (request.pad_id == 0 and not isinstance(request.method, BeamSearch)):
+        fill = request.pad_id
+    prompts = np.repeat(prompts, request.num_return_sequences, axis=0)
+    return np.concatenate([prompts, pad_rows(written, fill=fill)[0]], axis=1)
 
 
 def counting_from_zero(model: Any) -> Any:
-    """Of RoBERTa transformers' `generate` counts positions from the first row of their table on.
+    """Returns a RoBERTa that numbers positions from 0; other models as they are.
 
-    Its forward pass, and ours, count from behind the rows of the padding.
+    transformers' `generate` numbers RoBERTa's positions from 0; its forward pass, like the one
+    here, starts after the rows of the padding.
     """
     config = model.config
     if not (offset := config.position_offset):
@@ -104,124 +124,78 @@ def counting_from_zero(model: Any) -> Any:
     )
 
 
-def _named(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as a file would hold them; None is not there."""
+def _hf_fields(requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments as a file would hold them, without those that are None."""
     for name in BESIDE:
-        if asked.get(name):
-            raise WeightsError(f"{WHERE} answers tokens alone: leave {name} {asked[name]!r} out")
-    named = {name: _plain(value) for name, value in asked.items() if value is not None}
-    # Of this one alone their None is not the default.
-    return named | ({"top_k": 0} if asked.get("top_k", 0) is None else {})
+        if requested.get(name):
+            raise WeightsError(f"{WHERE} returns only tokens: leave {name} {requested[name]!r} out")
+    fields = {name: _plain(value) for name, value in requested.items() if value is not None}
+    # `top_k=None` disables top-k; for all other arguments None means "use the default".
+    return fields | ({"top_k": 0} if requested.get("top_k", 0) is None else {})
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and lists of Python's, of arrays too."""
+    """Returns numbers and lists of Python for those of numpy, jax or torch."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return [_plain(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def _read(
-    input_ids: Any, attention_mask: Any, named: Mapping[str, Any], causal: bool
+    input_ids: Any, attention_mask: Any, fields: Mapping[str, Any], causal: bool
 ) -> tuple[list[list[int]], np.ndarray]:
-    """The tokens of each row; and the rows as they are given, padded to one length."""
+    """Returns the tokens of each row without padding, and the given rows padded to one length."""
     given = _plain(input_ids)
     if not isinstance(given, list) or not given or not all(isinstance(x, list) for x in given):
         raise UserError(f"input_ids {given!r} are no rows of token ids: give int[B, T]")
-    end, pad = (_plain(named.get(name, [])) for name in ("eos_token_id", "pad_token_id"))
+    end, pad = fields.get("eos_token_id", []), fields.get("pad_token_id")
     ends = end if isinstance(end, list) else [end]
-    filling = pad if isinstance(pad, int) else next(iter(ends), UNSEEN)
-    prompts = _padded(given, filling, left=True)
+    fill = pad if isinstance(pad, int) else next(iter(ends), UNSEEN)
+    prompts, _ = pad_rows(given, fill=fill, left=True)
     if attention_mask is None:
-        unseen = {pad} - set(ends) if causal and isinstance(pad, int) else set()
-        # Rows of different lengths are not padded yet.
-        ragged = len(set(map(len, given))) > 1
-        return (
-            given if ragged else [[x for x in row if x not in unseen] for row in given]
-        ), prompts
+        ragged = len(set(map(len, given))) > 1  # rows of different lengths are not padded yet
+        if ragged or not causal or not isinstance(pad, int) or pad in ends:
+            return given, prompts
+        return [[token for token in row if token != pad] for row in given], prompts
     mask = _plain(attention_mask)
     lengths = [len(row) if isinstance(row, list) else None for row in mask]
     if lengths != [len(row) for row in given]:
         raise UserError("attention_mask has not the shape of input_ids: give one for each token")
-    rows = [
-        [x for x, seen in zip(row, sees, strict=True) if seen]
-        for row, sees in zip(given, mask, strict=True)
-    ]
-    return rows, prompts
-
-
-def _search(
-    model: Any, params: Any, rows: list[list[int]], request: Request, seed: int
-) -> list[list[int]]:
-    """What each row's best hypotheses are."""
-    del seed
-    assert isinstance(request.method, BeamSearch)
-    found = search_for(Searcher(model, params), rows, request, request.method)
     return [
-        hypothesis.tokens + ([] if hypothesis.end_id is None else [hypothesis.end_id])
-        for row in found
-        for hypothesis in row
-    ]
+        [token for token, seen in zip(row, seen_of_row, strict=True) if seen]
+        for row, seen_of_row in zip(given, mask, strict=True)
+    ], prompts
 
 
-def search_for(
-    searcher: Searcher, rows: list[list[int]], request: Request, method: BeamSearch
+def search_all(
+    generator: Generator, rows: Sequence[Sequence[int]], request: GenerationRequest
 ) -> list[list[Hypothesis]]:
-    """The `num_return` best hypotheses of each row.
+    """Returns the `num_return_sequences` best hypotheses of each row.
 
     Raises:
       UserError: there are not so many, or a row is not the model's.
     """
-    ends = request.search_ends(searcher.config.vocab_size)
-    found = searcher.search(rows, ends, method, request.start_id)
-    if (least := min(map(len, found))) < request.num_return:
+    found = generator.search(rows, request)
+    if (least := min(map(len, found))) < request.num_return_sequences:
         raise UserError(
-            f"the search found only {least} of num_return_sequences {request.num_return}: there "
-            "are not more tokens to choose from"
+            f"the search found only {least} of num_return_sequences "
+            f"{request.num_return_sequences}: there are not more tokens to choose from"
         )
     return found
 
 
 def _sample(
-    model: Any, params: Any, rows: list[list[int]], request: Request, seed: int
+    generator: Generator, rows: Sequence[Sequence[int]], request: GenerationRequest, seed: int
 ) -> list[list[int]]:
-    """What each row is continued by, `num_return` times."""
-    assert isinstance(request.method, Sampling)
-    prompts = [row for row in rows for _ in range(request.num_return)]
+    """Continues each row `num_return_sequences` times; returns the tokens up to the end."""
+    prompts = [row for row in rows for _ in range(request.num_return_sequences)]
     written: list[list[int]] = [[] for _ in prompts]
-    stream = Generator(model, params).stream(
-        prompts, max_new_tokens=request.max_new_tokens, sampling=request.method, seed=seed
-    )
-    for new in stream:
+    for new in generator.stream(prompts, request, seed=seed):
         for row, tokens in zip(written, new.tolist(), strict=True):
             row.extend(tokens)
-        if all(_end(row, request) is not None for row in written):
+        if all(request.end(row) is not None for row in written):
             break
     for row in written:
-        if request.forced_id is not None and len(row) == request.max_new_tokens:
-            row[-1] = request.forced_id
-    return [row[: _end(row, request)] for row in written]
-
-
-def _end(row: Sequence[int], request: Request) -> int | None:
-    """How many tokens of a row there are up to its end; None: it has none yet."""
-    return next((i + 1 for i, token in enumerate(row) if token in request.eos_ids), None)
-
-
-def _padding(request: Request) -> int:
-    """What transformers fills rows up with that have ended."""
-    end = next(iter(request.eos_ids), UNSEEN)
-    # Its beam search takes a pad_token_id of 0 for none.
-    if request.pad_id is None or (isinstance(request.method, BeamSearch) and request.pad_id == 0):
-        return end
-    return request.pad_id
-
-
-def _padded(rows: Sequence[Sequence[int]], filling: int, *, left: bool) -> np.ndarray:
-    """Rows of one length, int32[B, T]."""
-    longest = max(map(len, rows), default=0)
-    padded = np.full((len(rows), longest), filling, np.int32)
-    for i, row in enumerate(rows):
-        first = longest - len(row) if left else 0
-        padded[i, first : first + len(row)] = row
-    return padded
+        if request.forced_eos_id is not None and len(row) == request.max_new_tokens:
+            row[-1] = request.forced_eos_id
+    return [row[: request.end(row)] for row in written]

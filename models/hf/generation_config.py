@@ -1,26 +1,25 @@
-"""How tokens are asked for in Hugging Face's words: by arguments, or by a `generation_config.json`.
+"""Generation settings under the names of transformers: arguments, or a `generation_config.json`.
 
-Every field is honoured, or known to change nothing, or refused by name. Older folders have the same
+Every field is honored, or known to change nothing, or refused by name. Older folders have the same
 fields in their `config.json`.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from ...data.io.json_text import read_object
-from ..decoding.beam_search import BeamSearch
-from ..decoding.sample import Sampling
+from ...data.errors import UserError
+from ...data.io.json_text import JsonObject, JsonValue, read_object
+from ..decoding.request import BeamSearch, GenerationRequest, Sampling
 from ..hub import local_folder
 from .config_mapping import ConfigMapping, Field, FixedField, settings_from_hf
 from .tensor_mapping import WeightsError
 
-DRAWN = ConfigMapping(
+HFSettings: TypeAlias = Mapping[str, JsonValue]
+"""Fields of transformers' `GenerationConfig`, by name."""
+
+UNSUPPORTED_SAMPLING = ConfigMapping(
     (
-        Field("temperature", "temperature", 1.0),
-        Field("top_k", "top_k", 50),
-        Field("top_p", "top_p", 1.0),
         FixedField("min_p", (None,)),
         FixedField("top_h", (None,)),
         FixedField("typical_p", (1.0,)),
@@ -28,35 +27,25 @@ DRAWN = ConfigMapping(
         FixedField("eta_cutoff", (0.0,)),
     )
 )
-"""How tokens are drawn; they change nothing where none is."""
-PICKED = ConfigMapping(
-    (
-        Field("do_sample", "do_sample", False),
-        Field("repetition_penalty", "repetition_penalty", 1.0),
-    )
-)
-SEARCHED = ConfigMapping(
-    (FixedField("do_sample", (False,)), FixedField("repetition_penalty", (1.0,)))
-)
-"""The same fields where tokens are searched for."""
+"""Other ways to sample; beam search ignores them."""
+UNSUPPORTED_NAMES = frozenset(field.hf for field in UNSUPPORTED_SAMPLING.fields)
 TOKENS = frozenset(
     """
     bos_token_id decoder_start_token_id eos_token_id forced_eos_token_id pad_token_id
     """.split()
 )
-WORDS = frozenset({"bad_words_ids", "suppress_tokens"})
-
-
-def _names(fields: ConfigMapping) -> frozenset[str]:
-    return frozenset(field.hf for field in fields.fields)
-
-
+SEQUENCES = frozenset({"bad_words_ids", "suppress_tokens"})
 FIELDS = ConfigMapping(
     (
         Field("num_beams", "num_beams", 1),
         Field("length_penalty", "length_penalty", 1.0),
-        Field("num_return_sequences", "num_return", 1),
+        Field("num_return_sequences", "num_return_sequences", 1),
         Field("renormalize_logits", "renormalize", False),
+        Field("do_sample", "do_sample", False),
+        Field("repetition_penalty", "repetition_penalty", 1.0),
+        Field("temperature", "temperature", 1.0),
+        Field("top_k", "top_k", 50),
+        Field("top_p", "top_p", 1.0),
         Field("max_length", "max_length", 0),
         Field("max_new_tokens", "max_new_tokens", 0),
         FixedField("early_stopping", (False, True, "never")),
@@ -84,12 +73,11 @@ FIELDS = ConfigMapping(
         FixedField("stop_strings", (None,)),
         FixedField("max_time", (None,)),
     ),
-    # Those that are read one by one; and of how it is computed, and of what is answered beside
-    # tokens.
+    # Fields that `request_from_hf` reads one by one, fields of the tokens' computation, and fields
+    # of what is returned beside tokens.
     TOKENS
-    | WORDS
-    | _names(DRAWN)
-    | _names(PICKED)
+    | SEQUENCES
+    | UNSUPPORTED_NAMES
     | frozenset(
         """
         _from_model_config assistant_confidence_threshold assistant_early_exit
@@ -101,20 +89,21 @@ FIELDS = ConfigMapping(
         """.split()
     ),
 )
-NAMES = _names(FIELDS) | FIELDS.ignored - TOKENS
-"""Fields that say how a model is searched or sampled, and nothing of its forward pass."""
-ARGUMENTS = _names(FIELDS) | _names(DRAWN) | _names(PICKED) | TOKENS | WORDS
-"""Of these fields those on which the tokens depend."""
+_NAMES = frozenset(field.hf for field in FIELDS.fields)
+NAMES = (_NAMES | FIELDS.ignored) - TOKENS
+"""Fields of a `config.json` that are generation settings, and do not change the forward pass."""
+ARGUMENTS = _NAMES | UNSUPPORTED_NAMES | TOKENS | SEQUENCES
+"""Fields on which the generated tokens depend."""
 
 GENERATION = "generation"
-"""In a run's `config.json`: what the folder asked for that it was imported from."""
-GREEDY: dict[str, Any] = {"temperature": 0.0, "top_k": None, "top_p": None}
+"""The key in a run's `config.json` with the generation settings of the folder it was imported
+from."""
 
 NEW_TOKENS = 20
-"""How many there are by default."""
+"""The number of new tokens by default."""
 SEQUENCE_TO_SEQUENCE = {"marian", "pegasus", "transformer"}
-"""Encoder-decoders: their families, and our architecture."""
-# Of a `config.json`, where there is no other file: what their configurations fill in.
+"""Encoder-decoders: model types of transformers, and the architecture here."""
+# For a `config.json` without another file: the defaults of the configuration classes.
 DEFAULTS: dict[str, dict[str, int]] = {
     "marian": {
         "decoder_start_token_id": 58100,
@@ -134,257 +123,207 @@ DEFAULTS: dict[str, dict[str, int]] = {
 }
 
 
-Words = Sequence[tuple[int, ...]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What is asked for, in our words."""
-
-    method: BeamSearch | Sampling
-    max_new_tokens: int
-    num_return: int
-    """How many answers each row is to have."""
-    start_id: int | None
-    """What targets of an encoder-decoder begin with."""
-    eos_ids: tuple[int, ...]
-    forced_id: int | None
-    """The last token that there is room for; one of `eos_ids`."""
-    pad_id: int | None
-
-    def search_ends(self, vocab_size: int) -> list[int]:
-        """`eos_ids` as a search takes them: the one that may be forced first.
-
-        Those that are not among the `vocab_size` tokens are left out: they end nothing.
-        """
-        ends = [token for token in self.eos_ids if token < vocab_size or token == self.forced_id]
-        return sorted(ends, key=lambda token: token != self.forced_id)
-
-
-def request_of(
-    theirs: Mapping[str, Any],
+def request_from_hf(
+    fields: HFSettings,
     where: str,
     *,
     causal: bool,
     prompt_length: int = 1,
     longest: int | None = None,
-) -> Request:
-    """What is asked for, as transformers would understand it.
+) -> GenerationRequest:
+    """Converts generation settings to a request, as transformers understands them.
+
+    This is the one place that decides between greedy search, sampling and beam search.
 
     Args:
-      theirs: fields by their names; those that are not there have transformers' default.
-      where: they stand, for messages.
+      fields: settings by name; those that are missing have transformers' default.
+      where: the file or function they are from, for messages.
       causal: whether the model continues prompts; else it is an encoder-decoder.
-      prompt_length: tokens before the first new one; `max_length` counts them.
-      longest: how many tokens the model has positions for.
+      prompt_length: the number of tokens before the first new one; `max_length` counts them.
+      longest: the number of tokens that the model has positions for.
 
     Raises:
-      WeightsError: a field is not supported, or says nothing that can be done.
+      WeightsError: a field is not supported or out of range.
     """
-    settings = settings_from_hf(FIELDS, theirs, where)
-    searched = settings["num_beams"] != 1 or not causal
-    settings |= _part(SEARCHED if searched else PICKED, theirs, where)
-    settings["max_new_tokens"] = _max_new_tokens(theirs, where, prompt_length, longest)
-    _check_number(settings, where)
-    eos_ids, forced_id = _ends(theirs, where)
-    starts = ("decoder_start_token_id", "bos_token_id")  # the second where the first is not there
-    start = next((name for name in starts if name in theirs), starts[0])
-    words = _bad_words(theirs, eos_ids, where)
-    try:
-        method = (
-            _search(settings, theirs, words, forced_id is not None)
-            if searched
-            else _sampling(settings, _part(DRAWN, theirs, where), words)
+    settings = settings_from_hf(FIELDS, fields, where)
+    early_stopping: Any = fields.get("early_stopping", False)
+    num_beams, do_sample = settings["num_beams"], settings["do_sample"]
+    penalty = settings["repetition_penalty"]
+    searched = num_beams != 1 or not causal
+    if searched and (do_sample or penalty != 1):
+        kind = f"num_beams {num_beams}" if causal else "an encoder-decoder"
+        named = ("do_sample", "temperature", "top_k", "top_p") if do_sample else ()
+        named += ("repetition_penalty",) if penalty != 1 else ()
+        refused = ", ".join(f"{name} {fields[name]!r}" for name in named if name in fields)
+        raise WeightsError(f"{where}: {refused} is not supported with {kind}: leave it out")
+    if not searched:
+        unsupported = {name: x for name, x in fields.items() if name in UNSUPPORTED_NAMES}
+        settings_from_hf(UNSUPPORTED_SAMPLING, unsupported, where)
+    eos_ids = _token_ids(fields, "eos_token_id", where)
+    forced = _token_id(fields, "forced_eos_token_id", where)
+    if forced is not None and forced not in eos_ids:
+        raise WeightsError(
+            f"{where}: forced_eos_token_id {forced} is not supported: only of eos_token_id "
+            f"{fields.get('eos_token_id')} (add it there)"
         )
-    except ValueError as error:
+    start = _token_id(fields, "decoder_start_token_id", where)
+    if start is None:
+        start = _token_id(fields, "bos_token_id", where)
+    if start is None and not causal:
+        raise WeightsError(f"{where} has no decoder_start_token_id: give it, one token's id")
+    try:
+        if searched:
+            method = BeamSearch(
+                num_beams=num_beams,
+                length_penalty=settings["length_penalty"],
+                penalty_form="power",
+                early_stopping=early_stopping,
+                renormalize=settings["renormalize"],
+            )
+        else:
+            top_k = settings["top_k"] or None  # 0: all tokens
+            method = Sampling(settings["temperature"], top_k, settings["top_p"], penalty)
+            if not do_sample:
+                method = Sampling(temperature=0.0, repetition_penalty=penalty)
+        return GenerationRequest(
+            method=method,
+            max_new_tokens=_max_new_tokens(fields, where, prompt_length, longest),
+            num_return_sequences=settings["num_return_sequences"],
+            banned=_banned(fields, eos_ids, where),
+            start_id=None if causal else start,
+            eos_ids=eos_ids,
+            forced_eos_id=forced,
+            pad_id=_token_id(fields, "pad_token_id", where),
+        )
+    except WeightsError:
+        raise
+    except UserError as error:
         raise WeightsError(f"{where}: {error}") from error
-    return Request(
-        method,
-        settings["max_new_tokens"],
-        settings["num_return"],
-        None if causal else _token(theirs, start, where),
-        eos_ids,
-        forced_id,
-        _token(theirs, "pad_token_id", where) if "pad_token_id" in theirs else None,
-    )
 
 
-def search_settings(folder: str | Path, longest: int | None = None) -> tuple[BeamSearch, int, int]:
-    """How a folder's translation model is to be searched, as transformers would.
+def stored_request(folder: str | Path, longest: int | None = None) -> GenerationRequest:
+    """Returns the request that a folder's translation model comes with, as in transformers.
 
     Args:
       folder: as `generation_arguments` takes it.
-      longest: how many tokens the model has positions for.
-
-    Returns:
-      The settings, the token that targets begin with, and the one that they end with.
+      longest: the number of tokens that the model has positions for.
 
     Raises:
-      WeightsError: a field is not supported, or says nothing that can be done.
+      WeightsError: a field is not supported or out of range, or there is not one end token.
     """
-    theirs, _, where = _asked(local_folder(folder))
-    request = request_of(theirs, where, causal=False, longest=longest)
-    assert isinstance(request.method, BeamSearch)
-    assert request.start_id is not None
-    return request.method, request.start_id, _token(theirs, "eos_token_id", where)
+    fields, _, where = _stored_fields(local_folder(folder))
+    request = request_from_hf(fields, where, causal=False, longest=longest)
+    if len(request.eos_ids) != 1:
+        value = fields.get("eos_token_id")
+        raise WeightsError(f"{where}: eos_token_id {value!r} is not supported: only one token's id")
+    return request
 
 
 def generation_arguments(folder: str | Path) -> dict[str, Any]:
-    """What a folder asks of `models.generate`, under its names.
+    """Returns the arguments of `models.generate` that are stored in a folder.
 
-    `models.generate(model, params, input_ids, **models.generation_arguments(folder))` answers as
+    `models.generate(model, params, input_ids, **models.generation_arguments(folder))` returns what
     transformers' `model.generate(input_ids)` does.
 
     Args:
       folder: in Hugging Face's form, with `config.json`, and `generation_config.json` unless it is
-        of the time when `config.json` said it; or its name on the hub; or a run imported from it.
+        from the time when `config.json` had these fields; or its name on the hub; or a run imported
+        from it.
 
     Raises:
       FileNotFoundError: there is no such folder.
       WeightsError: a file is broken, a field is not supported, or it is a run that was trained
-        here, which asks for nothing.
+        here, which has no such settings.
     """
-    theirs, causal, where = _asked(local_folder(folder))
-    request_of(theirs, where, causal=causal)
-    return {name: value for name, value in theirs.items() if name in ARGUMENTS}
+    fields, causal, where = _stored_fields(local_folder(folder))
+    request_from_hf(fields, where, causal=causal)
+    return {name: value for name, value in fields.items() if name in ARGUMENTS}
 
 
-def _asked(folder: Path) -> tuple[dict[str, Any], bool, str]:
-    """What a folder asks for; whether its model is causal; and the file that asks."""
-    source = folder / "generation_config.json"
-    config: dict[str, Any] = read_object(folder / "config.json", WeightsError)
+def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
+    """Returns a folder's settings, whether its model is causal, and the file they are from."""
+    source, config = (
+        folder / "generation_config.json",
+        read_object(folder / "config.json", WeightsError),
+    )
     if "model_type" not in config:
         if GENERATION not in config:
             raise WeightsError(
-                f"{folder} asks for nothing: only a folder in Hugging Face's form does, and a run "
-                "imported from one"
+                f"{folder} asks for nothing: only a folder in Hugging Face's form has generation "
+                "settings, and a run imported from one"
             )
-        given, source = config[GENERATION], folder / "config.json"
-        if not isinstance(given, dict):
+        source, given, model = folder / "config.json", config[GENERATION], config["model"]
+        if not isinstance(given, dict) or not isinstance(model, dict):
             raise WeightsError(f"{source}: {GENERATION} {given!r} is not an object: restore it")
-        return given, config["model"]["architecture"] not in SEQUENCE_TO_SEQUENCE, str(source)
+        return given, model["architecture"] not in SEQUENCE_TO_SEQUENCE, str(source)
+    model_type = str(config["model_type"])
     if source.is_file():
         given = read_object(source, WeightsError)
     else:
-        source, asked = folder / "config.json", NAMES | TOKENS
-        said = {name: value for name, value in config.items() if name in asked}
-        given = DEFAULTS.get(config["model_type"], {}) | said
-    # Null is what transformers would fill in.
-    theirs = {name: value for name, value in given.items() if value is not None}
-    return theirs, config["model_type"] not in SEQUENCE_TO_SEQUENCE, str(source)
+        source = folder / "config.json"
+        stated = {name: x for name, x in config.items() if name in NAMES | TOKENS}
+        given = DEFAULTS.get(model_type, {}) | stated
+    # transformers fills in its default for null.
+    fields: JsonObject = {name: value for name, value in given.items() if value is not None}
+    return fields, model_type not in SEQUENCE_TO_SEQUENCE, str(source)
 
 
-def _part(fields: ConfigMapping, theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Our settings of one table's fields alone."""
-    names = _names(fields)
-    return settings_from_hf(fields, {name: theirs[name] for name in theirs if name in names}, where)
-
-
-def _search(
-    settings: Mapping[str, Any], theirs: Mapping[str, Any], words: Words, force_eos: bool
-) -> BeamSearch:
-    return BeamSearch(
-        **{name: settings[name] for name in ("num_beams", "num_return", "length_penalty")},
-        penalty_form="power",
-        early_stopping=theirs.get("early_stopping", False),
-        max_extra_tokens=None,
-        max_new_tokens=settings["max_new_tokens"],
-        suppressed_tokens=tuple(word[0] for word in words if len(word) == 1),
-        bad_words=tuple(word for word in words if len(word) > 1),
-        renormalize=settings["renormalize"],
-        force_eos=force_eos,
-    )
-
-
-def _sampling(settings: Mapping[str, Any], drawn: Mapping[str, Any], words: Words) -> Sampling:
-    penalty = settings["repetition_penalty"]
-    drawn = dict(drawn) | {"top_k": drawn["top_k"] or None}  # 0: all
-    method = Sampling(**drawn, repetition_penalty=penalty, bad_words=tuple(words))
-    return method if settings["do_sample"] else dataclasses.replace(method, **GREEDY)
-
-
-def _check_number(settings: Mapping[str, Any], where: str) -> None:
-    """Raises WeightsError unless there can be as many answers as are asked for."""
-    number, beams = settings["num_return"], settings["num_beams"]
-    if beams < 1:
-        raise WeightsError(f"{where}: num_beams {beams} must be at least 1 (1: no beams)")
-    if number < 1 or (number > beams and not settings.get("do_sample")):
+def _max_new_tokens(fields: HFSettings, where: str, prompt_length: int, longest: int | None) -> int:
+    number: Any = fields.get("max_new_tokens")
+    if number is not None:
+        return number
+    default = NEW_TOKENS + prompt_length
+    total: Any = fields.get("max_length", min(default, longest or default))
+    if total <= prompt_length:
         raise WeightsError(
-            f"{where}: num_return_sequences {number} must be at least 1, and at most num_beams "
-            f"{beams} unless do_sample is true"
+            f"{where}: max_length {total} leaves no room behind {prompt_length} tokens: give "
+            "max_new_tokens"
         )
+    return total - prompt_length
 
 
-def _max_new_tokens(
-    theirs: Mapping[str, Any], where: str, prompt_length: int, longest: int | None
-) -> int:
-    number = theirs.get("max_new_tokens")
-    if number is None:
-        by_default = min(NEW_TOKENS + prompt_length, longest or NEW_TOKENS + prompt_length)
-        total = theirs.get("max_length", by_default)
-        number = total - prompt_length
-        if number < 1:
-            raise WeightsError(
-                f"{where}: max_length {total} leaves no room behind {prompt_length} tokens: "
-                "give max_new_tokens"
-            )
-    if number < 1:
-        raise WeightsError(f"{where}: max_new_tokens {number} must be at least 1")
-    return number
-
-
-def _token(theirs: Mapping[str, Any], name: str, where: str) -> int:
-    """The one token of a field, which may be a list of it."""
-    tokens = _tokens(theirs, name, where)
-    if name not in theirs:
-        raise WeightsError(f"{where} has no {name}: give it, one token's id")
-    if len(tokens) != 1:
-        value = theirs.get(name)
-        raise WeightsError(f"{where}: {name} {value!r} is not supported: only one token's id")
-    return tokens[0]
-
-
-def _tokens(theirs: Mapping[str, Any], name: str, where: str) -> tuple[int, ...]:
-    """The tokens of a field, one or a list of them; none where it is not there."""
-    value = theirs.get(name, [])
-    tokens = value if isinstance(value, list) else [value]
-    if not _are_ids(tokens):
+def _token_ids(fields: HFSettings, name: str, where: str) -> tuple[int, ...]:
+    """Returns the tokens of a field, one or a list of them; none where it is missing."""
+    value = fields.get(name, [])
+    tokens = _ids(value if isinstance(value, list) else [value])
+    if tokens is None:
         raise WeightsError(f"{where}: {name} {value!r} is not supported: only ids of tokens")
-    return tuple(tokens)
+    return tokens
 
 
-def _ends(theirs: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], int | None]:
-    """The tokens that end a row, and the one that the last there is room for has to be."""
-    name = "forced_eos_token_id"
-    eos_ids = _tokens(theirs, "eos_token_id", where)
-    forced_id = _token(theirs, name, where) if name in theirs else None
-    if forced_id is not None and forced_id not in eos_ids:
-        known = theirs.get("eos_token_id")
+def _token_id(fields: HFSettings, name: str, where: str) -> int | None:
+    """Returns the one token of a field, which may be a list of it; None where it is missing."""
+    tokens = _token_ids(fields, name, where)
+    if name in fields and len(tokens) != 1:
         raise WeightsError(
-            f"{where}: {name} {theirs[name]!r} is not supported: only of eos_token_id {known} (add "
-            "it there)"
+            f"{where}: {name} {fields[name]!r} is not supported: only one token's id"
         )
-    return eos_ids, forced_id
+    return tokens[0] if tokens else None
 
 
-def _bad_words(theirs: Mapping[str, Any], eos_ids: tuple[int, ...], where: str) -> Words:
-    """Words that are never written, of one token or more."""
-    words = theirs.get("bad_words_ids", [])
-    if not isinstance(words, list) or not all(word and _are_ids(word) for word in words):
+def _banned(fields: HFSettings, eos_ids: Sequence[int], where: str) -> tuple[tuple[int, ...], ...]:
+    """Returns the sequences that are never written, of one token or more."""
+    given = fields.get("bad_words_ids", [])
+    sequences = [_ids(sequence) for sequence in given] if isinstance(given, list) else [None]
+    found = [sequence for sequence in sequences if sequence]
+    if len(found) < len(sequences):
         raise WeightsError(
-            f"{where}: bad_words_ids {words!r} is not supported: only a list of words, each a "
+            f"{where}: bad_words_ids {given!r} is not supported: only a list of words, each a "
             "list of its tokens' ids"
         )
-    tokens = theirs.get("suppress_tokens", [])
-    if not _are_ids(tokens) or set(eos_ids) & set(tokens):
+    tokens = _ids(fields.get("suppress_tokens", []))
+    if tokens is None or set(eos_ids) & set(tokens):
         raise WeightsError(
-            f"{where}: suppress_tokens {tokens!r} is not supported: only ids of tokens other "
-            f"than eos_token_id {theirs.get('eos_token_id')}"
+            f"{where}: suppress_tokens {fields.get('suppress_tokens')!r} is not supported: only "
+            f"ids of tokens other than eos_token_id {fields.get('eos_token_id')}"
         )
-    # The end is never a bad word, whatever they say.
-    unwanted = {*map(tuple, words), *((token,) for token in tokens)}
-    return sorted(unwanted - {(token,) for token in eos_ids})
+    # transformers never bans an end token.
+    return tuple(sorted({*found, *((token,) for token in tokens)} - {(end,) for end in eos_ids}))
 
 
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(token) is int for token in value)
+def _ids(value: JsonValue) -> tuple[int, ...] | None:
+    """Returns a list of ids as a tuple; None: it is something else."""
+    if not isinstance(value, list):
+        return None
+    ids = tuple(token for token in value if type(token) is int)
+    return ids if len(ids) == len(value) else None

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from ...data.io.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
-from ..decoding.beam_search import BeamSearch
+from ..decoding.request import BeamSearch, GenerationRequest
 from ..nn.typing import Params
 from .config_mapping import HFConfig
 from .registry import mapping_of
@@ -126,19 +126,20 @@ def _num_bytes(tensor: ExportedTensor, dtype: DTypeLike) -> int:
     return math.prod(tensor.shape) * np.dtype(dtype).itemsize
 
 
-def search_fields(search: BeamSearch, max_length: int) -> JsonObject:
+def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
     """Returns the fields of `generation_config.json` for a beam search, without ids of tokens.
 
     Args:
-        search: The search of a run, without the banned sequences and limits of an imported one.
+        request: The search of a run trained here: all its banned sequences are single tokens.
         max_length: The longest target of the model, in tokens.
     """
+    assert isinstance(request.method, BeamSearch)
     return {
-        "num_beams": search.num_beams,
-        "length_penalty": search.length_penalty,
-        "early_stopping": search.early_stopping,
+        "num_beams": request.method.num_beams,
+        "length_penalty": request.method.length_penalty,
+        "early_stopping": request.method.early_stopping,
         "max_length": max_length + 1,  # the start token is counted
-        "suppress_tokens": list(search.suppressed_tokens) or None,
+        "suppress_tokens": [token for (token,) in request.banned] or None,
     }
 
 

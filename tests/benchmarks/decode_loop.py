@@ -30,13 +30,16 @@ def main() -> None:
     generator = models.Generator(model, init()["params"])
     prompts = np.random.RandomState(0).randint(0, 1000, (arguments.batch_size, 32)).tolist()
 
+    request = models.GenerationRequest(
+        method=models.Sampling(0.0), max_new_tokens=arguments.new_tokens
+    )
+
     def run(tokens_per_call: int) -> float:
         start = time.perf_counter()
         list(
             generator.stream(
                 prompts,
-                max_new_tokens=arguments.new_tokens,
-                sampling=models.Sampling(temperature=0),
+                request,
                 tokens_per_call=tokens_per_call,
             )
         )

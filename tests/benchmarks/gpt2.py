@@ -62,11 +62,10 @@ def generation(batch_size: int, length: int, new_tokens: int) -> Callable[[], fl
     prompts = np.random.RandomState(0).randint(1000, 30000, (batch_size, length)).tolist()
     params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
     generator = models.Generator(model, params)
+    request = models.GenerationRequest(method=models.Sampling(0.0), max_new_tokens=new_tokens)
 
     def run() -> float:
-        blocks = generator.stream(
-            prompts, max_new_tokens=new_tokens, sampling=models.Sampling(temperature=0)
-        )
+        blocks = generator.stream(prompts, request)
         tokens = np.concatenate(list(blocks), axis=1)
         assert tokens.shape == (batch_size, new_tokens), tokens.shape
         return float(tokens[0, -1])

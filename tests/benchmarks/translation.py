@@ -88,12 +88,19 @@ def search(batch_size: int, source: int, target: int, beams: int) -> Callable[[]
 
     model = models.create(config(0.0), models.Execution(layers="separate"))
     params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
-    translator = models.Translator(model, params)
+    translator = models.Generator(model, params)
     sources = np.random.RandomState(0).randint(1000, 30000, (batch_size, source)).tolist()
-    settings = models.BeamSearch(num_beams=beams, max_new_tokens=target, suppressed_tokens=(END,))
+    request = models.GenerationRequest(
+        method=models.BeamSearch(num_beams=beams),
+        max_new_tokens=target,
+        max_extra_tokens=50,
+        banned=((END,),),
+        start_id=START,
+        eos_ids=(END,),
+    )
 
     def run() -> float:
-        found = translator.search(sources, START, END, settings)
+        found = translator.search(sources, request)
         assert all(len(best.tokens) == target for [best] in found)
         return found[0][0].score
 

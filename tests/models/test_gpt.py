@@ -133,13 +133,13 @@ def test_all_ways_to_run_have_the_same_loss_and_gradient(tiny, assert_close, lay
     other_value, other_gradient = loss_and_gradient(other)
     assert abs(value - other_value) < 1e-5
     if layers == "separate":
-        _, gradient = models.separate_layers(tiny(dropout_rate=0.2).model, gradient)
+        _, gradient = models.unstack_layers(tiny(dropout_rate=0.2).model, gradient)
     jax.tree.map(lambda a, b: assert_close(a, b), other_gradient, gradient)
 
 
 def test_separate_layers_hold_the_same_numbers(tiny):
     stacked = tiny()
-    model, params = models.separate_layers(stacked.model, stacked.params)
+    model, params = models.unstack_layers(stacked.model, stacked.params)
     assert set(params) == set(stacked.params) - {"layers"} | {"layers_0", "layers_1"}
     assert model.execution.layers == "separate"
     for i in range(2):
@@ -152,7 +152,7 @@ def test_separate_layers_hold_the_same_numbers(tiny):
         bias = ours["feed_forward"]["up"]["bias"][i]
         np.testing.assert_array_equal(params[f"layers_{i}"]["feed_forward"]["up"]["bias"], bias)
     assert "layers" in stacked.params  # not consumed
-    again = models.separate_layers(model, params)
+    again = models.unstack_layers(model, params)
     assert (again[0], again[1]) == (model, params)
 
 

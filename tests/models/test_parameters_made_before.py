@@ -50,7 +50,7 @@ def test_parameters_made_before(name, execution, assert_close):
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, expected)
     model = models.create(config, EXECUTIONS[execution])
     if execution == "separate":
-        model, params = models.separate_layers(stacked, params)
+        model, params = models.unstack_layers(stacked, params)
 
     keys = row_keys(jax.random.key(3, impl="threefry2x32"), 3)
 

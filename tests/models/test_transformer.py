@@ -51,7 +51,7 @@ def make(layers="scan", remat="none", **fields):
     model = stacked
     params = jax.tree_util.tree_map_with_path(value, parameter_shapes(stacked))
     if layers == "separate":
-        model, params = models.separate_layers(stacked, params)
+        model, params = models.unstack_layers(stacked, params)
     apply = jax.jit(model.apply, static_argnames="output_attentions")
     return model, params, lambda **inputs: apply({"params": params}, **inputs)
 

@@ -8,6 +8,7 @@ from flaxzoo import models
 
 from ..support import marian
 from ..support.parity import note_answers, note_tokens
+from ..support.requests import beams
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -99,7 +100,7 @@ def searched(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("marian")
     theirs = marian.make(request.param, 0.3, eos_bias=3.0)
     theirs.save_pretrained(folder)
-    translator = models.Translator(*models.load(folder))
+    translator = models.Generator(*models.load(folder))
     draw = np.random.RandomState(request.param)
     return theirs, translator, [draw.randint(1, marian.PAD, n).tolist() for n in LENGTHS]
 
@@ -109,7 +110,7 @@ def searched(request, tmp_path_factory):
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its own flags
 def test_search(searched, name, forced_eos):
     theirs, translator, sources = searched
-    beams, early_stopping, alpha = SEARCHES[name]
+    number, early_stopping, alpha = SEARCHES[name]
     ids = np.full((len(sources), max(LENGTHS)), marian.PAD)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source
@@ -117,8 +118,8 @@ def test_search(searched, name, forced_eos):
         expected = theirs.generate(
             input_ids=torch.from_numpy(ids),
             attention_mask=torch.from_numpy(np.arange(9) < np.array(LENGTHS)[:, None]).long(),
-            num_beams=beams,
-            num_return_sequences=beams,
+            num_beams=number,
+            num_return_sequences=number,
             early_stopping=early_stopping,
             length_penalty=alpha,
             max_new_tokens=LONGEST,
@@ -130,18 +131,17 @@ def test_search(searched, name, forced_eos):
         )
     ours = translator.search(
         sources,
-        marian.PAD,
-        marian.EOS,
-        models.BeamSearch(
-            num_beams=beams,
-            num_return=beams,
+        beams(
+            num_beams=number,
+            num_return_sequences=number,
             early_stopping=early_stopping,
             length_penalty=alpha,
             penalty_form="power",
-            max_extra_tokens=None,
             max_new_tokens=LONGEST,
-            suppressed_tokens=(marian.PAD,),
-            force_eos=forced_eos is not None,
+            banned=((marian.PAD,),),
+            start_id=marian.PAD,
+            eos_ids=(marian.EOS,),
+            forced_eos_id=forced_eos,
         ),
     )
     flat = [hypothesis for row in ours for hypothesis in row]
@@ -149,7 +149,7 @@ def test_search(searched, name, forced_eos):
         _without_padding(row) for row in expected.sequences[:, 1:].tolist()
     ]
     note_tokens(theirs)
-    if beams > 1:
+    if number > 1:
         scores = [h.score for h in flat]
         np.testing.assert_allclose(scores, expected.sequences_scores, atol=1e-4)
 
@@ -162,6 +162,7 @@ def _without_padding(tokens):
 
 def test_searched_targets_have_many_lengths(searched):
     _, translator, sources = searched
-    settings = models.BeamSearch(num_return=4, max_extra_tokens=None, max_new_tokens=LONGEST)
-    found = translator.search(sources, marian.PAD, marian.EOS, settings)
+    ids = {"start_id": marian.PAD, "eos_ids": (marian.EOS,)}
+    request = beams(num_return_sequences=4, max_new_tokens=LONGEST, **ids)
+    found = translator.search(sources, request)
     assert len({len(h.tokens) for row in found for h in row}) >= 4

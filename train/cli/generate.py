@@ -60,7 +60,7 @@ def generate_command(arguments: list[str]) -> None:
     merged_request({}, {name: value for name, value in known.items() if value is not None})
     generator = TextGenerator.of_run(parsed.run, step=parsed.step)
     request = generator.request(parsed.prompt, **requested)
-    alone = len(parsed.prompt) * request.num_return == 1
+    alone = len(parsed.prompt) * request.num_return_sequences == 1
     streaming = alone and not parsed.json
     if streaming:
         _write(parsed.prompt[0])

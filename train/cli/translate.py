@@ -12,7 +12,7 @@ from ..compilation_cache import enable_compilation_cache
 from .arguments import RunName, log
 
 if TYPE_CHECKING:
-    from ...models import BeamSearch
+    from ...models.decoding.request import BeamSearch, GenerationRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +52,14 @@ def translate_command(arguments: list[str]) -> None:
     if parsed.output is not None:
         check_output_path(parsed.output, parsed.input)
     translator = TextTranslator.of_run(parsed.run, step=parsed.step)
-    search = _search(parsed, translator.search)
+    search = _search(parsed, translator.request)
     lines = list(input_lines(parsed.input))
     texts = [text for _, _, text in lines]
     places = [f"{file} line {number}" for file, number, _ in lines]
     with Progress().counter("sentences", len(texts)) as advance:
-        translated = translator(texts, search=search, places=places, on_batch=advance)
+        translated = translator(
+            texts, search=search, num_return=parsed.num_best, places=places, on_batch=advance
+        )
     text = "".join(f"{line}\n" for line in to_lines(translated, parsed.num_best))
     if parsed.output is None:
         sys.stdout.write(text)
@@ -69,10 +71,14 @@ def translate_command(arguments: list[str]) -> None:
         log(note)
 
 
-def _search(parsed: TranslateArguments, search: "BeamSearch") -> "BeamSearch":
-    """Returns the model's search settings with those that the options replace."""
+def _search(parsed: TranslateArguments, stored: "GenerationRequest") -> "BeamSearch":
+    """Returns the model's search with the settings that the options replace."""
+    from ...models.decoding.request import BeamSearch
+
+    search = stored.method
+    assert isinstance(search, BeamSearch)
     if parsed.num_beams is not None:
-        search = dataclasses.replace(search, num_beams=parsed.num_beams, num_return=1)
+        search = dataclasses.replace(search, num_beams=parsed.num_beams)
     if parsed.length_penalty is not None:
         search = dataclasses.replace(search, length_penalty=parsed.length_penalty)
     if not 1 <= parsed.num_best <= search.num_beams:
@@ -80,4 +86,4 @@ def _search(parsed: TranslateArguments, search: "BeamSearch") -> "BeamSearch":
             f"num-best {parsed.num_best} must be at least 1 and at most num-beams "
             f"{search.num_beams}"
         )
-    return dataclasses.replace(search, num_return=parsed.num_best)
+    return search

@@ -16,7 +16,6 @@ from ...data.io.atomic_io import build_folder, write_file
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...data.tokenizers.export import export_tokenizer
-from ...models.decoding.beam_search import BeamSearch
 from ...models.hf.save_weights import (
     FILE_BYTES,
     Precision,
@@ -31,7 +30,7 @@ from ...models.nn.heads import HEADS
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
 from ..errors import RunError
-from ..inference.translate import never_chosen
+from ..inference.translate import published_request
 from ..runs.load_run import TARGETS, asked_of, open_run
 from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
@@ -162,8 +161,8 @@ def _generation(
 def _published_search(exported: Exported) -> dict[str, Any]:
     """What a run that was trained here would ask for."""
     config = exported.model.config
-    never = never_chosen(exported.tokenizer.target, config.vocab_size)
-    return search_fields(BeamSearch(suppressed_tokens=never), config.max_length)
+    request = published_request(exported.tokenizer, config.vocab_size)
+    return search_fields(request, config.max_length)
 
 
 def _card(exported: Exported, name: str, notes: list[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from ...data.batching import evaluation_batches
-from ...models.decoding.beam_search import BeamSearch
+from ...models.decoding.request import BeamSearch
 from ...models.hub import local_folder
 from ...models.load import load, read_fields
 from ..errors import RunError
@@ -51,9 +51,10 @@ def score_run(
     if num_beams is not None and decoded is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
     own = search_of(folder, tokenizer)
-    search = own or BeamSearch()
+    search = own.method if own is not None else BeamSearch()
+    assert isinstance(search, BeamSearch)
     if num_beams is not None:
-        search = dataclasses.replace(search, num_beams=num_beams, num_return=1)
+        search = dataclasses.replace(search, num_beams=num_beams)
     recorded = read_fields(local_folder(folder)).get("data_fingerprints")
     if source is None and recorded is None:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
@@ -75,6 +76,7 @@ def score_run(
             translated = translator(
                 split.content.sources,
                 search=search,
+                num_return=1,
                 places=[pair.location for pair in split.content],
                 on_batch=advance,
             )

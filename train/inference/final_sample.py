@@ -1,9 +1,9 @@
-"""What a finished run shows of itself."""
+"""The sample that a finished run prints."""
 
 from pathlib import Path
 from typing import Any
 
-from ...models.decoding.sample import Sampling
+from ...models.decoding.request import Sampling
 from ...models.nn.heads import HEADS
 from ..runs.load_run import open_run
 from .fill_mask import MaskFiller
@@ -11,7 +11,7 @@ from .generate import TextGenerator
 
 
 def final_sample(folder: str | Path, prompt: str, seed: int) -> str:
-    """A continuation of `prompt`, its translation, or what is put into its gap."""
+    """Returns a continuation of `prompt`, its translation, or the candidates for its gap."""
     config: Any = open_run(folder)[0]
     if HEADS[config.model.head].predicts_masked:
         gaps = MaskFiller.of_run(folder)(prompt, top_k=5)

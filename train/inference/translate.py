@@ -8,27 +8,30 @@ from typing import Any
 from ...data.errors import UserError
 from ...data.tasks.translation import encode_source, start_and_end
 from ...data.tokenizers.base import Tokenizer
-from ...models.decoding.beam_search import BeamSearch, Hypothesis, Translator
+from ...models.decoding.generator import Generator
+from ...models.decoding.request import BeamSearch, GenerationRequest, Hypothesis
 from ...models.nn.typing import Params
 from ..runs.load_run import search_of
 from .bucketing import batches_by_length
 from .text_model import TextModel
 
 BATCH_SIZE = 32
-"""Sentences that are searched together."""
+"""The number of sentences that are searched together."""
+MAX_EXTRA_TOKENS = 50
+"""The longest translation, in tokens beyond its source's (Vaswani et al. 2017, section 6.1)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """One way to say a text in the other language."""
+    """A translation of one text."""
 
     text: str
     score: float
-    """What the search ranks by: the log-probability over a penalty for length."""
+    """The value that translations are ranked by: the log-probability over a length penalty."""
     log_probability: float
-    """Of all its tokens, the closing one included, in nats."""
+    """The log-probability of all its tokens, the end token included, in nats."""
     num_tokens: int
-    """How many these are."""
+    """The number of these tokens."""
 
 
 class TextTranslator(TextModel):
@@ -38,8 +41,8 @@ class TextTranslator(TextModel):
       model: an encoder-decoder.
       params: its parameters.
       tokenizer: its tokenizer.
-      search: the search settings stored with the model, banned tokens included; by default as
-        published, for text alone.
+      request: the request stored with the model, special tokens included; by default
+        `published_request`.
     """
 
     heads = ("seq2seq_lm",)
@@ -47,16 +50,17 @@ class TextTranslator(TextModel):
     remedy = "give the run of an encoder-decoder, for example of the recipe numbers-en-fr"
 
     def __init__(
-        self, model: Any, params: Params, tokenizer: Tokenizer, search: BeamSearch | None = None
+        self,
+        model: Any,
+        params: Params,
+        tokenizer: Tokenizer,
+        request: GenerationRequest | None = None,
     ) -> None:
         super().__init__(model, params, tokenizer)
-        self._translator = Translator(model, params)
-        self._target = tokenizer.target
-        self._max_length = model.config.max_length
-        self._start, self._end = start_and_end(tokenizer)
-        self.search = BeamSearch() if search is None else search
-        """How it searches unless a call says otherwise."""
-        self._never = () if search else never_chosen(self._target, model.config.vocab_size)
+        self._generator = Generator(model, params)
+        self._target, self._max_length = tokenizer.target, model.config.max_length
+        self.request = request or published_request(tokenizer, model.config.vocab_size)
+        """The request that a call changes."""
 
     @classmethod
     def _open(
@@ -69,6 +73,7 @@ class TextTranslator(TextModel):
         texts: Sequence[str],
         *,
         search: BeamSearch | None = None,
+        num_return: int | None = None,
         places: Sequence[str] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> list[list[Translation]]:
@@ -76,28 +81,31 @@ class TextTranslator(TextModel):
 
         Args:
           texts: sentences, each translated by itself.
-          search: how wide, and how many translations of each; by default `self.search`.
-          places: where each text stands, for messages.
-          on_batch: told after each batch how many texts and tokens it had.
+          search: the search; by default that of `self.request`.
+          num_return: translations of each text; by default as in `self.request`.
+          places: the location of each text, for messages.
+          on_batch: called after each batch with the number of its texts and of their tokens.
 
         Returns:
-          For each text, in order, its `search.num_return` best translations, the best first.
+          For each text, in order, its `num_return` best translations, the best first.
 
         Raises:
-          UserError: a text is longer than the model reads.
+          UserError: a text is longer than the model reads, or `num_return` is above the number of
+            beams.
         """
+        request = self.request
+        number = request.num_return_sequences if num_return is None else num_return
+        request = dataclasses.replace(
+            request, method=search or request.method, num_return_sequences=number
+        )
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
         self._check_lengths(ids, places)
-        search = search or self.search
-        search = dataclasses.replace(
-            search, suppressed_tokens=(*search.suppressed_tokens, *self._never)
-        )
         translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
         if on_batch is not None:
             on_batch(ids.count([]), 0)
         for batch in batches_by_length(ids, BATCH_SIZE):
             sources = [ids[i] for i in batch]
-            found = self._translator.search(sources, self._start, self._end, search)
+            found = self._generator.search(sources, request)
             for i, hypotheses in zip(batch, found, strict=True):
                 translated[i] = [self._translation(h) for h in hypotheses]
             if on_batch is not None:
@@ -122,28 +130,41 @@ class TextTranslator(TextModel):
         return Translation(text, hypothesis.score, hypothesis.log_probability, number)
 
 
-def never_chosen(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """Tokens that are no text: special ones but the end, and rows without a token."""
-    special = set(dataclasses.astuple(tokenizer.special_ids)) - {None, tokenizer.special_ids.eos}
-    return (*sorted(special), *range(tokenizer.vocab_size, vocab_size))
+def published_request(tokenizer: Tokenizer, vocab_size: int) -> GenerationRequest:
+    """Returns the search of Vaswani et al. 2017, for a model that was trained here.
+
+    It bans tokens that are no text: special ones but the end, and rows of the vocabulary without a
+    token.
+    """
+    start, end = start_and_end(tokenizer)
+    target = tokenizer.target
+    special = set(dataclasses.astuple(target.special_ids)) - {None, target.special_ids.eos}
+    banned = (*sorted(special), *range(target.vocab_size, vocab_size))
+    return GenerationRequest(
+        method=BeamSearch(),
+        max_extra_tokens=MAX_EXTRA_TOKENS,
+        banned=tuple((token,) for token in banned),
+        start_id=start,
+        eos_ids=(end,),
+    )
 
 
 def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list[str]:
-    """The best translation of each text; or, of several, each behind its text's number and score.
+    """Formats the best translation of each text, or several with their text's number and score.
 
-    A translation that holds a line feed has a space there: line n stays the n-th text's.
+    A line feed in a translation becomes a space, so that line n belongs to the n-th text.
     """
     if num_best == 1:
-        return [_on_one_line(translations[0].text) for translations in translated]
+        return [translations[0].text.replace("\n", " ") for translations in translated]
     return [
-        f"{number}\t{translation.score:.4f}\t{_on_one_line(translation.text)}"
+        f"{number}\t{translation.score:.4f}\t{translation.text.replace(chr(10), ' ')}"
         for number, translations in enumerate(translated, start=1)
         for translation in translations
     ]
 
 
 def note_of_empty(texts: Sequence[str], translated: Sequence[Sequence[Translation]]) -> str | None:
-    """What to tell a person if more than a tenth of the texts have an empty translation."""
+    """Returns a note if more than a tenth of the texts have an empty translation, else None."""
     best = [found[0].text for text, found in zip(texts, translated, strict=True) if text.strip()]
     empty = best.count("")
     if 10 * empty <= len(best):
@@ -151,10 +172,6 @@ def note_of_empty(texts: Sequence[str], translated: Sequence[Sequence[Translatio
     return (
         f"{empty:,} of {len(best):,} translations are empty: train longer, or give another --step"
     )
-
-
-def _on_one_line(text: str) -> str:
-    return text.replace("\n", " ")
 
 
 _NOTHING = Translation("", 0.0, 0.0, 0)

@@ -6,11 +6,11 @@ from typing import Any
 
 from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...data.tasks.translation import start_and_end
-from ...models.decoding.beam_search import BeamSearch
+from ...models.decoding.request import GenerationRequest
 from ...models.hub import local_folder
 from ...models.nn.heads import HEADS
 from ...models.load import check_run, is_foreign, model_config, read_fields
-from ...models.hf.generation_config import GENERATION, generation_arguments, search_settings
+from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
 from ..config import TrainConfig, from_dict
 from ..errors import RunError
 from .params_only_run import IMPORTED_FROM, TOKENIZER
@@ -90,7 +90,7 @@ def asked_of(folder: str | Path) -> dict[str, Any] | None:
     return generation_arguments(folder) if writes and says else None
 
 
-def search_of(folder: str | Path, tokenizer: Tokenizer) -> BeamSearch | None:
+def search_of(folder: str | Path, tokenizer: Tokenizer) -> GenerationRequest | None:
     """How the model of a folder asks to be searched; None: it does not say.
 
     Args:
@@ -105,10 +105,11 @@ def search_of(folder: str | Path, tokenizer: Tokenizer) -> BeamSearch | None:
     model: Any = model_config(folder)
     if model.head != "seq2seq_lm" or asked_of(folder) is None:
         return None
-    search, *ids = search_settings(folder, model.max_length)
+    request = stored_request(folder, model.max_length)
+    ids = [request.start_id, *request.eos_ids]
     if tuple(ids) != start_and_end(tokenizer):
         raise RunError(
             f"{folder}: targets begin and end with tokens {ids}, but those of its tokenizer are "
             f"{list(start_and_end(tokenizer))}: give the model's own"
         )
-    return search
+    return request

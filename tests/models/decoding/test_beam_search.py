@@ -1,5 +1,6 @@
 """Beam search: against exhaustive search, against forward passes, and alone in its row."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -10,10 +11,18 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.models.decoding import beam_search as beam
-from flaxzoo.models.decoding.banned_sequences import bad_words
-from flaxzoo.models.decoding.beam_step import Rules, best_candidates, best_possible, top_tokens
+from flaxzoo.models.decoding.banned_sequences import banned_sequences
+from flaxzoo.models.decoding.beam_step import (
+    BeamParams,
+    best_candidates,
+    score_upper_bound,
+    top_tokens,
+)
+
+from ...support.requests import beams
 
 START, EOS = 1, 2
+search = functools.partial(beams, start_id=START, eos_ids=(EOS,))
 SIZES = {"max_length": 64, "num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32}
 
 
@@ -33,7 +42,7 @@ def make(vocab_size, seed=0, eos_bias=0.0):
 @pytest.fixture(scope="module")
 def large():
     model, params = make(37, eos_bias=1.5)
-    return model, params, models.Translator(model, params)
+    return model, params, models.Generator(model, params)
 
 
 LONGEST = 16
@@ -93,14 +102,14 @@ def test_wide_beams_find_what_exhaustive_search_finds(form, alpha):
         )
         for row, tokens in enumerate(every)
     )[::-1]
-    settings = models.BeamSearch(
+    settings = search(
         num_beams=128,
-        num_return=10,
+        num_return_sequences=10,
         length_penalty=alpha,
         penalty_form=form,
         max_new_tokens=longest,
     )
-    [found] = models.Translator(model, params).search([source], START, EOS, settings)
+    [found] = models.Generator(model, params).search([source], settings)
     assert [whole(h) for h in found] == [tokens for _, tokens in ranked[:10]]
     np.testing.assert_allclose([h.score for h in found], [s for s, _ in ranked[:10]], atol=1e-5)
 
@@ -110,9 +119,9 @@ SOURCES = [[5, 9, 30, 2], [7, 2], [11, 12, 13, 14, 15, 16, 17, 18, 2]]
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_scores_are_what_a_forward_pass_gives(large, num_beams):
-    model, params, translator = large
-    settings = models.BeamSearch(num_beams=num_beams, num_return=num_beams, max_extra_tokens=5)
-    found = translator.search(SOURCES, START, EOS, settings)
+    model, params, generator = large
+    settings = search(num_beams=num_beams, num_return_sequences=num_beams, max_extra_tokens=5)
+    found = generator.search(SOURCES, settings)
     for source, row in zip(SOURCES, found, strict=True):
         assert len(row) == num_beams
         assert [h.score for h in row] == sorted((h.score for h in row), reverse=True)
@@ -129,11 +138,9 @@ def test_scores_are_what_a_forward_pass_gives(large, num_beams):
 
 
 def test_greedy_takes_the_best_token_each_time(large):
-    model, params, translator = large
-    settings = models.BeamSearch(num_beams=1, max_extra_tokens=5)
-    for source, [found] in zip(
-        SOURCES, translator.search(SOURCES, START, EOS, settings), strict=True
-    ):
+    model, params, generator = large
+    settings = search(num_beams=1, max_extra_tokens=5)
+    for source, [found] in zip(SOURCES, generator.search(SOURCES, settings), strict=True):
         tokens = whole(found)
         assert EOS in tokens or len(tokens) == len(source) + 5
         scores = log_probabilities(model, params, source, tokens)
@@ -141,61 +148,61 @@ def test_greedy_takes_the_best_token_each_time(large):
 
 
 def test_rows_do_not_depend_on_each_other(large):
-    *_, translator = large
-    settings = models.BeamSearch(num_return=4, max_extra_tokens=8)
-    together = translator.search(SOURCES, START, EOS, settings)
+    *_, generator = large
+    settings = search(num_return_sequences=4, max_extra_tokens=8)
+    together = generator.search(SOURCES, settings)
     for source, row in zip(SOURCES, together, strict=True):
-        [alone] = translator.search([source], START, EOS, settings)
+        [alone] = generator.search([source], settings)
         assert [h.tokens for h in alone] == [h.tokens for h in row]
         np.testing.assert_allclose([h.score for h in alone], [h.score for h in row], atol=1e-5)
 
 
 def test_an_early_end_loses_nothing(large):
     """The bound is exact: who is answered first is the same however many are asked for."""
-    *_, translator = large
-    first = models.BeamSearch(num_return=1, max_extra_tokens=8)
-    all_four = models.BeamSearch(num_return=4, max_extra_tokens=8)
-    ours = translator.search(SOURCES, START, EOS, first)
-    longer = translator.search(SOURCES, START, EOS, all_four)
+    *_, generator = large
+    first = search(num_return_sequences=1, max_extra_tokens=8)
+    all_four = search(num_return_sequences=4, max_extra_tokens=8)
+    ours = generator.search(SOURCES, first)
+    longer = generator.search(SOURCES, all_four)
     assert [row[0].tokens for row in ours] == [row[0].tokens for row in longer]
 
 
 def test_suppressed_tokens_do_not_occur(large):
-    *_, translator = large
-    plain = translator.search(SOURCES, START, EOS, models.BeamSearch(max_extra_tokens=5))
+    *_, generator = large
+    plain = generator.search(SOURCES, search(max_extra_tokens=5))
     unwanted = tuple({token for [h] in plain for token in h.tokens})
     assert unwanted
-    settings = models.BeamSearch(max_extra_tokens=5, suppressed_tokens=unwanted)
-    found = translator.search(SOURCES, START, EOS, settings)
+    settings = search(max_extra_tokens=5, banned=[(token,) for token in unwanted])
+    found = generator.search(SOURCES, settings)
     assert not {token for [h] in found for token in h.tokens} & set(unwanted)
 
 
 def test_the_end_may_be_forced(large):
-    *_, translator = large
-    settings = models.BeamSearch(max_new_tokens=3, force_eos=True, suppressed_tokens=(EOS,))
-    for [found] in translator.search(SOURCES, START, EOS, settings):
+    *_, generator = large
+    settings = search(max_new_tokens=3, forced_eos_id=EOS, banned=[(EOS,)])
+    for [found] in generator.search(SOURCES, settings):
         assert found.ended
         assert len(found.tokens) == 2
 
 
 def test_another_value_compiles_nothing_anew(large):
-    *_, translator = large
-    translator.search(SOURCES, START, EOS, models.BeamSearch(max_extra_tokens=8))
+    *_, generator = large
+    generator.search(SOURCES, search(max_extra_tokens=8))
     before = beam.run._cache_size()
-    other = models.BeamSearch(max_new_tokens=9, num_return=3, length_penalty=1.0)
-    translator.search(SOURCES[1:] + SOURCES[:1], START, EOS + 1, other)
+    other = search(max_new_tokens=9, num_return_sequences=3, length_penalty=1.0)
+    generator.search(SOURCES[1:] + SOURCES[:1], dataclasses.replace(other, eos_ids=(EOS + 1,)))
     assert beam.run._cache_size() == before
     # Nor does another search of such a model.
-    models.Translator(*large[:2]).search(SOURCES, START, EOS, other)
+    models.Generator(*large[:2]).search(SOURCES, other)
     assert beam.run._cache_size() == before
     for suppressed in ((3, 4, 5), (3, 4, 5, 6)):
-        settings = models.BeamSearch(max_extra_tokens=8, suppressed_tokens=suppressed)
-        translator.search(SOURCES, START, EOS, settings)
+        settings = search(max_extra_tokens=8, banned=[(token,) for token in suppressed])
+        generator.search(SOURCES, settings)
     assert beam.run._cache_size() == before + 1
 
 
 def test_no_source_no_translation(large):
-    assert large[2].search([], START, EOS) == []
+    assert large[2].search([], search()) == []
 
 
 @pytest.mark.parametrize("number", [1, 8])
@@ -208,19 +215,24 @@ def test_best_tokens_of_a_large_vocabulary(number):
     np.testing.assert_array_equal(tokens, places)
 
 
-def candidates(rules, vocab_size, num_beams):
+def candidates(params, vocab_size, num_beams):
     """Of one beam, all of whose continuations are equally likely."""
     recent = jnp.zeros((1, 1, 0), jnp.int32)
     last = jnp.zeros((1,), bool)
     return best_candidates(
-        jnp.zeros((1, 1, vocab_size)), jnp.zeros((1, 1)), recent, last, rules, num_beams
+        jnp.zeros((1, 1, vocab_size)),
+        jnp.zeros((1, 1)),
+        recent,
+        last,
+        params=params,
+        num_beams=num_beams,
     )
 
 
 def test_candidates_of_few_tokens_are_filled_up():
-    none = bad_words([])
-    rules = Rules(jnp.float32(0), jnp.array([0]), jnp.int32(1), none, "gnmt", "never", False)
-    found = candidates(rules, 2, num_beams=2)
+    none = banned_sequences([], 2)
+    params = BeamParams(jnp.float32(0), jnp.array([0]), jnp.int32(1), none, "gnmt", "never", False)
+    found = candidates(params, 2, num_beams=2)
     assert found.log_probs.tolist() == [
         [pytest.approx(math.log(0.5)), pytest.approx(math.log(0.5)), -math.inf, -math.inf]
     ]
@@ -228,11 +240,11 @@ def test_candidates_of_few_tokens_are_filled_up():
 
 @pytest.mark.parametrize(("renormalize", "probability"), [(False, 0.25), (True, 0.5)])
 def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormalize, probability):
-    never = bad_words([[0], [3]])
-    rules = Rules(
+    never = banned_sequences([[0], [3]], 4)
+    params = BeamParams(
         *(jnp.float32(0), jnp.array([0]), jnp.int32(1), never, "gnmt", "never", False, renormalize)
     )
-    found = candidates(rules, 4, num_beams=1)
+    found = candidates(params, 4, num_beams=1)
     assert sorted(found.tokens[0].tolist()) == [1, 2]
     np.testing.assert_allclose(found.log_probs, math.log(probability), rtol=1e-6)
 
@@ -241,34 +253,42 @@ def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormal
     ("fields", "message"),
     [
         ({"num_beams": 0}, "num_beams 0 must be at least 1"),
-        ({"num_return": 5}, "num_return 5 must be between 1 and num_beams 4"),
+        (
+            {"num_return_sequences": 5},
+            "num_return_sequences 5 must be at least 1, and at most num_beams 4",
+        ),
         ({"max_extra_tokens": -1}, "max_extra_tokens -1 must be at least 0"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
     ],
 )
 def test_refused_settings(fields, message):
     with pytest.raises(ValueError, match=message):
-        models.BeamSearch(**fields)
+        search(**fields)
 
 
 @pytest.mark.parametrize(
     ("sources", "special", "message"),
     [
-        ([[5], []], (START, EOS), "source 1 has 0 tokens: the model takes 1 to 64"),
-        ([[5] * 65], (START, EOS), "source 0 has 65 tokens: the model takes 1 to 64"),
-        ([[5], [40]], (START, EOS), "token ids 40 … 40 of source 1 are not within the vocabulary"),
-        ([[5]], (START, 37), "eos_id 37 is not within the vocabulary of 37"),
+        ([[5], []], {}, "source 1 has 0 tokens: the model takes 1 to 64"),
+        ([[5] * 65], {}, "source 0 has 65 tokens: the model takes 1 to 64"),
+        ([[5], [40]], {}, "token ids 40 … 40 of source 1 are not within the vocabulary"),
+        ([[5]], {"start_id": 37}, "start_id 37 is not within the vocabulary of 37"),
+        (
+            [[5]],
+            {"eos_ids": (37,), "forced_eos_id": 37},
+            "eos_id 37 is not within the vocabulary of 37",
+        ),
     ],
 )
 def test_refused_sources(large, sources, special, message):
     with pytest.raises(ValueError, match=message):
-        large[2].search(sources, *special)
+        large[2].search(sources, search(**special))
 
 
 def test_nothing_left_to_choose_is_refused(large):
-    settings = models.BeamSearch(suppressed_tokens=tuple(range(37)))
+    settings = search(banned=[(token,) for token in range(37)])
     with pytest.raises(ValueError, match="all 37 tokens are suppressed"):
-        large[2].search(SOURCES, START, EOS, settings)
+        large[2].search(SOURCES, settings)
 
 
 @pytest.mark.parametrize(
@@ -284,9 +304,9 @@ def test_search_stops_when_no_live_beam_can_win(monkeypatch, eos_bias, count):
 
     monkeypatch.setattr(jax.lax, "while_loop", counted)
     vocabulary = 37 + count  # of a model that was not searched before
-    translator = models.Translator(*make(vocabulary, eos_bias=eos_bias))
-    settings = models.BeamSearch(num_beams=4, max_new_tokens=12)
-    translator.search(SOURCES[:1], START, EOS, settings)
+    generator = models.Generator(*make(vocabulary, eos_bias=eos_bias))
+    settings = search(num_beams=4, max_new_tokens=12)
+    generator.search(SOURCES[:1], settings)
     jax.effects_barrier()
     assert counts == [count]
 
@@ -294,14 +314,14 @@ def test_search_stops_when_no_live_beam_can_win(monkeypatch, eos_bias, count):
 def test_the_best_that_a_beam_can_reach():
     """Nothing more is lost, and the length is the best there is: the longest, or for α < 0 now."""
     log_probs, count, limits = jnp.array([-1.0]), jnp.int32(2), jnp.array([8])
-    none = bad_words([])
+    none = banned_sequences([], 2)
 
     def bound(alpha, early_stopping):
-        rules = Rules(
+        params = BeamParams(
             *(jnp.float32(alpha), jnp.array([0]), jnp.int32(1), none),
             *("power", early_stopping, False, False),
         )
-        return float(best_possible(log_probs, count, limits, rules)[0])
+        return float(score_upper_bound(log_probs, count, limits, params)[0])
 
     assert bound(1.0, "never") == -1 / 8
     assert bound(-1.0, "never") == -2

@@ -8,6 +8,8 @@ import pytest
 from flaxzoo.models import Generator, Sampling
 from flaxzoo.models.decoding import sample as generation
 
+from ...support.requests import sampled
+
 LONGEST = 16  # of the tiny model
 GREEDY = Sampling(temperature=0.0)
 KINDS = {
@@ -18,9 +20,10 @@ KINDS = {
 }
 
 
-def stream(generator, prompts, number, **options):
+def stream(generator, prompts, number, *, sampling=None, banned=(), **options):
     """The new tokens of each row, int[B, number]."""
-    return np.concatenate(list(generator.stream(prompts, max_new_tokens=number, **options)), axis=1)
+    request = sampled(number, sampling, banned=banned)
+    return np.concatenate(list(generator.stream(prompts, request, **options)), axis=1)
 
 
 def next_logits(tiny, context):
@@ -106,9 +109,10 @@ def test_tokens_of_a_call_do_not_matter(generator, sampling):
 
 def test_yields_tokens_as_they_come(generator):
     for per_call, expected in ((1, [1] * 7), (4, [1, 4, 2])):
-        pieces = generator.stream([[1], [2]], max_new_tokens=7, tokens_per_call=per_call)
+        pieces = generator.stream([[1], [2]], sampled(7), tokens_per_call=per_call)
         assert [piece.shape for piece in pieces] == [(2, n) for n in expected]
-    assert list(generator.stream([[1]], max_new_tokens=0)) == []
+    with pytest.raises(ValueError, match="max_new_tokens 0 must be at least 1"):
+        sampled(0)
 
 
 def test_the_seed_decides(generator):
@@ -130,15 +134,15 @@ def test_repetition_penalty_counts_all_that_was_seen(small, generator):
 def test_repetition_penalty_by_hand():
     logits = jnp.array([[2.0, -2.0, 1.0, 0.0]])
     seen = jnp.array([[True, True, False, True]])
-    ours = generation.penalise_repetition(logits, seen, jnp.float32(2))
+    ours = generation.penalize_repetition(logits, seen, jnp.float32(2))
     assert ours.tolist() == [[1.0, -4.0, 1.0, 0.0]]
 
 
-keep_best = jax.jit(generation.keep_best)
+filter_top_k_top_p = jax.jit(generation.filter_top_k_top_p)
 
 
 def kept(rows, k, p):
-    scores = keep_best(jnp.asarray(rows, jnp.float32), jnp.int32(k), jnp.float32(p))
+    scores = filter_top_k_top_p(jnp.asarray(rows, jnp.float32), jnp.int32(k), jnp.float32(p))
     return [np.flatnonzero(row > -1e29).tolist() for row in np.asarray(scores)]
 
 
@@ -159,19 +163,19 @@ def kept(rows, k, p):
         (2, 0.63, [0, 3]),
     ],
 )
-def test_keep_best_by_hand(k, p, expected):
+def test_filter_top_k_top_p_by_hand(k, p, expected):
     row = np.log([0.25, 0.10, 0.05, 0.40, 0.20])
     assert kept([row, row[::-1]], k, p) == [expected, sorted(4 - i for i in expected)]
 
 
-def test_keep_best_leaves_scores_as_they_are():
+def test_filter_top_k_top_p_leaves_scores_as_they_are():
     row = jnp.array([[0.5, -1.25, 3.0]])
-    ours = keep_best(row, jnp.int32(2), jnp.float32(1))
+    ours = filter_top_k_top_p(row, jnp.int32(2), jnp.float32(1))
     assert ours[0, 0] == 0.5
     assert ours[0, 2] == 3.0
 
 
-def test_keep_best_takes_the_first_of_equals_as_argmax_does():
+def test_filter_top_k_top_p_takes_the_first_of_equals_as_argmax_does():
     rows = [[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]
     assert kept(rows, 1, 1.0) == [[1], [0]] == [[int(np.argmax(row))] for row in rows]
     assert kept(rows, 2, 1.0) == [[1, 2], [0, 1]]
@@ -205,9 +209,9 @@ def test_picks_are_distributed_as_the_scores_say(sampling, weights):
     number = 20_000
     logits = jnp.broadcast_to(jnp.log(jnp.array([0.1, 0.4, 0.05, 0.2, 0.25])), (number, 5))
     keys = jax.random.split(jax.random.key(0), number)
-    arrays = generation.sampling_arrays(sampling, 5)
+    arrays = generation.sampling_params(sampling, (), 5)
     recent = jnp.zeros((number, 0), jnp.int32)
-    picked = generation.pick(logits, None, recent, keys, arrays)
+    picked = generation.sample_token(logits, None, recent, keys, sampling=arrays)
     counts = np.bincount(np.asarray(picked), minlength=5)
     expected = number * np.array(weights) / sum(weights)
     possible = expected > 0
@@ -239,14 +243,14 @@ def test_another_prompt_or_value_compiles_nothing(tiny, caplog):
     assert not compiled([[1]])
 
 
-def test_bad_words_do_not_occur(small, generator):
+def test_banned_sequences_do_not_occur(small, generator):
     # Forbidden are one token of the best continuation, and a pair of two, also across calls.
     prompt, number = [3, 1, 4], 30
     best = reference(small, prompt, number)
     words = ((best[0],), tuple(best[2:4]), (4, best[1]), (*prompt, best[1]))
-    sampling = Sampling(temperature=0.0, bad_words=words)
+    options = {"sampling": GREEDY, "banned": words}
     for per_call in (1, 16):
-        new = stream(generator, [prompt], number, sampling=sampling, tokens_per_call=per_call)
+        new = stream(generator, [prompt], number, **options, tokens_per_call=per_call)
         context, expected = list(prompt), []
         for _ in range(number):
             shown = context if len(context) <= LONGEST else context[-(LONGEST - LONGEST // 4) :]
@@ -259,12 +263,12 @@ def test_bad_words_do_not_occur(small, generator):
             context = [*context, expected[-1]]
         assert new[0].tolist() == expected
     for words, message in (
-        (((1, 29),), r"bad word \[1, 29\] is not within the vocabulary of 29"),
-        (((1,), ()), "a bad word has no token"),
+        (((1, 29),), r"banned sequence \[1, 29\] is not within the vocabulary of 29"),
+        (((1,), ()), "a banned sequence has no token"),
         (tuple((token,) for token in range(29)), "all 29 tokens are suppressed"),
     ):
         with pytest.raises(ValueError, match=message):
-            stream(generator, [prompt], 1, sampling=Sampling(bad_words=words))
+            stream(generator, [prompt], 1, banned=words)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +276,7 @@ def test_bad_words_do_not_occur(small, generator):
     [
         ([], "at least one token"),
         ([[1], []], "at least one token"),
-        ([[1], [3, 29]], "token ids 3 … 29 are not within the vocabulary of 29"),
+        ([[1], [3, 29]], "token ids 3 … 29 of prompt 1 are not within the vocabulary of 29"),
         ([[-1]], "token ids -1 … -1"),
     ],
 )

@@ -1,12 +1,11 @@
 """Searches as a folder's `generation_config.json` asks for them, against transformers' own."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models.hf.generation_config import search_settings
+from flaxzoo.models.hf.generation_config import stored_request
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 
 from ...support import marian
@@ -73,20 +72,21 @@ def test_the_same_tokens_and_scores(tmp_path, theirs, name):
             output_scores=True,
             return_dict_in_generate=True,
         )
-    search, start_id, eos_id = search_settings(tmp_path)
+    request = stored_request(tmp_path)
+    [eos_id] = request.eos_ids
     ours, params = models.load(tmp_path)
     asked = models.generation_arguments(tmp_path)
     tokens = models.generate(ours, params, ids, attention_mask=ids != marian.PAD, **asked)
     assert tokens.tolist() == expected.sequences.tolist()
     assert tokens.tolist() == models.generate(ours, params, sources, **asked).tolist()
-    found = models.Translator(ours, params).search(sources, start_id, eos_id, search)
+    found = models.Generator(ours, params).search(sources, request)
     flat = [hypothesis for row in found for hypothesis in row]
-    assert len(flat) == len(expected.sequences) == len(sources) * search.num_return
+    assert len(flat) == len(expected.sequences) == len(sources) * request.num_return_sequences
     for ours, row in zip(flat, expected.sequences[:, 1:].tolist(), strict=True):
         tokens = ours.tokens + [eos_id] * ours.ended
         assert tokens == row[: len(tokens)]
         assert set(row[len(tokens) :]) <= {marian.PAD}
-    if search.num_beams > 1:
+    if request.method.num_beams > 1:
         scores = [hypothesis.score for hypothesis in flat]
         np.testing.assert_allclose(scores, expected.sequences_scores, atol=1e-4)
 
@@ -94,39 +94,45 @@ def test_the_same_tokens_and_scores(tmp_path, theirs, name):
 def test_older_folders_say_it_in_their_config(tmp_path):
     fields = {"model_type": "marian", "d_model": 24, "vocab_size": marian.V}
     write(tmp_path, "config.json", fields | PUBLISHED)
-    settings = search_settings(tmp_path)
+    settings = stored_request(tmp_path)
     write(tmp_path, "config.json", fields)
     write(tmp_path, "generation_config.json", PUBLISHED)
-    assert settings == search_settings(tmp_path)
-    search, start_id, eos_id = settings
-    assert (start_id, eos_id) == (marian.PAD, marian.EOS)
-    assert search == models.BeamSearch(
-        num_beams=4,
-        length_penalty=1.0,
-        penalty_form="power",
-        early_stopping=False,
-        max_extra_tokens=None,
+    assert settings == stored_request(tmp_path)
+    assert settings == models.GenerationRequest(
+        method=models.BeamSearch(
+            num_beams=4,
+            length_penalty=1.0,
+            penalty_form="power",
+            early_stopping=False,
+            renormalize=True,
+        ),
         max_new_tokens=12,
-        suppressed_tokens=(marian.PAD,),
-        force_eos=True,
-        renormalize=True,
+        banned=((marian.PAD,),),
+        start_id=marian.PAD,
+        eos_ids=(marian.EOS,),
+        forced_eos_id=marian.EOS,
+        pad_id=marian.PAD,
     )
 
 
 def test_what_is_not_said_is_as_transformers_fills_it_in(tmp_path):
     greedy = models.BeamSearch(
-        num_beams=1,
-        length_penalty=1.0,
-        penalty_form="power",
-        early_stopping=False,
-        max_extra_tokens=None,
-        max_new_tokens=20,
+        num_beams=1, length_penalty=1.0, penalty_form="power", early_stopping=False
     )
     write(tmp_path, "config.json", {"model_type": "marian"})
-    assert search_settings(tmp_path) == (dataclasses.replace(greedy, force_eos=True), 58100, 0)
+    assert stored_request(tmp_path) == models.GenerationRequest(
+        method=greedy,
+        max_new_tokens=20,
+        start_id=58100,
+        eos_ids=(0,),
+        forced_eos_id=0,
+        pad_id=58100,
+    )
     write(tmp_path, "generation_config.json", {"bos_token_id": 4, "eos_token_id": [5]})
-    assert search_settings(tmp_path) == (greedy, 4, 5)
-    assert search_settings(tmp_path, longest=16)[0].max_new_tokens == 15
+    assert stored_request(tmp_path) == models.GenerationRequest(
+        method=greedy, max_new_tokens=20, start_id=4, eos_ids=(5,)
+    )
+    assert stored_request(tmp_path, longest=16).max_new_tokens == 15
 
 
 REFUSED = {
@@ -156,7 +162,7 @@ def test_what_cannot_be_done_is_refused_in_a_line(tmp_path, fields, message):
     write(tmp_path, "config.json", {"model_type": "marian"})
     write(tmp_path, "generation_config.json", PUBLISHED | fields)
     with pytest.raises(WeightsError, match=f"generation_config.json.*{message}") as refused:
-        search_settings(tmp_path)
+        stored_request(tmp_path)
     assert "\n" not in str(refused.value)
 
 
@@ -167,4 +173,4 @@ def test_broken_files_are_named(tmp_path, text, message):
     write(tmp_path, "config.json", {"model_type": "marian"})
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(WeightsError, match=f"generation_config.json {message}"):
-        search_settings(tmp_path)
+        stored_request(tmp_path)

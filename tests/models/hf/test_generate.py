@@ -12,6 +12,7 @@ from flaxzoo.models.hf.generate import counting_from_zero
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 
 from ...support.parity import note_tokens
+from ...support.requests import beams
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -183,11 +184,11 @@ def test_the_same_scores(made, family, ending):
     asked = {"num_beams": 4, "early_stopping": early_stopping, "length_penalty": length_penalty}
     number = {"max_new_tokens": 12, "num_return_sequences": 4, "eos_token_id": EOS}
     expected = reference(theirs, *padded(), **asked, **number, pad_token_id=PAD)
-    settings = models.BeamSearch(
-        **asked, penalty_form="power", num_return=4, max_extra_tokens=None, max_new_tokens=12
+    request = beams(
+        **asked, penalty_form="power", num_return_sequences=4, max_new_tokens=12, eos_ids=(EOS,)
     )
     model = counting_from_zero(model)
-    found = models.Searcher(model, params).search(rows(), [EOS], settings)
+    found = models.Generator(model, params).search(rows(), request)
     flat = [hypothesis for row in found for hypothesis in row]
     for hypothesis, sequence in zip(flat, expected.sequences.tolist(), strict=True):
         tokens = hypothesis.tokens + [EOS] * hypothesis.ended
@@ -201,10 +202,10 @@ def test_the_same_scores(made, family, ending):
 def test_searches_of_banded_attention_score_as_a_forward_pass_does(tiny):
     model = tiny(local_window=3, num_layers=3)
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6]]
-    settings = models.BeamSearch(
-        num_beams=3, num_return=3, length_penalty=0.0, max_extra_tokens=None, max_new_tokens=7
+    request = beams(
+        num_beams=3, num_return_sequences=3, length_penalty=0.0, max_new_tokens=7, eos_ids=(28,)
     )
-    found = models.Searcher(model.model, model.params).search(prompts, [28], settings)
+    found = models.Generator(model.model, model.params).search(prompts, request)
     for prompt, row in zip(prompts, found, strict=True):
         for hypothesis in row:
             tokens = hypothesis.tokens + [28] * hypothesis.ended
@@ -316,7 +317,7 @@ REFUSED = {
         {"eos_token_id": 41, "forced_eos_token_id": 41, "num_beams": 2},
         "eos_id 41 is not within the vocabulary",
     ),
-    "no such word": ({"bad_words_ids": [[3, 41]]}, r"bad word \[3, 41\]"),
+    "no such word": ({"bad_words_ids": [[3, 41]]}, r"banned sequence \[3, 41\]"),
     "nothing left": ({"suppress_tokens": [*range(V)], "eos_token_id": None}, "all 41 tokens"),
     "more than tokens": ({"return_dict_in_generate": True}, "leave return_dict_in_generate True"),
     "a mask of one row": ({"attention_mask": [1, 1]}, "attention_mask has not the shape"),

@@ -30,8 +30,8 @@ def with_heads(config):
     """The configuration with every head that its architecture knows, and every option."""
     if isinstance(config, models.EncoderDecoderConfig):
         return [config, dataclasses.replace(config, **UNTIED)]
-    if isinstance(config, models.GPTConfig):
-        return [config, dataclasses.replace(config, tie_output=False)]
+    if hasattr(config, "tie_output"):
+        return [dataclasses.replace(config, tie_output=tied) for tied in (True, False)]
     labels = ("a", "b", "c")
     return [dataclasses.replace(config, head=head, labels=labels) for head in config.heads]
 

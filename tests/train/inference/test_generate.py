@@ -8,11 +8,13 @@ import pytest
 from flaxzoo.data.tokenizers.base import SpecialIds
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
-from flaxzoo.models.decoding.sample import Generator
+from flaxzoo.models import GPTConfig
+from flaxzoo.models.decoding.generator import Generator
 from flaxzoo.train import TextGenerator
 from flaxzoo.train.inference import generate as sampling
 
-MODEL = types.SimpleNamespace(config=types.SimpleNamespace(head="causal_lm"))
+SIZES = {"vocab_size": 300, "max_length": 16, "num_layers": 1, "d_model": 4, "num_heads": 1}
+MODEL = types.SimpleNamespace(config=GPTConfig(**SIZES))
 LETTERS = CharacterTokenizer(" abcdefghijklmnopqrstuvwxy\n")  # with two special tokens 29
 
 
@@ -30,8 +32,8 @@ class Script(Generator):
         self.tokens_per_call = tokens_per_call
         self.prompts, self.calls = [], 0
 
-    def stream(self, prompts, *, max_new_tokens, sampling, seed, tokens_per_call=None):
-        self.prompts = prompts
+    def stream(self, prompts, request, *, seed=0, tokens_per_call=None):
+        self.prompts, max_new_tokens = prompts, request.max_new_tokens
         for start in range(0, min(max_new_tokens, self.rows.shape[1]), self.tokens_per_call):
             self.calls += 1
             yield self.rows[:, start : min(start + self.tokens_per_call, max_new_tokens)]
@@ -181,7 +183,7 @@ def test_words_keep_their_spaces(say, kind):
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
-        ({"num_samples": 0}, "num_samples 0 must be at least 1"),
+        ({"num_samples": 0}, "num_return_sequences 0 must be at least 1"),
         ({"stop": ["x", ""]}, "a stop string is empty"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data import TokenizerConfig, TranslationData
-from flaxzoo.models.decoding.beam_search import BeamSearch
+from flaxzoo.models.decoding.request import BeamSearch
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.config import from_dict, to_dict
 from flaxzoo.train.inference.translate import TextTranslator, Translation, note_of_empty
@@ -128,9 +128,9 @@ def test_a_text_does_not_depend_on_its_neighbours(run):
     folder, _ = run
     translator = TextTranslator.of_run(folder / "run")
     texts = ["one two three four", "five", "two two", "three"]
-    together = translator(texts, search=BeamSearch(num_beams=3, num_return=2))
+    together = translator(texts, search=BeamSearch(num_beams=3), num_return=2)
     for text, expected in zip(texts, together, strict=True):
-        [alone] = translator([text], search=BeamSearch(num_beams=3, num_return=2))
+        [alone] = translator([text], search=BeamSearch(num_beams=3), num_return=2)
         assert [t.text for t in alone] == [t.text for t in expected]
         np.testing.assert_allclose([t.score for t in alone], [t.score for t in expected], atol=1e-4)
 
@@ -204,6 +204,6 @@ def test_what_is_refused(run, tmp_path, capsys):
         dataclasses.replace(train.recipe("quickstart"), label_smoothing=0.1)
     model = dataclasses.replace(run[1].run.config.model, max_length=128)
     config = dataclasses.replace(train.recipe("quickstart"), model=model)
-    with pytest.raises(train.RunError, match="transformer has no head for causal data"):
+    with pytest.raises(train.RunError, match="transformer has no head for causal"):
         train.train(config, tmp_path / "causal", quiet=True)
     assert not (tmp_path / "causal").exists()

@@ -1,0 +1,239 @@
+"""Tokens from a model: `stream` samples continuations, `search` finds the best by beam search.
+
+Rows of different lengths share a batch, padded to few lengths so that few programs are compiled.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...data.errors import UserError
+from ..nn.dropout import row_keys
+from ..nn.heads import require_head
+from ..nn.typing import Params
+from .banned_sequences import last_tokens
+from .beam_adapters import CausalBeams, EncoderDecoderBeams, beams_of
+from .beam_search import run
+from .beam_step import beam_params
+from .padding import pad_rows, power_of_two, round_up
+from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
+from .sample import advance, prefill, sampling_params
+from .unstack_layers import unstack_layers
+
+PROMPT_BUCKET, CACHE_BUCKET = 32, 64
+ROW_BUCKET, TOKEN_BUCKET = 16, 32
+"""Lengths that a search is compiled for are multiples of these."""
+
+# Tokens per call of the compiled program. On CPU a call per token is as fast as a
+# loop inside (tests/benchmarks/decode_loop.py), and each token is seen at once; on
+# an accelerator every call waits for the host.
+TOKENS_PER_CALL = {"cpu": 1}
+DEFAULT_TOKENS_PER_CALL = 16
+
+
+class Generator:
+    """Compiled decoding for one model.
+
+    It holds the parameters as `models.unstack_layers` lays them out, beside the caller's stacked
+    ones. Programs are shared by all generators of such a model.
+
+    Args:
+      model: a causal language model or an encoder-decoder.
+      params: its parameters.
+
+    Raises:
+      UserError: the model writes no text.
+    """
+
+    def __init__(self, model: Any, params: Params) -> None:
+        beams_of(model)  # checks the model before any parameter is copied
+        self.config = model.config
+        self._model, self._params = unstack_layers(model, params)
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        request: GenerationRequest,
+        *,
+        seed: int = 0,
+        tokens_per_call: int | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Continues prompts, a few tokens at a time.
+
+        The result of row r depends on its prompt, `seed` and r alone, not on the other rows. Rows
+        do not end: who reads the stream looks for `request.eos_ids` and may stop. When a row has
+        filled the model's `max_length`, its oldest quarter falls out and the rest is read again
+        at new positions.
+
+        Args:
+          prompts: token ids of each row, at least one each.
+          request: the method, a `Sampling`; the number of tokens; and what is banned.
+          seed: the seed of the random choices.
+          tokens_per_call: tokens per call of the compiled loop; by default the fastest number on
+            this backend.
+
+        Yields:
+          New tokens int[B, n], n ≥ 1, until there are `request.max_new_tokens`.
+
+        Raises:
+          UserError: there is no prompt, one is empty, or an id is not in the vocabulary; or the
+            model is an encoder-decoder.
+        """
+        config, sampling = self.config, request.method
+        assert isinstance(sampling, Sampling)
+        assert request.max_new_tokens is not None
+        require_head(config, ("causal_lm",), "is not sampled", "search it with num_beams")
+        if not prompts or not all(len(prompt) for prompt in prompts):
+            raise UserError("every prompt needs at least one token: begin with the bos token")
+        for number, prompt in enumerate(prompts):
+            _check_ids(prompt, config.vocab_size, f"prompt {number}")
+        per_call = tokens_per_call or TOKENS_PER_CALL.get(
+            jax.default_backend(), DEFAULT_TOKENS_PER_CALL
+        )
+        arrays = sampling_params(sampling, request.banned, config.vocab_size)
+        keys = row_keys(jax.random.key(seed, impl="threefry2x32"), len(prompts))
+        contexts = [list(prompt) for prompt in prompts]
+        used = [set(prompt) for prompt in prompts]  # tokens that fell out stay in these
+        done = 0
+        while done < request.max_new_tokens:
+            recent = last_tokens(contexts, arrays.banned.prefix_length)
+            contexts = [_shortened(context, config.max_length) for context in contexts]
+            longest = max(map(len, contexts))
+            # Tokens until a row is full; the last one is written but never read.
+            steps = min(config.max_length - longest + 1, request.max_new_tokens - done)
+            length = min(round_up(longest, PROMPT_BUCKET), config.max_length)
+            ids, mask = pad_rows(contexts, length=length, left=True)  # [B, length]
+            state = prefill(
+                self._model,
+                self._params,
+                ids,
+                mask,
+                seen=_one_hot(used, config.vocab_size) if arrays.penalized else None,
+                recent=recent,
+                keys=keys,
+                count=done,
+                sampling=arrays,
+                # The last call may choose more tokens than are wanted.
+                cache_length=round_up(length + steps + per_call, CACHE_BUCKET),
+            )
+            new = np.asarray(state.tokens)[:, None]  # [B, 1], later [B, per_call]
+            while True:
+                new = new[:, :steps]
+                yield new
+                for row, tokens in enumerate(new.tolist()):
+                    contexts[row].extend(tokens)
+                    used[row].update(tokens)
+                done, steps = done + new.shape[1], steps - new.shape[1]
+                if steps == 0:
+                    break
+                state, tokens = advance(
+                    self._model, self._params, state, sampling=arrays, num_tokens=per_call
+                )
+                new = np.asarray(tokens)
+
+    def search(
+        self, rows: Sequence[Sequence[int]], request: GenerationRequest
+    ) -> list[list[Hypothesis]]:
+        """Finds the best targets of some sources, or continuations of some prompts.
+
+        Compiled once for each number of rows and of banned sequences up to a power of 2, length of
+        the longest row up to a multiple of 16, and of the longest target up to one of 32; and for
+        each number of beams, and each setting that is a word or a truth value.
+
+        Args:
+          rows: tokens of each source, with its end token; or of each prompt.
+          request: the method, a `BeamSearch`, and everything else.
+
+        Returns:
+          For each row up to `request.num_return_sequences` hypotheses, the best first.
+
+        Raises:
+          UserError: a row is empty or longer than `max_length`, an id is not in the vocabulary, or
+            the model's scores are not numbers.
+        """
+        config, method, model = self.config, request.method, beams_of(self._model)
+        assert isinstance(method, BeamSearch)
+        for number, row in enumerate(rows):
+            if not 1 <= len(row) <= config.max_length:
+                raise UserError(
+                    f"{model.row} {number} has {len(row)} tokens: the model takes 1 to "
+                    f"{config.max_length}"
+                )
+            _check_ids(row, model.vocab_size, f"{model.row} {number}")
+        start = () if request.start_id is None else (request.start_id,)
+        for name, token in (("start_id", request.start_id), ("eos_id", request.forced_eos_id)):
+            if token is not None and not 0 <= token < config.vocab_size:
+                raise UserError(
+                    f"{name} {token} is not within the vocabulary of {config.vocab_size}"
+                )
+        params = beam_params(request, method, config.vocab_size)
+        if not rows:
+            return []
+        length = min(round_up(max(map(len, rows)), ROW_BUCKET), config.max_length)
+        number = power_of_two(len(rows))
+        ids, mask = pad_rows(rows, num_rows=number, length=length, left=model.pads_left)
+        # Rows of padding have a longest target of 0: they are done before they begin.
+        max_lengths = np.zeros(number, np.int32)
+        max_lengths[: len(rows)] = [_max_length(model, request, len(row)) for row in rows]
+        # What a target's first tokens follow: the start token, or the prompt.
+        written = [list(start) or row for row in rows] + [()] * (number - len(rows))
+        finished = run(
+            model,
+            self._params,
+            ids,
+            mask,
+            max_lengths=max_lengths,
+            recent=last_tokens(written, params.banned.prefix_length),
+            start_id=jnp.int32(request.start_id or 0),
+            beam_params=params,
+            num_beams=method.num_beams,
+            num_tokens=round_up(int(max_lengths.max()), TOKEN_BUCKET),
+        )
+        found = jax.tree.map(np.asarray, finished)
+        if not (found.scores[: len(rows), 0] > -np.inf).all():  # NaN fails too
+            raise UserError(
+                "the search found nothing: the model's scores are not numbers; look at its "
+                "parameters"
+            )
+        ends, best = set(np.asarray(params.eos_ids).tolist()), request.num_return_sequences
+        hypotheses: list[list[Hypothesis]] = [[] for _ in rows]
+        for row, beam in np.argwhere(found.scores[: len(rows), :best] > -np.inf):
+            tokens = found.tokens[row, beam, : found.lengths[row, beam]].tolist()
+            score, log_prob = float(found.scores[row, beam]), float(found.log_probs[row, beam])
+            end = tokens.pop() if tokens[-1] in ends else None
+            hypotheses[row].append(Hypothesis(tokens, score, log_prob, end))
+        return hypotheses
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise UserError(
+            f"token ids {min(ids)} … {max(ids)} of {name} are not within the vocabulary of "
+            f"{vocab_size}: use the model's own tokenizer"
+        )
+
+
+def _shortened(context: list[int], longest: int) -> list[int]:
+    """Drops the oldest tokens of a context that is longer than the model's positions."""
+    return context if len(context) <= longest else context[-max(1, longest - longest // 4) :]
+
+
+def _one_hot(rows: Sequence[Iterable[int]], vocab_size: int) -> jax.Array:
+    """Returns the tokens that each row has as truth values, `[B, V]`."""
+    seen = np.zeros((len(rows), vocab_size), bool)
+    for row, tokens in enumerate(rows):
+        seen[row, list(tokens)] = True
+    return jnp.asarray(seen)
+
+
+def _max_length(
+    model: CausalBeams | EncoderDecoderBeams, request: GenerationRequest, length: int
+) -> int:
+    """Returns the longest target of a row of `length` tokens."""
+    longest = model.remaining_positions(length)
+    if request.max_extra_tokens is not None:
+        longest = min(longest, length + request.max_extra_tokens)
+    return longest if request.max_new_tokens is None else min(longest, request.max_new_tokens)

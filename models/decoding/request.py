@@ -1,0 +1,142 @@
+"""A request for tokens: how they are chosen, how many, and where they end.
+
+`models.generate`, the settings of a folder, the command line and `Generator` all use it, so that
+it is decided once whether tokens are sampled or searched for, and refused in the same words.
+"""
+
+import dataclasses
+from typing import Literal
+
+from ...data.errors import UserError
+
+MAX_PENALTY = 10
+"""Powers of a length beyond it overflow float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Chooses one token after the other; with temperature 0 the best one each time (greedy).
+
+    Raises:
+      UserError: a value is out of range.
+    """
+
+    temperature: float = 1.0
+    """Divides the logits; 0 always takes the best token."""
+    top_k: int | None = None
+    """Samples among the k best tokens only."""
+    top_p: float | None = None
+    """Samples among the best tokens that together have probability p (Holtzman et al. 2020)."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens already seen, or multiplies them if negative (Keskar et al.
+    2019, section 4.1)."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:  # NaN fails too
+            raise UserError(f"temperature {self.temperature} must be at least 0 (0: greedy)")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k {self.top_k} must be at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p {self.top_p} must be in (0, 1]")
+        if not self.repetition_penalty > 0:
+            raise UserError(f"repetition_penalty {self.repetition_penalty} must be above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BeamSearch:
+    """Searches for the most probable sequences; with one beam it is greedy.
+
+    Raises:
+      UserError: a value is out of range.
+    """
+
+    num_beams: int = 4
+    """The number of beams of each row, K; 1: greedy search."""
+    length_penalty: float = 0.6
+    """α: log-probabilities are divided by a power α of the length n, which counts the end token.
+    Greedy search ignores it."""
+    penalty_form: Literal["gnmt", "power"] = "gnmt"
+    """gnmt: ((5 + n) / 6)^α, as published. power: n^α, as in transformers."""
+    early_stopping: bool | Literal["never"] = "never"
+    """When a row is done. never: when no live beam can win any more. True: when K hypotheses are
+    finished. False: when a beam that ended now would not be among the K best, as in
+    transformers."""
+    renormalize: bool = False
+    """Whether probabilities are normalized over the tokens that may be chosen, not over all."""
+
+    def __post_init__(self) -> None:
+        if self.num_beams < 1:
+            raise UserError(f"num_beams {self.num_beams} must be at least 1 (1: greedy)")
+        if not abs(self.length_penalty) <= MAX_PENALTY:  # NaN fails too
+            raise UserError(
+                f"length_penalty {self.length_penalty} must be between -{MAX_PENALTY} and "
+                f"{MAX_PENALTY}, for example 0.6"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """Everything that decides which tokens a model writes, but for the rows and the seed.
+
+    Raises:
+      UserError: a value is out of range.
+    """
+
+    method: Sampling | BeamSearch
+    max_new_tokens: int | None = None
+    """The longest row that is written, in tokens. None, for beam search: as far as the model has
+    positions."""
+    max_extra_tokens: int | None = None
+    """The longest target of a beam search, in tokens beyond its source's."""
+    num_return_sequences: int = 1
+    """How many results each row has."""
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Sequences of one or more tokens that are never written."""
+    start_id: int | None = None
+    """The first token of the targets of an encoder-decoder."""
+    eos_ids: tuple[int, ...] = ()
+    """Tokens that end a row."""
+    forced_eos_id: int | None = None
+    """The token, one of `eos_ids`, that is written where there is space for only one more. The
+    model does not choose it, and its probability is not counted (as in transformers)."""
+    pad_id: int | None = None
+    """The token that fills up rows that have ended."""
+
+    def __post_init__(self) -> None:
+        beams = self.method.num_beams if isinstance(self.method, BeamSearch) else 1
+        sampled = isinstance(self.method, Sampling) and self.method.temperature > 0
+        number = self.num_return_sequences
+        if number < 1 or (number > beams and not sampled):
+            raise UserError(
+                f"num_return_sequences {number} must be at least 1, and at most num_beams {beams} "
+                "unless tokens are sampled (do_sample, or a temperature above 0)"
+            )
+        if self.max_new_tokens is None and isinstance(self.method, Sampling):
+            raise UserError("max_new_tokens is missing: say how many tokens to generate")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens {self.max_new_tokens} must be at least 1")
+        if self.max_extra_tokens is not None and self.max_extra_tokens < 0:
+            raise UserError(f"max_extra_tokens {self.max_extra_tokens} must be at least 0")
+
+    def end(self, tokens: list[int]) -> int | None:
+        """Returns the length of a row up to its end token, included; None: it has none yet."""
+        return next((i + 1 for i, token in enumerate(tokens) if token in self.eos_ids), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypothesis:
+    """A sequence of tokens that beam search found."""
+
+    tokens: list[int]
+    """Without start token, end token and prompt."""
+    score: float
+    """The value that hypotheses are ranked by: `log_probability` over the length penalty."""
+    log_probability: float
+    """The log-probability of the tokens, the end token included, in nats."""
+    end_id: int | None
+    """The token that ended it; None: it has the greatest length allowed."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has an end token."""
+        return self.end_id is not None

@@ -1,0 +1,276 @@
+"""Llama: decoder-only transformers with normalized inputs, rotary positions and gated sublayers.
+
+- LLaMA: Touvron et al. 2023, "LLaMA: open and efficient foundation language models", section 2.2.
+  RMSNorm before each sublayer (as in GPT-3), a feed-forward gated by silu of width 2/3 · 4 D (as
+  in PaLM), rotary positions (as in GPT-NeoX); no biases.
+- Llama 2: Touvron et al. 2023, "Llama 2: open foundation and fine-tuned chat models", section 2.2.
+  In the largest model several query heads share a key/value head.
+- Llama 3: Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2. A vocabulary of
+  128,256 tokens, and a larger base of the rotary wavelengths.
+
+Rotary frequencies are not scaled for longer contexts (Llama 3.1 and later scale them).
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from ..data.errors import UserError
+from .config import Execution, TransformerConfig, divisors
+from .nn.attention import MultiHeadAttention
+from .nn.cache import Cache, advance_cache
+from .nn.dropout import RowKeys, dropout, fold_in
+from .nn.feed_forward import GatedFeedForward
+from .nn.heads import CausalLMOutput, Projection
+from .nn.input_checks import check_inputs
+from .nn.linear import Embedding
+from .nn.masks import AnyArray, AttentionMask
+from .nn.norms import RMSNorm
+from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
+from .nn.positions import default_positions, rotary_positions
+from .nn.stack import (
+    Layer,
+    LayerContext,
+    LayerInputs,
+    LayerOutputs,
+    make_layer_context,
+    run_layers,
+)
+from .nn.typing import Array, Bool, Float, Int
+from .registry import Family, Preset
+
+WIDTH_MULTIPLE = 256
+"""The authors round the width of feed-forward layers up to a multiple of this number."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LlamaConfig(TransformerConfig):
+    """A decoder-only transformer of the Llama family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    head: ClassVar[str] = "causal_lm"
+    use_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    d_ff: int | None = None
+    """Width of the feed-forward layer, F; if not given 8/3 D, rounded up to a multiple of 256."""
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "silu"
+    """Non-linearity of the gate."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in normalization; 1e-6 in the first Llama."""
+    dropout_rate: float = 0.0
+    """Dropout rate of embeddings, attention weights and the outputs of both sublayers; the papers
+    have no dropout."""
+    num_kv_heads: int | None = None
+    """Number of key/value heads, K, if not `num_heads`."""
+    d_head: int | None = None
+    """Size of one head, H, if not D / N."""
+    rope_base: float = 10_000.0
+    """Base of the rotary wavelengths (theta); 500,000 in Llama 3."""
+    tie_output: bool = False
+    """Whether the output projection is the token embedding; else it has its own matrix."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("num_kv_heads", "d_head"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} {value} is not positive: choose at least 1")
+        if self.num_heads % self.kv_heads:
+            choices = ", ".join(map(str, divisors(self.num_heads)))
+            raise UserError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}: "
+                f"choose num_kv_heads from {choices}"
+            )
+        if self.head_dim % 2:
+            raise UserError(
+                f"heads of size {self.head_dim} cannot be rotated in pairs: choose an even d_head"
+            )
+        if not self.rope_base > 0:
+            raise UserError(f"rope_base {self.rope_base} must be above 0, for example 10000")
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads, K; a divisor of `num_heads`."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one head, H."""
+        return self.d_model // self.num_heads if self.d_head is None else self.d_head
+
+    @property
+    def feed_forward_dim(self) -> int:
+        """Width of the feed-forward layer, F."""
+        if self.d_ff is not None:
+            return self.d_ff
+        return -(-(8 * self.d_model // 3) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+
+
+class LlamaLayer(Layer[LlamaConfig]):
+    """Self-attention with rotary positions and a gated feed-forward, each with a residual."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+
+        y = RMSNorm(c.norm_eps, e, name="attention_norm")(x)
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
+            y,
+            context.mask,
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+            rotary=context.rotary,
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "attention")
+
+        y = RMSNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        return x, LayerOutputs(cache, weights)
+
+
+class Llama(nn.Module):
+    """A Llama with its language-model head.
+
+    Attributes:
+      config: sizes and options of the model.
+      execution: how it is run.
+    """
+
+    config: LlamaConfig
+    execution: Execution = Execution()
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: Int[AnyArray, "B T"],
+        attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None = None,
+        *,
+        position_ids: Int[AnyArray, "#B #T"] | None = None,
+        segment_ids: Int[AnyArray, "B T"] | None = None,
+        cache: Cache | None = None,
+        rng: RowKeys | None = None,
+        output_attentions: bool = False,
+    ) -> CausalLMOutput:
+        """Computes the logits of every next token.
+
+        Args:
+          input_ids: token ids.
+          attention_mask: 1 for the tokens that may be attended to. With a cache
+            it covers the S slots of the cache, those written by this call
+            included. A mask `[B, T, S]` states for each token all tokens that it
+            may attend to, itself included.
+          position_ids: position of each token; by default counted over the real
+            tokens of each sequence, from 0 in every document of a packed one.
+          segment_ids: number of the document that each token of a packed sequence
+            belongs to, 0 for padding. No document attends to another.
+          cache: keys and values of earlier calls, continued by `input_ids`.
+            Beyond its last slot all logits are NaN.
+          rng: one key per sequence (`models.row_keys`) switches dropout on.
+          output_attentions: whether to return the attention weights too.
+
+        Raises:
+          UserError: T is longer than `max_length`, `attention_mask` does not
+            cover the tokens (or slots), it is `[B, T, S]` and no `position_ids`
+            are given, or a cache is given together with packed sequences.
+        """
+        c, e = self.config, self.execution
+        check_inputs(c, input_ids, attention_mask, segment_ids, cache)
+        length = input_ids.shape[1]
+        num_keys = length if cache is None else cache.length
+        start = jnp.zeros((), jnp.int32) if cache is None else cache.index
+        if position_ids is None:
+            position_ids = default_positions(start, length, attention_mask, segment_ids)
+        embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
+        x = dropout(embed(input_ids), c.dropout_rate, rng, "embedding")
+
+        mask = AttentionMask(
+            length, num_keys, attention_mask, segment_ids, causal=True, start=start
+        )
+        context = make_layer_context(
+            c,
+            e,
+            mask,
+            cache=cache,
+            rng=rng,
+            output_attentions=output_attentions,
+            rotary=rotary_positions(position_ids, c.head_dim, c.rope_base),
+        )
+        x, outputs = run_layers(LlamaLayer, c, e, x, cache=cache, context=context)
+        x = RMSNorm(c.norm_eps, e, name="final_norm")(x)
+        if cache is not None:
+            assert outputs.cache is not None
+            x, cache = advance_cache(cache, outputs.cache, x)
+        if not c.tie_output:
+            embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
+        projection = Projection(x, embed.embedding.astype(e.dtype))
+        return CausalLMOutput(x, projection, cache, outputs.attentions)
+
+
+def _preset(
+    paper: str, published: str, sizes: tuple[int, int, int], note: str = "", **fields: Any
+) -> Preset:
+    """Builds a preset of the sizes (layers, width, heads)."""
+    num_layers, d_model, num_heads = sizes
+    config = LlamaConfig(num_layers=num_layers, d_model=d_model, num_heads=num_heads, **fields)
+    return Preset(config, paper, published, note)
+
+
+_LLAMA, _LLAMA_2 = "Touvron et al. 2023a", "Touvron et al. 2023b"
+_LLAMA_3 = "Grattafiori et al. 2024"
+_FIRST: dict[str, Any] = {"vocab_size": 32_000, "max_length": 2048, "norm_eps": 1e-6}
+_SECOND: dict[str, Any] = {"vocab_size": 32_000, "max_length": 4096}
+_THIRD: dict[str, Any] = {
+    "vocab_size": 128_256,
+    "max_length": 8192,
+    "num_kv_heads": 8,
+    "rope_base": 500_000.0,
+}
+
+PRESETS: dict[str, Preset] = {
+    "llama-7b": _preset(_LLAMA, "6.7B", (32, 4096, 32), **_FIRST),
+    "llama-13b": _preset(_LLAMA, "13.0B", (40, 5120, 40), **_FIRST),
+    "llama-33b": _preset(_LLAMA, "32.5B", (60, 6656, 52), **_FIRST),
+    "llama-65b": _preset(
+        _LLAMA, "65.2B", (80, 8192, 64), "table 2 says 65.2B, its sizes make 65.3B", **_FIRST
+    ),
+    "llama2-7b": _preset(_LLAMA_2, "7B", (32, 4096, 32), **_SECOND),
+    "llama2-13b": _preset(_LLAMA_2, "13B", (40, 5120, 40), **_SECOND),
+    "llama2-70b": _preset(
+        _LLAMA_2,
+        "70B",
+        (80, 8192, 64),
+        "the paper says 70B, its sizes make 69B",
+        num_kv_heads=8,
+        d_ff=28_672,
+        **_SECOND,
+    ),
+    "llama3-8b": _preset(_LLAMA_3, "8B", (32, 4096, 32), d_ff=14_336, **_THIRD),
+    "llama3-70b": _preset(
+        _LLAMA_3,
+        "70B",
+        (80, 8192, 64),
+        "the paper says 70B, its sizes make 71B",
+        d_ff=28_672,
+        **_THIRD,
+    ),
+}
+
+FAMILY = Family(
+    config=LlamaConfig,
+    module=Llama,
+    presets=PRESETS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
+    hf_module="llama",
+)

@@ -1,0 +1,136 @@
+"""Llama against transformers: logits, gradients and decoded tokens, import and export."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax.traverse_util import flatten_dict
+from flaxzoo import models
+from flaxzoo.models.hf import llama
+from flaxzoo.models.hf.save_weights import write_weights
+from flaxzoo.models.hf.tensor_mapping import WeightsError
+
+from ...support.hf_weights import gradients_of
+
+FIELDS = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+KINDS = {
+    "grouped heads": {"num_key_value_heads": 2, "head_dim": 6, "rope_theta": 500.0},
+    "one key head, tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    "as many key heads": {"rms_norm_eps": 0.1},
+}
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(3, 31, (3, 9))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request, tmp_path_factory):
+    """A random model of transformers, and the same model loaded from its folder."""
+    torch.manual_seed(0)
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**FIELDS, **KINDS[request.param])
+    ).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else 1.0, 0.2)
+    folder = tmp_path_factory.mktemp("llama")
+    theirs.save_pretrained(folder)
+    return theirs, *models.load(folder)
+
+
+def test_logits_and_gradients(pair, assert_close):
+    theirs, model, params = pair
+
+    def loss(params):
+        logits = model.apply({"params": params}, input_ids=IDS).logits
+        return jnp.mean(jnp.square(logits)), logits
+
+    (_, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    expected = theirs(torch.tensor(IDS)).logits
+    expected.square().mean().backward()
+    assert_close(logits, expected.detach().numpy())
+    found = flatten_dict(gradients, sep="/")
+    for path, gradient in flatten_dict(gradients_of(theirs, model.config), sep="/").items():
+        assert_close(found[path], gradient)
+
+
+@pytest.mark.parametrize("asked", [{"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}])
+def test_decoded_tokens(pair, asked):
+    """Greedy and beam search, with prompts that are padded on the left."""
+    theirs, model, params = pair
+    ids, mask = IDS.copy(), np.ones_like(IDS)
+    ids[1, :4], mask[1, :4] = 0, 0
+    asked = {**asked, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": 2}
+    expected = theirs.generate(
+        torch.tensor(ids), attention_mask=torch.tensor(mask), do_sample=False, **asked
+    )
+    found = models.generate(model, params, ids, attention_mask=mask, **asked)
+    np.testing.assert_array_equal(found, expected.numpy())
+
+
+def test_exported_models_load_in_transformers(pair, tmp_path, assert_close):
+    theirs, model, params = pair
+    write_weights(tmp_path, model.config, params)
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    ids = torch.tensor(IDS)
+    assert_close(loaded(ids).logits.detach(), theirs(ids).logits.detach())
+    again, _ = models.load(tmp_path)
+    assert again.config == model.config
+
+
+def config_of(**fields):
+    return llama.config_from_hf({"model_type": "llama", **FIELDS, **fields}, "config.json")
+
+
+def test_older_names_of_the_rotary_base():
+    old = config_of(rope_theta=7.0, rope_scaling=None)
+    assert old == config_of(rope_parameters={"rope_type": "default", "rope_theta": 7.0})
+    assert old.rope_base == 7.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            r"config.json: rope_scaling of type 'llama3' is not supported: choose a checkpoint",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            r"rope_scaling of type 'linear' is not supported",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+            "rope_parameters .* 'yarn'",
+        ),
+        ({"attention_bias": True}, "attention_bias True is not supported: only False"),
+        ({"mlp_bias": True}, "mlp_bias True is not supported: only False"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "ForSequenceClassification is not"),
+    ],
+)
+def test_unsupported_configurations(fields, message):
+    with pytest.raises(WeightsError, match=message):
+        config_of(**fields)
+
+
+def test_published_configuration(tmp_path):
+    """The `config.json` of Llama 3 8B describes the preset."""
+    preset = models.preset("llama3-8b")
+    exported = llama.config_to_hf(preset)
+    (tmp_path / "config.json").write_text(json.dumps(exported))
+    theirs = transformers.LlamaConfig.from_pretrained(tmp_path)
+    assert theirs.rope_parameters["rope_theta"] == 500_000
+    assert (theirs.num_key_value_heads, theirs.head_dim) == (8, 128)
+    assert llama.config_from_hf(exported, "config.json") == dataclasses.replace(preset)

@@ -1,0 +1,159 @@
+"""Properties of every Llama: heads in groups, rotary positions, and how it is run."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import models, train
+from flaxzoo.models.init import parameter_shapes
+from flaxzoo.models.llama import PRESETS, LlamaConfig
+from flaxzoo.train.distributed import sharding
+
+CONFIG = LlamaConfig(
+    vocab_size=32,
+    max_length=16,
+    num_layers=2,
+    d_model=16,
+    num_heads=4,
+    num_kv_heads=2,
+    d_ff=24,
+    init_std=0.3,
+)
+IDS = np.random.default_rng(0).integers(0, 32, (8, 12))
+EXECUTIONS = {
+    "unroll": models.Execution(layers="unroll"),
+    "remat dots": models.Execution(remat="dots"),
+    "remat full": models.Execution(layers="unroll", remat="full"),
+    "separate": models.Execution(layers="separate"),
+}
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(lambda: models.init_params(models.create(CONFIG), jax.random.key(0)))()
+
+
+def logits_of(params, execution=models.Execution(), **inputs):
+    model = models.create(CONFIG, execution)
+    return np.asarray(jax.jit(lambda p, i: model.apply({"params": p}, **i).logits)(params, inputs))
+
+
+def loss_of(execution):
+    model = models.create(CONFIG, execution)
+    return lambda p: jnp.mean(jnp.square(model.apply({"params": p}, input_ids=IDS).logits))
+
+
+@pytest.mark.parametrize("name", EXECUTIONS)
+def test_every_execution_computes_the_same(params, assert_close, name):
+    execution, expected = EXECUTIONS[name], logits_of(params, input_ids=IDS)
+    if name == "separate":
+        _, params = models.separate_layers(models.create(CONFIG), params)
+    assert_close(logits_of(params, execution, input_ids=IDS), expected)
+    if name != "separate":
+        gradients = [jax.jit(jax.grad(loss_of(e)))(params) for e in (execution, models.Execution())]
+        jax.tree.map(assert_close, *gradients)
+
+
+def test_cached_calls_equal_a_full_call(params, assert_close):
+    """The prompts are padded on the left; the cache holds only the key/value heads."""
+    mask = np.ones((8, 12), np.int32)
+    mask[0, :3] = 0
+    full = logits_of(params, input_ids=IDS, attention_mask=mask)
+    model = models.create(CONFIG)
+    cache = models.init_cache(CONFIG, models.Execution(), 8, 12)
+    assert cache.layers.key.shape == (2, 8, 2, 4, 12)
+    found = []
+    apply = jax.jit(lambda ids, cache: model.apply({"params": params}, ids, mask, cache=cache))
+    for start, end in ((0, 7), (7, 8), (8, 12)):
+        output = apply(IDS[:, start:end], cache)
+        cache, found = output.cache, [*found, output.logits]
+    real = mask[..., None] != 0
+    assert_close(np.concatenate(found, axis=1) * real, full * real)
+
+
+def test_packed_documents_equal_documents_alone(params, assert_close):
+    segments = np.array([[1] * 5 + [2] * 7])
+    packed = logits_of(params, input_ids=IDS[:1], segment_ids=segments)
+    assert_close(packed[:, :5], logits_of(params, input_ids=IDS[:1, :5]))
+    assert_close(packed[:, 5:], logits_of(params, input_ids=IDS[:1, 5:]))
+
+
+def test_only_distances_between_tokens_matter(params, assert_close):
+    positions = np.arange(12)[None]
+    moved = logits_of(params, input_ids=IDS, position_ids=positions + 100)
+    assert_close(moved, logits_of(params, input_ids=IDS, position_ids=positions), 1e-4)
+    stretched = logits_of(params, input_ids=IDS, position_ids=2 * positions)
+    assert np.abs(moved - stretched).max() > 1e-2
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_eight_devices_compute_the_same(params, assert_close, sizes):
+    mesh = sharding.make_mesh(train.MeshConfig(**{"data": 1, **sizes}))
+    model = models.create(CONFIG)
+    apply = sharding.rows_stay_apart(model.apply, mesh)
+
+    def loss(params, ids):
+        return jnp.mean(jnp.square(apply({"params": params}, input_ids=ids).logits))
+
+    placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
+    ids = jax.device_put(IDS, sharding.row_sharding(mesh))
+    gradients = jax.jit(jax.grad(loss))(placed, ids)
+    jax.tree.map(assert_close, gradients, jax.jit(jax.grad(loss_of(models.Execution())))(params))
+
+
+def test_key_heads_that_cannot_be_sharded():
+    mesh = sharding.make_mesh(train.MeshConfig(data=1, fsdp=2, tensor=4))
+    message = r"attention/key/kernel .*: dimension 2 cannot be .* mesh.tensor 4"
+    with pytest.raises(ValueError, match=message):
+        sharding.parameter_shardings(parameter_shapes(models.create(CONFIG)), mesh)
+
+
+# (V, L, D, N, K, F) of table 2 of LLaMA, section 2.2 of Llama 2, table 3 of Llama 3.
+SIZES = {
+    "llama-7b": (32_000, 32, 4096, 32, 32, 11_008),
+    "llama-13b": (32_000, 40, 5120, 40, 40, 13_824),
+    "llama-33b": (32_000, 60, 6656, 52, 52, 17_920),
+    "llama-65b": (32_000, 80, 8192, 64, 64, 22_016),
+    "llama2-7b": (32_000, 32, 4096, 32, 32, 11_008),
+    "llama2-13b": (32_000, 40, 5120, 40, 40, 13_824),
+    "llama2-70b": (32_000, 80, 8192, 64, 8, 28_672),
+    "llama3-8b": (128_256, 32, 4096, 32, 8, 14_336),
+    "llama3-70b": (128_256, 80, 8192, 64, 8, 28_672),
+}
+
+
+def test_every_preset_is_checked_here():
+    assert PRESETS.keys() == SIZES.keys()
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameter_count(name):
+    preset, (V, L, D, N, K, F) = PRESETS[name], SIZES[name]
+    c = preset.config
+    assert (c.vocab_size, c.num_layers, c.d_model, c.num_heads) == (V, L, D, N)
+    assert (c.kv_heads, c.feed_forward_dim, c.head_dim) == (K, F, 128)
+    attention = 2 * D * N * 128 + 2 * D * K * 128
+    total = 2 * V * D + L * (attention + 3 * D * F + 2 * D) + D
+    shapes = jax.tree.leaves(parameter_shapes(models.create(c)))
+    assert sum(x.size for x in shapes) == total
+    printed = re.fullmatch(r"([\d.]+)B", preset.published)[1]  # type: ignore[index]
+    ours = f"{total / 1e9:.{len(printed.partition('.')[2])}f}"
+    assert (ours != printed) == bool(preset.note)
+    assert not preset.note or f"{ours}B" in preset.note
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_kv_heads": 3}, "num_heads 4 is not divisible by num_kv_heads 3: .* from 1, 2, 4"),
+        ({"num_kv_heads": 0}, "num_kv_heads 0 is not positive"),
+        ({"d_head": 5}, "heads of size 5 cannot be rotated in pairs: choose an even d_head"),
+        ({"rope_base": 0.0}, "rope_base 0.0 must be above 0"),
+    ],
+)
+def test_bad_configurations(fields, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **fields)
