@@ -67,6 +67,6 @@ def test_parameters_made_before(name, execution, assert_close):
     assert_close(logits, saved["logits"])
     assert_close(dropped, saved["dropped_logits"])
     if execution != "separate":
-        flat = flatten_dict(gradients, sep="/")
+        flat: dict[str, np.ndarray] = flatten_dict(gradients, sep="/")
         norms = [np.linalg.norm(flat[path]) for path in sorted(flat)]
         np.testing.assert_allclose(norms, saved["gradient_norms"], rtol=1e-4, atol=1e-6)

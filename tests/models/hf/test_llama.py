@@ -16,6 +16,7 @@ from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 
 from ...support.hf_weights import gradients_of
+from ...support.parity import note_answers, note_tokens
 
 FIELDS = {
     "vocab_size": 31,
@@ -61,9 +62,26 @@ def test_logits_and_gradients(pair, assert_close):
     expected = theirs(torch.tensor(IDS)).logits
     expected.square().mean().backward()
     assert_close(logits, expected.detach().numpy())
+    note_answers(theirs, "import", logits, expected.detach())
     found = flatten_dict(gradients, sep="/")
     for path, gradient in flatten_dict(gradients_of(theirs, model.config), sep="/").items():
         assert_close(found[path], gradient)
+
+
+def test_a_body_without_a_head(pair, tmp_path, assert_close):
+    theirs = pair[0].model
+    theirs.save_pretrained(tmp_path / "hf")
+    model, params = models.load(tmp_path / "hf")
+    expected = theirs(torch.tensor(IDS)).last_hidden_state.detach()
+    found = jax.jit(model.apply)({"params": params}, input_ids=IDS).last_hidden_state
+    assert_close(found, expected)
+    note_answers(theirs, "import", found, expected)
+    (tmp_path / "ours").mkdir()
+    write_weights(tmp_path / "ours", model.config, params)
+    written = transformers.LlamaModel.from_pretrained(tmp_path / "ours")
+    expected = written(torch.tensor(IDS)).last_hidden_state.detach()
+    assert_close(found, expected)
+    note_answers(written, "export", found, expected)
 
 
 @pytest.mark.parametrize("asked", [{"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}])
@@ -78,14 +96,18 @@ def test_decoded_tokens(pair, asked):
     )
     found = models.generate(model, params, ids, attention_mask=mask, **asked)
     np.testing.assert_array_equal(found, expected.numpy())
+    note_tokens(theirs)
 
 
 def test_exported_models_load_in_transformers(pair, tmp_path, assert_close):
     theirs, model, params = pair
     write_weights(tmp_path, model.config, params)
-    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    loaded, info = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     ids = torch.tensor(IDS)
     assert_close(loaded(ids).logits.detach(), theirs(ids).logits.detach())
+    logits = jax.jit(model.apply)({"params": params}, input_ids=IDS).logits
+    note_answers(loaded, "export", logits, loaded(ids).logits.detach())
     again, _ = models.load(tmp_path)
     assert again.config == model.config
 
