@@ -260,7 +260,7 @@ def test_json_lines_and_joined_sources(texts, letters, tmp_path):
         ("text:{}/half.txt.gz", {}, "is not a complete gzip file"),
         ("text:{}/0.txt#block", {"length": 0}, "length 0 must be at least 1"),
         ("text:{}/0.txt#block", {"validation_fraction": 1.5}, "must be at least 0 and below 1"),
-        ("text:{}/0.txt#file", {"validation_fraction": 1e-9}, "is in validation: split it into several"),
+        ("text:{}/0.txt#file", {"validation_fraction": 1e-9}, "is in validation: split it"),
     ],
 )
 def test_faults_are_named(texts, letters, tmp_path, source, fields, message):
