@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 from flaxzoo import models
 from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.models.nn.attention import MultiHeadAttention, attention_weights
@@ -72,7 +73,7 @@ def test_rms_norm_is_that_of_transformers(dtype):
 def test_gated_feed_forward_is_that_of_transformers(ours, theirs):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 3, 16)).astype(np.float32)
-    config = modeling_llama.LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=16, intermediate_size=24, num_attention_heads=4, hidden_act=theirs
     )
     block = modeling_llama.LlamaMLP(config)
