@@ -1,4 +1,4 @@
-"""What a model is: pure functions of (parameters, arrays).
+"""Model families, generation and conversion of weights: functions of (parameters, arrays).
 
 Example::
 

@@ -1,16 +1,15 @@
-"""BERT and its kin: bidirectional encoders with a head on top.
+"""BERT, RoBERTa and DistilBERT: bidirectional encoders with a head.
 
-- BERT: Devlin et al. 2019, "BERT: Pre-training of deep bidirectional
-  transformers for language understanding", section 3. Token types,
-  normalisation of the embeddings and after each residual sum, exact GELU, a
-  pooler over the first token.
+- BERT: Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for language
+  understanding", section 3. Token types, normalization of the embeddings and after each residual
+  sum, exact GELU, a pooler over the first token.
 - Small sizes: Turc et al. 2019, "Well-read students learn better", table 1.
-- RoBERTa: Liu et al. 2019: no next sentences, one token type, positions that
-  begin at 2 (0 and 1 were the padding's).
-- DistilBERT: Sanh et al. 2019: half of the layers, no token types; its
-  classifier pools with relu and not with tanh.
+- RoBERTa: Liu et al. 2019. No next-sentence prediction, one token type, and positions that begin
+  at 2 (rows 0 and 1 belonged to padding).
+- DistilBERT: Sanh et al. 2019. Half of the layers and no token types; its classifier pools with
+  relu instead of tanh.
 
-Difference from the papers: weights begin normal, not truncated normal.
+Difference from the papers: initial weights are normally distributed, not truncated.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..data.errors import UserError
-from .config import Execution, TransformerConfig
+from .config import Execution, Settings, TransformerConfig
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.dropout import RowKeys, dropout, fold_in, row_keys
@@ -35,6 +34,7 @@ from .nn.heads import (
     EncoderOutput,
     HeadInputs,
     HeadSpec,
+    ModelOutput,
     encoder_heads,
 )
 from .nn.input_checks import check_inputs
@@ -59,35 +59,36 @@ POOLERS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertConfig(TransformerConfig):
-    """A bidirectional encoder, and the head on top of it.
+    """A bidirectional encoder and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
     """
 
     norm_eps: float = 1e-12
-    """Added to the variance in layer normalisation."""
+    """Added to the variance in layer normalization."""
     dropout_rate: float = 0.1
-    """Of embeddings, attention weights, both sublayers' outputs, and what classifiers see."""
+    """Dropout rate of embeddings, attention weights, the outputs of both sublayers, and the inputs
+    of classifiers."""
     attention_dropout: float | None = None
-    """Of attention weights, if not `dropout_rate`."""
+    """Dropout rate of attention weights, if not `dropout_rate`."""
     classifier_dropout: float | None = None
-    """Of what scores labels, choices or spans, if not `dropout_rate` (spans: none)."""
+    """Dropout rate of the inputs of classifiers, if not `dropout_rate` (question answering: 0)."""
     num_token_types: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Kinds of token, to tell the first part from the second; 0: none (DistilBERT)."""
+    """Number of token types, which tell the two parts of an input apart; 0 in DistilBERT."""
     position_offset: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Rows of the position table before that of the first token (RoBERTa: 2)."""
+    """Number of rows of the position table before the row of position 0; 2 in RoBERTa."""
     head_activation: Literal["gelu", "gelu_tanh", "relu", "silu"] | None = None
-    """Non-linearity before the vocabulary matrix, if not `activation` (RoBERTa: always gelu)."""
+    """Non-linearity before the vocabulary matrix, if not `activation`; always gelu in RoBERTa."""
     pooler_activation: Literal["tanh", "relu"] | None = "tanh"
-    """Non-linearity of the pooler; None: a body without one (DistilBERT's)."""
+    """Non-linearity of the pooler; None: the body has no pooler (DistilBERT)."""
     head: str = "pretraining"  # pyright: ignore[reportIncompatibleVariableOverride]
     """The output: masked tokens (masked_lm), next sentences (next_sentence) or both (pretraining);
     labels (sequence_classification, token_classification); an answer (question_answering); one of
     several choices (multiple_choice); next tokens (causal_lm); or none."""
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Names of the labels of a classification head, in order of their ids; for question answering
-    the name of "no answer", if there may be none."""
+    """Names of the labels of a classification head, in order of their ids; for question answering,
+    the name of the label "no answer" if questions may have none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,12 +114,12 @@ class BertConfig(TransformerConfig):
 
     @property
     def attention_dropout_rate(self) -> float:
-        """Probability that an attention weight is dropped."""
+        """Dropout rate of attention weights."""
         return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
 
     @property
     def classifier_dropout_rate(self) -> float:
-        """Probability that an element of what a head scores is dropped."""
+        """Dropout rate of the inputs of classifiers."""
         usual = self.dropout_rate if self.head_spec.has_dropout else 0.0
         return usual if self.classifier_dropout is None else self.classifier_dropout
 
@@ -133,7 +134,7 @@ class BertConfig(TransformerConfig):
         return encoder_heads()
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "BertConfig":
-        """Returns the same body below another head; a body without a pooler gets its family's."""
+        """Returns the same body with another head, and with the pooler of its paper if it has none."""
         pooler = self.pooler_activation or ("tanh" if self.num_token_types else "relu")
         return dataclasses.replace(self, head=head, labels=labels, pooler_activation=pooler)
 
@@ -195,31 +196,31 @@ class BERT(nn.Module):
         cache: Cache | None = None,
         rng: RowKeys | None = None,
         output_attentions: bool = False,
-    ) -> Any:
-        """Answers as `config.head` says, with an output of `models.heads`.
+    ) -> ModelOutput:
+        """Computes the output of the head that `config.head` names.
 
         Args:
           input_ids: token ids; `[B, C, T]` for head "multiple_choice".
-          attention_mask: 1 where a token may be seen. With a cache it covers
-            the S slots of the cache, those written now included. Or, `[B, T,
-            S]`, all that each token may see, itself included.
-          token_type_ids: 0 in the first part of a row, 1 in the second; by
+          attention_mask: 1 for the tokens that may be attended to. With a cache
+            it covers the S slots of the cache, those written by this call
+            included. A mask `[B, T, S]` states for each token all tokens that it
+            may attend to, itself included.
+          token_type_ids: 0 in the first part of a sequence, 1 in the second; by
             default 0.
-          position_ids: position of each token, from 0 (an offset is added); by
-            default the index in the row, from 0 in every document of a packed
-            row; with head "causal_lm" counted over the real tokens.
+          position_ids: position of each token, from 0 (`position_offset` is added);
+            by default the index in the sequence, from 0 in every document of a
+            packed one; with head "causal_lm" counted over the real tokens.
           segment_ids: number of the document that each token of a packed sequence
-            belongs to, 0 for padding. Documents do not see each other.
-          masked_positions: where masked words are to be found; the others are
-            not projected on the vocabulary.
-          cache: with head "causal_lm", what earlier calls left; `input_ids`
-            continue it. Beyond its last slot all scores are NaN.
-          rng: one key per row (`models.row_keys`) switches dropout on.
-          output_attentions: whether to answer the attention weights as well.
+            belongs to, 0 for padding. No document attends to another.
+          masked_positions: the positions whose logits are computed; by default all.
+          cache: with head "causal_lm", keys and values of earlier calls, continued
+            by `input_ids`. Beyond its last slot all logits are NaN.
+          rng: one key per sequence (`models.row_keys`) switches dropout on.
+          output_attentions: whether to return the attention weights too.
 
         Raises:
-          UserError: T is longer than `max_length`, a token type does not
-            exist, or an input does not go with the head.
+          UserError: T is longer than `max_length`, a token type does not exist, or
+            the head does not take one of the inputs.
         """
         self._check(input_ids, token_type_ids, segment_ids, masked_positions, cache)
         num_choices = input_ids.shape[1] if input_ids.ndim == 3 else 1
@@ -256,7 +257,12 @@ class BERT(nn.Module):
             x, cache = advance_cache(cache, outputs.cache, x)
         body = EncoderOutput(x, self._pool(x), outputs.attentions)
         inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
-        return self._answer(inputs, cache)
+        if c.head_spec.module is None:
+            return body
+        output = c.head_spec.module(c, e, name="head")(inputs)
+        if c.head == "causal_lm":
+            return CausalLMOutput(x, output.projection, cache, body.attentions)
+        return output
 
     def _check(
         self,
@@ -266,30 +272,29 @@ class BERT(nn.Module):
         masked_positions: AnyArray | None,
         cache: Cache | None,
     ) -> None:
-        """Raises ValueError where an input does not go with the head."""
+        """Raises UserError if the head does not take one of the inputs."""
         head, spec = self.config.head, self.config.head_spec
         if (input_ids.ndim == 3) != spec.takes_choices:
             axes = "[B, C, T]" if spec.takes_choices else "[B, T]"
             raise UserError(f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}")
         if masked_positions is not None and not spec.predicts_masked:
-            raise UserError(f"head {head!r} finds no masked tokens: leave masked_positions out")
+            raise UserError(f"head {head!r} predicts no masked tokens: leave masked_positions out")
         if cache is not None and head != "causal_lm":
             raise UserError(f"head {head!r} has no use for a cache: choose head 'causal_lm'")
         if segment_ids is not None and head != "none" and spec.needs_pooler:
             raise UserError(f"head {head!r} sees one text per row: leave segment_ids out")
         if token_type_ids is not None:
-            self._check_token_types(token_type_ids)
-
-    def _check_token_types(self, token_type_ids: AnyArray) -> None:
-        number = self.config.num_token_types
-        if number == 0:
-            raise UserError("the model has no token types: leave token_type_ids out")
-        if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
-            return  # compiled, a type that does not exist gives NaN
-        low, high = int(token_type_ids.min()), int(token_type_ids.max())
-        if low < 0 or high >= number:
-            wrong = low if low < 0 else high
-            raise UserError(f"token_type_ids contain {wrong}: the model knows 0 to {number - 1}")
+            number = self.config.num_token_types
+            if number == 0:
+                raise UserError("the model has no token types: leave token_type_ids out")
+            if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
+                return  # in a compiled call, a type that does not exist gives NaN
+            low, high = int(token_type_ids.min()), int(token_type_ids.max())
+            if low < 0 or high >= number:
+                wrong = low if low < 0 else high
+                raise UserError(
+                    f"token_type_ids contain {wrong}: the model knows 0 to {number - 1}"
+                )
 
     def _embed(
         self,
@@ -298,12 +303,12 @@ class BERT(nn.Module):
         position_ids: Int[AnyArray, "#B #T"],
         rng: RowKeys | None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "V D"]]:
-        """Token, position and token type vectors, their sum normalised; and the first's table."""
+        """Returns the normalized sum of the embeddings, and the token embedding matrix."""
         c, e = self.config, self.execution
         tokens = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
         rows = c.max_length + c.position_offset
         positions = Embedding(rows, c.d_model, execution=e, name="position_embedding")
-        # A negative position must not become one of the rows before the first.
+        # A negative position must not read one of the rows before that of position 0.
         shifted = jnp.where(position_ids < 0, -1, position_ids + c.position_offset)
         x = tokens(input_ids) + positions(shifted)
         if c.num_token_types > 0:
@@ -315,33 +320,25 @@ class BERT(nn.Module):
         return dropout(x, c.dropout_rate, rng, "embedding"), tokens.embedding
 
     def _pool(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"] | None:
-        """An affine map and a non-linearity over the first token, where the head looks at it."""
+        """Applies an affine map and a non-linearity to the first token, if the head uses it."""
         c, e = self.config, self.execution
         if not c.has_pooler or c.pooler_activation is None:
             return None
         pooled = Linear((c.d_model,), c.init_std, execution=e, name="pooler")(x[:, 0])
         return POOLERS[c.pooler_activation](pooled)
 
-    def _answer(self, inputs: HeadInputs, cache: Cache | None) -> Any:
-        c, e = self.config, self.execution
-        if c.head_spec.module is None:
-            return inputs.body
-        output = c.head_spec.module(c, e, name="head")(inputs)
-        if c.head == "causal_lm":
-            body = inputs.body
-            return CausalLMOutput(body.last_hidden_state, output.projection, cache, body.attentions)
-        return output
-
 
 def _smallest_inputs(config: BertConfig) -> dict[str, np.ndarray]:
-    """One token, in one choice of a row of choices."""
+    """Returns one token, or for multiple choice one choice of one token."""
     if not config.head_spec.takes_choices:
         return one_token(config)
     return {"input_ids": np.zeros((1, 1, 1), np.int32)}
 
 
-def _preset(paper: str, published: str, sizes: tuple[int, int], note: str = "", **fields: Any):
-    """A size: (layers, width), with heads of 64."""
+def _preset(
+    paper: str, published: str, sizes: tuple[int, int], note: str = "", **fields: Any
+) -> Preset:
+    """Builds a preset of the sizes (layers, width), with heads of size 64."""
     num_layers, d_model = sizes
     defaults = {"vocab_size": 30522, "max_length": 512, "num_heads": d_model // 64}
     fields = {**defaults, **fields, "num_layers": num_layers, "d_model": d_model}
@@ -349,7 +346,7 @@ def _preset(paper: str, published: str, sizes: tuple[int, int], note: str = "", 
 
 
 _DEVLIN, _TURC, _LIU = "Devlin et al. 2019", "Turc et al. 2019", "Liu et al. 2019"
-_ROBERTA: dict[str, Any] = {
+_ROBERTA: Settings = {
     "vocab_size": 50265,
     "position_offset": 2,
     "num_token_types": 1,

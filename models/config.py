@@ -1,24 +1,27 @@
 """The fields that every model's configuration shares, and how a model is run.
 
-A configuration says what a model *is*: its sizes, its activation, the position of its norms.
-How a model is run (precision, scanned or unrolled layers, rematerialization) is an `Execution`,
-which may change from one machine to the next without changing the model.
+A configuration describes the model: its sizes, its activation, the position of its norms. An
+`Execution` describes how the model is run (precision, scanned or unrolled layers,
+rematerialization); it may change from one machine to the next without changing the model.
 """
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from ..data.errors import UserError
 
+Settings: TypeAlias = dict[str, Any]
+"""Fields of a configuration by name. They are checked when the configuration is made."""
+
 
 def divisors(number: int) -> list[int]:
-    """All positive divisors of `number`, ascending."""
+    """Returns all positive divisors of a number, in ascending order."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Sizes common to every transformer here.
+    """The fields of every transformer.
 
     Raises:
       UserError: a size is not positive, `dropout_rate` or `norm_eps` is out of range, or
@@ -40,13 +43,14 @@ class TransformerConfig:
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """Non-linearity of the feed-forward layer; "gelu" is the exact one (erf)."""
     norm_eps: float = 1e-5
-    """Added to the variance in layer normalisation."""
+    """Added to the variance in layer normalization."""
     dropout_rate: float = 0.0
-    """Probability that an element is dropped, wherever the paper drops."""
+    """Dropout rate, at the places that the paper names."""
     init_std: float | None = 0.02
     """Standard deviation of initial kernels. The papers' 0.02 is close to 1 / √D at their
-    widths; a narrow model wants its own 1 / √D. None: uniform, as wide as each kernel's own
-    sizes ask for (Glorot and Bengio 2010, equation 16). Embeddings begin at 0.02."""
+    widths; a narrow model needs its own 1 / √D. None: each kernel is initialized uniformly, over
+    an interval that follows from its sizes (Glorot and Bengio 2010, equation 16). The standard
+    deviation of initial embeddings is always 0.02."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"):
@@ -76,18 +80,18 @@ class TransformerConfig:
         """Width of the feed-forward layer, F."""
         return self.d_ff if self.d_ff is not None else 4 * self.d_model
 
-    # Fields and sizes in which families differ; those that vary in a family are its fields.
+    # Properties in which families differ. A family whose models differ in one makes it a field.
 
     head: ClassVar[str] = "none"
-    """What the model returns: the name of a record in `models.nn.heads.HEADS`."""
+    """The kind of output: the name of a record in `models.nn.heads.HEADS`."""
     labels: ClassVar[tuple[str, ...]] = ()
     """Names of the labels, in order of their ids."""
     num_token_types: ClassVar[int] = 0
     """Number of token types; 0: the model has none."""
     position_offset: ClassVar[int] = 0
-    """Rows of the position table before that of the first token."""
+    """Number of rows of the position table before the row of position 0."""
     source_vocab_size: ClassVar[int | None] = None
-    """Number of tokens of the source, if that is not `vocab_size`."""
+    """Number of tokens of the source language, if not `vocab_size`."""
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -107,12 +111,12 @@ class TransformerConfig:
 
     @property
     def decoder(self) -> "TransformerConfig":
-        """Sizes of the layers that decode."""
+        """The configuration of the layers that generate tokens."""
         return self
 
     @property
     def key_dim(self) -> int:
-        """Size of a query and of a key in one head; a value has `head_dim`."""
+        """Size of a query and of a key in one head; values have size `head_dim`."""
         return self.head_dim
 
     @property
@@ -132,30 +136,30 @@ class TransformerConfig:
 
     @property
     def attention_dropout_rate(self) -> float:
-        """Probability that an attention weight is dropped."""
+        """Dropout rate of attention weights."""
         return self.dropout_rate
 
     @property
     def activation_dropout_rate(self) -> float:
-        """Probability that an element inside the feed-forward layer is dropped."""
+        """Dropout rate inside the feed-forward layer, after the activation."""
         return 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """How a model is run; never part of what it is."""
+    """How a model is run."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the computation; softmax, norms and losses stay in float32."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision in which parameters are stored."""
     layers: Literal["scan", "unroll", "separate"] = "scan"
-    """scan: one compiled layer in a loop (compile time independent of depth). unroll: the
-    same stored parameters, L copies in the program. separate: one parameter
-    subtree per layer, laid out for decoding (`models.unstack_layers`)."""
+    """scan: one compiled layer in a loop, so that the compile time does not depend on the depth.
+    unroll: the same stacked parameters, and L copies of the layer in the program. separate: one
+    parameter subtree per layer, in a layout for decoding (`models.unstack_layers`)."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes. none: nothing. dots: everything but matrix products. full:
-    every layer from its input."""
+    """The activations that the backward pass recomputes. none: nothing. dots: everything but
+    matrix products. full: every layer from its input."""
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
     """xla, or a fused kernel where it supports the call: cudnn (GPUs) or splash (TPUs). auto: the
     kernel for the devices of `train`, elsewhere XLA; `train` prints the choice."""

@@ -4,7 +4,7 @@
   pre-training", section 4.1. Normalization after the residual sum.
 - GPT-2: Radford et al. 2019, "Language models are unsupervised multitask
   learners", section 2.3. Normalization before each sublayer and once more at
-  the end; residual projections initialised smaller by 1/√(2L).
+  the end; residual projections are initialized smaller by 1/√(2L).
 - GPT-3: Brown et al. 2020, "Language models are few-shot learners", section 2.1
   and table 2.1.  Dense and locally banded attention in alternating layers.
 
@@ -94,12 +94,12 @@ class GPTConfig(TransformerConfig):
 
     @property
     def embedding_dropout_rate(self) -> float:
-        """Probability that an element of the first layer's input is dropped."""
+        """Dropout rate of the first layer's input."""
         return self.dropout_rate if self.embedding_dropout is None else self.embedding_dropout
 
     @property
     def attention_dropout_rate(self) -> float:
-        """Probability that an attention weight is dropped."""
+        """Dropout rate of attention weights."""
         return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
 
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:

@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from ..data.errors import UserError
-from .config import Execution, TransformerConfig, divisors
+from .config import Execution, Settings, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.dropout import RowKeys, dropout, fold_in
@@ -229,9 +229,9 @@ def _preset(
 
 _LLAMA, _LLAMA_2 = "Touvron et al. 2023a", "Touvron et al. 2023b"
 _LLAMA_3 = "Grattafiori et al. 2024"
-_FIRST: dict[str, Any] = {"vocab_size": 32_000, "max_length": 2048, "norm_eps": 1e-6}
-_SECOND: dict[str, Any] = {"vocab_size": 32_000, "max_length": 4096}
-_THIRD: dict[str, Any] = {
+_FIRST: Settings = {"vocab_size": 32_000, "max_length": 2048, "norm_eps": 1e-6}
+_SECOND: Settings = {"vocab_size": 32_000, "max_length": 4096}
+_THIRD: Settings = {
     "vocab_size": 128_256,
     "max_length": 8192,
     "num_kv_heads": 8,

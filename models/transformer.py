@@ -2,19 +2,19 @@
 
 Vaswani et al. 2017, "Attention is all you need": section 3 for the model, whose
 equations give biases to the feed-forward layers and none to the projections of
-attention; section 5.4 for dropout; table 3 for the variations. Where the paper is
-silent, the authors' code as released in 2017 is followed (tensor2tensor's
+attention; section 5.4 for dropout; table 3 for the variations. Details that the paper
+leaves open follow the authors' code as released in 2017 (tensor2tensor's
 `transformer_base`, later called `transformer_base_v1`):
 
-- no dropout of attention weights, nor inside the feed-forward layers;
-- kernels begin uniform (Glorot and Bengio 2010), embeddings normal with 1 / √D,
-  so that they have unit variance once scaled by √D and the tied output begins
-  with logits of unit variance.
+- no dropout of attention weights or inside the feed-forward layers;
+- initial kernels are uniform (Glorot and Bengio 2010), initial embeddings normal with
+  standard deviation 1 / √D, so that embeddings have unit variance after the factor √D,
+  and the tied output's first logits have unit variance.
 
-Where that code departs from the paper, the paper is followed: the code has biases
-in attention's projections too, all sines before the cosines, and a vector for the
-kind of target added to every token of the source. Its layer normalisation adds 1e-6;
-here it is 1e-5 as in Marian, so that what is trained can be exported.
+Details in which that code differs from the paper follow the paper: the code also has
+biases in the projections of attention, puts all sines before the cosines, and adds a
+vector for the kind of target to every token of the source. Its layer normalization
+adds 1e-6; the default here is 1e-5 as in Marian, so that trained models can be exported.
 
 Options beyond the paper are those of Marian's models (Junczys-Dowmunt et al.
 2018, "Marian: fast neural machine translation in C++").
@@ -66,45 +66,46 @@ class EncoderDecoderConfig(TransformerConfig):
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "relu"
     """Non-linearity of the feed-forward layers."""
     norm_eps: float = 1e-5
-    """Added to the variance in layer normalisation."""
+    """Added to the variance in layer normalization."""
     dropout_rate: float = 0.1
-    """Of the sums of embeddings and positions, and of each sublayer's output."""
+    """Dropout rate of the sums of embeddings and positions, and of each sublayer's output."""
     init_std: float | None = None
-    """Standard deviation of initial kernels; None: uniform, as wide as each kernel's own sizes
-    ask for (Glorot and Bengio 2010, equation 16). Embeddings begin at 1 / √D."""
+    """Standard deviation of initial kernels. None: each kernel is initialized uniformly, over an
+    interval that follows from its sizes (Glorot and Bengio 2010, equation 16). The standard
+    deviation of initial embeddings is always 1 / √D."""
     attention_dropout_rate: float = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Of attention weights."""
+    """Dropout rate of attention weights."""
     activation_dropout_rate: float = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Inside the feed-forward layers, after their non-linearity."""
+    """Dropout rate inside the feed-forward layers, after the activation."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the projections of attention have biases (Marian)."""
     d_k: int | None = None
     """Size of queries and keys in a head, if not D / N (table 3, rows B)."""
     num_decoder_layers: int | None = None
-    """Number of layers of the decoder, if not that of the encoder."""
+    """Number of layers of the decoder, if not `num_layers`."""
     decoder_num_heads: int | None = None
-    """Number of attention heads of the decoder, if not that of the encoder."""
+    """Number of attention heads of the decoder, if not `num_heads`."""
     decoder_d_ff: int | None = None
-    """Width of the decoder's feed-forward layers, if not that of the encoder's."""
+    """Width of the decoder's feed-forward layers, if not `d_ff`."""
     norm_position: Literal["pre", "post"] = "post"
-    """post: after each residual sum, as published. pre: before each sublayer, and a final one
-    after either stack."""
+    """post: after each residual sum, as published. pre: before each sublayer, and once more after
+    the last layer of the encoder and of the decoder."""
     positions: Literal["learned", "sinusoidal"] = "sinusoidal"
-    """Where position vectors come from; learned ones are table 3's row E."""
+    """The kind of position vectors; table 3, row E, has learned ones."""
     position_base: float = 10_000.0
     """Base of the sinusoidal wavelengths."""
     position_layout: Literal["interleaved", "halves"] = "interleaved"
-    """Sines and cosines in turns, as published, or all sines first (Marian)."""
+    """Alternating sines and cosines, as published, or all sines first (Marian)."""
     scale_embedding: bool = True
     """Whether embeddings are multiplied by √D before positions are added."""
     share_embeddings: bool = True
-    """Whether source and target share one table; else the source has its own."""
+    """Whether source and target share one embedding matrix; else the source has its own."""
     source_vocab_size: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of tokens of the source, if it has a table of its own and not `vocab_size`."""
+    """Number of tokens of the source language, if not `vocab_size`; its embedding is not shared."""
     tie_output: bool = True
-    """Whether scores are taken with the target's table; else with a table of their own."""
+    """Whether the output projection is the target's embedding; else it has its own matrix."""
     output_bias: bool = False
-    """Whether each token's score has a bias (Marian's final_logits_bias)."""
+    """Whether logits have a bias (Marian's final_logits_bias)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,7 +135,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     @property
     def decoder(self) -> "EncoderDecoderConfig":
-        """Sizes of the layers that decode, as if the decoder were all there is."""
+        """The configuration of the decoder; `num_layers`, `num_heads` and `d_ff` are its own."""
         return dataclasses.replace(
             self,
             num_layers=self.num_decoder_layers or self.num_layers,
@@ -147,7 +148,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     @property
     def key_dim(self) -> int:
-        """Size of a query and of a key in one head; a value has `head_dim`."""
+        """Size of a query and of a key in one head; values have size `head_dim`."""
         return self.head_dim if self.d_k is None else self.d_k
 
 

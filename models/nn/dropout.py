@@ -1,13 +1,11 @@
-"""Dropout whose mask belongs to a row, not to a place in a batch.
+"""Dropout whose mask depends on the sequence, not on the layout of the batch.
 
-Every row of the global batch has its own key, a function of (seed, step, row).
-The mask of an element is then the same whether the batch lies on one device or
-on many, whole or cut into micro-batches: all of them train the same model.
-No key, no dropout: there is no `deterministic` switch.
+Every sequence of the global batch has its own key, a function of seed, step and index. The mask is
+therefore the same on one device and on many, for a whole batch and for micro-batches: all of them
+train the same model. Without a key there is no dropout; there is no `deterministic` switch.
 """
 
 import zlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +15,19 @@ from jax.extend.random import threefry_2x32
 from .typing import Array, Float, Key
 
 DROPOUT_MASK = "dropout_mask"
-"""The name under which rematerialisation may keep the masks: a byte an element."""
+"""The name under which rematerialization may keep the masks, one byte per element."""
 
 RowKeys = Key[Array, " B"]
 
 
 def row_keys(rng: Key[Array, ""], num_rows: int, first_row: int | Array = 0) -> RowKeys:
-    """One key for each of `num_rows` rows, the first being row `first_row` of the batch."""
+    """Returns one key per sequence, for `num_rows` sequences of a batch from `first_row` on."""
     rows = jnp.arange(num_rows) + first_row
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, rows)
 
 
-def fold_in(rng: Any, data: int | Array) -> Any:
-    """Row keys for one layer or one place of a model; None stays None."""
+def fold_in(rng: RowKeys | None, data: int | Array) -> RowKeys | None:
+    """Derives the keys of one layer, or of one dropout in it, by its number; None stays None."""
     if rng is None:
         return None
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, data)
@@ -38,20 +36,21 @@ def fold_in(rng: Any, data: int | Array) -> Any:
 def dropout(
     x: Float[Array, "B *rest"], rate: float, rng: RowKeys | None, place: str
 ) -> Float[Array, "B *rest"]:
-    """Zeroes elements of `x` with probability `rate` and scales the others up.
+    """Sets elements of `x` to 0 with probability `rate` and divides the others by 1 - rate.
 
-    Srivastava et al. 2014.  The probability is rounded to a multiple of 2⁻¹⁶,
-    so that one word of Threefry serves two elements.
+    Srivastava et al. 2014. The probability is rounded to a multiple of 2⁻¹⁶, so that one word of
+    Threefry decides about two elements.
 
     Args:
-      x: any array with rows in front.
+      x: any array whose first axis is the sequences.
       rate: in [0, 1); 0 changes nothing.
-      rng: row keys; None changes nothing.
-      place: names this dropout among those of a layer.
+      rng: one key per sequence; None changes nothing.
+      place: the name of this dropout in its layer.
     """
+    rng = fold_in(rng, zlib.crc32(place.encode()))
     if rate == 0 or rng is None:
         return x
-    keys = jax.random.key_data(fold_in(rng, zlib.crc32(place.encode())))
+    keys = jax.random.key_data(rng)
     size = x[0].size
     counters = jnp.arange(-(-size // 2), dtype=jnp.uint32)
     words = jax.vmap(lambda key: threefry_2x32(key, counters))(keys)

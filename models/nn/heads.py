@@ -1,17 +1,16 @@
-"""What sits on top of a body of layers.
+"""Heads: modules that turn the output of the last layer into predictions.
 
-- Masked words and next sentences: Devlin et al. 2019, "BERT", section 3.1 and
-  appendix A.
-- One label per sequence, one per token, spans, choices: section 4.
+- Masked tokens and next sentences: Devlin et al. 2019, "BERT", section 3.1 and appendix A.
+- One label per sequence, one per token, answers, choices: section 4.
 
-Dropout stands before the classifiers, as in the authors' code: of pooled
-outputs, and of the hidden states in token classification; the other heads have
-none (spans only if a configuration says so, as DistilBERT's does).
+Classifiers drop their input, as in the authors' code: the pooled output, or the hidden states in
+token classification. The other heads have no dropout (question answering only if the
+configuration states a rate, as DistilBERT's does).
 """
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -27,14 +26,16 @@ from .masks import AnyArray
 from .norms import LayerNorm
 from .typing import Array, Float, Int
 
+AttentionWeights: TypeAlias = Array | tuple[Array, ...] | None
+"""Weights `[L, B, N, T, S]`, a tuple of L arrays with separate layers, None if not requested."""
+
 
 @struct.dataclass
 class Projection:
-    """Hidden states beside the vocabulary matrix they are to be multiplied with.
+    """Hidden states and the vocabulary matrix, whose product is the logits.
 
-    Kept apart until somebody asks for `logits()`: a training loss never does,
-    and takes both to a chunked cross-entropy instead, so that `[B, T, V]` is
-    nowhere whole in memory.
+    They are multiplied only by `logits()`. A training loss computes the cross-entropy of both in
+    chunks instead, so that `[B, T, V]` is never in memory as a whole.
     """
 
     hidden: Float[Array, "B T D"]
@@ -42,62 +43,57 @@ class Projection:
     bias: Float[Array, " V"] | None = None
 
     def logits(self) -> Float[Array, "B T V"]:
-        """Hidden states · Wᵀ + b, float32."""
+        """Returns hidden · kernelᵀ + bias, in float32."""
         return affine(self.hidden, self.kernel, self.bias, jnp.float32)
 
 
 @struct.dataclass
 class CausalLMOutput:
-    """What a causal language model answers."""
+    """The output of a causal language model."""
 
     last_hidden_state: Float[Array, "B T D"]
     projection: Projection
     cache: Cache | None = None
-    attentions: Any = None
-    """Attention weights `[L, B, N, T, S]` (a tuple of L with separate layers), if asked for."""
+    attentions: AttentionWeights = None
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
-        """Scores of the next token, float32; computed when asked for."""
+        """Logits of the next token, float32; computed on access."""
         return self.projection.logits()
 
 
 @struct.dataclass
 class Seq2SeqLMOutput:
-    """What an encoder-decoder answers.
-
-    Attention weights are `[L, B, N, T, S]` (a tuple of L with separate layers), if asked for.
-    """
+    """The output of an encoder-decoder."""
 
     last_hidden_state: Float[Array, "B T D"]
-    """Of the decoder."""
+    """The decoder's residual stream after the last layer."""
     projection: Projection
     encoder_last_hidden_state: Float[Array, "B S D"] | None
-    """None where the cache holds all that is to be known of it."""
+    """None if the cache holds the keys and values of the source."""
     cache: Cache | None = None
-    encoder_attentions: Any = None
-    decoder_attentions: Any = None
-    cross_attentions: Any = None
-    """Of the decoder's tokens (T) on the encoder's (S)."""
+    encoder_attentions: AttentionWeights = None
+    decoder_attentions: AttentionWeights = None
+    cross_attentions: AttentionWeights = None
+    """From the target's T tokens to the source's S tokens."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
-        """Scores of the next token, float32; computed when asked for."""
+        """Logits of the next token, float32; computed on access."""
         return self.projection.logits()
 
 
 @struct.dataclass
 class EncoderOutput:
-    """What a body answers, without a head."""
+    """The output of an encoder without a head."""
 
     last_hidden_state: Float[Array, "B T D"]
     pooler_output: Float[Array, "B D"] | None = None
-    attentions: Any = None
-    """Attention weights `[L, B, N, T, S]` (a tuple of L with separate layers), if asked for."""
+    attentions: AttentionWeights = None
 
 
 class _WithBody:
-    """Passes on what the body below a head answered."""
+    """Fields of the body's output, for the output of a head."""
 
     body: EncoderOutput
 
@@ -112,14 +108,14 @@ class _WithBody:
         return self.body.pooler_output
 
     @property
-    def attentions(self) -> Any:
-        """Attention weights of every layer, if asked for."""
+    def attentions(self) -> AttentionWeights:
+        """Attention weights of every layer, if requested."""
         return self.body.attentions
 
 
 @struct.dataclass
 class MaskedLMOutput(_WithBody):
-    """Scores of the words that stood at the positions, masked ones or all."""
+    """Logits of the masked tokens, or of the tokens at all positions."""
 
     body: EncoderOutput
     projection: Projection
@@ -127,13 +123,13 @@ class MaskedLMOutput(_WithBody):
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
-        """Scores of every word of the vocabulary, float32; computed when asked for."""
+        """Scores of every word of the vocabulary, float32; computed on access."""
         return self.projection.logits()
 
 
 @struct.dataclass
 class PretrainingOutput(_WithBody):
-    """What BERT is pretrained on: masked words and next sentences."""
+    """Logits of masked tokens and of next sentences, BERT's two objectives of pretraining."""
 
     body: EncoderOutput
     projection: Projection
@@ -143,13 +139,13 @@ class PretrainingOutput(_WithBody):
 
     @property
     def prediction_logits(self) -> Float[Array, "B T V"]:
-        """Scores of every word of the vocabulary, float32; computed when asked for."""
+        """Scores of every word of the vocabulary, float32; computed on access."""
         return self.projection.logits()
 
 
 @struct.dataclass
 class ClassifierOutput(_WithBody):
-    """Scores of labels. Of choices, the body's rows are the B · C choices."""
+    """Logits of labels or choices. With choices, the first axis of `body` has size B · C."""
 
     body: EncoderOutput
     logits: Float[Array, "B *rest"]
@@ -158,16 +154,20 @@ class ClassifierOutput(_WithBody):
 
 @struct.dataclass
 class QuestionAnsweringOutput(_WithBody):
-    """Scores of each token, padding too, as the first and as the last of the answer, float32."""
+    """Logits of each token, padding included, as start and as end of the answer, in float32."""
 
     body: EncoderOutput
     start_logits: Float[Array, "B T"]
     end_logits: Float[Array, "B T"]
 
 
+ModelOutput: TypeAlias = CausalLMOutput | EncoderOutput | _WithBody
+"""The output of an encoder with any head."""
+
+
 @struct.dataclass
 class HeadInputs:
-    """What a head may look at."""
+    """The inputs of a head."""
 
     body: EncoderOutput
     table: Float[Array, "V D"]
@@ -178,13 +178,13 @@ class HeadInputs:
 
     @property
     def pooled(self) -> Float[Array, "B D"]:
-        """The pooled first token of a body with a pooler."""
+        """The pooled first token; the body must have a pooler."""
         assert self.body.pooler_output is not None
         return self.body.pooler_output
 
 
 class _Head(nn.Module):
-    """A head: `config` says its sizes, `execution` its precision."""
+    """Base of the heads: sizes are in `config`, precision in `execution`."""
 
     config: Any
     execution: Execution
@@ -195,11 +195,11 @@ class _Head(nn.Module):
         return scores.astype(jnp.float32)
 
     def _projection(self, inputs: HeadInputs) -> Projection:
-        """The transform, and the tied vocabulary matrix with a bias of its own."""
+        """Applies the transform; the vocabulary matrix is tied, its bias is the head's own."""
         c, e = self.config, self.execution
         x = inputs.body.last_hidden_state
         if inputs.masked_positions is not None:
-            # As the original: everything from here on is for the masked words only.
+            # As in the authors' code, only the masked positions are transformed.
             x = jnp.take_along_axis(x, inputs.masked_positions[..., None], axis=1)
         x = Linear((c.d_model,), c.init_std, execution=e, name="transform")(x)
         x = ACTIVATIONS[c.head_activation or c.activation](x)

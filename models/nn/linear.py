@@ -1,30 +1,31 @@
-"""Affine maps and embeddings: the only parameters of a transformer besides its norms."""
+"""Affine maps and embeddings."""
 
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
 
 from ..config import Execution
 from .typing import Array, Float, Int
 
 FEW_ROWS = range(2, 9)
-"""Numbers of rows that the order of a product on CPU was seen to matter for (`affine`)."""
+"""Numbers of rows for which the order of the operands on CPU was measured to matter (`affine`)."""
 
 
 class Linear(nn.Module):
     """x W + b over the last `num_input_axes` axes of x.
 
-    The kernel W has the shape `[*inputs, *features]`; with separate layers it is
-    the matrix `[outputs, inputs]`, which suits few rows of x on a CPU (`affine`).
+    The kernel W has the shape `[*inputs, *features]`; with separate layers it is the matrix
+    `[outputs, inputs]`, which is faster for few rows of x on a CPU (`affine`).
 
     Attributes:
       features: shape of the output axes, e.g. `(N, H)` for attention heads.
-      init_std: standard deviation of the initial W, or None for the one that its
-        sizes ask for (`initial_kernel`); b starts at zero.
+      init_std: standard deviation of the initial W; None: it follows from the sizes of W
+        (`initial_kernel`). The initial b is 0.
       num_input_axes: how many axes of the input are contracted.
       use_bias: whether to add b.
       execution: precision.
@@ -63,14 +64,14 @@ def affine(
     x: Float[Array, "*rest I"],
     matrix: Float[Array, "O I"],
     bias: Float[Array, " O"] | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Float[Array, "*rest O"]:
-    """Rows of x · matrixᵀ + bias, accumulated and answered in `dtype` (None: that of x).
+    """Returns x · matrixᵀ + bias, accumulated in `dtype` (None: that of x).
 
-    XLA's CPU products pack their right operand anew each time, so beside a few rows of x the
-    matrix goes to the left: eight rows of GPT-2 are generated in 0.82 of the time, a search with
-    four beams takes 0.78 (where inputs are many, the product alone half; with 32 rows nothing
-    is won).
+    XLA's matrix products on CPU copy their right operand to another layout in every call. If x has
+    few rows, the matrix is therefore the left operand: GPT-2 generates eight rows in 0.82 of the
+    time, and searches with four beams in 0.78 of the time (a single product with many inputs takes
+    half of the time; with 32 rows there is no difference).
     """
 
     def rows_first(x: Array, matrix: Array) -> Array:
@@ -80,7 +81,7 @@ def affine(
     def matrix_first(x: Array, matrix: Array) -> Array:
         rows = x.reshape(-1, x.shape[-1])
         y = jnp.einsum("oi,mi->om", matrix, rows, preferred_element_type=dtype)
-        # Without something between, XLA sees that (W xᵀ)ᵀ is x Wᵀ, and computes that.
+        # Without an operation in between, XLA would rewrite (W xᵀ)ᵀ to x Wᵀ.
         barrier = jax.lax.optimization_barrier
         y = barrier(y) if bias is None else y + bias.astype(y.dtype)[:, None]
         return y.T.reshape(*x.shape[:-1], -1)
@@ -90,20 +91,21 @@ def affine(
     return jax.lax.platform_dependent(x, matrix, cpu=matrix_first, default=rows_first)
 
 
-def initial_kernel(std: float | None, inputs: int, outputs: int) -> Any:
-    """Normal with `std`, or uniform in ±√(6 / (inputs + outputs)) (Glorot and Bengio 2010).
+def initial_kernel(std: float | None, inputs: int, outputs: int) -> Initializer:
+    """Returns the initializer of a kernel: normal, or uniform (Glorot and Bengio 2010).
 
-    The second keeps variances the same forwards and backwards, for W as a matrix: heads are
-    outputs like any other.
+    Args:
+      std: standard deviation of the normal distribution; None: uniform in
+        ±√(6 / (inputs + outputs)), which keeps the variance the same in the forward and in the
+        backward pass.
+      inputs: number of inputs of the kernel as a matrix.
+      outputs: number of outputs; those of all heads together.
     """
     if std is not None:
         return nn.initializers.normal(std)
     limit = math.sqrt(6 / (inputs + outputs))
 
-    def uniform(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-        return jax.random.uniform(rng, shape, dtype, -limit, limit)
-
-    return uniform
+    return lambda rng, shape, dtype: jax.random.uniform(rng, shape, dtype, -limit, limit)
 
 
 class Embedding(nn.Module):
@@ -121,12 +123,12 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", init, shape, self.execution.param_dtype)
 
     def __call__(self, ids: Int[Array | np.ndarray, "*rest"]) -> Float[Array, "*rest D"]:
-        """Looks `ids` up; an id outside the table gives NaN, never a neighbour's vector."""
+        """Returns the vector of each id; NaN for an id outside the table."""
         return embedding_lookup(self.embedding, ids).astype(self.execution.dtype)
 
 
 def embedding_lookup(
     table: Float[Array, "V D"], ids: Int[Array | np.ndarray, "*rest"]
 ) -> Float[Array, "*rest D"]:
-    """Rows of `table`; NaN for an id outside it, negative ones included."""
+    """Returns the row of each id; NaN for an id outside the table, negative ones included."""
     return table.at[ids].get(mode="fill", wrap_negative_indices=False)

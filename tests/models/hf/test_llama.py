@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ KINDS = {
 }
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(3, 31, (3, 9))
+from_pretrained: Any = transformers.LlamaForCausalLM.from_pretrained  # returns two with the info
 TEXTS = ["the cat sat on the mat", "a dog sat on the cat", "the end of the log"]
 
 
@@ -105,7 +107,7 @@ def test_decoded_tokens(pair, asked):
 def test_exported_models_load_in_transformers(pair, tmp_path, assert_close):
     theirs, model, params = pair
     write_weights(tmp_path, model.config, params)
-    loaded, info = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, info = from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     ids = torch.tensor(IDS)
     assert_close(loaded(ids).logits.detach(), theirs(ids).logits.detach())
@@ -156,7 +158,7 @@ def test_published_configuration(tmp_path):
     exported = llama.config_to_hf(preset)
     (tmp_path / "config.json").write_text(json.dumps(exported))
     theirs = transformers.LlamaConfig.from_pretrained(tmp_path)
-    assert theirs.rope_parameters["rope_theta"] == 500_000
+    assert theirs.to_dict()["rope_parameters"]["rope_theta"] == 500_000
     assert (theirs.num_key_value_heads, theirs.head_dim) == (8, 128)
     assert llama.config_from_hf(exported, "config.json") == dataclasses.replace(preset)
 
@@ -212,7 +214,7 @@ def test_a_folder_with_its_tokenizer_is_imported_and_continues_texts(
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     fields = {**FIELDS, **KINDS["grouped heads"], **special, "vocab_size": len(tokenizer)}
     torch.manual_seed(0)
-    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields)).eval()
+    theirs: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields)).eval()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else 1.0, 0.3)
     folder, run, out = (tmp_path / name for name in ("hf", "run", "out"))
