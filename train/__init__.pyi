@@ -15,6 +15,8 @@ from .distributed.sharding import make_mesh as make_mesh
 from .distributed.sharding import parameter_shardings as parameter_shardings
 from .distributed.sharding import shard_batch as shard_batch
 from .distributed.sharding import state_shardings as state_shardings
+from .engine.compile import ShardedStep as ShardedStep
+from .engine.compile import make_sharded_step as make_sharded_step
 from .engine.loop import Result as Result
 from .engine.loop import train as train
 from .engine.train_step import make_train_step as make_train_step
@@ -28,6 +30,8 @@ from .inference.generate import TextGenerator as TextGenerator
 from .inference.predict import predict as predict
 from .inference.translate import TextTranslator as TextTranslator
 from .inference.translate import Translation as Translation
+from .objectives.losses import TokenLogProbs as TokenLogProbs
+from .objectives.losses import token_log_probs as token_log_probs
 from .objectives.objectives import CAUSAL as CAUSAL
 from .objectives.objectives import CLASSIFICATION as CLASSIFICATION
 from .objectives.objectives import MASKED as MASKED

@@ -1,15 +1,14 @@
-"""Compiled programs are kept between commands."""
+"""jax's persistent compilation cache, shared by all commands."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 HIT = "/jax/compilation_cache/cache_hits"
 
 
 def enable_compilation_cache() -> None:
-    """Keeps them in flaxzoo's folder of what can be made again, unless jax was told where."""
+    """Keeps compiled programs in flaxzoo's cache folder, unless jax is configured with another."""
     import jax
 
     from ..data.sources.documents import default_cache_dir
@@ -20,12 +19,12 @@ def enable_compilation_cache() -> None:
 
 @contextmanager
 def cache_hits() -> Iterator[list[str]]:
-    """A list that grows by one for each program that the cache has while this is open."""
+    """Yields a list that gets an entry for each program that is read from the cache."""
     import jax
 
     hits: list[str] = []
 
-    def note(event: str, **_: Any) -> None:
+    def note(event: str, **_: object) -> None:
         if event == HIT:
             hits.append(event)
 

@@ -1,15 +1,15 @@
-"""What can go wrong with a run, each told in one line that says what to do."""
+"""The errors of a run, each with a message of one line that names the remedy."""
 
 from ..data.errors import UserError
 
 
 class RunError(UserError):
-    """A run folder that cannot be used as asked."""
+    """A run folder that cannot be used as requested."""
 
 
 class NonFiniteLoss(ArithmeticError):
-    """The loss is not a number any more."""
+    """The loss is no longer finite."""
 
 
-class ToldElsewhere(RunError):
-    """What another process met with, and process 0 tells."""
+class ReportedByPrimary(RunError):
+    """An error of another process, which process 0 reports."""

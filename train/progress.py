@@ -41,7 +41,7 @@ class Progress:
         self._first_step = 0
         self._next_line = 0.0
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Prints one line."""
         self._console.print(line, markup=False)
 
@@ -117,9 +117,9 @@ class Progress:
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             total = self._bar.tasks[0].total
-            self.say(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
+            self.log(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
 
     def evaluated(self, step: int, scores: dict[str, float], headline: tuple[str, ...]) -> None:
         """Prints the loss of an evaluation and the scores that `headline` names."""
         shown = [f"{name} {scores[name]:.4f}" for name in headline if name in scores]
-        self.say(", ".join([f"step {step}: validation loss {scores['loss']:.4f}", *shown]))
+        self.log(", ".join([f"step {step}: validation loss {scores['loss']:.4f}", *shown]))

@@ -1,35 +1,45 @@
-"""What a training step takes and gives back."""
+"""The state that a train step takes and returns."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
-from ..models.nn.typing import Array, Key
+from ..models.nn.typing import Array, Key, Params, PyTree
 
 
 @struct.dataclass
 class TrainState:
-    """Everything that changes from step to step: its arrays, or their shapes or shardings."""
+    """All that a run carries from step to step: arrays, or their shapes or shardings."""
 
-    step: Any
-    """How many steps were taken, int32[]."""
-    params: Any
-    opt_state: Any
+    step: PyTree
+    """The number of steps taken, int32[]."""
+    params: Params
+    opt_state: optax.OptState
+    frozen: Params | None = None
+    """Parameters that no step changes, for an objective with a `reference`; None for others."""
 
 
 Metrics = dict[str, Array]
-StepFn = Callable[[TrainState, dict[str, Array], Key[Array, ""]], tuple[TrainState, Metrics]]
+StepFn = Callable[[TrainState, Mapping[str, Array], Key[Array, ""]], tuple[TrainState, Metrics]]
 
 
-def init_state(params: Any, tx: optax.GradientTransformation) -> TrainState:
-    """The state before the first step."""
-    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+def init_state(
+    params: Params, tx: optax.GradientTransformation, frozen: Params | None = None
+) -> TrainState:
+    """Returns the state before the first step.
+
+    Args:
+      params: the parameters to train.
+      tx: the optimizer.
+      frozen: parameters for an objective with a `reference`. They must not share arrays with
+        `params` when a compiled step consumes its state.
+    """
+    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), frozen)
 
 
-def count_parameters(params: Any) -> int:
-    """How many numbers `params` (arrays or their shapes) hold."""
+def count_parameters(params: Params) -> int:
+    """Counts the numbers in `params`, which are arrays or their shapes."""
     return sum(x.size for x in jax.tree.leaves(params))

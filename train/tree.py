@@ -1,10 +1,8 @@
-"""Trees of parameters by the names of their leaves."""
-
-from typing import Any
+"""Paths of the leaves of a tree, as names."""
 
 import jax
 
 
-def path_name(path: tuple[Any, ...]) -> str:
-    """A parameter's place in the tree as `layers/attention/query/kernel`."""
+def path_name(path: jax.tree_util.KeyPath) -> str:
+    """Returns a parameter's path as `layers/attention/query/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

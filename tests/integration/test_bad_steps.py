@@ -13,7 +13,6 @@ import pytest
 from flaxzoo import train
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import loop
-from flaxzoo.train.engine import train_step as step_module
 
 from ..support.run_folders import assert_same, everything, kept, lines, small_run
 
@@ -57,7 +56,7 @@ WAYS = {
 def test_a_bad_step_counts_and_changes_nothing(train_config, batches, way, objective):
     config = train_config(**WAYS[way])
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout_rate=0.0))
-    program = parallel.make_program(config, objective)
+    program = parallel.compile_trainer(config, objective)
 
     def after(*batches):
         state, metrics = program.init(), {}
@@ -80,14 +79,14 @@ def test_a_bad_step_counts_and_changes_nothing(train_config, batches, way, objec
 
 def test_looking_for_bad_steps_changes_nothing_of_good_ones(train_config, batches, monkeypatch):
     def trained():
-        program = parallel.make_program(train_config(), train.CAUSAL)
+        program = parallel.compile_trainer(train_config(), train.CAUSAL)
         state = program.init()
         for batch in batches:
             state, _ = program.step(state, batch)
         return jax.device_get(state)
 
     looked = trained()
-    monkeypatch.setattr(step_module, "select", lambda condition, one, other: one)
+    monkeypatch.setattr(jax.lax, "cond", lambda condition, update, keep, *state: update(*state))
     # Two programs, whose sums the compiler may order differently: equal but for rounding.
     for x, y in zip(jax.tree.leaves(looked), jax.tree.leaves(trained()), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-8)
@@ -115,10 +114,10 @@ def go(on_one_device):
 
     @functools.cache
     def program_of(config):
-        return parallel.make_program(config, LOSS_IS_NAN)
+        return parallel.compile_trainer(config, LOSS_IS_NAN)
 
     def go(config, workdir, bad, stop=None):
-        def make_program(config, objective):
+        def compile_trainer(config, objective):
             program = program_of(dataclasses.replace(config, skip_bad_steps=0))
 
             def step(state, batch):
@@ -130,7 +129,7 @@ def go(on_one_device):
             return dataclasses.replace(program, step=step)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "make_program", make_program)
+            patch.setattr(loop, "compile_trainer", compile_trainer)
             return train.train(config, workdir)
 
     return go

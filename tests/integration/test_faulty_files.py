@@ -41,10 +41,10 @@ def go(on_one_device):
 
     @functools.cache
     def program_of(config):
-        return parallel.make_program(config, train.CAUSAL)
+        return parallel.compile_trainer(config, train.CAUSAL)
 
     def go(config, workdir, at=None, do=None):
-        def make_program(config, objective):
+        def compile_trainer(config, objective):
             program = program_of(config)
 
             def step(state, batch):
@@ -55,7 +55,7 @@ def go(on_one_device):
             return dataclasses.replace(program, step=step)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "make_program", make_program)
+            patch.setattr(loop, "compile_trainer", compile_trainer)
             return train.train(config, workdir, quiet=True)
 
     return go

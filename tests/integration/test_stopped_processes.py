@@ -89,7 +89,7 @@ def test_a_process_may_be_stopped_and_killed(source, tmp_path):
         stopped = max(kept(ours))
         assert status == expected, messages
         assert after <= stopped < steps
-        assert f"{name}: saved step {stopped}; the same command goes on from there" in messages
+        assert f"{name}: saved step {stopped}; the same command resumes from there" in messages
         assert "Traceback" not in messages
         assert last_step(ours) in (stopped, stopped - 1)
     status, messages = interrupt(arguments, ours, signal.SIGKILL, 210)

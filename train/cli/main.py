@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 
 from ...data.errors import UserError, suggest
-from ..errors import NonFiniteLoss, ToldElsewhere
+from ..errors import NonFiniteLoss, ReportedByPrimary
 
 COMMANDS = {
     "train": ("train", "train a model by a named recipe"),
@@ -82,7 +82,7 @@ def _run(command: str, arguments: list[str]) -> int:
         )
     except NonFiniteLoss as error:
         return _fail(str(error), 3)
-    except ToldElsewhere:
+    except ReportedByPrimary:
         return 2
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -32,15 +32,15 @@ def train_command(arguments: list[str]) -> int:
     parsed, config = _parse(arguments)
     enable_compilation_cache()
     _silence_orbax()
-    from ..distributed.multiprocess import is_first, joined
+    from ..distributed.multiprocess import distributed_session, is_primary
     from ..engine.loop import train
     from ..objectives.tasks import task_of
 
-    with joined(parsed.rendezvous_timeout):
+    with distributed_session(parsed.rendezvous_timeout):
         result = train(config, parsed.workdir, resume=parsed.resume)
     if result.sample is not None:
         print(result.sample)
-    if result.finished and is_first():
+    if result.finished and is_primary():
         use = task_of(config.data).use.format(run=parsed.workdir)
         log(f"report: {parsed.workdir / 'report.md'}; try the model: flaxzoo {use}")
     return 0 if result.signal is None else 128 + result.signal

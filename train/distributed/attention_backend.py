@@ -106,6 +106,6 @@ _LIMITS: tuple[tuple[Callable[[str, Any, int], bool], str], ...] = (
         "it is for a {needs}, and here is a {device.platform}",
     ),
     (_is_old_gpu, "a {device.device_kind} is not of NVIDIA's Ampere generation or later"),
-    (lambda *a: a[2] > 1, "tokens of a row are cut along mesh.context {context}"),
+    (lambda *a: a[2] > 1, "the tokens of a sequence are sharded over mesh.context {context}"),
 )
 """What of the devices is against a kernel; of sizes `models.nn.fused_attention` decides."""

@@ -1,7 +1,7 @@
 """Several processes of one machine that train together: `flaxzoo launch`.
 
-Each gets its share of the GPUs. Process 0 has the terminal; what the others say is marked with
-their number. When one fails the others are ended, for they would wait for it.
+Each gets its share of the GPUs. Process 0 has the terminal; the output of the others is prefixed
+with their number. When one fails the others are ended, for they would wait for it.
 """
 
 import math
@@ -33,20 +33,20 @@ def launch(command: list[str], processes: int) -> int:
       processes: how many.
 
     Returns:
-      0, or the status of the process that failed first; of one that a signal ended 128 and its
-      number.
+      0, or the status of the process that failed first: 128 plus the number of the signal, if one
+      ended it.
 
     Raises:
-      RunError: the GPUs cannot be dealt out to so many processes.
+      RunError: the GPUs cannot be divided over so many processes.
     """
     if processes < 1:
         raise RunError(f"processes {processes} must be at least 1")
-    shares = deal(visible_gpus(), processes)
+    shares = split_gpus(visible_gpus(), processes)
     address = f"127.0.0.1:{free_port()}"
     common = {
         **os.environ,
         "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_COORDINATOR_BIND_ADDRESS": address,  # nobody else is to reach it
+        "JAX_COORDINATOR_BIND_ADDRESS": address,  # not reachable from other machines
         "JAX_NUM_PROCESSES": str(processes),
     }
     started: list[subprocess.Popen[bytes]] = []
@@ -56,37 +56,37 @@ def launch(command: list[str], processes: int) -> int:
             if gpus:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             started.append(_start(command, environment, first=index == 0))
-        marking = [
-            threading.Thread(target=_mark, args=(process, index))
+        printing = [
+            threading.Thread(target=_print_prefixed, args=(process, index))
             for index, process in enumerate(started)
         ]
-        for thread in marking:
+        for thread in printing:
             thread.start()
         try:
             failed = _first_failure(started)
-            told = failed is None or len({process.poll() for process in started}) == 1
+            all_failed = failed is None or len({process.poll() for process in started}) == 1
         finally:
             for process in started:
                 process.kill()
                 process.wait()
-            for thread in marking:
+            for thread in printing:
                 thread.join()
     if failed is None:
         return 0
-    if not told:
-        print(_obituary(failed, started[failed].returncode), file=sys.stderr)
+    if not all_failed:
+        print(_failure_message(failed, started[failed].returncode), file=sys.stderr)
     return _shell_status(started[failed].returncode)
 
 
-def deal(gpus: list[str], processes: int) -> list[list[str]]:
-    """Each process's equal share of the GPUs, side by side; nothing where there are none.
+def split_gpus(gpus: list[str], processes: int) -> list[list[str]]:
+    """Splits the GPUs into equal shares of neighbors, one for each process; empty without GPUs.
 
     Raises:
-      RunError: they cannot be shared equally.
+      RunError: the GPUs cannot be divided equally.
     """
     if len(gpus) % processes:
         raise RunError(
-            f"{len(gpus)} GPUs cannot be dealt out to {processes} processes: choose a divisor, or "
+            f"{len(gpus)} GPUs cannot be divided over {processes} processes: choose a divisor, or "
             "name the GPUs to be used in CUDA_VISIBLE_DEVICES"
         )
     share = len(gpus) // processes
@@ -94,7 +94,7 @@ def deal(gpus: list[str], processes: int) -> list[list[str]]:
 
 
 def visible_gpus() -> list[str]:
-    """The names of the NVIDIA GPUs that jax would use here."""
+    """Returns the names of the NVIDIA GPUs that jax would use here."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -104,7 +104,7 @@ def visible_gpus() -> list[str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Returns a port of this machine that nobody listens on."""
     with socket.socket() as it:
         it.bind(("127.0.0.1", 0))
         return it.getsockname()[1]
@@ -122,8 +122,8 @@ def _start(command: list[str], environment: dict[str, str], first: bool) -> subp
     )
 
 
-def _mark(process: subprocess.Popen[bytes], index: int) -> None:
-    """Passes on what a process says; process 0 says it itself."""
+def _print_prefixed(process: subprocess.Popen[bytes], index: int) -> None:
+    """Prints the output of a process with its number; process 0 prints its own."""
     if process.stdout is None:
         return
     with process.stdout as output:
@@ -133,7 +133,7 @@ def _mark(process: subprocess.Popen[bytes], index: int) -> None:
 
 
 def _first_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
-    """Waits until all ended, or for a while after one failed; which did first."""
+    """Waits until all ended, or for a while after one failed; returns the first that failed."""
     failed, deadline = None, math.inf
     while time.monotonic() < deadline:
         statuses = [process.poll() for process in started]
@@ -150,21 +150,21 @@ def _shell_status(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def _obituary(index: int, returncode: int) -> str:
+def _failure_message(index: int, returncode: int) -> str:
     how = (
         f"ended with status {returncode}"
         if returncode >= 0
         else f"was ended by {signal.Signals(-returncode).name}"
     )
     return (
-        f"flaxzoo: process {index} {how}, and the others with it; the same command goes on from "
-        "the last checkpoint"
+        f"flaxzoo: process {index} {how}, and the others with it; the same command resumes "
+        "from the last checkpoint"
     )
 
 
 @contextmanager
 def _forwarding(started: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Passes signals on to the processes, which save and leave."""
+    """Forwards signals to the processes, which save and exit."""
 
     def forward(number: int, frame: object) -> None:
         for process in started:

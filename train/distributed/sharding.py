@@ -4,15 +4,15 @@ The rules of the families (`models.registry.Family.parameter_axes`) name the log
 dimension of a parameter; `MESH_AXES` says over which axis of the mesh a logical axis is sharded.
 Models know nothing of the mesh.
 
-Of a batch rows are cut along `BATCH_AXES` and tokens along `CONTEXT`: the
-compiler then gathers the keys and values of a row, layer by layer, for the
-queries of each part, and nothing else of a row is whole anywhere.
+The sequences of a batch are sharded over `BATCH_AXES`, their tokens over `CONTEXT`: the
+compiler then gathers the keys and values of a sequence, layer by layer, for the
+queries of each part, and nothing else of a sequence is whole on any device.
 """
 
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -25,15 +25,21 @@ from ...data.errors import UserError
 from ...models.config import divisors
 from ...models.nn.fused_attention import FusedAttention
 from ...models.nn.stack import Layer
+from ...models.nn.typing import Params
 from ...models.registry import families
 from ..config import MeshConfig
 from ..state import TrainState
 from ..tree import path_name
 
+Apply = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Context = nn.module.InterceptorContext
+
 BATCH_AXES = ("data", "fsdp")
-"""Rows of a batch are cut along both."""
+"""The sequences of a batch are sharded over both."""
 CONTEXT = "context"
-"""Tokens of a row are cut along it."""
+"""The tokens of a sequence are sharded over it."""
 MESH_AXIS_NAMES = (*BATCH_AXES, CONTEXT, "tensor")
 
 MESH_AXES: dict[str | None, str | None] = {
@@ -47,12 +53,12 @@ MESH_AXES: dict[str | None, str | None] = {
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Lays out all devices (or those given) as `config` says.
+    """Makes the mesh of all devices, or of those given, with the sizes of `config`.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices.
     """
-    # Those of a process side by side, so that it reads rows that follow each other.
+    # The devices of a process are neighbors, so that it reads consecutive sequences.
     in_order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     devices = in_order if devices is None else devices
     sizes = {name: getattr(config, name) for name in MESH_AXIS_NAMES}
@@ -62,9 +68,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         sizes[free[0]] = len(devices) // fixed
     shape = tuple(sizes.values())
     if math.prod(shape) != len(devices) or min(shape) < 1:
-        asked = ", ".join(f"mesh.{name} {size}" for name, size in sizes.items())
+        requested = ", ".join(f"mesh.{name} {size}" for name, size in sizes.items())
         raise UserError(
-            f"{asked} do not multiply to the {len(devices)} devices: "
+            f"{requested} do not multiply to the {len(devices)} devices: "
             "give sizes that do, at most one of them -1 (all that are left)"
         )
     kinds = (AxisType.Auto,) * len(MESH_AXIS_NAMES)
@@ -72,11 +78,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """How one parameter lies on the mesh.
+    """Returns the mesh axes that a parameter's dimensions are sharded over.
 
     Raises:
       UserError: not exactly one rule matches the path, or a dimension cannot
-        be cut evenly.
+        be divided evenly.
     """
     rules = {rule for family in families().values() for rule in family.parameter_axes.items()}
     matches = [axes for pattern, axes in rules if re.fullmatch(pattern, name)]
@@ -90,17 +96,17 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
         if axis is not None and size % mesh.shape[axis]:
             choices = ", ".join(map(str, divisors(size)))
             raise UserError(
-                f"parameter {name} {shape}: dimension {size} cannot be cut along mesh.{axis} "
-                f"{mesh.shape[axis]}: choose it from {choices}, or change the dimension"
+                f"parameter {name} {shape}: dimension {size} cannot be sharded over "
+                f"mesh.{axis} {mesh.shape[axis]}: choose it from {choices}, or change the dimension"
             )
     return PartitionSpec(*spec)
 
 
-def parameter_shardings(params: Any, mesh: Mesh) -> Any:
-    """Where each parameter (or its shape) lies.
+def parameter_shardings(params: Params, mesh: Mesh) -> Params:
+    """Returns the sharding of each parameter, given as an array or a shape.
 
     Raises:
-      UserError: one cannot be cut as the mesh asks for.
+      UserError: a parameter cannot be divided over the mesh.
     """
     return jax.tree_util.tree_map_with_path(
         lambda path, x: NamedSharding(mesh, parameter_spec(path_name(path), x.shape, mesh)), params
@@ -108,9 +114,13 @@ def parameter_shardings(params: Any, mesh: Mesh) -> Any:
 
 
 def state_shardings(state: TrainState, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Where each array of a state (or of its shapes) lies; moments lie as their parameter."""
+    """Returns the sharding of each array of a state, given as arrays or shapes.
+
+    Moments are sharded as their parameter, frozen parameters as those that are trained.
+    """
     replicated = NamedSharding(mesh, PartitionSpec())
     params = parameter_shardings(state.params, mesh)
+    frozen = None if state.frozen is None else parameter_shardings(state.frozen, mesh)
     opt_state = optax.tree_utils.tree_map_params(
         tx,
         lambda _, sharding: sharding,
@@ -118,105 +128,104 @@ def state_shardings(state: TrainState, tx: optax.GradientTransformation, mesh: M
         params,
         transform_non_params=lambda _: replicated,
     )
-    return TrainState(replicated, params, opt_state)
+    return TrainState(replicated, params, opt_state, frozen)
 
 
-def row_sharding(mesh: Mesh) -> NamedSharding:
-    """Where whole rows of a batch lie."""
-    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-
-
-def rows_apart(mesh: Mesh) -> int:
-    """Into how many parts the rows of a batch are cut."""
+def num_batch_shards(mesh: Mesh) -> int:
+    """Returns the number of parts that the sequences of a batch are divided into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1) -> None:
-    """Raises ValueError if rows, or the tokens of a row, cannot be dealt out evenly."""
-    check_batch_divides(batch_size, rows_apart(mesh), micro_batches)
+    """Raises UserError if sequences, or the tokens of a sequence, cannot be divided evenly."""
+    check_batch_divides(batch_size, num_batch_shards(mesh), micro_batches)
     if length % mesh.shape[CONTEXT]:
         choices = ", ".join(map(str, divisors(length)))
         raise UserError(
-            f"data.length {length} cannot be cut along mesh.{CONTEXT} {mesh.shape[CONTEXT]}: "
-            f"choose it from {choices}, or change the length"
+            f"data.length {length} cannot be sharded over mesh.{CONTEXT} "
+            f"{mesh.shape[CONTEXT]}: choose it from {choices}, or change the length"
         )
 
 
 def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """Where an array lies: cut along its rows, and along its last axis, tokens, if they divide."""
+    """Returns the sharding of an array of a batch: its first axis over `BATCH_AXES`.
+
+    Its last axis, tokens, is sharded over `CONTEXT` if its size is divisible.
+    """
     tokens = (None,) * (len(shape) - 2)
     if len(shape) > 1 and shape[-1] % mesh.shape[CONTEXT] == 0:
         tokens = (*tokens, CONTEXT)
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, *tokens))
 
 
-def rows_stay_apart(apply_fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """A model's `apply` with the residual stream cut along its rows, before and after each layer.
+def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
+    """Wraps a model's `apply` to keep the residual stream sharded by sequence around each layer.
 
-    Left to itself the compiler follows the parameters, whose width is cut along `fsdp`: every
-    device then computes attention for the rows of all, and sums of whole activations are
-    exchanged in each layer.  Held to the rows, it gathers a layer's parameters when they are due.
+    Left to itself the compiler follows the parameters, whose width is sharded over `fsdp`: every
+    device then computes attention for all sequences, and sums of whole activations are exchanged
+    in each layer.  With the constraint, it gathers a layer's parameters when they are due.
     """
-    lies = NamedSharding(mesh, PartitionSpec(BATCH_AXES, PartitionSpec.UNCONSTRAINED))
+    by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES, PartitionSpec.UNCONSTRAINED))
 
-    def around_layer(layer: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    def around_layer(layer: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
         if not isinstance(context.module, Layer) or context.method_name != "__call__":
             return layer(*args, **kwargs)
-        x, *rest = args
-        x, out = layer(jax.lax.with_sharding_constraint(x, lies), *rest, **kwargs)
-        return jax.lax.with_sharding_constraint(x, lies), out
+        x, *rest = args  # x: [B, T, D]
+        x, out = layer(jax.lax.with_sharding_constraint(x, by_sequence), *rest, **kwargs)
+        return jax.lax.with_sharding_constraint(x, by_sequence), out
 
-    def apply(*args: Any, **kwargs: Any) -> Any:
-        with nn.intercept_methods(around_layer):
-            return apply_fn(*args, **kwargs)
-
-    return apply
+    return _intercepted(apply_fn, around_layer)
 
 
-def kernels_apart(apply_fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """A model's `apply` whose attention kernels run on each device, for its rows and heads.
+def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
+    """Wraps a model's `apply` to run attention kernels on each device, for its part of the arrays.
 
-    The compiler cannot cut a kernel: left to itself it gathers what lies apart.
+    The compiler cannot divide a kernel: left to itself it gathers the sequences and heads that
+    are sharded.
     """
 
-    def lies(x: jax.Array) -> PartitionSpec:
-        if x.ndim == 4:
+    def spec(x: jax.Array) -> PartitionSpec:
+        if x.ndim == 4:  # [B, T, heads, head_dim]
             return PartitionSpec(BATCH_AXES, None, MESH_AXES["heads"])
         return PartitionSpec(BATCH_AXES) if x.ndim == 2 else PartitionSpec()
 
-    def around_kernel(kernel: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
         if not isinstance(context.module, FusedAttention) or context.method_name != "__call__":
             return kernel(*args, **kwargs)
         query, *_ = args
-        apart = jax.shard_map(
+        on_each_device = jax.shard_map(
             kernel,
             mesh=mesh,
-            in_specs=jax.tree.map(lies, args),
-            out_specs=lies(query),
-            check_vma=False,  # of kernels nobody has said along which axes they differ
+            in_specs=jax.tree.map(spec, args),
+            out_specs=spec(query),
+            check_vma=False,  # a kernel does not declare the axes over which its result varies
         )
-        return apart(*args)
+        return on_each_device(*args)
 
-    def apply(*args: Any, **kwargs: Any) -> Any:
-        with nn.intercept_methods(around_kernel):
+    return _intercepted(apply_fn, around_kernel)
+
+
+def _intercepted(apply_fn: Apply, interceptor: nn.module.Interceptor) -> Apply:
+    def apply(*args: object, **kwargs: object) -> object:
+        with nn.intercept_methods(interceptor):
             return apply_fn(*args, **kwargs)
 
     return apply
 
 
 @functools.cache
-def process_part(mesh: Mesh) -> tuple[int, int]:
-    """Which part of each batch the devices of this process hold, and of how many parts.
+def process_shard(mesh: Mesh) -> tuple[int, int]:
+    """Returns the index of the part of each batch that this process reads, and how many there are.
 
-    Processes that share rows, cut along `context` or `tensor`, read the same part.
+    Processes that hold the same sequences, sharded over `context` or `tensor`, read the same part.
 
     Raises:
-      UserError: the rows of some process are not one of equal parts.
+      UserError: the sequences of some process are not one of equal parts.
     """
-    number = rows_apart(mesh)
-    lies = row_sharding(mesh).devices_indices_map((number,))
-    held: dict[int, set[int]] = {}
-    for device, (rows,) in lies.items():
+    number = num_batch_shards(mesh)
+    by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    held: dict[int, set[int]] = {}  # by process, the parts that its devices hold
+    for device, (rows,) in by_sequence.devices_indices_map((number,)).items():
         held.setdefault(device.process_index, set()).add(rows.indices(number)[0])
     wide = len(held[jax.process_index()])
     for process, rows in held.items():
@@ -232,21 +241,21 @@ def process_part(mesh: Mesh) -> tuple[int, int]:
 
 
 def check_batch_divides(batch_size: int, devices: int, micro_batches: int = 1) -> None:
-    """Raises ValueError if not every device gets equally many rows of every micro-batch."""
+    """Raises UserError if a batch cannot be divided evenly over devices and micro-batches."""
     parts = devices * micro_batches
     if batch_size % parts:
-        cut = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
+        parted = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
         raise UserError(
-            f"batch_size {batch_size} cannot be dealt out to {devices} devices{cut}: "
+            f"batch_size {batch_size} cannot be divided over {devices} devices{parted}: "
             f"choose a multiple of {parts}"
         )
 
 
-def shard_batch(batch: dict[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
-    """Places this process's rows; together the processes hold the global batch."""
-    parts = process_part(mesh)[1]
+def shard_batch(batch: Mapping[str, np.ndarray | jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
+    """Places this process's part of a batch on its devices; all processes make the global batch."""
+    parts = process_shard(mesh)[1]
 
-    def place(rows: Any) -> jax.Array:
+    def place(rows: np.ndarray | jax.Array) -> jax.Array:
         shape = (parts * rows.shape[0], *rows.shape[1:])
         return jax.make_array_from_process_local_data(batch_sharding(mesh, shape), rows, shape)
 

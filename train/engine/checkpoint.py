@@ -1,10 +1,10 @@
-"""Checkpoints of a run: parameters, optimizer and data position, through Orbax."""
+"""Checkpoints of a run through Orbax: parameters, optimizer state and data position."""
 
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -17,19 +17,25 @@ from orbax.checkpoint import checkpoint_managers
 from ...models.checksums import find_damage, write_checksums
 from ...models.load import CHECKPOINTS, PARAMS, steps
 from ..errors import RunError
+from ..progress import LogFn
 from ..state import TrainState
+
+DataState = dict[str, Any]
+"""The position in the data, as JSON."""
 
 OPTIMIZER = "optimizer"
 DATA = "data"
+FROZEN = "frozen"
+"""Parameters that no step changes; only in checkpoints of an objective with a `reference`."""
 METRICS = "metrics"
-ROOM_FOR_FACTS = 1 << 20
-"""Bytes that a checkpoint takes beside its arrays, with some to spare."""
+BYTES_BESIDE_ARRAYS = 1 << 20
+"""An upper bound of what a checkpoint takes beside its arrays."""
 
 
 class Checkpoints:
-    """The `checkpoints` folder of a run; saves in the background.
+    """The `checkpoints` folder of a run, saved to in the background.
 
-    A checkpoint appears whole, with its checksums, or not at all. The newest
+    A checkpoint appears complete, with its checksums, or not at all. The newest
     `keep_last` are kept, and the `keep_best` of lowest validation loss.
     """
 
@@ -39,7 +45,7 @@ class Checkpoints:
                 checkpoint_managers.LatestN(keep_last),
                 checkpoint_managers.BestN(
                     get_metric_fn=_loss,
-                    reverse=True,  # ascending in worth: the lowest loss last
+                    reverse=True,  # from worst to best: the lowest loss last
                     n=keep_best,
                     keep_checkpoints_without_metrics=False,
                 ),
@@ -50,7 +56,7 @@ class Checkpoints:
             self._folder,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policy,
-                best_fn=_loss,  # not asked, but without it metrics are not written to disk
+                best_fn=_loss,  # unused, but without it Orbax does not write metrics
                 create=True,
                 cleanup_tmp_directories=True,
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
@@ -59,7 +65,7 @@ class Checkpoints:
         self._saving = 0
 
     def _write_checksums(self) -> None:
-        """Called when all of a checkpoint is written, and it has not its final name yet."""
+        """Writes the checksums of a checkpoint that is complete and has not its final name yet."""
         if jax.process_index() == 0:
             write_checksums(self._folder / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}")
 
@@ -72,7 +78,7 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Waits for what is still being written; if a fault ends the run, that one is told."""
+        """Waits for what is still being written; an error that ends the run takes precedence."""
         try:
             with self._writing():
                 self._manager.close()
@@ -85,16 +91,16 @@ class Checkpoints:
         """The step of the newest checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, data: dict[str, Any], validation_loss: float | None) -> None:
-        """Begins to write a state, unless its step is there already.
+    def save(self, state: TrainState, data: DataState, validation_loss: float | None) -> None:
+        """Starts to write a state, unless its step is there already.
 
         Args:
-          state: in its global form.
+          state: the state in its global form.
           data: the data iterator's state.
-          validation_loss: the lower the better, if it was measured at this step.
+          validation_loss: the loss, if it was measured at this step.
 
         Raises:
-          RunError: this or the one before cannot be written.
+          RunError: this checkpoint or the one before cannot be written.
         """
         step = int(state.step)
         if step == self.newest:
@@ -102,30 +108,30 @@ class Checkpoints:
         self.wait()
         self._saving = step
         self._check_room(state)
-        args = ocp.args.Composite(
-            **{
-                PARAMS: ocp.args.StandardSave(state.params),
-                OPTIMIZER: ocp.args.StandardSave({"step": state.step, "state": state.opt_state}),
-                DATA: ocp.args.JsonSave(data),
-            }
-        )
+        items = {
+            PARAMS: ocp.args.StandardSave(state.params),
+            OPTIMIZER: ocp.args.StandardSave({"step": state.step, "state": state.opt_state}),
+            DATA: ocp.args.JsonSave(data),
+        }
+        if state.frozen is not None:
+            items[FROZEN] = ocp.args.StandardSave(state.frozen)
         metrics = {} if validation_loss is None else {"loss": validation_loss}
         with self._writing():
-            self._manager.save(step, args=args, metrics=metrics)
+            self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
 
     def _check_room(self, state: TrainState) -> None:
-        """Raises RunError if the disk is too full, before half a checkpoint makes it fuller."""
-        needed = ROOM_FOR_FACTS + sum(x.nbytes for x in jax.tree.leaves(state))
+        """Raises RunError if the disk is too full, before half a checkpoint is written."""
+        needed = BYTES_BESIDE_ARRAYS + sum(x.nbytes for x in jax.tree.leaves(state))
         free = shutil.disk_usage(self._folder).free
         if free < needed:
             raise self._cannot_write(f"it takes {needed:,} bytes, the disk has {free:,} left")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Tells in one line what went wrong with a file."""
+        """Turns errors of files into a RunError of one line."""
         try:
             yield
-        except (OSError, ValueError) as error:  # tensorstore has a ValueError for a full disk
+        except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
             code = re.search(r"os_error_code='(\d+)'", str(error))
             if code is None and not isinstance(error, OSError):
                 raise
@@ -137,53 +143,60 @@ class Checkpoints:
         rest = f"from step {others[-1]}" if others else "from the start"
         return RunError(
             f"cannot write checkpoint {self._saving} to {self._folder} ({why}): mend that; "
-            f"the same command goes on {rest}"
+            f"the same command resumes {rest}"
         )
 
-    def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, DataState]:
         """Reads a state onto the devices that `shapes` names.
 
         Args:
-          step: which checkpoint.
+          step: the step of the checkpoint.
           shapes: shapes, dtypes and shardings of the global form.
 
         Returns:
-          The state and the data iterator's.
+          The state, and that of the data iterator.
+
+        Raises:
+          RunError: `shapes` has frozen parameters, and the checkpoint has none.
         """
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                **{
-                    PARAMS: ocp.args.StandardRestore(shapes.params),
-                    OPTIMIZER: ocp.args.StandardRestore(
-                        {"step": shapes.step, "state": shapes.opt_state}
-                    ),
-                    DATA: ocp.args.JsonRestore(),
-                }
-            ),
-        )
+        items = {
+            PARAMS: ocp.args.StandardRestore(shapes.params),
+            OPTIMIZER: ocp.args.StandardRestore({"step": shapes.step, "state": shapes.opt_state}),
+            DATA: ocp.args.JsonRestore(),
+        }
+        if shapes.frozen is not None:
+            if not (self._folder / str(step) / FROZEN).is_dir():
+                raise RunError(
+                    f"checkpoint {step} of {self._folder.parent} has no frozen parameters, which "
+                    "the objective needs as its reference: resume it with the objective that it "
+                    "was written with"
+                )
+            items[FROZEN] = ocp.args.StandardRestore(shapes.frozen)
+        restored = self._manager.restore(step, args=ocp.args.Composite(**items))
         optimizer = restored[OPTIMIZER]
-        state = TrainState(optimizer["step"], restored[PARAMS], optimizer["state"])
+        state = TrainState(
+            optimizer["step"], restored[PARAMS], optimizer["state"], restored.get(FROZEN)
+        )
         return state, restored[DATA]
 
     def wait(self) -> None:
-        """Returns when everything begun is on disk."""
+        """Waits until every checkpoint is on disk."""
         with self._writing():
             self._manager.wait_until_finished()
 
 
-def set_aside_damaged(run: Path, say: Callable[[str], None]) -> None:
-    """Renames damaged checkpoints, so that the newest of those left is whole.
+def set_aside_damaged(run: Path, log: LogFn) -> None:
+    """Renames damaged checkpoints, so that the newest of the others is intact.
 
-    All of a checkpoint is looked at until one is whole; of older ones only what is
-    read of each of them, their validation loss.
+    Checkpoints are checked whole, from the newest on, until one is intact; older ones only in
+    the part that Orbax reads of each, their validation loss.
 
     Args:
       run: the run folder.
-      say: told each damage, in a line.
+      log: called with a line for each damaged checkpoint.
 
     Raises:
-      RunError: not one is whole; they are left as they are.
+      RunError: not one is intact; they are left as they are.
     """
     damaged: dict[int, str] = {}
     newest: int | None = None
@@ -204,11 +217,11 @@ def set_aside_damaged(run: Path, say: Callable[[str], None]) -> None:
         folder = run / CHECKPOINTS / str(step)
         aside = _free_name(folder.with_name(f"{step}.damaged"))
         folder.rename(aside)
-        say(f"checkpoint {step} of {run} is damaged: {damage}; kept aside as {aside.name}")
+        log(f"checkpoint {step} of {run} is damaged: {damage}; kept aside as {aside.name}")
 
 
 def _free_name(path: Path) -> Path:
-    """`path`, or the first of `path-2`, `path-3` … that is not there."""
+    """Returns `path`, or the first of `path-2`, `path-3` … that does not exist."""
     number, free = 1, path
     while free.exists():
         number += 1

@@ -1,20 +1,18 @@
-"""One step, compiled for the devices at hand: `jit` over a mesh, or `pmap`.
-
-Both give a `Program`, which is all that the training loop knows of devices.
-"""
+"""The train step compiled for the devices at hand, by `jit` over a mesh."""
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...data.errors import UserError
 from ...models.init import init_params
+from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
@@ -22,259 +20,219 @@ from ..distributed.optimizer_offload import from_host_and_back, on_host
 from ..distributed.sharding import (
     CONTEXT,
     check_batch,
-    check_batch_divides,
-    kernels_apart,
+    constrain_activations,
     make_mesh,
-    process_part,
-    rows_apart,
-    rows_stay_apart,
+    num_batch_shards,
+    process_shard,
     shard_batch,
+    shard_map_attention,
     state_shardings,
 )
 from ..objectives.eval_step import make_evaluate_fn
 from ..objectives.objectives import Batch, Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
-from ..state import TrainState, init_state
-from .memory_summary import footprint
+from ..state import Metrics, TrainState, init_state
+from .memory_summary import memory_summary
 from .train_step import make_train_step
 
 NumpyBatch = dict[str, np.ndarray]
-PMAP_AXIS = "devices"
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """A training run's compiled functions."""
+class ShardedStep:
+    """A train step over a mesh and its companions, compiled at their first call."""
 
-    init: Callable[[], Any]
-    """Makes the state before the first step, on the devices."""
-    step: Callable[[Any, NumpyBatch], tuple[Any, dict[str, jax.Array]]]
-    """Takes one step; consumes the state it is given."""
-    lower: Callable[[Any, NumpyBatch], Any]
-    """What `step` would compile for these, as `jax.stages.Lowered`; once it is compiled, `step`
-    need not."""
-    evaluate: Callable[[Any, NumpyBatch], tuple[Terms, Terms, Predictions]]
-    """Sums, counts and predictions of a batch, without dropout."""
-    to_global: Callable[[Any], TrainState]
-    """The state as every `Program` writes it to a checkpoint."""
-    from_global: Callable[[TrainState], Any]
-    """The inverse."""
-    shapes: TrainState
-    """Shapes, dtypes and shardings of the global form, to restore into."""
-    description: str
-    """The devices, in words."""
-    footprint: str
-    """What a step is for each of them, in words."""
-    part: tuple[int, int] = (0, 1)
-    """Which part of each batch this process reads, and of how many parts."""
+    init: Callable[[Key[Array, ""]], TrainState]
+    """Makes the sharded state before the first step from a key."""
+    step: jax.stages.Wrapped
+    """`step(state, batch, rng) -> (state, metrics)`; the state that it is given is consumed."""
+    evaluate: jax.stages.Wrapped
+    """`evaluate(params, batch, frozen) -> (sums, counts, predictions)`, without dropout."""
+    state: TrainState
+    """Shapes, dtypes and shardings of the state, to restore a checkpoint into or to trace with."""
+    mesh: Mesh
+    attention: str = ""
+    """The kernel that computes attention, for a message; empty if nobody chose one."""
+
+    def trace(self, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Traced:
+        """Traces the step with shapes only, to be compiled for devices that need not be at hand.
+
+        Args:
+          batch: the global batch, each array with its sharding.
+        """
+        return self.step.trace(self.state, batch, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-def make_program(config: TrainConfig, objective: Objective) -> Program:
-    """Compiles `config`'s model, objective and optimizer for the devices at hand.
+def make_sharded_step(
+    model: nn.Module,
+    objective: Objective,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    num_micro_batches: int = 1,
+    opt_state_on_host: bool = False,
+) -> ShardedStep:
+    """Makes the train step of a model over a mesh of devices, as `train.train` takes it.
+
+    Parameters, and the moments of the optimizer with them, are sharded over the mesh axes
+    `fsdp` and `tensor`; a batch over `data` and `fsdp`, its tokens over `context`. Whatever the
+    mesh, the step computes what `make_train_step` computes on one device.
+
+    Example::
+
+        mesh = train.make_mesh(train.MeshConfig(data=1, fsdp=8))
+        sharded = train.make_sharded_step(model, train.CAUSAL, optax.adamw(1e-4), mesh)
+        state = sharded.init(jax.random.key(0))
+        state, metrics = sharded.step(state, train.shard_batch(batch, mesh), jax.random.key(1))
+
+    Args:
+      model: a model of flaxzoo, from `models.create`.
+      objective: what is learned. If it has a `reference`, the state gets a frozen copy of the
+        initial parameters.
+      tx: the optimizer.
+      mesh: from `make_mesh`; its devices need not be at hand.
+      num_micro_batches: the number of equal parts that a batch is processed in, to save memory.
+      opt_state_on_host: whether moments are kept in the memory of the host between steps.
 
     Raises:
-      UserError: mesh, batch and parameters do not fit each other.
+      UserError: the parameters cannot be divided over the mesh, or the devices reach no memory
+        of their host.
     """
-    return {"jit": _jit_program, "pmap": _pmap_program}[config.parallel](config, objective)
+    apply_fn = shard_map_attention(constrain_activations(model.apply, mesh), mesh)
 
+    def init(rng: Key[Array, ""]) -> TrainState:
+        params = init_params(model, rng)
+        return init_state(params, tx, frozen=params if objective.reference else None)
 
-@dataclasses.dataclass(frozen=True)
-class _Functions:
-    """What both ways of compiling compile."""
-
-    init: Callable[[], TrainState]
-    tx: optax.GradientTransformation
-    make_step: Callable[..., Any]
-    evaluate: Callable[[Any, Batch], tuple[Terms, Terms, Predictions]]
-    rng: jax.Array
-
-
-def _functions(config: TrainConfig, objective: Objective, mesh: Mesh | None = None) -> _Functions:
-    model = create(config.model, config.execution)
-    apply_fn = model.apply
-    if mesh is not None:
-        apply_fn = kernels_apart(rows_stay_apart(apply_fn, mesh), mesh)
-    tx = make_optimizer(config.optimizer, config.steps)
-    # Named, for a run must not depend on what jax is configured to use.
-    root = jax.random.key(config.seed, impl="threefry2x32")
-    init_rng, step_rng = jax.random.split(root)
-
-    def init() -> TrainState:
-        return init_state(init_params(model, init_rng), tx)
-
-    make_step = functools.partial(
-        make_train_step, apply_fn, objective, tx, num_micro_batches=config.micro_batches
+    shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
+    shardings = state_shardings(shapes, tx, mesh)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    step = make_train_step(apply_fn, objective, tx, num_micro_batches=num_micro_batches)
+    step = _on_mesh(step, mesh)
+    if opt_state_on_host:
+        on_device, shardings = shardings, on_host(shapes, shardings, mesh.local_devices[0])
+        step = from_host_and_back(step, on_device, shardings)
+    return ShardedStep(
+        init=jax.jit(init, out_shardings=shardings),
+        step=jax.jit(
+            step,
+            in_shardings=(shardings, None, replicated),  # a batch keeps the shardings it has
+            out_shardings=(shardings, replicated),
+            donate_argnums=0,
+        ),
+        evaluate=jax.jit(
+            _on_mesh(make_evaluate_fn(apply_fn, objective), mesh),
+            in_shardings=(shardings.params, None, shardings.frozen),
+            out_shardings=replicated,  # each process computes metrics from all predictions
+        ),
+        state=with_shardings(shapes, shardings),
+        mesh=mesh,
     )
-    evaluate = make_evaluate_fn(apply_fn, objective)
-    if mesh is not None:
-        evaluate = _on_mesh(evaluate, mesh)
-    return _Functions(init, tx, make_step, evaluate, step_rng)
 
 
-def _on_mesh(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """The function traced where jax says what the mesh is, for `chunks` asks it."""
+def _on_mesh(function: Callable[P, T], mesh: Mesh) -> Callable[P, T]:
+    """Returns the function traced with `mesh` as jax's current mesh, which the loss looks up."""
 
     @functools.wraps(function)
-    def traced(*args: Any) -> Any:
+    def traced(*args: P.args, **kwargs: P.kwargs) -> T:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return function(*args)
+            return function(*args, **kwargs)
 
     return traced
 
 
-@dataclasses.dataclass(frozen=True)
-class MeshStep:
-    """The train step over a mesh, not compiled yet, and where what it takes lies."""
-
-    functions: _Functions
-    step: Any
-    """What `jax.jit` gave: `step(state, batch, rng)`."""
-    state: TrainState
-    """Shapes, dtypes and shardings of the state."""
-    mesh: Mesh
-    attention: str
-    """What computes attention, in words."""
-
-    def trace(self, batch: Any) -> Any:
-        """The step with shapes for its arrays, to be lowered and compiled for the mesh's devices.
-
-        Args:
-          batch: the global batch, as `jax.ShapeDtypeStruct`s that say where they lie.
-        """
-        return self.step.trace(self.state, batch, jax.eval_shape(lambda: self.functions.rng))
+def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
+    """Returns `jax.ShapeDtypeStruct`s that have both shape and sharding."""
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+    )
 
 
-def mesh_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> MeshStep:
-    """The train step of a run over a mesh, whose devices need not be at hand.
+def configured_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> ShardedStep:
+    """Makes the train step of a run over a mesh, with the attention kernel that suits its devices.
 
     Raises:
       UserError: mesh, batch and parameters do not fit each other.
     """
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
-    f = _functions(with_kernel(config, chosen.kernel), objective, mesh)
+    config = with_kernel(config, chosen.kernel)
     check_batch(mesh, config.batch_size, config.data.length, config.micro_batches)
-    shapes = jax.eval_shape(f.init)
-    shardings = state_shardings(shapes, f.tx, mesh)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    take_step = _on_mesh(f.make_step(), mesh)
-    if config.optimizer.state_memory == "host":
-        within, shardings = shardings, on_host(shapes, shardings, mesh.local_devices[0])
-        take_step = from_host_and_back(take_step, within, shardings)
-    step = jax.jit(
-        take_step,
-        in_shardings=(shardings, None, everywhere),  # of a batch they are its arrays' own
-        out_shardings=(shardings, everywhere),
-        donate_argnums=0,
+    sharded = make_sharded_step(
+        create(config.model, config.execution),
+        objective,
+        make_optimizer(config.optimizer, config.steps),
+        mesh,
+        num_micro_batches=config.micro_batches,
+        opt_state_on_host=config.optimizer.state_memory == "host",
     )
-    return MeshStep(f, step, _with_shardings(shapes, shardings), mesh, chosen.description)
+    return dataclasses.replace(sharded, attention=chosen.description)
 
 
-def _jit_program(config: TrainConfig, objective: Objective) -> Program:
+@dataclasses.dataclass(frozen=True)
+class CompiledTrainer:
+    """The functions of a run on the devices: all that the training loop knows of them."""
+
+    init: Callable[[], TrainState]
+    """Makes the state before the first step."""
+    step: Callable[[TrainState, NumpyBatch], tuple[TrainState, Metrics]]
+    """Takes one step; the state that it is given is consumed."""
+    lower: Callable[[TrainState, NumpyBatch], jax.stages.Lowered]
+    """The step lowered for these arguments; once that is compiled, `step` does not compile."""
+    evaluate: Callable[[TrainState, NumpyBatch], tuple[Terms, Terms, Predictions]]
+    """Sums, counts and predictions of a batch, without dropout."""
+    to_global: Callable[[TrainState], TrainState]
+    """The state in the form in which checkpoints hold it, which is the same for all trainers."""
+    from_global: Callable[[TrainState], TrainState]
+    """The inverse of `to_global`."""
+    shapes: TrainState
+    """Shapes, dtypes and shardings of the global form, to restore into."""
+    description: str
+    """The devices, for a message."""
+    memory_summary: str
+    """The size of a step on each device, for a message."""
+    shard: tuple[int, int] = (0, 1)
+    """The index of this process's part of each batch, and the number of parts."""
+
+
+def run_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:
+    """Returns the keys of a run: for its initial parameters, and for its steps."""
+    # The implementation is named: a run must not depend on what jax is configured to use.
+    init_rng, step_rng = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
+    return init_rng, step_rng
+
+
+def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTrainer:
+    """Makes the functions of a run for the devices at hand.
+
+    Raises:
+      UserError: mesh, batch and parameters do not fit each other.
+    """
+    if config.parallel == "pmap":
+        from .pmap import compile_with_pmap
+
+        return compile_with_pmap(config, objective)
     mesh = make_mesh(config.mesh)
-    compiled = mesh_step(config, objective, mesh)
-    f, step = compiled.functions, compiled.step
-    shardings = jax.tree.map(lambda x: x.sharding, compiled.state)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    evaluate = jax.jit(
-        f.evaluate,
-        in_shardings=(shardings.params, None),
-        out_shardings=everywhere,  # each process scores the predictions of all
-    )
-    return Program(
-        init=jax.jit(f.init, out_shardings=shardings),
-        step=lambda state, batch: step(state, shard_batch(batch, mesh), f.rng),
-        lower=lambda state, batch: step.lower(state, shard_batch(batch, mesh), f.rng),
-        evaluate=lambda state, batch: evaluate(state.params, shard_batch(batch, mesh)),
+    sharded = configured_step(config, objective, mesh)
+    init_rng, step_rng = run_keys(config.seed)
+
+    def place(batch: NumpyBatch) -> Batch:
+        return shard_batch(batch, mesh)
+
+    return CompiledTrainer(
+        init=lambda: sharded.init(init_rng),
+        step=lambda state, batch: sharded.step(state, place(batch), step_rng),
+        lower=lambda state, batch: sharded.step.lower(state, place(batch), step_rng),
+        evaluate=lambda state, batch: sharded.evaluate(state.params, place(batch), state.frozen),
         to_global=lambda state: state,
         from_global=lambda state: state,
-        shapes=compiled.state,
+        shapes=sharded.state,
         description=_describe(mesh),
-        footprint=footprint(config, compiled.state, rows_apart(mesh), compiled.attention),
-        part=process_part(mesh),
-    )
-
-
-def _check_pmap(config: TrainConfig) -> None:
-    """Raises ValueError for what is only done under `jit`."""
-    if jax.process_count() > 1:
-        raise UserError(
-            f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
-            "leave it out (--parallel jit)"
-        )
-    cut = [name for name in ("fsdp", "context", "tensor") if getattr(config.mesh, name) != 1]
-    if cut:
-        raise UserError(
-            f"mesh.{cut[0]} {getattr(config.mesh, cut[0])} is for --parallel jit, for under pmap "
-            "every device has the whole model: leave one of them out"
-        )
-    if config.optimizer.state_memory != "device":
-        raise UserError("optimizer.state_memory host is for --parallel jit: leave one of them out")
-
-
-def _pmap_program(config: TrainConfig, objective: Objective) -> Program:
-    _check_pmap(config)
-    devices = jax.local_devices()
-    number = len(devices)
-    chosen = choose_kernel(config, devices[0])
-    f = _functions(with_kernel(config, chosen.kernel), objective)
-    check_batch_divides(config.batch_size, number, config.micro_batches)
-    # Each device cuts its own rows into micro-batches.
-    step = jax.pmap(
-        f.make_step(axis_name=PMAP_AXIS),
-        PMAP_AXIS,
-        in_axes=(0, 0, None),
-        donate_argnums=0,
-    )
-
-    def evaluate_part(params: Any, batch: Batch) -> tuple[Terms, Terms, Predictions]:
-        sums, counts, predictions = f.evaluate(params, batch)
-        return *jax.lax.psum((sums, counts), PMAP_AXIS), predictions
-
-    evaluate = jax.pmap(evaluate_part, PMAP_AXIS)
-    one = NamedSharding(Mesh(np.asarray(devices[:1]), ("one",)), PartitionSpec())
-    # pmap wants something that is mapped: the numbers of the devices.
-    copy = jax.pmap(lambda x, _: x, in_axes=(None, 0))
-
-    def replicate(state: TrainState) -> Any:
-        return copy(state, np.arange(number))
-
-    def take_step(state: Any, batch: NumpyBatch) -> tuple[Any, dict[str, jax.Array]]:
-        state, metrics = step(state, _deal(batch, number), f.rng)
-        return state, _first(metrics)
-
-    def evaluate_batch(state: Any, batch: NumpyBatch) -> tuple[Terms, Terms, Predictions]:
-        sums, counts, predictions = evaluate(state.params, _deal(batch, number))
-        whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in predictions.items()}
-        return _first(sums), _first(counts), whole
-
-    shapes = jax.eval_shape(f.init)
-    placed = _with_shardings(shapes, jax.tree.map(lambda _: one, shapes))
-    return Program(
-        init=lambda: replicate(jax.jit(f.init)()),
-        step=take_step,
-        lower=lambda state, batch: step.lower(state, _deal(batch, number), f.rng),
-        evaluate=evaluate_batch,
-        to_global=lambda state: jax.device_put(_first(state), one),
-        from_global=replicate,
-        shapes=placed,
-        description=f"pmap over {number} × {devices[0].device_kind}",
-        footprint=footprint(config, placed, number, chosen.description),
-    )
-
-
-def _first(tree: Any) -> Any:
-    """One of the equal copies that pmap has of a tree."""
-    return jax.tree.map(lambda x: x[0], tree)
-
-
-def _deal(batch: NumpyBatch, number: int) -> NumpyBatch:
-    """A batch with an axis of devices before its rows."""
-    return {name: x.reshape(number, -1, *x.shape[1:]) for name, x in batch.items()}
-
-
-def _with_shardings(shapes: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+        memory_summary=memory_summary(
+            config, sharded.state, num_batch_shards(mesh), sharded.attention
+        ),
+        shard=process_shard(mesh),
     )
 
 

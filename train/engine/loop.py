@@ -1,4 +1,4 @@
-"""The training loop: host side only."""
+"""The training loop: what runs on the host."""
 
 import dataclasses
 import math
@@ -7,123 +7,127 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
 from ..config import TrainConfig
-from ..distributed.multiprocess import agreement, first_and_then_others, is_first, together
+from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..errors import NonFiniteLoss, RunError
 from ..inference.final_sample import final_sample
 from ..objectives.eval_step import evaluate
 from ..objectives.objectives import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
-from ..progress import Progress
+from ..progress import LogFn, Progress
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.run_folder import Run, create_folder, prepare_run
-from ..state import count_parameters
+from ..state import Metrics, TrainState, count_parameters
 from .checkpoint import Checkpoints, set_aside_damaged
-from .compile import Program, make_program
+from .compile import CompiledTrainer, compile_trainer
 from .metrics_log import MetricsLog, read_metrics
 from .report import REPORT_FILE, write_report
 
 SKIPPED = "skipped"
-"""Where a checkpoint keeps, beside the data position, what was skipped."""
+"""The key of the skipped steps in a checkpoint, beside the data position."""
+
+Scores = dict[str, float]
+"""Loss and metrics of an evaluation by name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a run ended."""
+    """The outcome of a call of `train`."""
 
     run: Run
     step: int
     finished: bool
-    """False if it was asked to stop before its last step."""
+    """False if a signal stopped it before its last step."""
     signal: int | None
-    """The number of the signal that asked."""
-    validation: dict[str, Any] | None
+    """The number of the signal that stopped it."""
+    validation: Scores | None
     """The last evaluation of this call, if there was one."""
     sample: str | None = None
-    """What the finished model wrote, if `sample_prompt` is given."""
+    """The output of the finished model for `sample_prompt`, if that is given."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """Steps that changed nothing, for their loss or gradient was not finite."""
+    """Counts of steps that changed nothing because their loss or gradient was not finite."""
 
     total: int = 0
     in_a_row: int = 0
-    """How many of them are the last ones."""
+    """The number of them since the last step that was not skipped."""
 
 
 @dataclasses.dataclass
 class _Session:
-    """What the loop carries from step to step."""
+    """The state of the loop."""
 
     run: Run
     config: TrainConfig
-    program: Program
+    trainer: CompiledTrainer
     objective: Objective
     checkpoints: Checkpoints
     batches: BatchIterator
     log: MetricsLog | None
-    """Of several processes the first alone has one."""
+    """None on all processes but the primary."""
     progress: Progress
-    state: Any
+    state: TrainState
     step: int
     skipped: Skipped
-    validation: dict[str, Any] | None = None
+    validation: Scores | None = None
     validated_step: int | None = None
 
 
 def train(
     config: TrainConfig, workdir: str | Path, *, resume: bool = True, quiet: bool = False
 ) -> Result:
-    """Trains, or goes on training, in a run folder.
+    """Trains, or resumes training, in a run folder.
 
-    Stopped at any step and called again, it ends with bit for bit the
-    parameters of a run never stopped. SIGTERM, SIGHUP and Ctrl-C save and return.
-    Of several processes (`jax.distributed`) all must call it alike; a signal to one
+    A run that was stopped at any step and is called again ends with bit for bit the parameters
+    of a run that was never stopped. SIGTERM, SIGHUP and Ctrl-C save and return.
+    With several processes (`jax.distributed`) all must make the same call; a signal to one
     stops all.
 
     Args:
       config: the run.
       workdir: its folder.
-      resume: whether to go on from the newest checkpoint; with False a folder
+      resume: whether to resume from the newest checkpoint; with False a folder
         that has checkpoints is refused.
       quiet: no progress bar.
 
     Raises:
       DataError, RunError, UserError: the data, the folder or the devices do
-        not fit; before any training.
-      NonFiniteLoss: the loss stopped being finite, for more steps than may be
-        skipped; the last checkpoint stands.
+        not fit; raised before any training.
+      NonFiniteLoss: the loss was not finite for more steps than may be skipped; the last
+        checkpoint is kept.
     """
-    progress = Progress(quiet or not is_first())
-    run, objective, program = first_and_then_others(
-        lambda: _open(config, Path(workdir), progress.say)
-    )
+    progress = Progress(quiet or not is_primary())
+    run, objective, trainer = primary_first(lambda: _open(config, Path(workdir), progress.log))
     config = run.config
-    progress.say(
-        f"model: {count_parameters(program.shapes.params):,} parameters, {program.description}"
+    progress.log(
+        f"model: {count_parameters(trainer.shapes.params):,} parameters, {trainer.description}"
     )
-    progress.say(program.footprint)
+    progress.log(trainer.memory_summary)
     with (
         _stop_requested() as stopping,
         Checkpoints(
             run.folder, keep_last=config.keep_last, keep_best=config.keep_best
         ) as checkpoints,
-        closing(_train_batches(run, config, program.part)) as batches,
+        closing(_train_batches(run, config, trainer.shard)) as batches,
     ):
-        state, step, skipped = _start(program, checkpoints, batches, run, resume, progress)
-        validation, asked = None, None
+        state, step, skipped = _start(
+            trainer, run, checkpoints=checkpoints, batches=batches, resume=resume, log=progress.log
+        )
+        validation, stopped_by = None, None
         if step == config.steps:
-            progress.say(f"{run.folder} is finished: all {step} steps are done")
+            progress.log(f"{run.folder} is finished: all {step} steps are done")
         else:
             with (
                 _metrics_log(run.folder, step, config) as log,
@@ -132,7 +136,7 @@ def train(
                 session = _Session(
                     run=run,
                     config=config,
-                    program=program,
+                    trainer=trainer,
                     objective=objective,
                     checkpoints=checkpoints,
                     batches=batches,
@@ -142,52 +146,57 @@ def train(
                     step=step,
                     skipped=skipped,
                 )
-                asked = _run_steps(session, stopping)
+                stopped_by = _run_steps(session, stopping)
                 step, validation = session.step, session.validation
     finished, sample = step == config.steps, None
-    with together():
-        if finished and is_first() and (last := validation or _left_unreported(run.folder)):
-            sample = _finish(run, last, program.description, progress)
-    return Result(run, step, finished, None if finished else asked, validation, sample)
+    with barrier():
+        if finished and is_primary() and (last := validation or _left_unreported(run.folder)):
+            sample = _finish(run, last, trainer.description, progress)
+    return Result(
+        run=run,
+        step=step,
+        finished=finished,
+        signal=None if finished else stopped_by,
+        validation=validation,
+        sample=sample,
+    )
 
 
 @contextmanager
 def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[MetricsLog | None]:
-    """The log of a run at `step`; None where another process writes it."""
-    with together():
+    """Opens the log of a run at `step`; yields None where another process writes it."""
+    with barrier():
         log = (
             MetricsLog(folder, first_step=step, wandb_project=config.wandb_project)
-            if is_first()
+            if is_primary()
             else None
         )
     with log or nullcontext():
         yield log
 
 
-def _open(
-    config: TrainConfig, folder: Path, say: Callable[[str], None]
-) -> tuple[Run, Objective, Program]:
-    """Checks all that can be wrong, and makes the run folder."""
-    run = prepare_run(config, folder, say)
+def _open(config: TrainConfig, folder: Path, log: LogFn) -> tuple[Run, Objective, CompiledTrainer]:
+    """Checks the run, the data and the devices, and only then makes the run folder."""
+    run = prepare_run(config, folder, log)
     objective = objective_of(run.config)
-    program = make_program(run.config, objective)
+    trainer = compile_trainer(run.config, objective)
     create_folder(run)
-    set_aside_damaged(run.folder, say)
-    return run, objective, program
+    set_aside_damaged(run.folder, log)
+    return run, objective, trainer
 
 
-def _left_unreported(folder: Path) -> dict[str, Any] | None:
-    """The last evaluation of a process that was killed before it wrote its report."""
+def _left_unreported(folder: Path) -> Scores | None:
+    """Returns the last evaluation if the process was killed before it wrote its report."""
     logged = read_metrics(folder, "validation")
     if not logged or (folder / REPORT_FILE).is_file():
         return None
     return {name: value for name, value in logged[-1].items() if name not in ("step", "split")}
 
 
-def _finish(run: Run, validation: dict[str, Any], devices: str, progress: Progress) -> str | None:
-    """Writes the report of a finished run; answers its sample."""
+def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> str | None:
+    """Writes the report of a finished run; returns its sample."""
     config = run.config
-    facts = {
+    summary = {
         "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
         "training data": f"{config.data.source}: {run.train.summary}",
         "devices": devices,
@@ -195,82 +204,85 @@ def _finish(run: Run, validation: dict[str, Any], devices: str, progress: Progre
     baseline = task_of(config.data).baseline
     if baseline is not None:
         compared, name, value = baseline(run.train)
-        facts[name] = f"{value:.4f} nats per token"
-        progress.say(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
-    write_report(run.folder, facts, validation, None)
+        summary[name] = f"{value:.4f} nats per token"
+        progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
+    write_report(run.folder, summary, validation, None)
     if config.sample_prompt is None:
         return None
     sample = final_sample(run.folder, config.sample_prompt, config.seed)
-    write_report(run.folder, facts, validation, sample)
+    write_report(run.folder, summary, validation, sample)
     return sample
 
 
-def _train_batches(run: Run, config: TrainConfig, part: tuple[int, int]) -> BatchIterator:
+def _train_batches(run: Run, config: TrainConfig, shard: tuple[int, int]) -> BatchIterator:
     return train_iterator(
         run.train.examples,
         batch_size=config.batch_size,
         seed=config.seed,
         num_steps=config.steps,
-        process_index=part[0],
-        process_count=part[1],
+        process_index=shard[0],
+        process_count=shard[1],
         num_workers=config.data.num_workers,
     )
 
 
 def _start(
-    program: Program,
+    trainer: CompiledTrainer,
+    run: Run,
+    *,
     checkpoints: Checkpoints,
     batches: BatchIterator,
-    run: Run,
     resume: bool,
-    progress: Progress,
-) -> tuple[Any, int, Skipped]:
-    """The first state, its step and what was skipped: fresh, or of the newest checkpoint."""
+    log: LogFn,
+) -> tuple[TrainState, int, Skipped]:
+    """Returns the first state, its step and the skipped steps: new, or of the newest checkpoint."""
     newest = checkpoints.newest
     if newest is None:
-        return _first_state(program, run.init_from, progress), 0, Skipped()
+        return _first_state(trainer, run.init_from, log), 0, Skipped()
     if not resume:
         raise RunError(
-            f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to go on "
+            f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume "
             "from there, or give another --workdir"
         )
-    state, data = checkpoints.restore(newest, program.shapes)
+    state, data = checkpoints.restore(newest, trainer.shapes)
     skipped = Skipped(**data.pop(SKIPPED, {}))
     batches.set_state(data)
-    progress.say(f"resuming from step {newest} of {run.folder}")
-    return program.from_global(state), newest, skipped
+    log(f"resuming from step {newest} of {run.folder}")
+    return trainer.from_global(state), newest, skipped
 
 
-def _first_state(program: Program, plan: InitFromPlan | None, progress: Progress) -> Any:
-    """Random parameters, or those of another run."""
-    state = program.init()
+def _first_state(trainer: CompiledTrainer, plan: InitFromPlan | None, log: LogFn) -> TrainState:
+    """Returns the state before the first step: with random parameters, or those of another run."""
+    state = trainer.init()
     if plan is None:
         return state
-    whole = program.to_global(state)
-    shardings = jax.tree.map(lambda x: x.sharding, program.shapes.params)
-    params = init_from(plan, whole.params, shardings, progress.say)
-    return program.from_global(dataclasses.replace(whole, params=params))
+    whole = trainer.to_global(state)
+    shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
+    params = init_from(plan, whole.params, shardings, log)
+    # The reference is the model as it was before the first step, in arrays of its own.
+    frozen = None if whole.frozen is None else jax.tree.map(jnp.copy, params)
+    return trainer.from_global(dataclasses.replace(whole, params=params, frozen=frozen))
 
 
 def _run_steps(s: _Session, stopping: list[int]) -> int | None:
-    """Takes the remaining steps; the loss of a step is looked at while the next one runs.
+    """Takes the remaining steps; the loss of a step is read while the next one runs.
 
-    Answers the number of the signal that asked one of the processes to stop.
+    Returns the number of the signal that stopped one of the processes, if any.
     """
     config = s.config
     schedule = make_schedule(config.optimizer, config.steps)
-    pending: tuple[int, dict[str, jax.Array]] | None = None
+    pending: tuple[int, Metrics] | None = None
     started = time.monotonic()
-    agreed, asked = agreement(), 0
-    while s.step < config.steps and not (asked := agreed(stopping[0] if stopping else 0)):
-        s.state, metrics = s.program.step(s.state, next(s.batches))
+    greatest, stopped_by = all_reduce_max(), 0
+    while s.step < config.steps and not (stopped_by := greatest(stopping[0] if stopping else 0)):
+        s.state, metrics = s.trainer.step(s.state, next(s.batches))
         s.step += 1
         if pending is not None:
             _record(s, *pending, schedule)
         pending = (s.step, metrics)
         saving = s.step % config.checkpoint_every == 0 or s.step == config.steps
         if saving or s.step % config.evaluate_every == 0:
-            # Nothing is kept of a state whose loss was not finite; every
+            # Recorded first: a state whose loss was not finite is never saved. Every
             # checkpoint is evaluated, so that the best is among those kept.
             _record(s, *pending, schedule)
             pending = None
@@ -279,15 +291,16 @@ def _run_steps(s: _Session, stopping: list[int]) -> int | None:
                 _save(s)
     if pending is not None:
         _record(s, *pending, schedule)
-    if asked:
+    if stopped_by:
         _save(s)
-        name = signal.Signals(asked).name
-        s.progress.say(f"{name}: saved step {s.step}; the same command goes on from there")
-    s.progress.say(f"{s.step} steps done; trained for {time.monotonic() - started:.0f} s")
-    return asked or None
+        name = signal.Signals(stopped_by).name
+        s.progress.log(f"{name}: saved step {s.step}; the same command resumes from there")
+    s.progress.log(f"{s.step} steps done; trained for {time.monotonic() - started:.0f} s")
+    return stopped_by or None
 
 
-def _record(s: _Session, step: int, metrics: dict[str, jax.Array], schedule: Any) -> None:
+def _record(s: _Session, step: int, metrics: Metrics, schedule: optax.Schedule) -> None:
+    """Reads the metrics of a step, which waits for it; logs them or counts a skipped step."""
     numbers = {name: float(value) for name, value in metrics.items()}
     loss, norm = numbers["loss"], numbers["gradient_norm"]
     if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -296,8 +309,8 @@ def _record(s: _Session, step: int, metrics: dict[str, jax.Array], schedule: Any
     s.skipped = dataclasses.replace(s.skipped, in_a_row=0)
     s.progress.advance(step, loss)
     if s.log is not None and step % s.config.log_every == 0:
-        updates = step - s.skipped.total  # which the schedule counts
-        rate = float(schedule(updates - 1))
+        updates = step - s.skipped.total  # the schedule counts updates, not steps
+        rate = float(jnp.asarray(schedule(updates - 1)))
         counted = {"learning_rate": rate, "skipped_steps": s.skipped.total}
         s.log.write(step, "train", {**numbers, **counted})
 
@@ -308,7 +321,7 @@ def _skip(s: _Session, what: str) -> None:
     s.skipped = Skipped(s.skipped.total + 1, s.skipped.in_a_row + 1)
     if s.skipped.in_a_row > most:
         raise _not_finite(s, f"{what}, after {most} skipped steps" if most else what)
-    s.progress.say(f"{what}: skipped, {s.skipped.in_a_row} of at most {most} in a row")
+    s.progress.log(f"{what}: skipped, {s.skipped.in_a_row} of at most {most} in a row")
 
 
 def _not_finite(s: _Session, what: str) -> NonFiniteLoss:
@@ -321,12 +334,12 @@ def _not_finite(s: _Session, what: str) -> NonFiniteLoss:
 
 
 def _evaluate(s: _Session) -> None:
-    """Measures loss and scores on the validation data."""
-    split, data, (index, count) = s.run.validation, s.config.data, s.program.part
+    """Computes loss and metrics on the validation data."""
+    split, data, (index, count) = s.run.validation, s.config.data, s.trainer.shard
     evaluation = evaluate(
-        s.program.evaluate,
+        s.trainer.evaluate,
         s.state,
-        # As much at once as a step sees at once.
+        # As many sequences at once as a step processes at once.
         evaluation_batches(
             split.examples,
             batch_size=s.config.batch_size // s.config.micro_batches,
@@ -346,19 +359,19 @@ def _evaluate(s: _Session) -> None:
 
 
 def _save(s: _Session) -> None:
-    """Begins to write a checkpoint, with the validation loss if this step has one."""
+    """Starts to write a checkpoint, with the validation loss if this step has one."""
     measured = s.validation if s.validated_step == s.step else None
     loss = None if measured is None else measured["loss"]
     data = {**s.batches.get_state(), SKIPPED: dataclasses.asdict(s.skipped)}
-    s.checkpoints.save(s.program.to_global(s.state), data, loss)
+    s.checkpoints.save(s.trainer.to_global(s.state), data, loss)
 
 
-SIGHUP: Any = getattr(signal, "SIGHUP", None)
-"""A terminal was closed; Windows has no such signal."""
+SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+"""The signal of a closed terminal; Windows has none."""
 
 
 def _leave_closed_terminal() -> None:
-    """Sends to nowhere what would fail to be written: saving comes with a message."""
+    """Redirects output to a closed terminal to nowhere, for saving prints a message."""
     for file in (1, 2):
         if stat.S_ISCHR(os.fstat(file).st_mode) and not os.isatty(file):
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)
@@ -366,22 +379,23 @@ def _leave_closed_terminal() -> None:
 
 @contextmanager
 def _stop_requested() -> Iterator[list[int]]:
-    """A list that SIGTERM, SIGHUP and Ctrl-C put their number into; a second Ctrl-C interrupts."""
+    """Yields a list that gets the numbers of signals received; a second Ctrl-C interrupts."""
     received: list[int] = []
     previous = {}
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: object) -> None:
         received.append(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if number == SIGHUP:
             _leave_closed_terminal()
 
-    # In another thread than the main one signals are the caller's.
-    ours = threading.current_thread() is threading.main_thread()
-    for number in filter(None, (signal.SIGTERM, signal.SIGINT, SIGHUP) if ours else ()):
-        previous[number] = signal.signal(number, note)
-    if previous.get(SIGHUP) is signal.SIG_IGN:  # nohup: a closed terminal is not to stop it
+    # Python allows handlers in the main thread only; elsewhere signals are left to the caller.
+    is_main = threading.current_thread() is threading.main_thread()
+    for number in (signal.SIGTERM, signal.SIGINT, SIGHUP) if is_main else ():
+        if number is not None:
+            previous[number] = signal.signal(number, note)
+    if SIGHUP is not None and previous.get(SIGHUP) is signal.SIG_IGN:  # started with nohup
         signal.signal(SIGHUP, signal.SIG_IGN)
     try:
         yield received

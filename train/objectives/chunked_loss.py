@@ -1,71 +1,78 @@
-"""Sums over the positions of a batch, a chunk of them after the other, on every device its own.
+"""Functions of the positions of a batch, computed for a chunk of the positions at a time.
 
-For what is too large to have at all positions at once: the logits over a vocabulary.
+They are for what is too large to be held at all positions at once: the logits over a vocabulary.
+On a mesh every device goes through its own positions.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ...models.config import divisors
-from ...models.nn.typing import Array
+from ...models.nn.typing import Array, PyTree
 from ..distributed.sharding import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES
 
 MOST_POSITIONS = 1024
-"""Of all rows of a device, whose logits exist at one time.
+"""The positions, over all sequences of a device, whose logits exist at one time.
 
 The kernel's gradient, in float32, is read and written once a chunk: with so many positions its
-product takes 256 operations for each of those bytes, about what a v5e or an H200 can do beside it.
+product takes 256 operations for each of those bytes, about what a v5e or an H200 can do meanwhile.
 """
 
 
+Sums = tuple[PyTree, Array | None, Array | None]
+"""Losses, the gradient `[D, V]` of the kernel and that of the bias; None for those not computed."""
+ChunkFn = Callable[..., tuple[Sums, PyTree]]
+"""`function(kernel, bias, *positions) -> (sums, own)` of a chunk of positions."""
+
+
 def over_positions(
-    function: Any, hidden: Array, kernel: Array, bias: Array | None, labels: Array, weights: Array
-) -> Any:
-    """`function(kernel, bias, hidden, labels, weights) -> (sums, own)`, chunk by chunk.
+    function: ChunkFn, kernel: Array, bias: Array | None, *positions: PyTree
+) -> tuple[Sums, PyTree]:
+    """Applies `function(kernel, bias, *positions) -> (sums, own)` chunk by chunk.
 
     Args:
-      function: `sums` are the loss, the gradient `[D, V]` of the kernel and that of the bias,
-        those that are asked for; `own` is what each position has, `[B, T, D]`.
-      hidden: `[B, T, D]`, as labels and weights are `[B, T]`.
+      function: its `sums` are added up over chunks and devices; `own` is a tree of what each
+        position has, `[B, T, …]`.
       kernel: `[V, D]`.
       bias: `[V]`, if there is one.
-      labels: see `cross_entropy`.
-      weights: likewise.
+      positions: trees of arrays `[B, T, …]`, such as hidden states and labels.
 
     Returns:
       The sums over all chunks and devices, and what each position has.
     """
 
-    def over_chunks(kernel, bias, hidden, labels, weights):
-        rows, length = labels.shape
+    def over_chunks(
+        kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
+    ) -> tuple[Sums, PyTree]:
+        rows, length = jax.tree.leaves(positions)[0].shape[:2]
         chunk = chunk_length(rows, length)
         padding = -length % chunk
-        chunks = jax.tree.map(lambda x: _cut(_pad(x, padding), chunk), (hidden, labels, weights))
+        chunks = jax.tree.map(lambda x: _split(_pad(x, padding), chunk), positions)
         sums, own = _over_chunks(lambda inputs: function(kernel, bias, *inputs), chunks)
         return sums, jax.tree.map(lambda x: _join(x)[:, :length], own)
 
-    return _on_each_device(over_chunks, labels.shape[1])(kernel, bias, hidden, labels, weights)
+    length = jax.tree.leaves(positions)[0].shape[1]
+    return _on_each_device(over_chunks, length)(kernel, bias, positions)
 
 
 def chunk_length(rows: int, length: int) -> int:
-    """Positions of each of `rows` rows that are taken together, of `length`."""
+    """Returns how many positions of each of `rows` sequences of `length` are taken together."""
     needed = -(-length // min(max(MOST_POSITIONS // rows, 1), length))
-    even = next(number for number in divisors(length) if number >= needed)
+    even = next(number for number in range(needed, length + 1) if length % number == 0)
     # Nothing is padded where that takes less than twice as many chunks.
     return -(-length // (even if even < 2 * needed else needed))
 
 
-def _on_each_device(function: Any, length: int) -> Any:
-    """`function(kernel, bias, *arrays)` on each device, for the positions that it has.
+def _on_each_device(function: ChunkFn, length: int) -> ChunkFn:
+    """Returns `function(kernel, bias, positions)` run on each device, for its own positions.
 
     On a mesh (`jax.sharding.use_abstract_mesh`) the compiler, left to itself, gathers the kernel
     for every chunk and sums its gradient over all devices after every chunk. Here a device gathers
-    it once and sums over its own chunks first, in float32: it holds both as wide as they are, but
-    for what is cut along `tensor`, which stays the compiler's.
+    it once and sums over its own chunks first, in float32: it holds both at full width, except
+    for what is sharded over `tensor`, which is left to the compiler.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.axis_names != MESH_AXIS_NAMES:  # none, or that of pmap
@@ -76,9 +83,11 @@ def _on_each_device(function: Any, length: int) -> Any:
         return function
     width = MESH_AXES["model"]
 
-    def on_one(kernel, *arrays):
-        whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)
-        (total, kernel_gradient, bias_gradient), own = function(whole, *arrays)
+    def on_one(
+        kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
+    ) -> tuple[Sums, PyTree]:
+        whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)  # [V, D]
+        (total, kernel_gradient, bias_gradient), own = function(whole, bias, positions)
         others = tuple(axis for axis in axes if axis != width)
         if kernel_gradient is not None:
             part = jax.lax.psum_scatter(kernel_gradient, width, tiled=True)
@@ -88,37 +97,41 @@ def _on_each_device(function: Any, length: int) -> Any:
     rows = PartitionSpec(BATCH_AXES, positions)
     manual = axes if mesh.shape[MESH_AXES["vocabulary"]] > 1 else mesh.axis_names
 
-    def apart(*arrays):
+    def on_mesh(
+        kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
+    ) -> tuple[Sums, PyTree]:
         (total, bias_gradient, kernel_gradient), own = jax.shard_map(
             on_one,
-            in_specs=(PartitionSpec(None, width), PartitionSpec(), rows, rows, rows),
+            in_specs=(PartitionSpec(None, width), PartitionSpec(), rows),
             out_specs=((PartitionSpec(), PartitionSpec(), PartitionSpec(width)), rows),
             axis_names=set(manual),
-            check_vma=False,  # for a scan its zeros would have to be said to differ
-        )(*arrays)
+            check_vma=False,  # the zeros of a scan would have to be declared to vary
+        )(kernel, bias, positions)
         return (total, kernel_gradient, bias_gradient), own
 
-    return apart
+    return on_mesh
 
 
 def _pad(x: Array, padding: int) -> Array:
     return jnp.pad(x, ((0, 0), (0, padding), *((0, 0),) * (x.ndim - 2)))
 
 
-def _cut(x: Array, chunk: int) -> Array:
-    """Cuts `[B, T, …]` into `[T / chunk, B, chunk, …]`."""
+def _split(x: Array, chunk: int) -> Array:
+    """Splits `[B, T, …]` into `[T / chunk, B, chunk, …]`."""
     return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
 
 def _join(x: Array) -> Array:
-    """The inverse of `_cut`."""
+    """Joins what `_split` has split."""
     return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
 
 
-def _over_chunks(function: Any, chunks: Any) -> Any:
-    """(Σ sums, all that is the chunks' own) of `function(chunk) -> (sums, own)`, one by one.
+def _over_chunks(
+    function: Callable[[PyTree], tuple[Sums, PyTree]], chunks: PyTree
+) -> tuple[Sums, PyTree]:
+    """Returns Σ sums, and `own` of every chunk, of `function(chunk) -> (sums, own)`, one by one.
 
-    `chunks` and what is the chunks' own have a leading axis; of a length of 1
+    `chunks` and the result's `own` have a leading axis of chunks. If there is one chunk only,
     nothing is summed, and no zeros are made to begin with.
     """
     first = jax.tree.map(lambda x: x[0], chunks)
@@ -126,7 +139,7 @@ def _over_chunks(function: Any, chunks: Any) -> Any:
         sums, own = function(first)
         return sums, jax.tree.map(lambda x: x[None], own)
 
-    def body(total, chunk):
+    def body(total: Sums, chunk: PyTree) -> tuple[Sums, PyTree]:
         sums, own = function(chunk)
         return jax.tree.map(jnp.add, total, sums), own
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ...models.nn.typing import Params
 from ..config import TrainConfig
-from .objectives import Batch, Objective, Predictions, Terms
+from .objectives import ApplyFn, Batch, Objective, Predictions, Terms
 
 TOKENS_AT_ONCE = 1 << 15
 """As many fit on any device that a model fits on."""
@@ -29,12 +30,18 @@ class Evaluation:
     """What the objective keeps of each row, `[num_rows, …]`."""
 
 
-def make_evaluate_fn(apply_fn: Callable[..., Any], objective: Objective) -> Callable[..., Any]:
-    """Makes `evaluate_fn(params, batch) -> (sums, counts, predictions)`, to be compiled."""
+def make_evaluate_fn(
+    apply_fn: ApplyFn, objective: Objective
+) -> Callable[..., tuple[Terms, Terms, Predictions]]:
+    """Makes `evaluate_fn(params, batch, frozen=None) -> (sums, counts, predictions)`.
 
-    def evaluate_fn(params: Any, batch: Batch) -> tuple[Terms, Terms, Predictions]:
-        outputs = apply_fn({"params": params}, **objective.inputs(batch))
-        terms = objective.terms(outputs, batch)
+    It is to be compiled by the caller. `frozen` is for an objective with a `reference`.
+    """
+
+    def evaluate_fn(
+        params: Params, batch: Batch, frozen: Params | None = None
+    ) -> tuple[Terms, Terms, Predictions]:
+        outputs, terms = objective.apply(apply_fn, params, batch, frozen=frozen)
         return terms, objective.counts(batch), objective.predictions(outputs)
 
     return evaluate_fn

@@ -1,21 +1,22 @@
-"""Losses as sums over weighted items, in float32, and how many items were right.
+"""Losses as sums over weighted items, in float32, with the number of correct items.
 
-Logits over a vocabulary `[B, T, V]` are the largest array of a language model's
-step by far.  `cross_entropy` has them for a chunk of the positions at a time:
-each chunk's logits, their softmax and their gradient are used up before the
-next chunk begins.  The few logits of the other heads are taken as they are.
+Logits over a vocabulary `[B, T, V]` are by far the largest array of a language model's
+step.  `cross_entropy` and `token_log_probs` compute them for a chunk of the positions at a
+time: the logits of a chunk, their softmax and their gradient are no longer needed when the
+next chunk begins.  The other heads have few logits, which are used whole.
 """
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ...models.nn.heads import Projection
-from ...models.nn.typing import Array, Float, Int
-from .chunked_loss import over_positions
+from ...models.nn.typing import Array, Bool, Float, Int
+from .chunked_loss import Sums, over_positions
 
 
 class CrossEntropy(NamedTuple):
@@ -35,20 +36,20 @@ def cross_entropy(
     weights: Float[Array, "B T"],
     label_smoothing: float = 0.0,
 ) -> CrossEntropy:
-    """Sums over positions of weight · -log softmax(h Wᵀ + b)[label], and of what was right.
+    """Sums weight · -log softmax(h Wᵀ + b)[label] over positions, and counts correct labels.
 
     With label smoothing ε (Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4)
     the loss is KL(q ‖ softmax), where q has 1 - ε at the label and ε / (V - 1) at every
-    other word: 0 is its least value, which the cross-entropy of q does not have.
+    other token: its least value is 0, unlike that of the cross-entropy of q.
 
     The gradient is computed together with the loss, while a chunk's logits are
-    at hand, so that each of the three matrix products is done once.
+    at hand, so that each of the three matrix products is computed once.
 
     Args:
       projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its
         bias, if any. T is the number of positions that are predicted.
-      labels: the right token at each position.
-      weights: 0 where there is nothing to predict; the label is not looked at
+      labels: the correct token at each position.
+      weights: 0 where there is nothing to predict; the label is ignored
         there. Not differentiated.
       label_smoothing: ε, at least 0 and below 1.
     """
@@ -60,14 +61,14 @@ def cross_entropy(
 def softmax_cross_entropy(
     logits: Float[Array, "*items L"], labels: Int[Array, "*items"], weights: Float[Array, "*items"]
 ) -> CrossEntropy:
-    """Sums over items of weight · -log softmax(logits)[label], and of what was right.
+    """Sums weight · -log softmax(logits)[label] over items, and counts correct labels.
 
     Args:
       logits: scores of the L labels: `[B, L]` of rows or choices, `[B, T, L]` of
         tokens, `[B, T]` of the places where a span may begin.
-      labels: the right one of each item.
+      labels: the correct label of each item.
       weights: 0 where there is nothing to predict; the label, for example
-        -100, is not looked at there.
+        -100, is ignored there.
     """
     sums, _ = _sums(logits.astype(jnp.float32), labels, weights, 0.0)
     return CrossEntropy(sums.loss, *map(jax.lax.stop_gradient, (sums.correct, sums.nll)))
@@ -76,12 +77,12 @@ def softmax_cross_entropy(
 def sigmoid_cross_entropy(
     logits: Float[Array, "B L"], labels: Float[Array, "B L"], weights: Float[Array, " B"]
 ) -> Float[Array, ""]:
-    """Sum over rows of weight · the mean over L yes-or-no labels of their cross-entropy, in nats.
+    """Sums weight · the mean cross-entropy of L binary labels over sequences, in nats.
 
     Args:
-      logits: of "yes" for each label.
-      labels: 1 for those that are right, else 0.
-      weights: 0 for rows that do not count.
+      logits: the logit of each label.
+      labels: 1 for labels that apply, else 0.
+      weights: 0 for sequences that do not count.
     """
     x = logits.astype(jnp.float32)
     losses = jax.nn.softplus(x) - labels * x
@@ -91,7 +92,7 @@ def sigmoid_cross_entropy(
 def squared_error(
     predictions: Float[Array, " B"], labels: Float[Array, " B"], weights: Float[Array, " B"]
 ) -> Float[Array, ""]:
-    """Sum over rows of weight · (prediction - label)²; weight 0 for rows that do not count."""
+    """Sums weight · (prediction - label)² over sequences; weight 0 for those that do not count."""
     errors = jnp.square(predictions.astype(jnp.float32) - labels)
     return jnp.sum(jnp.where(weights != 0, weights * errors, 0))
 
@@ -99,23 +100,23 @@ def squared_error(
 def _sums(
     logits: Array, labels: Array, weights: Array, smoothing: float
 ) -> tuple[CrossEntropy, Array]:
-    """The sums, and each item's logarithm of the softmax's denominator."""
+    """Returns the sums, and the logarithm of each item's softmax denominator."""
     highest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     exponentials = jnp.exp(logits - highest[..., None])
-    log_normaliser = highest + jnp.log(jnp.sum(exponentials, axis=-1))
+    log_normalizer = highest + jnp.log(jnp.sum(exponentials, axis=-1))
     # A label that does not exist gives NaN, negative ones included.
     labels = jnp.where(weights != 0, jnp.where(labels < 0, logits.shape[-1], labels), 0)
     label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     correct = jnp.sum(weights * (label_logit >= highest))
-    each = log_normaliser - label_logit
+    each = log_normalizer - label_logit
     nll = jnp.sum(weights * each)
     if not smoothing:
-        return CrossEntropy(nll, correct, nll), log_normaliser
+        return CrossEntropy(nll, correct, nll), log_normalizer
     others = logits.shape[-1] - 1
     mean_of_others = (jnp.sum(logits, axis=-1) - label_logit) / others
     negative_entropy = _x_log_x(1 - smoothing) + others * _x_log_x(smoothing / others)
     smoothed = each + smoothing * (label_logit - mean_of_others) + negative_entropy
-    return CrossEntropy(jnp.sum(weights * smoothed), correct, nll), log_normaliser
+    return CrossEntropy(jnp.sum(weights * smoothed), correct, nll), log_normalizer
 
 
 def _x_log_x(x: float) -> float:
@@ -123,54 +124,193 @@ def _x_log_x(x: float) -> float:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _cross_entropy(smoothing, hidden, kernel, bias, labels, weights):
-    def chunk(kernel, bias, h, label, weight):
+def _cross_entropy(
+    smoothing: float,
+    hidden: Array,
+    kernel: Array,
+    bias: Array | None,
+    labels: Array,
+    weights: Array,
+) -> CrossEntropy:
+    def chunk(
+        kernel: Array, bias: Array | None, h: Array, label: Array, weight: Array
+    ) -> tuple[Sums, None]:
         logits = Projection(h, kernel, bias).logits()
         return (_sums(logits, label, weight, smoothing)[0], None, None), None
 
-    (total, _, _), _ = over_positions(chunk, hidden, kernel, bias, labels, weights)
+    (total, _, _), _ = over_positions(chunk, kernel, bias, hidden, labels, weights)
     return total
 
 
-def _forward(smoothing, hidden, kernel, bias, labels, weights):
-    def chunk(kernel, bias, h, label, weight):
-        logits = Projection(h, kernel, bias).logits()
-        total, log_normaliser = _sums(logits, label, weight, smoothing)
-        softmax = jnp.exp(logits - log_normaliser[..., None])
+def _forward(
+    smoothing: float,
+    hidden: Array,
+    kernel: Array,
+    bias: Array | None,
+    labels: Array,
+    weights: Array,
+) -> tuple[CrossEntropy, tuple[Array, Array, Array | None]]:
+    def chunk(
+        kernel: Array, bias: Array | None, h: Array, label: Array, weight: Array
+    ) -> tuple[Sums, Array]:
+        logits = Projection(h, kernel, bias).logits()  # [B, T / chunks, V]
+        total, log_normalizer = _sums(logits, label, weight, smoothing)
+        softmax = jnp.exp(logits - log_normalizer[..., None])
         is_label = label[..., None] == jnp.arange(kernel.shape[0])
         target = is_label
         if smoothing:
             target = jnp.where(is_label, 1 - smoothing, smoothing / (kernel.shape[0] - 1))
         exact = weight[..., None] * (softmax - target)
-        gradient = exact.astype(h.dtype)
-        hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, kernel)
-        kernel_gradient = jax.lax.platform_dependent(
-            h, gradient, cpu=_product_on_cpu, default=_product
-        )
-        bias_gradient = None if bias is None else jnp.sum(exact, axis=(0, 1))
+        hidden_gradient, kernel_gradient, bias_gradient = _gradients(exact, h, kernel, bias)
         return (total, kernel_gradient, bias_gradient), hidden_gradient
 
-    sums, hidden_gradient = over_positions(chunk, hidden, kernel, bias, labels, weights)
-    total, kernel_gradient, bias_gradient = sums
-    kernel_gradient = kernel_gradient.T.astype(kernel.dtype)
-    bias_gradient = None if bias is None else bias_gradient.astype(bias.dtype)
-    return total, (hidden_gradient, kernel_gradient, bias_gradient)
+    sums, hidden_gradient = over_positions(chunk, kernel, bias, hidden, labels, weights)
+    total, *gradients = sums
+    return total, (hidden_gradient, *_as_parameters(gradients, kernel, bias))
+
+
+def _gradients(
+    exact: Array, hidden: Array, kernel: Array, bias: Array | None
+) -> tuple[Array, Array, Array | None]:
+    """Returns the gradients of hidden states, kernel `[D, V]` and bias from that of the logits."""
+    gradient = exact.astype(hidden.dtype)
+    hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, kernel)
+    kernel_gradient = jax.lax.platform_dependent(
+        hidden, gradient, cpu=_product_on_cpu, default=_product
+    )
+    bias_gradient = None if bias is None else jnp.sum(exact, axis=(0, 1))
+    return hidden_gradient, kernel_gradient, bias_gradient
+
+
+def _as_parameters(
+    gradients: Sequence[Array | None], kernel: Array, bias: Array | None
+) -> tuple[Array, Array | None]:
+    """Returns the summed gradients in the layout and dtype of the parameters."""
+    kernel_gradient, bias_gradient = gradients
+    assert kernel_gradient is not None
+    in_dtype = None if bias is None or bias_gradient is None else bias_gradient.astype(bias.dtype)
+    return kernel_gradient.T.astype(kernel.dtype), in_dtype
 
 
 def _product(h: Array, gradient: Array) -> Array:
-    """Over rows and positions: made one axis, a TPU's program moves 6% more (GPT-2, two layers)."""
+    """Sums over both axes: merged into one, a TPU's program moves 6% more (GPT-2, two layers)."""
     return jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
 
 
 def _product_on_cpu(h: Array, gradient: Array) -> Array:
-    """The same numbers: XLA's CPU has no bfloat16 product over two axes."""
+    """Computes the same: XLA's CPU has no bfloat16 product over two axes."""
     return _product(h.astype(jnp.float32), gradient.astype(jnp.float32))
 
 
-def _backward(smoothing, residuals, cotangent):
+def _backward(
+    smoothing: float, residuals: tuple[Array, Array, Array | None], cotangent: CrossEntropy
+) -> tuple[Array | None, ...]:
     del smoothing  # it is in the residuals
     scaled = jax.tree.map(lambda g: (cotangent.loss * g).astype(g.dtype), residuals)
     return *scaled, None, None
 
 
 _cross_entropy.defvjp(_forward, _backward)
+
+
+class TokenLogProbs(NamedTuple):
+    """Log-probabilities of given tokens under a model, at each position."""
+
+    log_prob: Float[Array, "B T"]
+    """log softmax(logits / temperature)[label], in nats."""
+    entropy: Float[Array, "B T"]
+    """The entropy of softmax(logits / temperature), in nats."""
+    is_top1: Bool[Array, "B T"]
+    """Whether the label has the highest logit. No gradient."""
+
+
+def token_log_probs(
+    projection: Projection, labels: Int[Array, "B T"], *, temperature: float = 1.0
+) -> TokenLogProbs:
+    """Returns log-probability, entropy and top-1 of tokens, without logits `[B, T, V]`.
+
+    The logits are computed for a chunk of the positions at a time, and once more for the gradient
+    of both log-probabilities and entropies. The logarithms are in float32 whatever the dtype of
+    the hidden states. On a mesh each device computes its own positions, as in `cross_entropy`.
+
+    Example::
+
+        outputs = model.apply({"params": params}, **inputs)
+        result = train.token_log_probs(outputs.projection, labels, temperature=0.7)
+        loss = -jnp.mean(advantages * result.log_prob) - 0.01 * jnp.mean(result.entropy)
+
+    Args:
+      projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its bias, if any.
+      labels: the token at each position. One outside of [0, V) has a NaN log-probability, which
+        harms no gradient if a loss leaves it out by `jnp.where`.
+      temperature: a divisor of the logits, positive.
+
+    Raises:
+      ValueError: the temperature is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature {temperature} must be positive: 1.0 leaves logits unchanged")
+    return _token_log_probs(
+        temperature, projection.hidden, projection.kernel, projection.bias, labels
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _token_log_probs(
+    temperature: float, hidden: Array, kernel: Array, bias: Array | None, labels: Array
+) -> TokenLogProbs:
+    def chunk(
+        kernel: Array, bias: Array | None, h: Array, label: Array
+    ) -> tuple[Sums, TokenLogProbs]:
+        logits = Projection(h, kernel, bias).logits() / temperature
+        log_probs, entropy = _log_softmax(logits)
+        # A label that does not exist gives NaN, negative ones included.
+        label = jnp.where(label < 0, logits.shape[-1], label)[..., None]
+        log_prob = jnp.take_along_axis(log_probs, label, axis=-1)[..., 0]
+        own = TokenLogProbs(log_prob, entropy, log_prob >= jnp.max(log_probs, axis=-1))
+        return (jnp.zeros(()), None, None), own
+
+    return over_positions(chunk, kernel, bias, hidden, labels)[1]
+
+
+def _log_softmax(logits: Array) -> tuple[Array, Array]:
+    """Returns log softmax `[…, V]` and its entropy `[…]`."""
+    log_probs = jax.nn.log_softmax(logits)
+    return log_probs, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+def _token_forward(
+    temperature: float, hidden: Array, kernel: Array, bias: Array | None, labels: Array
+) -> tuple[TokenLogProbs, tuple[Array, Array, Array | None, Array]]:
+    result: Any = _token_log_probs(temperature, hidden, kernel, bias, labels)
+    return result, (hidden, kernel, bias, labels)
+
+
+def _token_backward(
+    temperature: float,
+    residuals: tuple[Array, Array, Array | None, Array],
+    cotangent: TokenLogProbs,
+) -> tuple[Array | None, ...]:
+    hidden, kernel, bias, labels = residuals
+
+    def chunk(
+        kernel: Array, bias: Array | None, h: Array, label: Array, given: tuple[Array, Array]
+    ) -> tuple[Sums, Array]:
+        of_log_prob, of_entropy = (x[..., None] for x in given)
+        log_probs, entropy = _log_softmax(Projection(h, kernel, bias).logits() / temperature)
+        probs = jnp.exp(log_probs)
+        is_label = label[..., None] == jnp.arange(kernel.shape[0])
+        # With z = logits / temperature: ∂ log p_y / ∂z_j = [j = y] - p_j, and
+        # ∂H / ∂z_j = -p_j (log p_j + H).
+        exact = of_log_prob * (is_label - probs)
+        exact -= of_entropy * probs * (log_probs + entropy[..., None])
+        exact /= temperature
+        hidden_gradient, kernel_gradient, bias_gradient = _gradients(exact, h, kernel, bias)
+        return (jnp.zeros(()), kernel_gradient, bias_gradient), hidden_gradient
+
+    given = (cotangent.log_prob, cotangent.entropy)
+    (_, *gradients), hidden_gradient = over_positions(chunk, kernel, bias, hidden, labels, given)
+    return hidden_gradient, *_as_parameters(gradients, kernel, bias), None
+
+
+_token_log_probs.defvjp(_token_forward, _token_backward)

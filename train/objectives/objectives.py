@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...models.nn.typing import Array, Float
+from ...models.nn.typing import Array, Float, Params
 from .losses import (
     CrossEntropy,
     cross_entropy,
@@ -25,6 +25,8 @@ from .losses import (
 Batch = Mapping[str, Array]
 Terms = dict[str, Float[Array, ""]]
 Predictions = dict[str, Array]
+ApplyFn = Callable[..., Any]
+"""`apply_fn({"params": params}, **inputs)` returns a model's outputs; with `rng`, under dropout."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +39,48 @@ class Objective:
     """The model's keyword arguments."""
     counts: Callable[[Batch], Terms]
     """How many items each term, and each measure beside them, averages over."""
-    terms: Callable[[Any, Batch], Terms]
-    """The sum of each over its items, from the model's output."""
+    terms: Callable[..., Terms]
+    """`terms(outputs, batch)`, the sum of each over its items, from the model's outputs; with
+    `reference`, `terms(outputs, batch, reference_outputs)`."""
     predictions: Callable[[Any], Predictions] = lambda outputs: {}
     """What an evaluation keeps of each row, arrays with a leading B."""
+    reference: bool = False
+    """Whether `terms` also gets the outputs of the frozen parameters for the same batch, such as
+    those of a reference policy: computed without dropout, and without gradient."""
+
+    def apply(
+        self,
+        apply_fn: ApplyFn,
+        params: Params,
+        batch: Batch,
+        *,
+        frozen: Params | None = None,
+        rng: Array | None = None,
+    ) -> tuple[Any, Terms]:
+        """Returns the model's outputs for a batch, and the terms.
+
+        Args:
+          apply_fn: the model's.
+          params: its parameters.
+          batch: the batch, or a part of it.
+          frozen: the parameters of the reference.
+          rng: keys `[B]` for dropout; None for none.
+
+        Raises:
+          ValueError: the objective has a `reference`, and there are no frozen parameters.
+        """
+        inputs = self.inputs(batch)
+        dropout = {} if rng is None else {"rng": rng}
+        outputs = apply_fn({"params": params}, **dropout, **inputs)
+        if not self.reference:
+            return outputs, self.terms(outputs, batch)
+        if frozen is None:
+            raise ValueError(
+                "the objective has a reference, and the state has no frozen parameters: give them "
+                "to init_state(params, tx, frozen=…)"
+            )
+        reference = apply_fn({"params": jax.lax.stop_gradient(frozen)}, **inputs)
+        return outputs, self.terms(outputs, batch, jax.lax.stop_gradient(reference))
 
 
 def _select(*names: str) -> Callable[[Batch], dict[str, Array]]:

@@ -8,7 +8,7 @@ import numpy as np
 from ...data.dataset import ArraySpec, BatchSpec, Values
 from ..config import MeshConfig, TrainConfig
 from ..distributed.sharding import batch_sharding, make_mesh
-from ..engine.compile import MeshStep, NumpyBatch, mesh_step
+from ..engine.compile import NumpyBatch, ShardedStep, configured_step
 from ..objectives.tasks import objective_of
 from .jaxpr_flops import matmul_flops
 
@@ -21,7 +21,7 @@ def example_spec(config: TrainConfig) -> BatchSpec:
     return config.data.batch_spec(len(config.model.labels), NUM_CHOICES)
 
 
-def batch_shapes(config: TrainConfig, step: MeshStep) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shapes(config: TrainConfig, step: ShardedStep) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the arrays of a global batch with their shardings."""
     shapes = {}
     for name, spec in example_spec(config).items():
@@ -39,7 +39,7 @@ def model_flops(config: TrainConfig) -> int:
         execution=dataclasses.replace(config.execution, remat="none", attention="xla"),
         optimizer=dataclasses.replace(config.optimizer, state_memory="device"),
     )
-    step = mesh_step(plain, objective_of(plain), make_mesh(MeshConfig(), jax.devices()[:1]))
+    step = configured_step(plain, objective_of(plain), make_mesh(MeshConfig(), jax.devices()[:1]))
     return matmul_flops(step.trace(batch_shapes(plain, step)).jaxpr)
 
 

@@ -11,7 +11,7 @@ import jax
 from ...data.errors import UserError
 from ..compilation_cache import cache_hits
 from ..config import TrainConfig
-from ..engine.compile import NumpyBatch, Program, make_program
+from ..engine.compile import CompiledTrainer, NumpyBatch, compile_trainer
 from ..objectives.tasks import objective_of
 from ..state import TrainState, count_parameters
 from .batch_specs import model_flops, synthetic_batch
@@ -79,7 +79,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
             f"bench is for the devices of one process, and here are {jax.process_count()}: start "
             "it alone"
         )
-    trainer = make_program(config, objective_of(config))
+    trainer = compile_trainer(config, objective_of(config))
     devices = jax.local_devices()
     batch = synthetic_batch(config)
     state = trainer.init()
@@ -100,7 +100,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
         tokens=config.batch_size * config.data.length,
         dtype=config.execution.dtype,
         devices=trainer.description,
-        memory_summary=trainer.footprint,
+        memory_summary=trainer.memory_summary,
         num_devices=len(devices),
         device_kind=devices[0].device_kind,
         trace_seconds=traced - started,
@@ -114,7 +114,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
 
 
 def _take_steps(
-    trainer: Program, state: TrainState, batch: NumpyBatch, num_steps: int
+    trainer: CompiledTrainer, state: TrainState, batch: NumpyBatch, num_steps: int
 ) -> tuple[TrainState, tuple[float, ...]]:
     """Returns the state after some steps, and the seconds from each step's end to the next one's.
 

@@ -12,7 +12,7 @@ from ...data.errors import UserError
 from ..config import TrainConfig, from_dict
 from ..distributed.optimizer_offload import HOST
 from ..distributed.sharding import make_mesh
-from ..engine.compile import MeshStep, mesh_step
+from ..engine.compile import ShardedStep, configured_step
 from ..engine.memory_summary import bytes_per_device
 from ..objectives.tasks import objective_of
 from ..state import count_parameters
@@ -54,7 +54,7 @@ def plan_run(
             f"mesh.data {mesh.shape['data']} over {topology.slices} slices: only data is sharded "
             f"over the slow network between slices: make it a multiple of {topology.slices}"
         )
-    step = mesh_step(config, objective_of(config), mesh)
+    step = configured_step(config, objective_of(config), mesh)
     batch = batch_shapes(config, step)
     plan = Plan(
         topology=topology.name,
@@ -62,7 +62,7 @@ def plan_run(
         mesh=dict(mesh.shape),
         tokens=config.batch_size * config.data.length,
         num_parameters=count_parameters(step.state.params),
-        param_bytes=bytes_per_device(step.state.params),
+        param_bytes=bytes_per_device((step.state.params, step.state.frozen)),
         optimizer_bytes=bytes_per_device((step.state.opt_state, step.state.step)),
         host_bytes=bytes_per_device(step.state.opt_state, HOST),
         batch_bytes=bytes_per_device(batch),
@@ -76,7 +76,7 @@ def plan_run(
 
 def _with_compiled_step(
     plan: Plan,
-    step: MeshStep,
+    step: ShardedStep,
     batch: dict[str, jax.ShapeDtypeStruct],
     mesh: Mesh,
     *,
@@ -90,7 +90,8 @@ def _with_compiled_step(
             raise
         return dataclasses.replace(plan, out_of_memory=str(error))
     memory = executable.memory_analysis()
-    program = parse_hlo(executable.as_text())
+    assert memory is not None
+    program = parse_hlo(executable.as_text() or "")
     devices = mesh.devices.flatten().tolist()
     # Results that do not reuse the memory of a donated argument need memory of their own.
     new_results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)

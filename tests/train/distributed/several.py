@@ -30,14 +30,14 @@ DEEDS = {
 @functools.cache
 def program_of(config):
     """Runs of one configuration share what they trace and compile."""
-    return parallel.make_program(config, objective_of(config))
+    return parallel.compile_trainer(config, objective_of(config))
 
 
 def go(config, workdir, do=None, at=None, program_of=program_of):
     """Trains; the last process (of one, that one) does something in the step `at`."""
     actor = jax.process_index() == jax.process_count() - 1
 
-    def make_program(config, objective):
+    def compile_trainer(config, objective):
         program = program_of(config)
 
         def step(state, batch):
@@ -47,16 +47,16 @@ def go(config, workdir, do=None, at=None, program_of=program_of):
 
         return dataclasses.replace(program, step=step)
 
-    original, loop.make_program = loop.make_program, make_program
+    original, loop.compile_trainer = loop.compile_trainer, compile_trainer
     try:
         return loop.train(config, workdir, quiet=True)
     finally:
-        loop.make_program = original
+        loop.compile_trainer = original
 
 
 if __name__ == "__main__":
     processes.SILENCE_SECONDS = int(sys.argv[2])
-    with processes.joined(60):
+    with processes.distributed_session(60):
         for config, workdir, do, at in json.loads(Path(sys.argv[1]).read_text()):
             result = go(from_dict(config), workdir, do, at)
             print(f"step {result.step}, signal {result.signal}", file=sys.stderr)

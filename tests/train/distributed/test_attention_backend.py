@@ -101,8 +101,8 @@ def test_a_step_with_a_kernel_is_that_of_xla(way, run, monkeypatch):
 
     def metrics(choice):
         monkeypatch.setattr(parallel, "choose_kernel", lambda *_: choice)
-        program = parallel.make_program(config, CAUSAL)
-        assert choice.description in program.footprint
+        program = parallel.compile_trainer(config, CAUSAL)
+        assert choice.description in program.memory_summary
         return program.step(program.init(), batch)[1]
 
     splash, xla = (metrics(KernelChoice(name)) for name in ("splash", "xla"))

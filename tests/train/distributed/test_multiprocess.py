@@ -76,7 +76,7 @@ def one_device(config):
     with pytest.MonkeyPatch.context() as patch:
         make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
         patch.setattr(parallel, "make_mesh", make_mesh)
-        return parallel.make_program(config, train.CAUSAL)
+        return parallel.compile_trainer(config, train.CAUSAL)
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_a_process_that_is_lost_takes_the_others_with_it(
     assert run_in_two(1, (config, tmp_path / "run", do, 3), silence=5) == status
     said = capfd.readouterr().err
     assert told in said
-    assert "the same command goes on from the last checkpoint" in said
+    assert "the same command resumes from the last checkpoint" in said
     assert time.monotonic() - started < 60
 
 
@@ -169,7 +169,8 @@ def test_a_process_waits_for_the_others_no_longer_than_asked():
         "JAX_NUM_PROCESSES": "2",
         "JAX_PROCESS_ID": "1",
     }
-    program = "from flaxzoo.train.distributed.multiprocess import joined\nwith joined(1): pass"
+    module = "flaxzoo.train.distributed.multiprocess"
+    program = f"from {module} import distributed_session as meet\nwith meet(1): pass"
     ended = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )
@@ -204,7 +205,7 @@ def test_who_has_others(environment, expected):
 def test_an_environment_that_makes_no_sense(monkeypatch, variables, message):
     for name, value in {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", **variables}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(train.RunError, match=message), processes.joined(1):
+    with pytest.raises(train.RunError, match=message), processes.distributed_session(1):
         pass
 
 
@@ -229,7 +230,7 @@ def test_the_others_are_ended_when_one_fails(monkeypatch, capfd):
     monkeypatch.setattr(launch, "ENDING_SECONDS", 0.2)
     assert launch.launch(python("sys.exit(3) if i == '1' else time.sleep(600)"), 3) == 3
     assert capfd.readouterr().err == (
-        "flaxzoo: process 1 ended with status 3, and the others with it; the same command goes on "
+        "flaxzoo: process 1 ended with status 3, and the others with it; the same command resumes "
         "from the last checkpoint\n"
     )
 
@@ -266,7 +267,7 @@ def test_gpus_are_dealt_out(monkeypatch, capfd):
     assert launch.launch(python("print(os.environ['CUDA_VISIBLE_DEVICES'])"), 2) == 0
     out, err = capfd.readouterr()
     assert (out, err) == ("0,2\n", "[process 1] 4,6\n")
-    with pytest.raises(train.RunError, match="4 GPUs cannot be dealt out to 3 processes"):
+    with pytest.raises(train.RunError, match="4 GPUs cannot be divided over 3 processes"):
         launch.launch(python("pass"), 3)
 
 

@@ -9,7 +9,7 @@ from flaxzoo import train
 from flaxzoo.train.config import differences, from_dict, to_dict
 from flaxzoo.train.distributed import optimizer_offload as offload
 from flaxzoo.train.engine.checkpoint import Checkpoints
-from flaxzoo.train.engine.compile import make_program
+from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.objectives.tasks import objective_of
 from flaxzoo.train.plan import worker as plan_worker
 from flaxzoo.train.plan.hardware import parse_topology
@@ -18,7 +18,7 @@ MESH = train.MeshConfig(data=2, fsdp=2, tensor=2)
 
 
 def program_of(config):
-    return make_program(config, objective_of(config))
+    return compile_trainer(config, objective_of(config))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_it_changes_no_bit(runs):
     for x in jax.tree.leaves(offloaded.opt_state):
         assert x.sharding.memory_kind == ("pinned_host" if x.ndim else "device")
     assert {x.sharding.memory_kind for x in jax.tree.leaves(offloaded.params)} == {"device"}
-    assert "0.0 MB of optimizer state (and 0.1 MB in its host's memory)" in program.footprint
+    assert "0.0 MB of optimizer state (and 0.1 MB in its host's memory)" in program.memory_summary
 
 
 @pytest.mark.parametrize("saved", [0, 1])

@@ -110,8 +110,8 @@ def test_a_row_of_another_rank():
 
 def test_a_dimension_that_cannot_be_cut():
     message = (
-        r"parameter layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 cannot be cut "
-        r"along mesh.tensor 2: choose it from 1, 3, or change the dimension"
+        r"parameter layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 cannot be sharded "
+        r"over mesh.tensor 2: choose it from 1, 3, or change the dimension"
     )
     with pytest.raises(ValueError, match=message):
         sharding.parameter_spec("layers/attention/query/kernel", (2, 12, 3, 4), mesh(tensor=2))
@@ -161,8 +161,10 @@ def test_batches(shape, part):
 
 def test_batches_that_cannot_be_dealt_out():
     sharding.check_batch(mesh(fsdp=2, tensor=2), 8, 5)
-    with pytest.raises(ValueError, match="batch_size 6 cannot be dealt out to 4 devices"):
+    with pytest.raises(ValueError, match="batch_size 6 cannot be divided over 4 devices"):
         sharding.check_batch(mesh(fsdp=2, tensor=2), 6, 5)
-    message = "data.length 18 cannot be cut along mesh.context 4: choose it from 1, 2, 3, 6, 9, 18"
+    message = (
+        "data.length 18 cannot be sharded over mesh.context 4: choose it from 1, 2, 3, 6, 9, 18"
+    )
     with pytest.raises(ValueError, match=message):
         sharding.check_batch(mesh(data=2, context=4), 8, 18)

@@ -40,7 +40,7 @@ def program_of(config):
         if number := {ONE_DEVICE: 1, TWO_DEVICES: 2}.get(config.mesh):
             make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:number])
             patch.setattr(parallel, "make_mesh", make_mesh)
-        return parallel.make_program(config, train.CAUSAL)
+        return parallel.compile_trainer(config, train.CAUSAL)
 
 
 class Stop:
@@ -62,7 +62,7 @@ class Stop:
 
 def go(config, workdir, stop=None, **options):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_program", Stop(stop))
+        patch.setattr(loop, "compile_trainer", Stop(stop))
         return train.train(config, workdir, quiet=True, **options)
 
 
@@ -248,7 +248,7 @@ class Poison:
 def test_a_loss_that_is_not_finite_ends_the_run(
     config, tmp_path, monkeypatch, at, checkpoint_every, message
 ):
-    monkeypatch.setattr(loop, "make_program", Poison(at))
+    monkeypatch.setattr(loop, "compile_trainer", Poison(at))
     config = dataclasses.replace(config, checkpoint_every=checkpoint_every, skip_bad_steps=0)
     with pytest.raises(train.NonFiniteLoss, match=message):
         train.train(config, tmp_path / "run", quiet=True)

@@ -14,7 +14,7 @@ from flaxzoo.data import CausalLMData, DataSplit, TokenizerConfig
 from flaxzoo.train import CAUSAL, MeshConfig, Objective, init_state, make_train_step
 from flaxzoo.train.distributed import sharding as sharding_module
 from flaxzoo.train.engine import compile as parallel_module
-from flaxzoo.train.engine.compile import make_program
+from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.engine.train_step import divide, micro_batches, weigh
 from flaxzoo.train.objectives.eval_step import Evaluation, evaluate, unigram_entropy
@@ -49,7 +49,7 @@ class Run:
 
 
 def run(config, batches):
-    program = make_program(config, CAUSAL)
+    program = compile_trainer(config, CAUSAL)
     state, metrics = program.init(), []
     for batch in batches:
         state, m = program.step(state, batch)
@@ -198,14 +198,14 @@ def test_what_a_step_is_for_each_device(way, rows, runs):
     ]
     assert bytes_per_device(made.program.shapes.params) == sum(lies)
     expected = f"16 rows of 16 tokens, 256 tokens; each device has {rows} rows, at once, "
-    assert expected in made.program.footprint
+    assert expected in made.program.memory_summary
 
 
 @pytest.mark.parametrize("axis", ["fsdp", "context", "tensor"])
 def test_pmap_has_no_mesh(train_config, axis):
     config = train_config(parallel="pmap", mesh=MeshConfig(**{axis: 2}))
     with pytest.raises(ValueError, match=f"mesh.{axis} 2 is for --parallel jit"):
-        make_program(config, CAUSAL)
+        compile_trainer(config, CAUSAL)
 
 
 def test_descriptions(runs):
@@ -217,9 +217,9 @@ def test_descriptions(runs):
 
 @pytest.mark.parametrize("way", ["data 8", "pmap"])
 def test_rows_that_cannot_be_dealt_out(way, train_config):
-    message = "batch_size 12 cannot be dealt out to 8 devices: choose a multiple of 8"
+    message = "batch_size 12 cannot be divided over 8 devices: choose a multiple of 8"
     with pytest.raises(ValueError, match=message):
-        make_program(train_config(**WAYS[way], batch_size=12), CAUSAL)
+        compile_trainer(train_config(**WAYS[way], batch_size=12), CAUSAL)
 
 
 # A model of one number w and an objective of two terms: all of it can be worked by hand.

@@ -8,11 +8,13 @@ import pytest
 from flaxzoo.data.tokenizers.base import SpecialIds
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
+from flaxzoo.models import GPTConfig
 from flaxzoo.models.decoding.generator import Generator
 from flaxzoo.train import TextGenerator
 from flaxzoo.train.inference import generate as sampling
 
-MODEL = types.SimpleNamespace(config=types.SimpleNamespace(head="causal_lm"))
+SIZES = {"vocab_size": 300, "max_length": 16, "num_layers": 1, "d_model": 4, "num_heads": 1}
+MODEL = types.SimpleNamespace(config=GPTConfig(**SIZES))
 LETTERS = CharacterTokenizer(" abcdefghijklmnopqrstuvwxy\n")  # with two special tokens 29
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flaxzoo import data, models, train
 from flaxzoo.train.engine import compile as parallel
-from flaxzoo.train.engine.compile import make_program
+from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.objectives import objectives
 from flaxzoo.train.objectives.eval_step import evaluate
 
@@ -115,7 +115,7 @@ def trained(head, way):
         if way == "one device":
             one = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
             patch.setattr(parallel, "make_mesh", one)
-        program = make_program(settings(head, **WAYS.get(way, {})), objective)
+        program = compile_trainer(settings(head, **WAYS.get(way, {})), objective)
         state, metrics = program.init(), []
         for batch in batches:
             state, m = program.step(state, batch)

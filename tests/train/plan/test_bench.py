@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flaxzoo import train
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.engine.compile import make_program
+from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.plan import bench
 from flaxzoo.train.plan.batch_specs import example_spec, synthetic_batch
 from flaxzoo.train.plan.hardware import PEAK_FLOPS
@@ -61,10 +61,10 @@ def test_the_timed_step_is_that_of_training(train_config, monkeypatch, parallel)
     programs = []
 
     def counted(*args):
-        programs.append(make_program(*args))
+        programs.append(compile_trainer(*args))
         return programs[0]
 
-    monkeypatch.setattr(bench, "make_program", counted)
+    monkeypatch.setattr(bench, "compile_trainer", counted)
     measured = bench.bench(config, timed_steps=4)
     assert len(programs) == 1
     assert len(measured.seconds) == 4

@@ -7,7 +7,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.distributed.sharding import make_mesh
-from flaxzoo.train.engine.compile import make_program, mesh_step
+from flaxzoo.train.engine.compile import compile_trainer, configured_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.objectives import chunked_loss as chunks
 from flaxzoo.train.objectives.tasks import objective_of
@@ -27,7 +27,7 @@ CPUS = parse_topology("cpu:8")
 def test_bytes_are_those_of_the_real_run(train_config, batches):
     config = train_config(mesh=train.MeshConfig(data=2, fsdp=2, tensor=2))
     made = worker.plan_run(config, CPUS, jax.devices(), compiled=True)
-    program = make_program(config, objective_of(config))
+    program = compile_trainer(config, objective_of(config))
     state, _ = program.step(program.init(), batches[0])
 
     def held(tree):
@@ -66,7 +66,7 @@ def test_model_flops_are_what_xla_counts_without_a_scan(train_config, planned):
     made = planned()
     unrolled = train_config(execution=models.Execution(layers="unroll"))
     mesh = make_mesh(unrolled.mesh, jax.devices()[:1])
-    step = mesh_step(unrolled, objective_of(unrolled), mesh)
+    step = configured_step(unrolled, objective_of(unrolled), mesh)
     batch = worker.batch_shapes(unrolled, step)
     counted = step.trace(batch).lower().compile().cost_analysis()["flops"]
     # XLA also counts elementwise operations, which are many in so narrow a model.
@@ -130,7 +130,7 @@ def test_every_recipe_can_be_planned(name):
     assert config.steps > 0
     assert config.init_from is None
     mesh = make_mesh(train.MeshConfig(), jax.devices()[:1])
-    step = mesh_step(config, objective_of(config), mesh)
+    step = configured_step(config, objective_of(config), mesh)
     batch = worker.batch_shapes(config, step)
     assert all(x.shape[0] == config.batch_size for x in batch.values())
     if bytes_per_device(step.state.params) < GIB >> 6:  # others take seconds to trace
@@ -153,7 +153,7 @@ def test_the_command_prints_a_report(capfd):
     [
         ("quickstart --topology v5p:3x3x3", "v5p has no shape 3x3x3"),
         ("quickstart --topology cpu:8 --mesh.fsdp 3", "do not multiply to the 8 devices"),
-        ("quickstart --topology cpu:8 --mesh.tensor 8", "cannot be cut along mesh.tensor 8"),
+        ("quickstart --topology cpu:8 --mesh.tensor 8", "cannot be sharded over mesh.tensor 8"),
         ("quickstart --topology cpu:8 --parallel pmap", "parallel pmap cannot be planned"),
         ("quickstart", "the name of the devices: --topology v5e:4x4, or cpu:8"),
         ("quickstart --topology v9:2", "give a chip (v4, v5e, v5p, v6e) and a shape"),

@@ -108,7 +108,7 @@ def test_load_gives_the_model_that_was_trained(ended, monkeypatch, tmp_path):
     from flaxzoo.train.engine import loop
 
     states = []
-    make = loop.make_program
+    make = loop.compile_trainer
 
     def remember(*arguments):
         program = make(*arguments)
@@ -120,7 +120,7 @@ def test_load_gives_the_model_that_was_trained(ended, monkeypatch, tmp_path):
 
         return dataclasses.replace(program, step=step)
 
-    monkeypatch.setattr(loop, "make_program", remember)
+    monkeypatch.setattr(loop, "compile_trainer", remember)
     train.train(config, tmp_path / "again", quiet=True)
     model, params = models.load(tmp_path / "again")
     ids = np.arange(8)[None]
@@ -231,15 +231,15 @@ def test_a_folder_that_is_not_a_run_is_left_alone(config, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 6}, "batch_size 6 cannot be dealt out to 8 devices"),
+        ({"batch_size": 6}, "batch_size 6 cannot be divided over 8 devices"),
         ({"mesh": train.MeshConfig(data=3)}, "do not multiply to the 8 devices"),
-        ({"mesh": train.MeshConfig(tensor=8)}, "cannot be cut along mesh.tensor 8"),
+        ({"mesh": train.MeshConfig(tensor=8)}, "cannot be sharded over mesh.tensor 8"),
         ({"optimizer__warmup_steps": 9}, "exceed the warm-up of 9 steps"),
         (
             {"epochs": 0.1, "steps": 0, "optimizer__warmup_steps": 9},
             "exceed the warm-up of 9 steps",
         ),
-        ({"parallel": "pmap", "batch_size": 6}, "batch_size 6 cannot be dealt out"),
+        ({"parallel": "pmap", "batch_size": 6}, "batch_size 6 cannot be divided over"),
         ({"data__source": "text:nowhere.txt"}, "no such file"),
         ({"data__validation_fraction": 0.0}, "no validation split"),
         ({"data__tokenizer": TokenizerConfig(vocab_size=5000)}, "too small for a vocabulary"),

@@ -1,0 +1,125 @@
+"""The train step compiled by `pmap`: every device has a copy of the model, and a part of a batch.
+
+It computes what `compile.py` computes with a mesh over `data`, which is the way to go; this one
+shows how the same step runs in the older form.
+"""
+
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ...data.errors import UserError
+from ...models.init import init_params
+from ...models.nn.typing import Array, Key, Params
+from ...models.registry import create
+from ..config import TrainConfig
+from ..distributed.attention_backend import choose_kernel, with_kernel
+from ..distributed.sharding import check_batch_divides
+from ..objectives.eval_step import make_evaluate_fn
+from ..objectives.objectives import Batch, Objective, Predictions, Terms
+from ..optim.optimizer import make_optimizer
+from ..state import Metrics, TrainState, init_state
+from .compile import CompiledTrainer, NumpyBatch, run_keys, with_shardings
+from .memory_summary import memory_summary
+from .train_step import make_train_step
+
+AXIS = "devices"
+T = TypeVar("T")
+
+
+def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrainer:
+    """Makes the functions of a run for the devices of this process.
+
+    Raises:
+      UserError: the run needs what only `jit` does, or the batch does not divide.
+    """
+    _check(config)
+    devices = jax.local_devices()
+    number = len(devices)
+    chosen = choose_kernel(config, devices[0])
+    config = with_kernel(config, chosen.kernel)
+    check_batch_divides(config.batch_size, number, config.micro_batches)
+    model = create(config.model, config.execution)
+    tx = make_optimizer(config.optimizer, config.steps)
+    init_rng, step_rng = run_keys(config.seed)
+
+    def init(rng: Key[Array, ""]) -> TrainState:
+        params = init_params(model, rng)
+        return init_state(params, tx, frozen=params if objective.reference else None)
+
+    # Each device splits its own examples into micro-batches.
+    step = jax.pmap(
+        make_train_step(
+            model.apply, objective, tx, num_micro_batches=config.micro_batches, axis_name=AXIS
+        ),
+        AXIS,
+        in_axes=(0, 0, None),
+        donate_argnums=0,
+    )
+    evaluate_part = make_evaluate_fn(model.apply, objective)
+
+    def evaluate_on_device(
+        params: Params, batch: Batch, frozen: Params | None
+    ) -> tuple[Terms, Terms, Predictions]:
+        sums, counts, predictions = evaluate_part(params, batch, frozen)
+        return *jax.lax.psum((sums, counts), AXIS), predictions
+
+    evaluate = jax.pmap(evaluate_on_device, AXIS)
+    # pmap needs a mapped argument to know the number of devices.
+    copy = jax.pmap(lambda x, _: x, in_axes=(None, 0))
+    one_device = NamedSharding(Mesh(np.asarray(devices[:1]), ("one",)), PartitionSpec())
+
+    def replicate(state: TrainState) -> TrainState:
+        return copy(state, np.arange(number))
+
+    def take_step(state: TrainState, batch: NumpyBatch) -> tuple[TrainState, Metrics]:
+        state, metrics = step(state, _split(batch, number), step_rng)
+        return state, _first(metrics)
+
+    def evaluate_batch(state: TrainState, batch: NumpyBatch) -> tuple[Terms, Terms, Predictions]:
+        sums, counts, predictions = evaluate(state.params, _split(batch, number), state.frozen)
+        whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in predictions.items()}
+        return _first(sums), _first(counts), whole
+
+    shapes = jax.eval_shape(init, init_rng)
+    placed = with_shardings(shapes, jax.tree.map(lambda _: one_device, shapes))
+    return CompiledTrainer(
+        init=lambda: replicate(jax.jit(init)(init_rng)),
+        step=take_step,
+        lower=lambda state, batch: step.lower(state, _split(batch, number), step_rng),
+        evaluate=evaluate_batch,
+        to_global=lambda state: jax.device_put(_first(state), one_device),
+        from_global=replicate,
+        shapes=placed,
+        description=f"pmap over {number} × {devices[0].device_kind}",
+        memory_summary=memory_summary(config, placed, number, chosen.description),
+    )
+
+
+def _check(config: TrainConfig) -> None:
+    """Raises UserError for what only `jit` does."""
+    if jax.process_count() > 1:
+        raise UserError(
+            f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
+            "leave it out (--parallel jit)"
+        )
+    sharded = [name for name in ("fsdp", "context", "tensor") if getattr(config.mesh, name) != 1]
+    if sharded:
+        raise UserError(
+            f"mesh.{sharded[0]} {getattr(config.mesh, sharded[0])} is for --parallel jit, for "
+            "under pmap every device has the whole model: leave one of them out"
+        )
+    if config.optimizer.state_memory != "device":
+        raise UserError("optimizer.state_memory host is for --parallel jit: leave one of them out")
+
+
+def _first(tree: T) -> T:
+    """Returns one of the equal copies that pmap has of a tree."""
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def _split(batch: NumpyBatch, number: int) -> NumpyBatch:
+    """Returns a batch with a leading axis of devices, `[number, B / number, …]`."""
+    return {name: x.reshape(number, -1, *x.shape[1:]) for name, x in batch.items()}
