@@ -174,14 +174,17 @@ class TextGenerator(TextModel):
 
     def _encode(self, prompt: str) -> list[int]:
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
+        bos = self._tokenizer.special_ids.bos
+        if bos is not None and self._tokenizer.encode(prompt) == [bos, *ids]:
+            return [bos, *ids]  # the model was trained on texts that begin with this token
         if ids:
             return ids
-        if self._tokenizer.special_ids.bos is None:
+        if bos is None:
             raise UserError(
                 "the prompt is empty and this tokenizer has no token to begin a document with: "
                 "give a --prompt"
             )
-        return [self._tokenizer.special_ids.bos]
+        return [bos]
 
     def _grow(
         self, row: _Row, tokens: list[int], stop: Sequence[str], request: GenerationRequest

@@ -11,7 +11,8 @@ from ...models.hub import local_folder
 from ...models.nn.heads import HEADS
 from ...models.load import check_run, is_foreign, model_config, object_field, read_fields
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
-from ..config import TrainConfig, from_dict
+from ..config import TrainConfig
+from .config_json import from_dict
 from ..errors import RunError
 from .params_only_run import IMPORTED_FROM, TOKENIZER
 from ..recipes import recipe
