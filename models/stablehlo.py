@@ -3,6 +3,8 @@
 `jax.export` keeps it portable between versions and platforms. Batch size and lengths stay free.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -28,7 +30,7 @@ def export_forward(model: nn.Module) -> bytes:
         to `max_length`; it returns a dict of arrays.
     """
 
-    def forward(params: Params, **arrays: Array) -> dict[str, Array]:
+    def forward(params: Params, **arrays: Any) -> dict[str, Array]:
         names = ("last_hidden_state", "pooler_output", *HEADS[model.config.head].output_names)
         output = model.apply({"params": unflatten_dict(params, sep="/")}, **arrays)
         return {name: x for name in names if (x := getattr(output, name, None)) is not None}
