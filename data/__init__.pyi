@@ -67,8 +67,6 @@ from .tasks.translation import start_and_end as start_and_end
 from .tokenizers.base import SpecialIds as SpecialIds
 from .tokenizers.base import Tokenizer as Tokenizer
 from .tokenizers.base import load_tokenizer as load_tokenizer
-from .tokenizers.bpe_demo import byte_pair_table as byte_pair_table
-from .tokenizers.bpe_demo import merge_byte_pairs as merge_byte_pairs
 from .tokenizers.export import export_tokenizer as export_tokenizer
 from .tokenizers.training import TokenizerConfig as TokenizerConfig
 from .tokenizers.training import train_tokenizer as train_tokenizer

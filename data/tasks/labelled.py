@@ -34,8 +34,11 @@ SHORTEST = 8
 """The smallest length that leaves room for two texts and their special tokens."""
 
 
+# The fingerprint of a split hashes the repr of each example, which has the name of its class and
+# all fields that decide its arrays. If `ClassificationExample`, `SpanExample`, `TaggingExample`,
+# `ChoiceExample` or such a field is renamed, no older run can be resumed.
 class Example(Protocol):
-    """One labelled example; its repr, which is fingerprinted, has all that decides its arrays."""
+    """One labelled example."""
 
     @property
     def location(self) -> str:

@@ -14,7 +14,7 @@ from ..errors import RunError
 from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
 from ..progress import Progress
-from ..runs.load_run import open_run, search_of
+from ..runs.load_run import beam_search_defaults, open_run
 from ..runs.run_folder import Say
 from .translate import TextTranslator, note_of_empty
 
@@ -47,15 +47,16 @@ def score_run(
       DataError: the data cannot be had or read.
     """
     config, tokenizer = open_run(folder)
-    decoded = task_of(config.data).decoded
-    if num_beams is not None and decoded is None:
+    generation_metrics = task_of(config.data).generation_metrics
+    if num_beams is not None and generation_metrics is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
-    own = search_of(folder, tokenizer)
+    own = beam_search_defaults(folder, tokenizer)
     search = own.method if own is not None else BeamSearch()
     assert isinstance(search, BeamSearch)
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams)
     recorded = read_fields(local_folder(folder)).get("data_fingerprints")
+    recorded = recorded if isinstance(recorded, dict) else None
     if source is None and recorded is None:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
     data, labels = config.data, config.model.labels
@@ -67,9 +68,9 @@ def score_run(
     else:
         split = data.whole_source(source, tokenizer, labels)
     say(f"data: {split.summary}")
-    # Before the losses, so that what cannot be decoded is found at once.
+    # Before the losses, so that what cannot be x.
     written = {}
-    if decoded is not None:
+    if generation_metrics is not None:
         say(f"translated and scored: all {len(split.content.sources):,} pairs")
         with Progress().counter("sentences", len(split.content.sources)) as advance:
             translator = TextTranslator(model, params, tokenizer, own)
@@ -84,7 +85,7 @@ def score_run(
         if note is not None:
             say(note)
         texts = [translations[0].text for translations in translated]
-        scores = decoded(split.content.targets, texts)
+        scores = generation_metrics(split.content.targets, texts)
         written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
     objective = objective_of(config)
     number = split.examples.num_examples

@@ -173,7 +173,7 @@ def fit_model(
     if config.init_from is not None and initial_model is not None:
         model = dataclasses.replace(initial_model, dropout_rate=model.dropout_rate)
     size = max(model.vocab_size, vocab_size)
-    heads = task_of(config.data).heads(config.data)
+    heads = task_of(config.data).heads_for(config.data)
     able = [head for head in heads if head in model.heads]
     if not able:
         raise RunError(
