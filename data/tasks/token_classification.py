@@ -106,7 +106,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         ]
 
     def labels(self) -> tuple[str, ...]:
-        """Returns the tags of the source: ``O`` first, and both ``B-`` and ``I-`` of every span type.
+        """Returns the tags of the source, ``O`` first, with ``B-`` and ``I-`` of every span type.
 
         For a published data set these are the tags that it declares, even if no training example
         has them.

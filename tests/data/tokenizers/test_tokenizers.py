@@ -175,7 +175,11 @@ def test_bad_files_are_named(tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("pieces", "merges", "message"),
     [
-        ([], "#version: 0.2\na b\n", "merges.txt line 2 merges 'a b', which the vocabulary"),
+        (
+            [],
+            "#version: 0.2\na b\n",
+            "merges.txt line 2 merges 'a b', which is not in the vocabulary",
+        ),
         (["ab"], "a b\na b c\n", "merges.txt line 2 is not two pieces"),
         (None, "a b\n", "vocab.json is not .* byte-level BPE: 256 of the 256 bytes"),
     ],
