@@ -64,7 +64,7 @@ class SpanDecoding:
         decoded = []
         for i, example in enumerate(examples):
             rows = range(self.first_rows[i], self.first_rows[i + 1])
-            spans = self._best_spans(rows, starts, ends, tokens, n_best)
+            spans = self._best_spans(rows, starts, ends, tokens=tokens, n_best=n_best)
             found = _as_text(spans, example.passage, self.offsets[example.passage], n_best)
             if self.unanswerable or not found:
                 # Position 0 is [CLS]; the window that finds "no answer" least likely decides.
@@ -78,7 +78,7 @@ class SpanDecoding:
         return decoded
 
     def _best_spans(
-        self, rows: range, starts: np.ndarray, ends: np.ndarray, tokens: BertInputs, n_best: int
+        self, rows: range, starts: np.ndarray, ends: np.ndarray, *, tokens: BertInputs, n_best: int
     ) -> list[tuple[float, int, int]]:
         """Returns the best spans of passage tokens (score, first, last), best first.
 

@@ -1,4 +1,4 @@
-"""Labels and probabilities from the outputs of a model, for all kinds of labelled data."""
+"""Labels and probabilities from the outputs of a model, for all kinds of labeled data."""
 
 from typing import Any, cast
 
@@ -7,7 +7,7 @@ import numpy as np
 from ..errors import DataError, UserError
 
 Prediction = dict[str, Any]
-"""The prediction for one labelled example, which can be written as JSON."""
+"""The prediction for one labeled example, which can be written as JSON."""
 
 
 def label_id(label: str, ids: dict[str, int], location: str) -> int:

@@ -1,4 +1,4 @@
-"""Causal language modelling: packed examples of documents and the tokens that follow.
+"""Causal language modeling: packed examples of documents and the tokens that follow.
 
 The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``position_ids``, int32
 [B, T]; see ``packed_rows.packed_arrays``.
@@ -87,7 +87,9 @@ class CausalLMExamples(PickledByFields):
         if self.packing == "concat":
             total = self.corpus.num_targets
             offset = _offset(self.seed, epoch, total)
-            spans = concat_then_split(index, self.length, self.corpus.target_starts, total, offset)
+            spans = concat_then_split(
+                index, self.length, self.corpus.target_starts, total=total, offset=offset
+            )
         else:
             planned, row_starts = self._plan
             spans = planned[row_starts[index] : row_starts[index + 1]].tolist()

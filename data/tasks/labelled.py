@@ -119,7 +119,7 @@ class ExampleTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledData(DataConfig, Generic[E]):
-    """The base of all labelled data."""
+    """The base of all labeled data."""
 
     forms: ClassVar[dict[str, str]]
     """The kinds of source that can be read, with the default fields of each."""
@@ -155,7 +155,7 @@ class LabelledData(DataConfig, Generic[E]):
         """Reads examples without labels from a file, or from standard input for ``-``."""
 
     def examples_of_source(self, name: str) -> list[E]:
-        """Reads the examples of a labelled source to predict them; its labels are not read."""
+        """Reads the examples of a labeled source to predict them; its labels are not read."""
         source, published = self._open(name)
         source = replace(source, fields=self.without_label(source.fields))
         if published is not None:

@@ -219,7 +219,9 @@ def _from_record(record: Record, *, labelled: bool = False) -> ChoiceExample:
 
 
 def _index(label: object, number: int, location: str) -> int:
-    index = int(label) if isinstance(label, int) or str(label).isdecimal() else -1
+    index = -1
+    if isinstance(label, int) or str(label).isdecimal():  # a number, or its digits as text
+        index = int(label) if isinstance(label, int) else int(str(label))
     if not 0 <= index < number:
         raise DataError(
             f"{location} has the label {label!r}: with {number} choices it must be from 0 to "

@@ -82,7 +82,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             examples = in_groups([from_record(record) for record in published.read(split)])
         _check_ids(examples)
         if examples and not any(example.answers for example in examples):
-            raise DataError(f"no question of {source.name!r} has an answer: give a labelled source")
+            raise DataError(f"no question of {source.name!r} has an answer: give a labeled source")
         wrong = [example for example in examples for _ in _misplaced(example)]
         note = f"{len(wrong):,} answers are not at the stated locations ({_named(wrong)})"
         return ExampleSet(examples, notes=(note,) if wrong else ())

@@ -146,7 +146,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
             if len(texts) != len(fields):
                 raise DataError(
                     f"{location} has {len(texts)} columns where this model reads {len(fields)}: "
-                    "give its texts alone, separated by tabs, or name a file of labelled examples "
+                    "give its texts alone, separated by tabs, or name a file of labeled examples "
                     f"as tsv:{file}#LABEL,TEXT[,TEXT_B]"
                 )
             examples.append(_example(texts, None, location))

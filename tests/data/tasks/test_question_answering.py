@@ -217,7 +217,9 @@ def test_an_answer_that_is_whole_in_no_window(config, train, tokenizer):
     everything = data.whole_source(data.source, tokenizer, ())  # all are scored
     assert [gold["id"] for gold in everything.examples.gold()] == ["long", "short"]
     assert f"{parted} (long)" in everything.summary
-    with pytest.raises(DataError, match="fits in a window: give others, or a greater length"):
+    with pytest.raises(
+        DataError, match="fits in a window: give other questions, or a greater length"
+    ):
         train(config(article(paragraph(PASSAGE, q=[(PASSAGE[:24], 0)])), length=16), tokenizer)
 
 
