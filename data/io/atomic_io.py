@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, whoever else writes them.
+"""Atomic writes: a file or folder appears complete or not at all.
 
-Everything is written beside its final place and renamed there. A crash leaves no half
-result under the final name; of two processes that do the same work, one wins and the
-other's copy is thrown away (both are equal, since the name says what is inside).
+Everything is written next to its final path and then renamed. A crash leaves no partial
+result under the final name. If two processes do the same work, one wins and the other's copy is
+deleted; both are equal, because the name is a hash of the content.
 """
 
 import os
@@ -16,14 +16,14 @@ from .files import input_files
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a file by renaming; replaces an older one.
+    """Writes a file atomically; replaces an older one.
 
     Args:
-        path: The final place; missing parent folders are made.
-        content: The bytes.
+        path: The final path; missing parent folders are made.
+        content: The bytes to write.
 
     Raises:
-        DataError: The place cannot be written.
+        DataError: The path cannot be written.
     """
     _make_parent(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -35,20 +35,20 @@ def write_file(path: Path, content: bytes) -> None:
     except BaseException as error:
         os.unlink(temporary)
         if isinstance(error, OSError):
-            raise DataError(f"cannot write {path} ({error.strerror}): mend that") from error
+            raise DataError(f"cannot write {path} ({error.strerror}): fix that") from error
         raise
 
 
 def check_output_path(path: Path, made_from: str) -> None:
-    """Checks that a file can be written, before the work that makes it; makes parent folders.
+    """Checks that an output file can be written, before any work; makes its parent folders.
 
     Args:
-        path: The final place.
-        made_from: What is read for it; see ``files.input_lines``.
+        path: The final path.
+        made_from: The input that the output is made from; see ``files.input_lines``.
 
     Raises:
-        DataError: The place is a folder, cannot be written, or is what is read, by whatever
-            name or link.
+        DataError: The path is a folder, cannot be written, or is the input itself, under the
+            same or another name.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder: give the name of a file")
@@ -59,17 +59,17 @@ def check_output_path(path: Path, made_from: str) -> None:
 
 
 def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
-    """Makes a folder by filling a sibling and renaming it; keeps one already there.
+    """Makes a folder atomically; keeps one that exists.
 
     Args:
-        path: The final place; missing parent folders are made.
+        path: The final path; missing parent folders are made.
         fill: Called with an empty folder to write into, if ``path`` does not exist.
 
     Returns:
-        ``path``, which now exists and is whole.
+        ``path``, which now exists and is complete.
 
     Raises:
-        DataError: The place cannot be written.
+        DataError: The path cannot be written.
     """
     if path.is_dir():
         return path
@@ -81,7 +81,7 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         try:
             os.replace(temporary, path)
         except OSError:
-            if not path.is_dir():  # not another process that was faster: a real failure
+            if not path.is_dir():  # no other process was faster, so this is a real failure
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -93,7 +93,7 @@ def _make_parent(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"cannot make the folder {path.parent} ({error.strerror}): choose another place"
+            f"cannot make the folder {path.parent} ({error.strerror}): choose another folder"
         ) from None
     if not os.access(path.parent, os.W_OK):
-        raise DataError(f"the folder {path.parent} is not writable: choose another place")
+        raise DataError(f"the folder {path.parent} is not writable: choose another folder")

@@ -1,7 +1,7 @@
-r"""Files of text by their names, and the lines in them: in order, and none left out.
+r"""Text files, found by name or glob, and their lines, in order and without omissions.
 
-Files ending in ``.gz`` are unpacked while reading; ``**`` in a glob means any depth. Lines
-end at ``\n`` only: other Unicode line separators are ordinary characters.
+Files whose names end in ``.gz`` are decompressed while they are read; ``**`` in a glob matches
+any depth. Lines end at ``\n`` only: other Unicode line separators are ordinary characters.
 """
 
 import glob
@@ -16,13 +16,13 @@ from typing import IO, cast
 from ..errors import DataError
 
 Line = tuple[str, int, str]
-"""A file's name, the number of a line from 1, and the line."""
+"""The name of a file, the number of a line from 1, and the line."""
 
 STANDARD_INPUT = "-"
 
 
 def input_lines(path: str) -> Iterator[Line]:
-    """Reads the lines of a file that a user names, or of standard input for ``-``.
+    """Reads the lines of the files that a user names, or of standard input for ``-``.
 
     Raises:
         DataError: See ``matching_files`` and ``file_lines``.
@@ -35,7 +35,7 @@ def input_lines(path: str) -> Iterator[Line]:
 
 
 def input_files(path: str) -> list[Path]:
-    """The files that a user names; none for standard input.
+    """Returns the files that a user names; none for standard input.
 
     Raises:
         DataError: See ``matching_files``.
@@ -44,7 +44,7 @@ def input_files(path: str) -> list[Path]:
 
 
 def read_lines(path: str) -> list[str]:
-    """Reads texts, one a line; an empty line is an empty text, so none is lost.
+    """Reads one text per line; an empty line is an empty text.
 
     Args:
         path: A file, or ``-`` for standard input.
@@ -63,13 +63,16 @@ def file_lines(path: Path, *, keep_ends: bool = False) -> Iterator[Line]:
         keep_ends: Whether lines keep their ``\n`` and a ``\r`` before it.
 
     Raises:
-        DataError: The file cannot be read, is not whole or not UTF-8 (with the line).
+        DataError: The file cannot be read, is an incomplete gzip file, or is not UTF-8 (the
+            message names the line).
     """
     with _open(path) as file:
         try:
             yield from _decoded(file, str(path), keep_ends)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{path} is not a whole gzip file ({error}): fetch it again") from None
+            raise DataError(
+                f"{path} is not a complete gzip file ({error}): download it again"
+            ) from None
 
 
 def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iterator[Line]:
@@ -79,7 +82,7 @@ def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iter
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{name} line {number} is not UTF-8: byte 0x{raw[error.start]:02x} at its byte "
-                f"{error.start + 1}; convert the file to UTF-8, or mend the line"
+                f"{error.start + 1}; convert the file to UTF-8, or correct the line"
             ) from None
         line = line.removeprefix("\ufeff") if number == 1 else line
         yield name, number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
@@ -95,33 +98,29 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def matching_files(pattern: str, name: str) -> list[Path]:
-    """Finds the files that a name or a glob names, sorted.
+    """Returns the files that match a name or a glob, sorted.
 
     Args:
         pattern: The name or the glob.
-        name: Of the source that the pattern is part of, for messages.
+        name: The name of the source that contains the pattern, for messages.
 
     Raises:
-        DataError: There is none, or the name is that of a folder.
+        DataError: No file matches, or the name is that of a folder.
     """
     path = Path(pattern).expanduser()
     if path.is_dir():
         files = name.replace(pattern, f"{pattern.rstrip('/')}/**/*", 1)
         raise DataError(f"{name!r} is a folder: name its files, for example by {files!r}")
-    if path.is_file():  # a plain name may hold [ ] * ? itself
+    if path.is_file():  # the name of a file may contain [ ] * ?
         return [path]
     paths = sorted(Path(found) for found in glob.glob(str(path), recursive=True))
     paths = [path for path in paths if path.is_file()]
     if not paths:
         problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
         source = "" if pattern == name else f"source {name!r}, "
+        hint = "; to join sources write the kind of each: text:GLOB + text:GLOB"
         raise DataError(
             f"{problem} {pattern!r} ({source}in folder {Path.cwd()}): check the path"
-            + _join_hint(pattern)
+            + (hint if re.search(r"\s\+\s", pattern) else "")
         )
     return paths
-
-
-def _join_hint(pattern: str) -> str:
-    hint = "; to join sources write the kind of each: text:GLOB + text:GLOB"
-    return hint if re.search(r"\s\+\s", pattern) else ""

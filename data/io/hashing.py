@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def digest(*parts: Iterable[str]) -> str:
-    """Hashes texts, in order."""
+    """Hashes texts in order, to 32 hexadecimal digits."""
     whole = hashlib.blake2b(digest_size=16)
     for part in parts:
         for text in part:

@@ -1,50 +1,35 @@
-"""JSON as it stands in files: one object a line, or one in all."""
+"""JSON lines: one object per line, and the fields of an object."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import DataError
+from .json_text import JsonObject, parse_json
 
-_OBJECTS = "write one JSON object a line"
-
-
-def parse_json(text: str, location: str, remedy: str = "correct it") -> Any:
-    """Parses JSON that a file holds.
-
-    Args:
-        text: The JSON.
-        location: Where the example was read, for messages: `train.tsv line 7`.
-        remedy: What to do about it if it is none, for messages.
-
-    Raises:
-        DataError: It is not JSON.
-    """
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deeply")
-        location += f" line {getattr(error, 'lineno', 1)}" if "\n" in text else ""
-        raise DataError(f"{location} is not valid JSON ({reason}): {remedy}") from None
+_REMEDY = "write one JSON object a line"
 
 
-def parse_object(line: str, location: str) -> dict[str, Any]:
+def parse_line(line: str, location: str) -> JsonObject:
     """Parses a line of JSON lines.
 
+    Args:
+        line: The line.
+        location: File and line number, for messages: ``train.jsonl line 7``.
+
     Raises:
-        DataError: It is not a JSON object.
+        DataError: The line is not a JSON object.
     """
-    row = parse_json(line, location, _OBJECTS)
+    row = parse_json(line, location, _REMEDY)
     if not isinstance(row, dict):
-        raise DataError(f"{location} is a JSON {type(row).__name__}: {_OBJECTS}")
+        raise DataError(f"{location} is a JSON {type(row).__name__}: {_REMEDY}")
     return row
 
 
-def pick(row: Mapping[str, Any], field: str, location: str) -> Any:
-    """Takes a field, or a list of several: ``choice1+choice2``.
+def pick(row: Mapping[str, object], field: str, location: str) -> Any:
+    """Returns a field of an object, or a list of several fields for ``choice1+choice2``.
 
     Raises:
-        DataError: The row lacks it, or it holds half of a surrogate pair.
+        DataError: The object lacks the field, or the field contains a lone surrogate.
     """
     names = [field] if field in row else field.split("+")
     for name in names:
@@ -53,12 +38,12 @@ def pick(row: Mapping[str, Any], field: str, location: str) -> Any:
             raise DataError(
                 f"{location} has no field {name!r}: its fields are {seen}; name others after a #"
             )
-        _check_characters(row[name], f"{location} field {name!r}")
+        _check_encodable(row[name], f"{location} field {name!r}")
     return row[field] if field in row else [row[name] for name in names]
 
 
-def _check_characters(value: Any, location: str) -> None:
-    """Refuses what JSON can escape and no file can hold."""
+def _check_encodable(value: object, location: str) -> None:
+    """Refuses a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -68,4 +53,4 @@ def _check_characters(value: Any, location: str) -> None:
             ) from None
     elif isinstance(value, list | dict):
         for part in [*value, *value.values()] if isinstance(value, dict) else value:
-            _check_characters(part, location)
+            _check_encodable(part, location)

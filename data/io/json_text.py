@@ -1,4 +1,4 @@
-"""JSON values, and the one reader of JSON objects; it imports nothing of ours but the errors."""
+"""JSON values, and the only JSON parser of this project; it imports only the errors."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ def parse_json(
 
     Args:
         text: The JSON.
-        location: Where it stands, for messages.
-        remedy: What to do if it is not JSON, for messages.
+        location: The file, or file and line, for messages.
+        remedy: The remedy to name if the text is not JSON.
         error: The class of the error to raise.
 
     Raises:
@@ -35,7 +35,7 @@ def parse_json(
 def parse_object(
     text: str, location: str, remedy: str = "correct it", error: type[UserError] = DataError
 ) -> JsonObject:
-    """Parses a JSON object; arguments as of `parse_json`.
+    """Parses a JSON object; takes the arguments of `parse_json`.
 
     Raises:
         UserError: The text is not a JSON object.

@@ -1,1 +1,1 @@
-"""Rows that were tokenized and packed beforehand, as shards on disk."""
+"""Sequences that were tokenized and packed in advance, as shards on disk."""

@@ -1,4 +1,4 @@
-"""Input files to shards on the workers of Apache Beam, which the extra ``prepare`` installs."""
+"""Makes the shards on the workers of Apache Beam, which the extra ``prepare`` installs."""
 
 import contextlib
 import io
@@ -6,34 +6,34 @@ import logging
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from ..errors import DataError
 from ..sources.source_names import Source
 from .shard_format import Settings
 from .write_shards import Workers, prepare_shard
 
-# Beam's own default first downloads a program to run pipelines with.
+# Beam's own default runner first downloads a program.
 _IN_PROCESS = "--runner=FnApiRunner"
 
 
 def beam_workers(options: Sequence[str] = ()) -> Workers:
-    """Has Apache Beam make the shards of all files that can be read, and waits for it.
+    """Returns workers that make the shards with Apache Beam and wait until it is done.
 
     Args:
-        options: Beam's, as on a command line; by default it works in this process. Every worker
-            must see the folder and the input files under the same names.
+        options: Beam's options, as on a command line; by default Beam runs in this process.
+            Every worker must see the folder and the input files under the same names.
 
     Returns:
-        What ``preparing.prepare`` takes.
+        The argument ``workers`` of ``write_shards.prepare``.
 
     Raises:
         DataError: Beam is not installed, or refuses the options.
     """
     beam = _import_beam()
-    given = _options(beam, options)
+    parsed = _parse_options(beam, options)
     try:
-        pipeline = beam.Pipeline(options=given)
+        pipeline = beam.Pipeline(options=parsed)
     except ValueError as error:
         listed = " ".join(options)
         raise DataError(f"Apache Beam refuses {listed} ({error}): see its options") from None
@@ -50,9 +50,9 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
     return work
 
 
-def _import_beam() -> Any:
+def _import_beam() -> ModuleType:
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it warns of packages for clouds
+    logging.disable(logging.WARNING)  # Beam warns about missing packages for clouds
     try:
         import_module("apache_beam.options.pipeline_options")
         return import_module("apache_beam")
@@ -64,29 +64,28 @@ def _import_beam() -> Any:
         logging.disable(disabled)
 
 
-def _options(beam: Any, options: Sequence[str]) -> Any:
-    """Parses Beam's options, all of them before any work.
+def _parse_options(beam: ModuleType, options: Sequence[str]) -> object:
+    """Parses all of Beam's options before any work, and returns a ``PipelineOptions``.
 
-    Of those it does not know Beam only warns, for a runner elsewhere may know them.
+    Beam only warns about options that it does not know, because a remote runner may know them.
     """
     pipeline_options = beam.options.pipeline_options
-    told = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
-            given = pipeline_options.PipelineOptions([_IN_PROCESS, *options])
-            given.get_all_options()
+        with contextlib.redirect_stderr(printed):
+            parsed = pipeline_options.PipelineOptions([_IN_PROCESS, *options])
+            parsed.get_all_options()
     except SystemExit:
         raise DataError(
-            f"Apache Beam refuses {' '.join(options)}: {told.getvalue().splitlines()[-1]}"
+            f"Apache Beam refuses {' '.join(options)}: {printed.getvalue().splitlines()[-1]}"
         ) from None
-    return given
+    return parsed
 
 
 def _attempt(part: Source, folder: str, settings: Settings) -> None:
-    """Makes a shard, or leaves it unmade.
+    """Makes a shard, and ignores an error in its input file.
 
-    A fault of the file would only be tried again by the runner; ``preparing.finish`` meets it
-    once more and tells it.
+    The runner would retry a failing file in vain; ``write_shards.finish`` reports the error.
     """
     with contextlib.suppress(DataError, OSError):
         prepare_shard(part, Path(folder), settings)

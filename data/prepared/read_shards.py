@@ -1,8 +1,8 @@
-"""Training on rows that were prepared: Grain reads them from ArrayRecord files at random.
+"""Reads prepared sequences for training: Grain has random access to ArrayRecord files.
 
-Each epoch has the same rows in another order. Of ``SPLITS`` a run that validates on its own
-source trains on the first and validates on the second; a run that names another source to
-validate on trains on both.
+Every epoch has the same sequences in a different order. A run without a validation source of its
+own trains on the first of ``SPLITS`` and validates on the second; a run that names a validation
+source trains on both.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from .shard_format import (
 
 
 class _File(NamedTuple):
-    """A file of rows, as Grain wants to be told of it so that it need not look."""
+    """A file of sequences in the form in which Grain need not open it to count them."""
 
     filename: str
     skip: int
@@ -49,12 +49,12 @@ class _File(NamedTuple):
 
 @dataclass(frozen=True)
 class PreparedExamples(PickledByFields):
-    """The rows of prepared files; see ``dataset.ExampleSource``.
+    """The sequences of prepared files; see ``dataset.ExampleSource``.
 
     Attributes:
-        files: The files and their numbers of rows, in order.
-        length: The row's length T.
-        vocab_size: Every token is smaller.
+        files: The name and the number of sequences of each file, in order.
+        length: The tokens of a sequence, T.
+        vocab_size: The size of the vocabulary; every token is smaller.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -63,14 +63,14 @@ class PreparedExamples(PickledByFields):
 
     @property
     def num_examples(self) -> int:
-        """The number of rows."""
+        """The number of sequences."""
         return self._ends[-1]
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Reads one example, the same in every epoch; see ``packed_rows.packed_arrays``.
+        """Reads one sequence, the same in every epoch; see ``packed_rows.packed_arrays``.
 
         Raises:
-            DataError: The file is gone or damaged.
+            DataError: The file is missing or damaged.
         """
         try:
             record = self._records[index]
@@ -81,43 +81,48 @@ class PreparedExamples(PickledByFields):
 
     @cached_property
     def _ends(self) -> list[int]:
-        """The number of rows up to the end of each file."""
+        """The number of sequences up to the end of each file."""
         return list(accumulate(rows for _, rows in self.files))
 
     @cached_property
-    def _records(self) -> Any:
+    def _records(self) -> Sequence[bytes]:
         import grain
 
-        files: Any = [_File(name, 0, rows, rows) for name, rows in self.files]
-        return grain.sources.ArrayRecordDataSource(files)
+        files = [_File(name, 0, rows, rows) for name, rows in self.files]
+        # Grain accepts anything with these four attributes, but states a narrower type.
+        source = grain.sources.ArrayRecordDataSource(cast(list[str], files))
+        return cast(Sequence[bytes], source)
 
 
 @dataclass(frozen=True)
 class PreparedContent:
-    """What the rows are made of.
+    """The content of the sequences.
 
     Attributes:
-        num_bytes: UTF-8 bytes of all documents; for bits per byte.
-        token_counts: How often each token is there, int64 [V].
+        num_bytes: The UTF-8 bytes of all documents, for bits per byte.
+        token_counts: The number of occurrences of each token, int64 [V].
     """
 
     num_bytes: int
     token_counts: np.ndarray
 
 
-_AGAIN = "run the flaxzoo prepare that made it again, which mends it"
+_AGAIN = "run the flaxzoo prepare that made it again, which repairs it"
 
 
 def is_prepared(source: str) -> bool:
-    """Whether a source is a folder of prepared rows.
+    """Returns whether a source is a folder of prepared sequences.
 
     Raises:
-        DataError: It is not a source, see ``parse_source``; or joined with others.
+        DataError: The name is not a source (see ``parse_source``), or joins a prepared folder
+            with other sources.
     """
     sources = parse_sources(source)
     prepared = any(one.kind == "prepared" for one in sources)
     if prepared and len(sources) > 1:
-        raise DataError(f"{source!r} joins prepared rows: prepare the joined texts into one folder")
+        raise DataError(
+            f"{source!r} joins prepared sequences: prepare the joined texts into one folder"
+        )
     return prepared
 
 
@@ -125,32 +130,32 @@ def prepared_tokenizer(source: str) -> Tokenizer:
     """Loads the tokenizer that a folder was prepared with.
 
     Raises:
-        DataError: There are no prepared rows.
+        DataError: The folder has no prepared sequences.
     """
     folder, _, _ = _open(source)
     return load_tokenizer(folder / TOKENIZER)
 
 
 def prepared_split(
-    source: str, splits: Sequence[str], tokenizer: Tokenizer, asked: Mapping[str, Any]
+    source: str, splits: Sequence[str], tokenizer: Tokenizer, requested: Mapping[str, object]
 ) -> DataSplit:
-    """Opens the rows of a folder.
+    """Opens the sequences of a folder.
 
     Args:
         source: ``prepared:FOLDER``.
-        splits: Those of ``SPLITS`` to read, one after the other.
-        tokenizer: The run's.
-        asked: Settings of the data's that the folder's must equal, by name.
+        splits: The names in ``SPLITS`` to read, in order.
+        tokenizer: The tokenizer of the run.
+        requested: Settings of the run's data that must equal those of the folder, by name.
 
     Returns:
-        The split; its rows read the files when they are asked for.
+        The split; its examples are read from the files on access.
 
     Raises:
-        DataError: There are no prepared rows, or none of these splits; they were prepared with
-            other settings or another tokenizer; a file is missing or another.
+        DataError: The folder has no prepared sequences, or none in these splits; they were
+            prepared with other settings or another tokenizer; a file is missing or has changed.
     """
     folder, settings, shards = _open(source)
-    _check_settings(folder, settings, tokenizer, asked)
+    _check_settings(folder, settings, tokenizer, requested)
     found = [
         (rows_path(folder / SHARDS / shard.name, split), file)
         for split in splits
@@ -158,20 +163,24 @@ def prepared_split(
     ]
     if not found:
         raise DataError(
-            f"{folder} has no rows for {splits[0]}: name --data.validation, or prepare another "
-            "folder with a --validation-fraction above 0"
+            f"{folder} has no sequences for {splits[0]}: name --data.validation, or prepare "
+            "another folder with a --validation-fraction above 0"
         )
     for path, file in found:
         _check_file(path, file)
     paths = tuple((str(path), file.rows) for path, file in found)
     files = [file for _, file in found]
-    counts = _token_counts(folder / COUNTS)[[SPLITS.index(split) for split in splits]].sum(0)
+    try:
+        counts_by_split = np.load(folder / COUNTS)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / COUNTS} is missing or damaged ({error}): {_AGAIN}") from None
+    counts = counts_by_split[[SPLITS.index(split) for split in splits]].sum(0)
     rows = PreparedExamples(paths, settings.length, settings.vocab_size)
     content = PreparedContent(sum(file.text_bytes for file in files), counts)
     summary = (
         f"{sum(file.documents for file in files):,} documents, {content.num_bytes:,} bytes, "
         f"{sum(file.tokens for file in files):,} tokens to predict, in {rows.num_examples:,} "
-        "prepared rows"
+        "prepared sequences"
     )
     unknown = tokenizer.special_ids.unk
     if unknown is not None and counts[unknown]:
@@ -187,7 +196,7 @@ def _open(source: str) -> tuple[Path, Settings, list[Shard]]:
     settings, shards = read_settings(folder), read_manifest(folder)
     if settings is None:
         raise DataError(
-            f"no prepared rows in {folder}: make them by flaxzoo prepare SOURCE {folder} "
+            f"no prepared sequences in {folder}: make them by flaxzoo prepare SOURCE {folder} "
             "--tokenizer PATH --length T"
         )
     if shards is None and (folder / MANIFEST).exists():
@@ -196,14 +205,14 @@ def _open(source: str) -> tuple[Path, Settings, list[Shard]]:
             "flaxzoo prepare again"
         )
     if shards is None:
-        raise DataError(f"{folder} is not prepared to its end: run the same flaxzoo prepare again")
+        raise DataError(f"{folder} is only partly prepared: run the same flaxzoo prepare again")
     return folder, settings, shards
 
 
 def _check_settings(
-    folder: Path, settings: Settings, tokenizer: Tokenizer, asked: Mapping[str, Any]
+    folder: Path, settings: Settings, tokenizer: Tokenizer, requested: Mapping[str, object]
 ) -> None:
-    for name, value in asked.items():
+    for name, value in requested.items():
         own, option = getattr(settings, name), name.replace("_", "-")
         if own != value:
             raise DataError(
@@ -216,13 +225,6 @@ def _check_settings(
             f"{tokenizer.vocab_size:,} tokens: prepare another folder with --tokenizer, or leave "
             "--data.tokenizer.path out"
         )
-
-
-def _token_counts(path: Path) -> np.ndarray:
-    try:
-        return np.load(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is missing or damaged ({error}): {_AGAIN}") from None
 
 
 def _check_file(path: Path, file: RowsFile) -> None:

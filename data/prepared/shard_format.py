@@ -1,28 +1,27 @@
-"""A folder of prepared rows: what lies where, and the facts that describe it.
+"""The layout of a folder of prepared sequences, and the summaries that describe it.
 
 =============================  ======================================================
-``settings.json``              all that decides the rows, but for the input files
+``settings.json``              everything that determines the sequences, except the input
 ``tokenizer/``                 the tokenizer
-``shards/NAME/``               what was made of one input file, which NAME comes from:
-``  …/train.array_record``     the rows to train on, a record each (see ``packed_rows``)
-``  …/validation.array_record``  the rows held out
-``  …/token_counts.npy``       how often each token is in either, int64 [2, V]
-``  …/facts.json``             of what input, and how much
-``token_counts.npy``           of all shards
-``manifest.json``              all facts, the last to be written
+``shards/NAME/``               the output for one input file, from which NAME is derived:
+``  …/train.array_record``     the training sequences, one per record (see ``packed_rows``)
+``  …/validation.array_record``  the sequences held out for validation
+``  …/token_counts.npy``       the occurrences of each token in each split, int64 [2, V]
+``  …/facts.json``             a summary: the input file, the sizes and the hashes
+``token_counts.npy``           the sum of the counts of all shards
+``manifest.json``              settings, versions and all summaries; written last
 =============================  ======================================================
 
-A split that got no row has no file.
+A split without a sequence has no file.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..errors import DataError
 from ..sources.documents import Split, check_validation_fraction
@@ -31,25 +30,27 @@ from ..sources.source_names import Source
 FORMAT = 1
 SPLITS: tuple[Split, ...] = ("train", "validation")
 SETTINGS, TOKENIZER, SHARDS = "settings.json", "tokenizer", "shards"
-FACTS, COUNTS, MANIFEST = "facts.json", "token_counts.npy", "manifest.json"
+SUMMARY, COUNTS, MANIFEST = "facts.json", "token_counts.npy", "manifest.json"
 
-_READ_AT_ONCE = 1 << 20
-_END = 1 << 16
-_LONGEST_STEM = 40
+_BLOCK_BYTES = 1 << 20
+_END_BYTES = 1 << 16
+_MAX_STEM_LENGTH = 40
+
+_Content = TypeVar("_Content")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What decides the rows of a file, and the source that the files are of.
+    """The settings that determine the sequences of a file, and the source of the files.
 
     Attributes:
-        source: As the user named it.
-        tokenizer: Its fingerprint.
-        vocab_size: Every token is smaller.
-        length: Pairs of input and label in a row, T.
-        packing: How documents share rows: ``concat`` or ``first-fit``.
+        source: The source as the user named it.
+        tokenizer: The fingerprint of the tokenizer.
+        vocab_size: The size of the vocabulary; every token is smaller.
+        length: The target tokens of a sequence, T.
+        packing: How documents share sequences: ``concat`` or ``first-fit``.
         validation_fraction: The share of documents held out, by the hash of each.
-        format: Of the records.
+        format: The version of the record format.
     """
 
     source: str
@@ -65,23 +66,23 @@ class Settings:
             raise DataError(f"length {self.length} must be at least 1")
         check_validation_fraction(self.validation_fraction)
         if self.format != FORMAT:
-            raise DataError(f"rows of format {self.format} are not those of this version, {FORMAT}")
+            raise DataError(f"format {self.format} is not the format of this version, {FORMAT}")
 
 
 @dataclass(frozen=True)
 class RowsFile:
-    """The rows of one split of one input file.
+    """A summary of the sequences of one split of one input file.
 
     Attributes:
-        rows: The number of records.
-        documents: How many documents are in them.
-        tokens: Pairs of input and label.
-        text_bytes: UTF-8 bytes of the documents.
+        rows: The number of sequences, which is that of records.
+        documents: The number of documents in them.
+        tokens: The number of target tokens.
+        text_bytes: The UTF-8 bytes of the documents.
         file_bytes: The size of the file.
-        sha256: Of the file, hexadecimal.
-        end_sha256: Of its last 64 KiB, where ArrayRecord notes the place of every record, so that
-            another file of the same size is known without reading all of it. (A record has a
-            checksum of its own, which is looked at when it is read.)
+        sha256: The hash of the file, hexadecimal.
+        end_sha256: The hash of its last 64 KiB, hexadecimal. ArrayRecord stores the position of
+            every record there, so that a different file of the same size is detected without
+            reading all of it. (Each record has a checksum of its own, verified on reading.)
     """
 
     rows: int
@@ -95,14 +96,14 @@ class RowsFile:
 
 @dataclass(frozen=True)
 class Shard:
-    """What was made of one input file.
+    """A summary of the output for one input file.
 
     Attributes:
-        name: Of its folder.
-        input: The name of the source that is this file alone.
-        input_sha256: Of what was read, hexadecimal.
-        counts_sha256: Of the file of token counts.
-        splits: The rows of each split that has any.
+        name: The name of its folder.
+        input: The name of the source that consists of this file only.
+        input_sha256: The hash of the input, hexadecimal.
+        counts_sha256: The hash of the file of token counts, hexadecimal.
+        splits: The summary of each split that has a sequence.
     """
 
     name: str
@@ -113,27 +114,27 @@ class Shard:
 
 
 def shard_name(part: Source) -> str:
-    """Names the shard of an input file: the file's own name, and a hash of all of its path."""
-    stem = re.sub(r"[^\w.-]+", "-", Path(part.location).name)[:_LONGEST_STEM].strip(".-")
+    """Names the shard of an input file by the name of the file and a hash of its whole path."""
+    stem = re.sub(r"[^\w.-]+", "-", Path(part.location).name)[:_MAX_STEM_LENGTH].strip(".-")
     whole = hashlib.blake2b(part.name.encode("utf-8", "surrogateescape"), digest_size=6)
     return f"{stem}-{whole.hexdigest()}"
 
 
 def rows_path(shard_folder: Path, split: str) -> Path:
-    """Where the rows of a split lie."""
+    """Returns the file of the sequences of a split."""
     return shard_folder / f"{split}.array_record"
 
 
 def file_sha256(path: Path) -> str:
-    """Hashes a file, hexadecimal.
+    """Hashes a file; returns hexadecimal digits.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: The file cannot be read.
     """
     whole = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while block := file.read(_READ_AT_ONCE):
+            while block := file.read(_BLOCK_BYTES):
                 whole.update(block)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
@@ -141,15 +142,15 @@ def file_sha256(path: Path) -> str:
 
 
 def end_sha256(path: Path) -> str:
-    """Hashes the last 64 KiB of a file, hexadecimal."""
+    """Hashes the last 64 KiB of a file; returns hexadecimal digits."""
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _END))
+        file.seek(max(0, path.stat().st_size - _END_BYTES))
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def to_json(facts: Any) -> bytes:
-    """Writes facts, always the same bytes."""
-    return (json.dumps(facts, indent=1) + "\n").encode()
+def to_json(summary: object) -> bytes:
+    """Encodes a summary; equal summaries give equal bytes."""
+    return (json.dumps(summary, indent=1) + "\n").encode()
 
 
 def read_settings(folder: Path) -> Settings | None:
@@ -158,31 +159,26 @@ def read_settings(folder: Path) -> Settings | None:
 
 
 def read_shard(shard_folder: Path) -> Shard | None:
-    """Reads the facts of a shard; None if it is not whole."""
-    return _read(shard_folder / FACTS, _shard)
+    """Reads the summary of a shard; None if the shard is incomplete."""
+    return _read(shard_folder / SUMMARY, _shard)
 
 
 def read_manifest(folder: Path) -> list[Shard] | None:
-    """Reads the facts of all shards; None if preparing did not come to its end."""
+    """Reads the summaries of all shards; None if the folder was not finished."""
     return _read(folder / MANIFEST, lambda fields: [_shard(one) for one in fields["shards"]])
 
 
-def shard_fields(shard: Shard) -> dict[str, Any]:
-    """The facts of a shard as JSON values."""
-    return dataclasses.asdict(shard)
-
-
 def files_of(shards: list[Shard], split: str) -> Iterator[tuple[Shard, RowsFile]]:
-    """The files of a split, in order."""
+    """Yields each shard that has a file of a split, with the summary of the file."""
     yield from ((shard, shard.splits[split]) for shard in shards if split in shard.splits)
 
 
 def _shard(fields: dict[str, Any]) -> Shard:
-    splits = {name: RowsFile(**facts) for name, facts in fields["splits"].items()}
+    splits = {name: RowsFile(**summary) for name, summary in fields["splits"].items()}
     return Shard(**{**fields, "splits": splits})
 
 
-def _read(path: Path, make: Any) -> Any:
+def _read(path: Path, make: Callable[[dict[str, Any]], _Content]) -> _Content | None:
     try:
         return make(json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):

@@ -1,9 +1,9 @@
-"""From a file of text to a shard of packed rows: a pure function, whoever calls it.
+"""Turns each text file into a shard of packed sequences, as a pure function.
 
-The same file and settings give the same bytes, on any machine and beside any number of
-other workers, and a shard that is whole is left as it is. So ``prepare_shard`` may be called for
-the input files in any order by whoever sees them and the folder (``beam_pipeline`` has many
-workers do it), and ``finish`` makes what is missing then.
+The same file and settings give the same bytes on any machine, with any number of other workers,
+and a complete shard is kept. Therefore any process that sees the input files and the folder may
+call ``prepare_shard`` for them, in any order (``apache_beam`` has many workers do so);
+``finish`` writes the manifest afterwards.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ from ..sources.source_names import Source, documents_in, parse_sources
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from .shard_format import (
     COUNTS,
-    FACTS,
     MANIFEST,
     SETTINGS,
     SHARDS,
     SPLITS,
+    SUMMARY,
     TOKENIZER,
     RowsFile,
     Settings,
@@ -47,22 +47,21 @@ from .shard_format import (
     read_settings,
     read_shard,
     rows_path,
-    shard_fields,
     shard_name,
     to_json,
 )
 
-# One record is read at a time, in any order.
+# Records are read one at a time, in any order.
 _WRITER_OPTIONS = "group_size:1"
 _PACKAGES = ("flaxzoo", "apache-beam", "array-record", "numpy", "sentencepiece", "tokenizers")
 
 
 Workers = Callable[[Sequence[Source], Path, Settings], None]
-"""Given the input files, the folder and its settings, calls ``prepare_shard`` for each file."""
+"""Calls ``prepare_shard`` for each input file; takes the files, the folder and its settings."""
 
 
 def in_order(parts: Sequence[Source], folder: Path, settings: Settings) -> None:
-    """Makes one shard after the other, up to the first fault."""
+    """Makes the shards one after another, up to the first error."""
     for part in parts:
         prepare_shard(part, folder, settings)
 
@@ -77,23 +76,23 @@ def prepare(
     validation_fraction: float = 0.05,
     workers: Workers = in_order,
 ) -> list[Shard]:
-    """Makes a folder of rows to train on, or what it lacks.
+    """Makes a folder of training sequences, or its missing shards.
 
     Args:
-        source: Files of text, see ``sources``.
-        folder: The folder; may exist if it was made of the same source with the same settings.
-        tokenizer: See ``load_tokenizer``.
-        length: Pairs of input and label in a row, T.
+        source: The text files, see ``source_names``.
+        folder: The folder; may exist if it was made from the same source and settings.
+        tokenizer: The tokenizer's folder or file, see ``load_tokenizer``.
+        length: The target tokens of a sequence, T.
         packing: ``concat`` or ``first-fit``.
         validation_fraction: The share of documents held out, in [0, 1), by the hash of each.
-        workers: Who makes the shards.
+        workers: The function that makes the shards.
 
     Returns:
-        What is in the shard of each input file, in order.
+        The summaries of the shards, in the order of the input files.
 
     Raises:
         DataError: The source has no files, the tokenizer cannot be read, the folder has other
-            settings; or see ``finish``.
+            settings, or ``finish`` raises.
     """
     folder, parts = Path(folder), input_files(source)
     loaded = load_tokenizer(tokenizer)
@@ -106,16 +105,16 @@ def prepare(
         packing=packing,
         validation_fraction=validation_fraction,
     )
-    begin(folder, settings, loaded)
+    create_folder(folder, settings, loaded)
     workers(parts, folder, settings)
     return finish(folder, parts, settings)
 
 
 def input_files(source: str) -> list[Source]:
-    """Parts a source into its files, in order; built-in text is one.
+    """Splits a source into its files, in order; a built-in text counts as one.
 
     Raises:
-        DataError: The source has no files (``tfds:``, ``prepared:``), or there are none.
+        DataError: The source is not made of files (``tfds:``, ``prepared:``), or no file matches.
     """
     parts: list[Source] = []
     for one in parse_sources(source):
@@ -132,11 +131,11 @@ def input_files(source: str) -> list[Source]:
     return parts
 
 
-def begin(folder: Path, settings: Settings, tokenizer: Tokenizer) -> None:
-    """Makes the folder, or checks that it is one of the same settings.
+def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> None:
+    """Makes the folder, or checks that an existing one has the same settings.
 
     Raises:
-        DataError: It has other settings, holds something else, or cannot be written.
+        DataError: The folder has other settings or other content, or cannot be written.
     """
 
     def fill(temporary: Path) -> None:
@@ -151,7 +150,7 @@ def begin(folder: Path, settings: Settings, tokenizer: Tokenizer) -> None:
         return
     found = read_settings(folder)
     if found is None:
-        raise DataError(f"{folder} exists and holds no prepared rows: name another folder")
+        raise DataError(f"{folder} exists and contains no prepared sequences: name another folder")
     old, new = dataclasses.asdict(found), dataclasses.asdict(settings)
     changed = [f"{name} {old[name]!r} → {new[name]!r}" for name in new if old[name] != new[name]]
     if changed:
@@ -159,106 +158,106 @@ def begin(folder: Path, settings: Settings, tokenizer: Tokenizer) -> None:
             f"{folder} was prepared with other settings ({', '.join(changed)}): give the same, "
             "or name another folder"
         )
-    if not _is_tokenizer(folder / TOKENIZER, settings.tokenizer):
+    try:
+        intact = load_tokenizer(folder / TOKENIZER).fingerprint == settings.tokenizer
+    except DataError:
+        intact = False
+    if not intact:
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
         build_folder(folder / TOKENIZER, tokenizer.save)
 
 
-def _is_tokenizer(folder: Path, fingerprint: str) -> bool:
-    try:
-        return load_tokenizer(folder).fingerprint == fingerprint
-    except DataError:
-        return False
-
-
 def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
-    """Makes the shard of one input file, unless it is there and whole.
+    """Makes the shard of one input file, unless it exists and is intact.
 
     Args:
         part: The file, one of ``input_files``.
-        folder: Of all shards; see ``begin``.
-        settings: Those of the folder.
+        folder: The folder of all shards, see ``create_folder``.
+        settings: The settings of the folder.
 
     Returns:
-        What is in the shard.
+        The summary of the shard.
 
     Raises:
-        DataError: The file is missing, not whole or not UTF-8, lacks a field, or changes while
+        DataError: The file is missing, incomplete or not UTF-8, lacks a field, or changes while
             it is read; or the shard cannot be written.
     """
-    place = folder / SHARDS / shard_name(part)
-    older = place.exists()  # before it is read: another worker may be about to finish it
+    path = folder / SHARDS / shard_name(part)
+    existed = path.exists()  # checked before reading: another worker may be about to finish it
     try:
         digest = _input_digest(part)
     except DataError:
-        shutil.rmtree(place, ignore_errors=True)  # of a file that is gone there is no shard
+        shutil.rmtree(path, ignore_errors=True)  # an unreadable file must not keep its shard
         raise
-    found = read_shard(place)
-    if found is not None and found.input_sha256 == digest and _is_undamaged(place, found):
+    found = read_shard(path)
+    if found is not None and found.input_sha256 == digest and _is_undamaged(path, found):
         return found
-    if older:
-        shutil.rmtree(place)
+    if existed:
+        shutil.rmtree(path)
     tokenizer = _tokenizer(folder / TOKENIZER, settings.tokenizer)
 
     def fill(temporary: Path) -> None:
-        shard = _fill(temporary, part, digest, settings, tokenizer)
+        shard = _fill(temporary, part=part, digest=digest, settings=settings, tokenizer=tokenizer)
         if _input_digest(part) != digest:
             raise DataError(f"{part.location} changed while it was read: start again")
-        (temporary / FACTS).write_bytes(to_json(shard_fields(shard)))
+        (temporary / SUMMARY).write_bytes(to_json(dataclasses.asdict(shard)))
 
     try:
-        whole = read_shard(build_folder(place, fill))
+        made = read_shard(build_folder(path, fill))
     except OSError as error:
-        reason = error.strerror or "the disk may be full"  # numpy tells only numbers
-        raise DataError(f"cannot write {place} ({reason}): mend that, and run it again") from error
-    assert whole is not None
-    return whole
+        reason = error.strerror or "the disk may be full"  # numpy gives only numbers
+        raise DataError(f"cannot write {path} ({reason}): fix that, and run it again") from error
+    assert made is not None
+    return made
 
 
 def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Shard]:
-    """Writes the manifest, when every shard was made.
+    """Writes the manifest when every shard is complete.
 
     Args:
-        folder: Of all shards.
+        folder: The folder of all shards.
         parts: The input files.
-        settings: Those of the folder.
+        settings: The settings of the folder.
 
     Returns:
-        The shards, in the order of the input files.
+        The summaries of the shards, in the order of the input files.
 
     Raises:
-        DataError: A shard is missing: what keeps it from being made here, see
-            ``prepare_shard``, or, if nothing does, that the workers did not; or a split has no
-            row at all.
+        DataError: A shard is missing: the message gives the reason that ``prepare_shard`` finds,
+            or says that the workers did not make it. Or a split has no sequence at all.
     """
     shards: list[Shard] = []
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
     for part in parts:
-        place = folder / SHARDS / shard_name(part)
-        shards.append(read_shard(place) or _missing(part, folder, parts, settings))
-        counts += np.load(place / COUNTS)
+        path = folder / SHARDS / shard_name(part)
+        shards.append(read_shard(path) or _missing(part, folder, parts, settings))
+        counts += np.load(path / COUNTS)
     _check_splits(shards, settings)
-    _forget_others(folder, {shard.name for shard in shards})
-    whole = {
+    # Leftovers of a killed worker, and shards of files that no longer exist.
+    names = {shard.name for shard in shards}
+    for found in (folder / SHARDS).iterdir():
+        if found.name not in names:
+            shutil.rmtree(found, ignore_errors=True)
+    manifest = {
         **dataclasses.asdict(settings),
         "finished_by": {name: found for name in _PACKAGES if (found := _version(name))},
-        "shards": [shard_fields(shard) for shard in shards],
+        "shards": [dataclasses.asdict(shard) for shard in shards],
     }
     content = io.BytesIO()
     np.save(content, counts)
     write_file(folder / COUNTS, content.getvalue())
-    write_file(folder / MANIFEST, to_json(whole))
+    write_file(folder / MANIFEST, to_json(manifest))
     return shards
 
 
 def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Settings) -> NoReturn:
-    """Tells why a shard that workers were to make is not there."""
+    """Raises the reason why a shard that the workers should have made is missing."""
     names = [shard_name(one) for one in parts]
     missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
-    prepare_shard(part, folder, settings)  # raises what is wrong with the file
+    prepare_shard(part, folder, settings)  # raises if the file itself has an error
     raise DataError(
         f"{missing} of {len(parts)} shards are not in {folder} now that the workers have ended, "
-        "yet can be made here: have every worker see that folder and the texts, under these names"
+        "but can be made here: every worker must see that folder and the texts under these names"
     )
 
 
@@ -271,9 +270,9 @@ def _input_digest(part: Source) -> str:
     return whole.hexdigest()
 
 
-def _is_undamaged(place: Path, shard: Shard) -> bool:
-    hashes = {rows_path(place, split): facts.sha256 for split, facts in shard.splits.items()}
-    hashes[place / COUNTS] = shard.counts_sha256
+def _is_undamaged(folder: Path, shard: Shard) -> bool:
+    hashes = {rows_path(folder, split): file.sha256 for split, file in shard.splits.items()}
+    hashes[folder / COUNTS] = shard.counts_sha256
     try:
         return all(file_sha256(path) == sha256 for path, sha256 in hashes.items())
     except DataError:
@@ -282,10 +281,10 @@ def _is_undamaged(place: Path, shard: Shard) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _tokenizer(folder: Path, fingerprint: str) -> Tokenizer:
-    """Loads the tokenizer once in each worker."""
+    """Loads the tokenizer, once per worker."""
     tokenizer = load_tokenizer(folder)
     if tokenizer.fingerprint != fingerprint:
-        raise DataError(f"{folder} is not the tokenizer it was: prepare into another folder")
+        raise DataError(f"the tokenizer in {folder} has changed: prepare into another folder")
     return tokenizer
 
 
@@ -305,7 +304,7 @@ class _SplitTexts:
 
 
 def _fill(
-    place: Path, part: Source, digest: str, settings: Settings, tokenizer: Tokenizer
+    folder: Path, *, part: Source, digest: str, settings: Settings, tokenizer: Tokenizer
 ) -> Shard:
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
     division = HashSplit.of_each(settings.validation_fraction)
@@ -314,12 +313,12 @@ def _fill(
         texts = _SplitTexts(part, split, division, digest)
         if not any(True for _ in texts):
             continue
-        corpus = build_corpus(texts, tokenizer, place / "corpus")
-        splits[split] = _write_rows(rows_path(place, split), corpus, split, settings)
+        corpus = build_corpus(texts, tokenizer, folder / "corpus")
+        splits[split] = _write_rows(rows_path(folder, split), corpus, split, settings)
         counts[number] = corpus.token_counts
-        shutil.rmtree(place / "corpus")
-    np.save(place / COUNTS, counts)
-    return Shard(shard_name(part), part.name, digest, file_sha256(place / COUNTS), splits)
+        shutil.rmtree(folder / "corpus")
+    np.save(folder / COUNTS, counts)
+    return Shard(shard_name(part), part.name, digest, file_sha256(folder / COUNTS), splits)
 
 
 def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Settings) -> RowsFile:
@@ -331,7 +330,7 @@ def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Setting
             for spans in _packed(corpus, split, settings):
                 writer.write(encode(gather_tokens(corpus, spans), settings.vocab_size))
                 rows += 1
-    except RuntimeError as error:  # of the writer alone
+    except RuntimeError as error:  # only the writer raises this
         raise OSError(None, str(error)) from error
     return RowsFile(
         rows=rows,
@@ -345,7 +344,7 @@ def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Setting
 
 
 def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[Sequence[Span]]:
-    """The rows of a split: each pair of the file once, whatever the packing."""
+    """Yields the spans of each sequence of a split; together they cover every target token once."""
     length = settings.length
     if split == "validation" or settings.packing == "concat":
         for row in range(-(-corpus.num_targets // length)):
@@ -359,21 +358,15 @@ def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[S
 def _check_splits(shards: list[Shard], settings: Settings) -> None:
     if not any(shard.splits for shard in shards):
         raise DataError(
-            f"no text in {settings.source!r}: empty or only white space; give files with text"
+            f"no text in {settings.source!r}: empty or only white space; name files with text"
         )
     for split in SPLITS if settings.validation_fraction else SPLITS[:1]:
         if not any(files_of(shards, split)):
             raise DataError(
-                f"no document of {settings.source!r} fell to {split}: make several of it (text:GLOB"
-                "#block or #line), or prepare into another folder with --validation-fraction 0"
+                f"no document of {settings.source!r} is in {split}: split it into several "
+                "documents (text:GLOB#block or #line), or prepare into another folder with "
+                "--validation-fraction 0"
             )
-
-
-def _forget_others(folder: Path, names: set[str]) -> None:
-    """Removes what a killed worker left, and shards of files that are no longer there."""
-    for found in (folder / SHARDS).iterdir():
-        if found.name not in names:
-            shutil.rmtree(found, ignore_errors=True)
 
 
 def _version(package: str) -> str | None:

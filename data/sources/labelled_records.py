@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from ..errors import DataError
 from ..io.files import Line, file_lines, matching_files
-from ..io.json_lines import parse_object, pick
+from ..io.json_lines import parse_line, pick
 from .source_names import Source, listed_choices
 
 FORMS = {
@@ -161,7 +161,7 @@ def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Rec
     for file, number, line in lines:
         if line and not line.isspace():
             location = f"{file} line {number}"
-            row = parse_object(line, location)
+            row = parse_line(line, location)
             yield Record(location, tuple(pick(row, field, location) for field in fields))
 
 

@@ -25,7 +25,7 @@ from typing import Literal, cast
 
 from ..errors import DataError, UserError, similar_names
 from ..io.files import file_lines, matching_files
-from ..io.json_lines import parse_object, pick
+from ..io.json_lines import parse_line, pick
 
 SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared"]
 
@@ -228,7 +228,7 @@ def _read_json_lines(path: Path, field: str) -> Iterator[str]:
 
 
 def _text_field(line: str, field: str, location: str) -> str:
-    row = parse_object(line, location)
+    row = parse_line(line, location)
     value = pick(row, field, location)
     if not isinstance(value, str):
         seen = ", ".join(sorted(key for key in row if isinstance(row[key], str))) or "none"

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import DataError
 from ..io.files import Line
-from ..io.json_lines import parse_json, parse_object, pick
+from ..io.json_lines import parse_line, pick
+from ..io.json_text import parse_json
 from .labelled_records import LabelledSource, Record, are_json_lines, source_lines
 
 
@@ -93,7 +94,7 @@ def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
     for file, number, line in read:
         if line.strip():
             location = f"{file} line {number}"
-            row = parse_object(line, location)
+            row = parse_line(line, location)
             question, passage = (_text(row, name, location) for name in ("question", "context"))
             id = str(pick(row, "id", location) if "id" in row else number)
             yield SpanExample(id, question, passage, None, location=location, group=passage)

@@ -370,4 +370,8 @@ MAPPING = HFMapping(
     config_to_hf=config_to_hf,
     tensor_mapping=tensor_mapping,
     as_stored=as_stored,
+    generation_defaults={
+        "bert": {"pad_token_id": 0},
+        "roberta": {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1},
+    },
 )

@@ -198,4 +198,5 @@ MAPPING = HFMapping(
     config_to_hf=config_to_hf,
     tensor_mapping=tensor_mapping,
     to_hf_equivalent=as_gpt2,
+    generation_defaults={"gpt2": {"bos_token_id": 50256, "eos_token_id": 50256}},
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from ...data.packing.packing import Packing
-from ...data.prepared.shard_format import FACTS, SHARDS
+from ...data.prepared.shard_format import SHARDS, SUMMARY
 from .arguments import Positional, SourceName, log, named, split_at_dashes
 
 
@@ -67,4 +67,4 @@ def prepare_command(arguments: list[str]) -> None:
 
 def _written(folder: Path) -> set[tuple[Path, int]]:
     """Returns the shards of a folder, each with the time at which it was finished."""
-    return {(path, path.stat().st_mtime_ns) for path in folder.glob(f"{SHARDS}/*/{FACTS}")}
+    return {(path, path.stat().st_mtime_ns) for path in folder.glob(f"{SHARDS}/*/{SUMMARY}")}

@@ -1,4 +1,4 @@
-"""Training on prepared rows: the order, the parts of processes, and what does not fit."""
+"""Training on prepared sequences: the order, the parts of processes, and what does not fit."""
 
 import dataclasses
 import pickle
@@ -139,8 +139,14 @@ def test_resumed_in_another_process_it_is_the_same(split):
         ({"packing": "first-fit"}, "with packing 'concat', and data.packing is 'first-fit'"),
         ({"validation_fraction": 0.1}, "with validation_fraction 0.2, and data.validation_fract"),
         ({"tokenizer": TokenizerConfig(path="other")}, "another tokenizer than this one of char"),
-        ({"source": "prepared:nothing"}, "no prepared rows in nothing: make them by flaxzoo pre"),
-        ({"source": "prepared:a + prepared:b"}, "joins prepared rows: prepare the joined texts"),
+        (
+            {"source": "prepared:nothing"},
+            "no prepared sequences in nothing: make them by flaxzoo pre",
+        ),
+        (
+            {"source": "prepared:a + prepared:b"},
+            "joins prepared sequences: prepare the joined texts",
+        ),
         ({"source": "prepared:"}, "is incomplete: write prepared:FOLDER"),
     ],
 )
@@ -167,7 +173,7 @@ def test_nothing_held_out_is_named(place, config, tmp_path):
     source = f"text:{place}/0.txt#block"
     prepare(source, tmp_path / "rows", place / "letters", length=LENGTH, validation_fraction=0)
     asked = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows", validation_fraction=0.0)
-    with pytest.raises(DataError, match="has no rows for validation: name --data"):
+    with pytest.raises(DataError, match="has no sequences for validation: name --data"):
         asked.validation_split(asked.make_tokenizer(), ())
 
 
@@ -177,7 +183,7 @@ def test_nothing_held_out_is_named(place, config, tmp_path):
         (lambda file: file.unlink(), "train.array_record is missing: run the flaxzoo prepare"),
         (lambda file: file.write_bytes(file.read_bytes()[:-1]), "bytes where it had"),
         (lambda file: file.write_bytes(bytes(file.stat().st_size)), "has changed since it was"),
-        (lambda file: (file.parents[2] / "manifest.json").unlink(), "not prepared to its end"),
+        (lambda file: (file.parents[2] / "manifest.json").unlink(), "is only partly prepared"),
         (lambda file: (file.parents[2] / "manifest.json").write_text("{"), "or another version"),
     ],
     ids=["missing", "shorter", "another", "unfinished", "no manifest"],

@@ -257,10 +257,10 @@ def test_json_lines_and_joined_sources(texts, letters, tmp_path):
         ("prepared:{}", {}, "is not made of files of text"),
         ("text:{}/empty.txt", {}, "no text in 'text:.*empty.txt': empty or only white space"),
         ("text:{}/latin.txt", {}, "latin.txt line 2 is not UTF-8: byte 0xe9"),
-        ("text:{}/half.txt.gz", {}, "is not a whole gzip file"),
+        ("text:{}/half.txt.gz", {}, "is not a complete gzip file"),
         ("text:{}/0.txt#block", {"length": 0}, "length 0 must be at least 1"),
         ("text:{}/0.txt#block", {"validation_fraction": 1.5}, "must be at least 0 and below 1"),
-        ("text:{}/0.txt#file", {"validation_fraction": 1e-9}, "fell to validation: make several"),
+        ("text:{}/0.txt#file", {"validation_fraction": 1e-9}, "is in validation: split it"),
     ],
 )
 def test_faults_are_named(texts, letters, tmp_path, source, fields, message):
@@ -303,10 +303,10 @@ def test_a_full_disk_is_told_in_a_line(texts, letters, tmp_path, monkeypatch, wh
             patch.setattr("array_record.python.array_record_module.ArrayRecordWriter", Writer)
         else:
             patch.setattr(write_shards, "to_json", full)
-            patch.setattr(write_shards, "begin", lambda *arguments: None)
+            patch.setattr(write_shards, "create_folder", lambda *arguments: None)
             (tmp_path / "out" / "shards").mkdir(parents=True)
             load_tokenizer(letters).save(tmp_path / "out" / "tokenizer")
-        message = r"cannot write .*0.txt-.* \(.*No space left on device\): mend that, and run it"
+        message = r"cannot write .*0.txt-.* \(.*No space left on device\): fix that, and run it"
         with pytest.raises(DataError, match=message):
             prepare(source_of(texts), tmp_path / "out", letters, length=LENGTH)
     assert not list((tmp_path / "out" / "shards").iterdir())
@@ -314,7 +314,7 @@ def test_a_full_disk_is_told_in_a_line(texts, letters, tmp_path, monkeypatch, wh
 
 def test_a_folder_of_something_else_is_refused(texts, letters, tmp_path):
     source, out = source_of(texts), tmp_path / "out"
-    with pytest.raises(DataError, match="holds no prepared rows: name another folder"):
+    with pytest.raises(DataError, match="contains no prepared sequences: name another folder"):
         prepare(source, texts, letters, length=LENGTH)
     prepare(source, out, letters, length=LENGTH)
     before = contents(out)

@@ -127,7 +127,7 @@ def test_a_fault_leaves_nothing_behind(tmp_path):
 
 def test_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=r"cannot make the folder .*file.*choose another place"):
+    with pytest.raises(DataError, match=r"cannot make the folder .*file.*choose another folder"):
         load(write(tmp_path / "a", TEXTS), tmp_path / "file")
 
 

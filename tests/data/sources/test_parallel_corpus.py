@@ -69,7 +69,7 @@ def test_line_that_is_not_utf8(tmp_path, files):
 def test_half_a_packed_file(tmp_path, files):
     half = tmp_path / "half.gz"
     half.write_bytes(files[0].read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"half.gz is not a whole gzip file"):
+    with pytest.raises(DataError, match=r"half.gz is not a complete gzip file"):
         list(open_parallel(f"pairs:{half},{files[1]}", "whole"))
 
 

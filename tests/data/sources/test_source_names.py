@@ -117,10 +117,10 @@ def test_bad_gzip(tmp_path):
     with pytest.raises(DataError, match=r"a.txt.gz line 1 is not UTF-8: byte 0xff at its byte 3"):
         read(f"text:{path}")
     path.write_bytes(gzip.compress(b"long enough " * 99)[:-9])
-    with pytest.raises(DataError, match=r"a.txt.gz is not a whole gzip file"):
+    with pytest.raises(DataError, match=r"a.txt.gz is not a complete gzip file"):
         read(f"text:{path}")
     path.write_bytes(b"plain")
-    with pytest.raises(DataError, match=r"a.txt.gz is not a whole gzip file"):
+    with pytest.raises(DataError, match=r"a.txt.gz is not a complete gzip file"):
         read(f"text:{path}")
 
 

@@ -72,7 +72,7 @@ def test_a_faulty_file_is_named_and_the_others_are_done(place, tmp_path, capfd):
     assert prepare(tmp_path, tmp_path / "rows") == 2
     assert capfd.readouterr().err == (
         f"flaxzoo: {tmp_path}/1.txt line 1 is not UTF-8: byte 0xe9 at its byte 4; convert the file "
-        "to UTF-8, or mend the line\n"
+        "to UTF-8, or correct the line\n"
     )
     names = sorted(path.name[:5] for path in (tmp_path / "rows" / "shards").iterdir())
     assert names == ["0.txt", "2.txt", "3.txt", "4.txt"]

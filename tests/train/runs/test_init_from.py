@@ -7,9 +7,10 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from flaxzoo.train.runs.config_json import from_dict
 from flaxzoo import models, train
 from flaxzoo.models.load import newest_step, steps
-from flaxzoo.train.config import from_dict, in_steps, to_dict
+from flaxzoo.train.config import in_steps, to_dict
 from flaxzoo.train.runs.init_from import init_from, plan_init_from
 from flaxzoo.train.tree import path_name
 from flaxzoo.train.recipes import RECIPES
