@@ -134,7 +134,7 @@ class BertConfig(TransformerConfig):
         return encoder_heads()
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "BertConfig":
-        """Returns the same body with another head, and with the pooler of its paper if it has none."""
+        """Returns the same body with another head, with a pooler if it had none."""
         pooler = self.pooler_activation or ("tanh" if self.num_token_types else "relu")
         return dataclasses.replace(self, head=head, labels=labels, pooler_activation=pooler)
 

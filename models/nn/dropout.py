@@ -6,6 +6,7 @@ train the same model. Without a key there is no dropout; there is no `determinis
 """
 
 import zlib
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,12 @@ def row_keys(rng: Key[Array, ""], num_rows: int, first_row: int | Array = 0) -> 
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, rows)
 
 
+@overload
+def fold_in(rng: RowKeys, data: int | Array) -> RowKeys: ...
+@overload
+def fold_in(rng: None, data: int | Array) -> None: ...
+@overload
+def fold_in(rng: RowKeys | None, data: int | Array) -> RowKeys | None: ...
 def fold_in(rng: RowKeys | None, data: int | Array) -> RowKeys | None:
     """Derives the keys of one layer, or of one dropout in it, by its number; None stays None."""
     if rng is None:
@@ -47,10 +54,9 @@ def dropout(
       rng: one key per sequence; None changes nothing.
       place: the name of this dropout in its layer.
     """
-    rng = fold_in(rng, zlib.crc32(place.encode()))
     if rate == 0 or rng is None:
         return x
-    keys = jax.random.key_data(rng)
+    keys = jax.random.key_data(fold_in(rng, zlib.crc32(place.encode())))
     size = x[0].size
     counters = jnp.arange(-(-size // 2), dtype=jnp.uint32)
     words = jax.vmap(lambda key: threefry_2x32(key, counters))(keys)

@@ -1,12 +1,12 @@
 """Affine maps and embeddings."""
 
 import math
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from ..config import Execution
@@ -91,7 +91,9 @@ def affine(
     return jax.lax.platform_dependent(x, matrix, cpu=matrix_first, default=rows_first)
 
 
-def initial_kernel(std: float | None, inputs: int, outputs: int) -> Initializer:
+def initial_kernel(
+    std: float | None, inputs: int, outputs: int
+) -> Callable[[Array, tuple[int, ...], DTypeLike], Array]:
     """Returns the initializer of a kernel: normal, or uniform (Glorot and Bengio 2010).
 
     Args:

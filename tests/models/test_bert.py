@@ -229,9 +229,8 @@ def test_the_causal_head_sees_nothing_ahead(bert, assert_close):
 def test_a_generator_takes_the_causal_head(bert):
     model = bert("causal_lm")
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
-    stream = Generator(model.model, model.params).stream(
-        prompts, max_new_tokens=6, sampling=Sampling(temperature=0.0)
-    )
+    request = models.GenerationRequest(method=Sampling(temperature=0.0), max_new_tokens=6)
+    stream = Generator(model.model, model.params).stream(prompts, request)
     new = np.concatenate(list(stream), axis=1).tolist()
     for prompt, row in zip(prompts, new, strict=True):
         context = list(prompt)
@@ -263,7 +262,7 @@ def test_a_generator_takes_the_causal_head(bert):
             "token_type_ids contain 2: the model knows 0 t",
         ),
         ("token", {"token_type_ids": TYPES - 1}, "token_type_ids contain -1: the model knows 0"),
-        ("token", {"masked_positions": IDS[:, :2]}, "'token_classification' finds no masked"),
+        ("token", {"masked_positions": IDS[:, :2]}, "'token_classification' predicts no masked"),
         ("sequence", {"segment_ids": TYPES}, "'sequence_classification' sees one"),
         ("choice", {}, r"head 'multiple_choice' takes input_ids \[B, C, T\], not \[3, 12\]"),
         (
