@@ -285,7 +285,7 @@ class HashSplit:
         if len(ordered) < 2:
             raise DataError(
                 f"source {name!r} is a single document, so nothing is left for validation: "
-                "make several of it (text:GLOB#block or #line), or set validation_fraction 0 "
+                "split it into several (text:GLOB#block or #line), or set validation_fraction 0 "
                 "and name a separate source for validation"
             )
         return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))

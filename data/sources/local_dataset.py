@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import tensorflow_datasets as tfds
 
@@ -74,5 +74,5 @@ def write_texts(
 
 def open_texts(folder: Path, split: Split) -> Records:
     """Opens the texts of a split that is not empty, as records ``{"text": bytes}``."""
-    builder = tfds.builder_from_directory(folder / _PREPARED)
-    return cast(Records, builder.as_data_source(split))
+    builder: Any = tfds.builder_from_directory(folder / _PREPARED)
+    return builder.as_data_source(split)

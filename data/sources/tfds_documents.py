@@ -1,8 +1,8 @@
 """Published TensorFlow Datasets as documents, without tensorflow.
 
-The data sets are stored in the folder of TFDS (``$TFDS_DATA_DIR`` or ``~/tensorflow_datasets``), so what
-is already on the machine is used. Their own validation split is used where they have one;
-the test split never is.
+The data sets are stored in the folder of TFDS (``$TFDS_DATA_DIR`` or ``~/tensorflow_datasets``),
+so that those already on the machine are used. The published validation split is used if there is
+one; the test split is never used.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import queue
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -159,7 +159,7 @@ def _responds(url: str) -> bool:
 
 
 def _records(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> Records:
-    features = builder.info.features
+    features = cast(Mapping[str, object], builder.info.features)
     texts = sorted(n for n, kind in features.items() if isinstance(kind, tfds.features.Text))
     if source.part not in texts:
         raise DataError(
@@ -178,7 +178,7 @@ def open_split(
         DataError: The data set allows no random access.
     """
     try:
-        return cast(Sequence[dict[str, object]], builder.as_data_source(split))
+        return builder.as_data_source(split)
     except NotImplementedError:
         raise DataError(
             f"{name!r} in {builder.data_dir} allows no random access: prepare it with "

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class PublishedRecords:
         """Returns the class names of a field of class ids, or of lists of ids."""
         import tensorflow_datasets as tfds
 
-        feature = dict(self.builder.info.features.items()).get(field)
+        feature = dict(_features(self.builder).items()).get(field)
         feature = getattr(feature, "feature", feature)
         return tuple(feature.names) if isinstance(feature, tfds.features.ClassLabel) else None
 
@@ -81,10 +81,15 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
     builder = open_builder(source.plain)
     if not Path(builder.data_dir, "dataset_info.json").is_file():
         download(builder, source.plain)
-    features = dict.fromkeys(builder.info.features)
+    features = dict.fromkeys(_features(builder))
     for field in source.fields:
         pick(features, field, f"{source.name!r}")
     return PublishedRecords(source, builder)
+
+
+def _features(builder: "DatasetBuilder") -> Mapping[str, object]:
+    """The features of a data set of records, for which TFDS states a wider type."""
+    return cast(Mapping[str, object], builder.info.features)
 
 
 def _plain(value: object) -> object:
