@@ -2,7 +2,8 @@
 
 Each line has a word in its first column and the tag of the word in the last, or in the column
 that the source names. An empty line ends a sentence, a line ``-DOCSTART-`` ends a document.
-Columns are separated by tabs, or by blanks in a text without tabs (Tjong Kim Sang & De Meulder 2003).
+Columns are separated by tabs, or by blanks in a text without tabs (Tjong Kim Sang &
+De Meulder 2003).
 """
 
 from collections.abc import Iterator, Sequence

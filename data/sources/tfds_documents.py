@@ -169,9 +169,7 @@ def _records(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> R
     return cast(Records, open_split(builder, split, source.name))
 
 
-def open_split(
-    builder: tfds.core.DatasetBuilder, split: str, name: str
-) -> Sequence[dict[str, object]]:
+def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object]]:
     """Opens a split of a data set that is on this machine.
 
     Raises:
