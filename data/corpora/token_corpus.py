@@ -253,7 +253,7 @@ class TokenWriter:
 
 
 def count_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The number of occurrences of each token, int64 [V]; reads a part of a mapped file at a time."""
+    """Counts each token, int64 [V]; reads a mapped file part by part."""
     counts = np.zeros(vocab_size, np.int64)
     for start in range(0, len(tokens), _COUNTED_AT_ONCE):
         some = tokens[start : start + _COUNTED_AT_ONCE]

@@ -148,8 +148,8 @@ def documents_in(source: Source) -> Iterator[str]:
         raise UserError(f"{source.name!r} is not local text: use load_documents")
     if source.kind == "prepared":
         raise DataError(
-            f"{source.name!r} contains sequences for causal language modeling, not text: name the text "
-            "that it was made from"
+            f"{source.name!r} contains sequences for causal language modeling, not text: name "
+            "the text that it was made from"
         )
     texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source)
     yield from (text for text in texts if text and not text.isspace())
