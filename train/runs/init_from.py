@@ -1,4 +1,4 @@
-"""Initializes a run from another run's parameters: the body, and the parts of the head in common."""
+"""Initializes a run from another run's parameters: the body, and what the heads have in common."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -9,8 +9,8 @@ import jax
 from jax.tree_util import KeyPath
 
 from ...models.config import TransformerConfig
-from ...models.load import read_params
 from ...models.init import parameter_shapes
+from ...models.load import read_params
 from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create

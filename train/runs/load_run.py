@@ -4,18 +4,18 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...data.tasks.translation import start_and_end
+from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...models.decoding.request import GenerationRequest
-from ...models.hub import local_folder
-from ...models.nn.heads import HEADS
-from ...models.load import check_run, is_foreign, model_config, read_fields
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
+from ...models.hub import local_folder
+from ...models.load import check_run, is_foreign, model_config, read_fields
+from ...models.nn.heads import HEADS
 from ..config import TrainConfig
-from .config_json import from_dict
 from ..errors import RunError
-from .params_only_run import IMPORTED_FROM, TOKENIZER
 from ..recipes import recipe
+from .config_json import from_dict
+from .params_only_run import IMPORTED_FROM, TOKENIZER
 
 TARGETS = {"regression": "regression", "multi_label_classification": "multi_label"}
 """For each `problem_type` of a classifier what its labels are."""

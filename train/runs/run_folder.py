@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...data.io.atomic_io import build_folder
 from ...data.dataset import DataSplit
-from ...data.tokenizers.base import Tokenizer
+from ...data.io.atomic_io import build_folder
 from ...data.tasks.translation import encode_source
+from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.load import CONFIG_FILE, chosen_step, model_config, read_config, steps
@@ -22,10 +22,10 @@ from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from ..errors import RunError
-from .init_from import InitFromPlan, plan_init_from
-from .params_only_run import TOKENIZER, check_trainable
-from .load_run import open_run
 from ..objectives.tasks import task_of
+from .init_from import InitFromPlan, plan_init_from
+from .load_run import open_run
+from .params_only_run import TOKENIZER, check_trainable
 
 Say = Callable[[str], None]
 
@@ -222,7 +222,9 @@ def _check_same_data(run: Run) -> None:
         return
     source = run.stated.data.source
     comes_with_python = source.startswith("builtin:")
-    remedy = "use the Python version that the run started with" if comes_with_python else "restore it"
+    remedy = (
+        "use the Python version that the run started with" if comes_with_python else "restore it"
+    )
     raise RunError(
         f"the data of {source} is no longer what {run.folder} was made for: {remedy}, "
         "or give another --workdir"
