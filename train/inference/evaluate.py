@@ -14,7 +14,7 @@ from ..errors import RunError
 from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
 from ..progress import Progress
-from ..runs.load_run import open_run, search_of
+from ..runs.load_run import beam_search_defaults, open_run
 from ..runs.run_folder import Say
 from .translate import TextTranslator, note_of_empty
 
@@ -50,12 +50,13 @@ def score_run(
     generation_metrics = task_of(config.data).generation_metrics
     if num_beams is not None and generation_metrics is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
-    own = search_of(folder, tokenizer)
+    own = beam_search_defaults(folder, tokenizer)
     search = own.method if own is not None else BeamSearch()
     assert isinstance(search, BeamSearch)
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams)
     recorded = read_fields(local_folder(folder)).get("data_fingerprints")
+    recorded = recorded if isinstance(recorded, dict) else None
     if source is None and recorded is None:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
     data, labels = config.data, config.model.labels

@@ -14,7 +14,7 @@ from ...models.decoding.request import BeamSearch, GenerationRequest, Sampling
 from ...models.hf.generate import search_all
 from ...models.hf.generation_config import request_from_hf
 from ...models.nn.typing import Params
-from ..runs.load_run import asked_of
+from ..runs.load_run import generation_defaults
 from .text_model import TextModel
 
 NEW_TOKENS = 200
@@ -79,7 +79,7 @@ class TextGenerator(TextModel):
     def _open(
         cls, model: Any, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> "TextGenerator":
-        return cls(model, params, tokenizer, asked_of(folder))
+        return cls(model, params, tokenizer, generation_defaults(folder))
 
     @functools.cached_property
     def _generator(self) -> Generator:

@@ -9,7 +9,7 @@ from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...models.decoding.request import GenerationRequest
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
 from ...models.hub import local_folder
-from ...models.load import check_run, is_foreign, model_config, read_fields
+from ...models.load import check_run, is_foreign, model_config, object_field, read_fields
 from ...models.nn.heads import HEADS
 from ..config import TrainConfig
 from ..errors import RunError
@@ -37,9 +37,8 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     if is_foreign(fields):
         return _open_foreign(folder, fields)
     check_run(fields, folder)
-    return from_dict(fields["train"] | {"model": fields["model"]}), load_tokenizer(
-        folder / TOKENIZER
-    )
+    train = object_field(fields, "train", folder)
+    return from_dict({**train, "model": fields["model"]}), load_tokenizer(folder / TOKENIZER)
 
 
 def _open_foreign(folder: Path, fields: dict[str, Any]) -> tuple[TrainConfig, Tokenizer]:
@@ -70,7 +69,7 @@ def _target(fields: dict[str, Any], num_labels: int) -> str:
     return TARGETS.get(kind, "single_label") if kind else "single_label"
 
 
-def asked_of(folder: str | Path) -> dict[str, Any] | None:
+def generation_defaults(folder: str | Path) -> dict[str, Any] | None:
     """What the folder of a model that writes asks of `models.generate`, in its words.
 
     Args:
@@ -91,7 +90,7 @@ def asked_of(folder: str | Path) -> dict[str, Any] | None:
     return generation_arguments(folder) if writes and says else None
 
 
-def search_of(folder: str | Path, tokenizer: Tokenizer) -> GenerationRequest | None:
+def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> GenerationRequest | None:
     """How the model of a folder asks to be searched; None: it does not say.
 
     Args:
@@ -104,7 +103,7 @@ def search_of(folder: str | Path, tokenizer: Tokenizer) -> GenerationRequest | N
     """
     folder = local_folder(folder)
     model: Any = model_config(folder)
-    if model.head != "seq2seq_lm" or asked_of(folder) is None:
+    if model.head != "seq2seq_lm" or generation_defaults(folder) is None:
         return None
     request = stored_request(folder, model.max_length)
     ids = [request.start_id, *request.eos_ids]

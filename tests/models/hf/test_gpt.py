@@ -200,7 +200,7 @@ def test_a_classifier_reads_one_sequence_per_row(classifier):
     _, model, params = classifier
     for inputs in (
         {"segment_ids": MASK},
-        {"attention_mask": np.ones((3, 7, 7), np.int32)},
+        {"attention_mask": np.ones((3, 7, 7), bool)},
         {"cache": models.init_cache(model.config, model.execution, 3, 8)},
     ):
         with pytest.raises(ValueError, match=r"sequence_classification.* one sequence per row"):
