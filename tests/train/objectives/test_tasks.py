@@ -28,7 +28,7 @@ SCORES = {
 @pytest.mark.parametrize("next_sentence", [True, False])
 def test_pretraining_reports_both_objectives(pretrained, masked, next_sentence):
     folder = pretrained if next_sentence else masked
-    scores = train.score_run(folder, say=lambda line: None)
+    scores = train.score_run(folder, log=lambda line: None)
     expected = {"loss", "masked_token", "masked_accuracy", "perplexity", "masked_tokens"}
     if next_sentence:
         expected |= {"next_sentence", "next_sentence_accuracy", "pairs"}
@@ -45,9 +45,9 @@ def test_every_head_is_fine_tuned_and_scored(tuned, kind):
     steps_per_epoch = -(-result.run.train.examples.num_examples // 8)
     assert result.step == 2 * steps_per_epoch
     assert set(result.validation) == {"loss"} | SCORES[kind]
-    again = train.score_run(result.run.folder, say=lambda line: None)
+    again = train.score_run(result.run.folder, log=lambda line: None)
     assert again == pytest.approx(result.validation, rel=1e-4)
-    same = train.score_run(result.run.folder, result.run.stated.data.source, say=lambda line: None)
+    same = train.score_run(result.run.folder, result.run.stated.data.source, log=lambda line: None)
     assert same == pytest.approx(again, rel=1e-4)
 
 
@@ -116,7 +116,7 @@ def test_a_pretraining_run_shows_what_fills_its_gap(place):
 def test_a_label_that_training_has_not(tuned, place, tmp_path):
     (tmp_path / "new.tsv").write_text("1\tthe cat\n7\tthe dog\n")
     with pytest.raises(data.DataError, match=r"new.tsv line 2 has the label '7'"):
-        train.score_run(tuned("one").run.folder, f"tsv:{tmp_path}/new.tsv", say=print)
+        train.score_run(tuned("one").run.folder, f"tsv:{tmp_path}/new.tsv", log=print)
 
 
 def test_predict_says_what_continues_a_text(pretrained, tmp_path, capsys):
