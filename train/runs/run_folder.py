@@ -224,7 +224,6 @@ def _check_same_data(run: Run) -> None:
     remedy = "restore it"
     if comes_with_python:
         remedy = "use the Python version that the run started with"
-    )
     raise RunError(
         f"the data of {source} is no longer what {run.folder} was made for: {remedy}, "
         "or give another --workdir"
