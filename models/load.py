@@ -71,10 +71,7 @@ def model_config(folder: Path) -> TransformerConfig:
     fields = read_fields(folder)
     if is_foreign(fields):
         return config_of_folder(folder, fields)
-    model = check_run(fields, folder)["model"]
-    if not isinstance(model, dict):
-        raise UserError(f"{folder / CONFIG_FILE}: model {model!r} is not an object: restore it")
-    return config_from_dict(model)
+    return config_from_dict(object_field(check_run(fields, folder), "model", folder))
 
 
 def is_foreign(fields: JsonObject) -> bool:
@@ -147,7 +144,7 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
         return checkpointer.restore(checkpoint / PARAMS, shapes)
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
+def read_config(folder: str | Path) -> JsonObject:
     """Reads the `config.json` of a run folder.
 
     Raises:
@@ -169,7 +166,26 @@ def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
     return fields
 
 
-def read_fields(folder: str | Path) -> dict[str, Any]:
+def object_field(fields: JsonObject, name: str, folder: str | Path) -> JsonObject:
+    """Returns an object in the `config.json` of a folder.
+
+    Args:
+        fields: The content of the file.
+        name: The name of the field.
+        folder: The folder, for messages.
+
+    Raises:
+        UserError: The field is not an object.
+    """
+    value = fields[name]
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{Path(folder) / CONFIG_FILE}: {name} {value!r} is not an object: restore it"
+        )
+    return value
+
+
+def read_fields(folder: str | Path) -> JsonObject:
     """Reads the `config.json` of any folder with a model.
 
     Raises:

@@ -7,32 +7,9 @@ from typing import Any, Literal
 
 from ..data.errors import UserError
 from ..data.tasks.base import DataConfig
-from ..data.tasks.bert_pretraining import PretrainingData
-from ..data.tasks.causal_lm import CausalLMData
-from ..data.tasks.multiple_choice import MultipleChoiceData
-from ..data.tasks.question_answering import QuestionAnsweringData
-from ..data.tasks.sequence_classification import SequenceClassificationData
-from ..data.tasks.token_classification import TokenClassificationData
-from ..data.tasks.translation import TranslationData
-from ..data.tokenizers.training import TokenizerConfig
 from ..models.config import Execution, TransformerConfig
-from ..models.registry import config_from_dict, config_to_dict
+from ..models.registry import config_to_dict
 from .optimizer_config import OptimizerConfig
-
-DATA_KINDS: dict[str, type[DataConfig]] = {
-    name: cls
-    for cls in (
-        CausalLMData,
-        PretrainingData,
-        SequenceClassificationData,
-        TokenClassificationData,
-        QuestionAnsweringData,
-        MultipleChoiceData,
-        TranslationData,
-    )
-    for name in (cls.kind, cls.former_kind or cls.kind)
-}
-"""Every kind of data, by the name it has in config.json, and by the name it had in older ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +106,7 @@ class TrainConfig:
             )
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"label_smoothing {self.label_smoothing} must be in [0, 1)")
-        if self.label_smoothing and self.data.kind != "translation":
+        if self.label_smoothing and not self.data.allows_label_smoothing:
             raise UserError(
                 f"label_smoothing {self.label_smoothing} is for translation: leave it out for "
                 f"{self.data.kind} data"
@@ -138,7 +115,7 @@ class TrainConfig:
             raise UserError(f"seed {self.seed} must be at least 0 and below 2³²")
 
     def _check_warmup(self) -> None:
-        """Before any data are read; of a run counted in epochs, when its steps are known."""
+        """Checks the warm-up as soon as the number of steps is known."""
         warmup = self.optimizer.warmup_steps
         if 0 < self.steps <= warmup:
             shorter = min(max(self.steps // 10, 1), self.steps - 1)
@@ -149,7 +126,11 @@ class TrainConfig:
 
 
 def check_length(config: TrainConfig) -> None:
-    """Raises ValueError if the rows are longer than what the model can read."""
+    """Checks that the model can read sequences as long as those of the data.
+
+    Raises:
+        UserError: The sequences are longer.
+    """
     if config.data.length > config.model.max_length:
         longer = "raise the second" if config.init_from is None else "begin with a longer model"
         raise UserError(
@@ -159,7 +140,7 @@ def check_length(config: TrainConfig) -> None:
 
 
 def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
-    """`config` with everything that is counted in epochs counted in steps."""
+    """Returns `config` with all that is counted in epochs counted in steps."""
     steps_per_epoch = math.ceil(num_examples / config.batch_size)
     steps = config.steps or math.ceil(config.epochs * num_examples / config.batch_size)
     warmup = config.optimizer.warmup_steps or int(config.optimizer.warmup_fraction * steps)
@@ -195,7 +176,7 @@ OPERATIONAL_FIELDS = (
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
-    """`config` as JSON values; `from_dict` is the inverse."""
+    """Returns `config` as JSON values; `runs.config_json.from_dict` is the inverse."""
     fields = {
         **dataclasses.asdict(config),
         "model": config_to_dict(config.model),
@@ -204,45 +185,8 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     return json.loads(json.dumps(fields))  # tuples are lists there
 
 
-def from_dict(fields: dict[str, Any]) -> TrainConfig:
-    """The configuration that `to_dict` wrote.
-
-    Raises:
-      UserError: a field is missing or unknown.
-    """
-    try:
-        return _from_dict(_with_tuples(fields))
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"config.json does not fit this version of flaxzoo ({error}): use the one that wrote it"
-        ) from error
-
-
-def _with_tuples(value: Any) -> Any:
-    """What JSON made lists of, as it was."""
-    if isinstance(value, dict):
-        return {name: _with_tuples(entry) for name, entry in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
-
-
-def _from_dict(fields: dict[str, Any]) -> TrainConfig:
-    data = dict(fields["data"])
-    kind = DATA_KINDS[data.pop("kind")]
-    data["tokenizer"] = TokenizerConfig(**data["tokenizer"])
-    return TrainConfig(
-        **{
-            **fields,
-            "model": config_from_dict(fields["model"]),
-            "data": kind(**data),
-            "optimizer": OptimizerConfig(**fields["optimizer"]),
-            "execution": Execution(**fields["execution"]),
-            "mesh": MeshConfig(**fields["mesh"]),
-        }
-    )
-
-
 def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested fields as `{"optimizer.beta1": 0.9, …}`."""
+    """Returns nested fields as `{"optimizer.beta1": 0.9, …}`."""
     flat = {}
     for name, value in fields.items():
         if isinstance(value, dict):
@@ -253,7 +197,10 @@ def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """The fields, other than operational ones, in which two runs differ: `{name: (old, new)}`."""
+    """Returns the fields in which two runs differ as `{name: (old, new)}`.
+
+    `OPERATIONAL_FIELDS` are left out.
+    """
     a, b = flatten(to_dict(old)), flatten(to_dict(new))
     return {
         name: (a.get(name), b.get(name))

@@ -119,7 +119,7 @@ class Progress:
             total = self._bar.tasks[0].total
             self.log(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
 
-    def evaluated(self, step: int, scores: dict[str, float], headline: tuple[str, ...]) -> None:
-        """Prints the loss of an evaluation and the scores that `headline` names."""
-        shown = [f"{name} {scores[name]:.4f}" for name in headline if name in scores]
+    def evaluated(self, step: int, scores: dict[str, float], metrics: tuple[str, ...]) -> None:
+        """Prints the loss of an evaluation and those of its scores that `metrics` names."""
+        shown = [f"{name} {scores[name]:.4f}" for name in metrics if name in scores]
         self.log(", ".join([f"step {step}: validation loss {scores['loss']:.4f}", *shown]))

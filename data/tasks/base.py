@@ -30,6 +30,8 @@ class DataConfig(ABC):
     """The kind of data, as a run's config.json names it."""
     former_kind: ClassVar[str] = ""
     """The name that older run folders have for this kind; fingerprints still contain it."""
+    allows_label_smoothing: ClassVar[bool] = False
+    """Whether the labels are tokens that `label_smoothing` may share their probability among."""
 
     source: str
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
@@ -97,7 +99,7 @@ class DataConfig(ABC):
         """
 
     def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the unlabelled examples of a file, to predict (`-` is standard input).
+        """Returns the unlabeled examples of a file, to predict (`-` is standard input).
 
         Raises:
             DataError: This kind of data has no labels to predict.

@@ -9,7 +9,6 @@ transformers does not have every variant that flaxzoo has, but it has equivalent
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -39,7 +38,7 @@ def as_gpt2(config: GPTConfig, params: Params) -> tuple[GPTConfig, Params]:
     Returns:
         Configuration and parameters of an equivalent model.
     """
-    flat: dict[str, Any] = flatten_dict(params, sep="/")
+    flat: Params = flatten_dict(params, sep="/")
     if config.positions == "sinusoidal":
         flat[POSITIONS] = sinusoidal_positions(
             config.max_length, config.d_model, config.position_base
@@ -58,7 +57,7 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
     Returns:
         Configuration and parameters of an equivalent model.
     """
-    flat: dict[str, Any] = flatten_dict(params, sep="/")
+    flat: Params = flatten_dict(params, sep="/")
     if config.positions == "sinusoidal" and config.position_layout == "interleaved":
         order = np.arange(config.d_model)
         order = np.concatenate([order[0::2], order[1::2]])
@@ -72,9 +71,9 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
     return equivalent, _with_zeros(equivalent, flat)
 
 
-def _with_zeros(config: TransformerConfig, flat: dict[str, Any]) -> Params:
+def _with_zeros(config: TransformerConfig, flat: Params) -> Params:
     """Returns all parameters of a model, zeros where none are given."""
-    shapes: dict[str, Any] = flatten_dict(parameter_shapes(create(config)), sep="/")
+    shapes: Params = flatten_dict(parameter_shapes(create(config)), sep="/")
     arrays = {
         path: flat[path] if path in flat else np.zeros(target.shape, target.dtype)
         for path, target in shapes.items()

@@ -13,6 +13,7 @@ from ...data.io.json_text import JsonObject, JsonValue, read_object
 from ..decoding.request import BeamSearch, GenerationRequest, Sampling
 from ..hub import local_folder
 from .config_mapping import ConfigMapping, Field, FixedField, settings_from_hf
+from .registry import mapping_of_family, mapping_of_type
 from .tensor_mapping import WeightsError
 
 HFSettings: TypeAlias = Mapping[str, JsonValue]
@@ -101,26 +102,6 @@ from."""
 
 NEW_TOKENS = 20
 """The number of new tokens by default."""
-SEQUENCE_TO_SEQUENCE = {"marian", "pegasus", "transformer"}
-"""Encoder-decoders: model types of transformers, and the architecture here."""
-# For a `config.json` without another file: the defaults of the configuration classes.
-DEFAULTS: dict[str, dict[str, int]] = {
-    "marian": {
-        "decoder_start_token_id": 58100,
-        "eos_token_id": 0,
-        "forced_eos_token_id": 0,
-        "pad_token_id": 58100,
-    },
-    "pegasus": {
-        "decoder_start_token_id": 0,
-        "eos_token_id": 1,
-        "forced_eos_token_id": 1,
-        "pad_token_id": 0,
-    },
-    "gpt2": {"bos_token_id": 50256, "eos_token_id": 50256},
-    "bert": {"pad_token_id": 0},
-    "roberta": {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1},
-}
 
 
 def request_from_hf(
@@ -255,17 +236,19 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
         source, given, model = folder / "config.json", config[GENERATION], config["model"]
         if not isinstance(given, dict) or not isinstance(model, dict):
             raise WeightsError(f"{source}: {GENERATION} {given!r} is not an object: restore it")
-        return given, model["architecture"] not in SEQUENCE_TO_SEQUENCE, str(source)
+        family = mapping_of_family(str(model["architecture"]))
+        return given, not family.is_encoder_decoder, str(source)
     model_type = str(config["model_type"])
+    family = mapping_of_type(model_type, str(folder / "config.json"))
     if source.is_file():
         given = read_object(source, WeightsError)
     else:
         source = folder / "config.json"
         stated = {name: x for name, x in config.items() if name in NAMES | TOKENS}
-        given = DEFAULTS.get(model_type, {}) | stated
+        given = {**family.generation_defaults.get(model_type, {}), **stated}
     # transformers fills in its default for null.
     fields: JsonObject = {name: value for name, value in given.items() if value is not None}
-    return fields, model_type not in SEQUENCE_TO_SEQUENCE, str(source)
+    return fields, not family.is_encoder_decoder, str(source)
 
 
 def _max_new_tokens(fields: HFSettings, where: str, prompt_length: int, longest: int | None) -> int:

@@ -119,4 +119,5 @@ MAPPING = HFMapping(
     config_from_hf=config_from_hf,
     config_to_hf=config_to_hf,
     tensor_mapping=tensor_mapping,
+    generation_defaults={"llama": {"bos_token_id": 1, "eos_token_id": 2}},
 )

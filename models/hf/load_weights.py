@@ -3,7 +3,6 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -50,7 +49,7 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
     Raises:
         WeightsError: The files are broken, or contain another model.
     """
-    targets: dict[str, Any] = flatten_dict(shapes, sep="/")
+    targets: Params = flatten_dict(shapes, sep="/")
     flax = {path: target.shape for path, target in targets.items()}
     tensors = TensorFiles(folder)
     locations = locate(mapping_of(config).tensor_mapping(config), flax, tensors, str(folder))

@@ -256,4 +256,19 @@ MAPPING = HFMapping(
     config_to_hf=config_to_hf,
     tensor_mapping=tensor_mapping,
     to_hf_equivalent=as_marian,
+    is_encoder_decoder=True,
+    generation_defaults={
+        "marian": {
+            "decoder_start_token_id": 58100,
+            "eos_token_id": 0,
+            "forced_eos_token_id": 0,
+            "pad_token_id": 58100,
+        },
+        "pegasus": {
+            "decoder_start_token_id": 0,
+            "eos_token_id": 1,
+            "forced_eos_token_id": 1,
+            "pad_token_id": 0,
+        },
+    },
 )

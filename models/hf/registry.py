@@ -6,7 +6,7 @@ The list of families is `models.registry.FAMILIES`; a family's record names its 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -40,6 +40,11 @@ class HFMapping(Generic[Config]):
     to_hf_equivalent: Callable[[Config, Params], tuple[Config, Params]] = _unchanged
     """Rewrites a configuration and its parameters as those of the same model in the form that
     transformers knows."""
+    generation_defaults: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    """For a model type, the tokens of a `config.json` that does not state them: the defaults of
+    transformers' configuration class."""
+    is_encoder_decoder: bool = False
+    """Whether models generate a target for a source, beginning with a start token."""
     as_stored: Callable[[Config, Callable[[], Set[str]]], Config] = lambda config, names: config
     """Completes a configuration with what only the names of the stored tensors say."""
 
@@ -55,11 +60,20 @@ def mapping_of(config: TransformerConfig) -> HFMapping[Any]:
     Raises:
         WeightsError: The family has no Hugging Face form.
     """
-    module = families()[family_name(config)].hf_module
+    return mapping_of_family(family_name(config))
+
+
+def mapping_of_family(name: str) -> HFMapping[Any]:
+    """Returns the mapping of a family, by its name in `models.registry.FAMILIES`.
+
+    Raises:
+        WeightsError: There is no such family, or it has no Hugging Face form.
+    """
+    if name not in families():
+        raise WeightsError(f"unknown architecture {name!r}: {suggest(name, list(families()))}")
+    module = families()[name].hf_module
     if module is None:
-        raise WeightsError(
-            f"models of {type(config).__name__} have no Hugging Face form: use flaxzoo's own"
-        )
+        raise WeightsError(f"models of the family {name} have no Hugging Face form: use flaxzoo's")
     return _mapping(module)
 
 

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -57,7 +57,7 @@ def write_weights(
     mapping = mapping_of(config)
     config, params = mapping.to_hf_equivalent(config, params)
     hf_config = _merged(mapping.config_to_hf(config), fields or {})
-    flat: dict[str, Any] = flatten_dict(params, sep="/")
+    flat: Params = flatten_dict(params, sep="/")
     tensors = export_tensors(mapping.tensor_mapping(config), flat)
     groups = list(_grouped(tensors, DTYPES[dtype], file_bytes))
     names = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]

@@ -50,14 +50,30 @@ class Case:
     """The number of devices that parameters are sharded over."""
 
 
-def gpt2(rows: int, length: int, fsdp: int = 1) -> Case:
-    """Make the step of GPT-2 small."""
+def causal(config: Any, rows: int, length: int, fsdp: int = 1) -> Case:
+    """Make the step of a causal language model."""
     import jax
-    from flaxzoo import models, train
+    from flaxzoo import train
 
     array = jax.ShapeDtypeStruct((rows, length), "int32")
     names = ("input_ids", "labels", "segment_ids", "position_ids")
-    return Case(models.preset("gpt2"), train.CAUSAL, dict.fromkeys(names, array), fsdp)
+    return Case(config, train.CAUSAL, dict.fromkeys(names, array), fsdp)
+
+
+def gpt2(rows: int, length: int, fsdp: int = 1) -> Case:
+    """Make the step of GPT-2 small."""
+    from flaxzoo import models
+
+    return causal(models.preset("gpt2"), rows, length, fsdp)
+
+
+def llama_small(rows: int, length: int) -> Case:
+    """Make the step of a Llama of GPT-2's width and depth, with grouped heads."""
+    from flaxzoo import models
+
+    sizes = {"num_layers": 12, "d_model": 768, "num_heads": 12, "num_kv_heads": 4, "d_ff": 2048}
+    config: Any = models.preset("llama2-7b")
+    return causal(dataclasses.replace(config, **sizes), rows, length)
 
 
 def bert(name: str) -> Case:
@@ -89,6 +105,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "gpt2 8 × 256, fsdp 8": lambda: gpt2(8, 256, fsdp=8),
     "bert-base 8 × 128": lambda: bert("bert-step"),
     "bert-base 2 × 512": lambda: bert("bert-step-512"),
+    "llama small 4 × 256": lambda: llama_small(4, 256),
     "transformer-base 16 × 64": lambda: transformer(16, 64, 64),
 }
 
@@ -123,7 +140,7 @@ def compile_step(case: Case) -> Any:
 
 def measure(case: Case) -> Figures:
     """Compile a case's step and read its figures."""
-    from flaxzoo.train.plan.hlo.collectives import collectives
+    from flaxzoo.train.plan.hlo.collectives import collective_ops
     from flaxzoo.train.plan.hlo.cost import hbm_bytes, matmul_flops
     from flaxzoo.train.plan.hlo.parser import parse_hlo
 
@@ -134,8 +151,8 @@ def measure(case: Case) -> Figures:
         "flops": matmul_flops(program),
         "bytes accessed": hbm_bytes(program),
     }
-    for found in collectives(program, case.fsdp):
-        for name, amount in (("count", found.times), ("bytes", found.times * found.bytes_sent)):
+    for found in collective_ops(program, case.fsdp):
+        for name, amount in (("count", found.count), ("bytes", found.count * found.bytes_sent)):
             key = f"{found.kind}, {name}"
             figures[key] = figures.get(key, 0) + amount
     return dict(sorted(figures.items(), key=lambda item: "," in item[0] and "-" in item[0]))

@@ -50,7 +50,7 @@ def loss_of(execution):
 def test_every_execution_computes_the_same(params, assert_close, name):
     execution, expected = EXECUTIONS[name], logits_of(params, input_ids=IDS)
     if name == "separate":
-        _, params = models.separate_layers(models.create(CONFIG), params)
+        _, params = models.unstack_layers(models.create(CONFIG), params)
     assert_close(logits_of(params, execution, input_ids=IDS), expected)
     if name != "separate":
         gradients = [jax.jit(jax.grad(loss_of(e)))(params) for e in (execution, models.Execution())]

@@ -6,7 +6,9 @@ inputs, the logits with and without dropout, and the norm of each parameter's gr
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from flaxzoo import models
-from flaxzoo.models.config import config_from_dict
 from flaxzoo.models.nn.dropout import row_keys
+from flaxzoo.models.registry import config_from_dict
 
 FOLDER = Path(__file__).parent / "made_before"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.npz"))
@@ -67,6 +69,6 @@ def test_parameters_made_before(name, execution, assert_close):
     assert_close(logits, saved["logits"])
     assert_close(dropped, saved["dropped_logits"])
     if execution != "separate":
-        flat = flatten_dict(gradients, sep="/")
+        flat: Mapping[str, Any] = flatten_dict(gradients, sep="/")
         norms = [np.linalg.norm(flat[path]) for path in sorted(flat)]
         np.testing.assert_allclose(norms, saved["gradient_norms"], rtol=1e-4, atol=1e-6)

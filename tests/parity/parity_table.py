@@ -18,6 +18,7 @@ TESTS_FOLDER = Path(__file__).parents[1]
 GUIDE = TESTS_FOLDER.parent / "models" / "README.md"
 TESTS = (
     "models/hf/test_generate.py",
+    "models/hf/test_llama.py",
     "models/hf/test_marian.py",
     "models/hf/test_pegasus.py",
     "parity/test_bert_against_torch.py",
@@ -31,6 +32,7 @@ NAMES = {
     "distilbert": "DistilBERT",
     "openai-gpt": "GPT",
     "gpt2": "GPT-2",
+    "llama": "Llama",
     "marian": "Marian",
     "pegasus": "Pegasus",
 }

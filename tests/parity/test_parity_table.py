@@ -12,15 +12,18 @@ from ..models.hf import test_generate, test_pegasus
 from . import parity_table, test_bert_against_torch, test_gpt_against_torch
 
 MARIAN = ("MarianMTModel", "MarianModel")
+LLAMA = ("LlamaForCausalLM", "LlamaModel")
 COMPARED = {
     *(test_bert_against_torch.class_name(*case) for case in test_bert_against_torch.CASES),
     *(name for name, _ in test_gpt_against_torch.CASES.values()),
     *MARIAN,
+    *LLAMA,
     *test_pegasus.CLASSES,
 }
 WRITING = {
     *(name for _, name, _ in test_generate.FAMILIES.values()),
     MARIAN[0],
+    LLAMA[0],
     test_pegasus.CLASSES[0],
 }
 

@@ -5,8 +5,9 @@ import pytest
 from flaxzoo import data, models, train
 from flaxzoo.data import TokenizerConfig
 from flaxzoo.train import OptimizerConfig
-from flaxzoo.train.config import OPERATIONAL_FIELDS, differences, flatten, from_dict, to_dict
+from flaxzoo.train.config import OPERATIONAL_FIELDS, differences, flatten, to_dict
 from flaxzoo.train.recipes import RECIPES
+from flaxzoo.train.runs.config_json import from_dict
 
 
 @pytest.mark.parametrize("name", list(RECIPES))

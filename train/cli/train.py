@@ -41,8 +41,8 @@ def train_command(arguments: list[str]) -> int:
     if result.sample is not None:
         print(result.sample)
     if result.finished and is_primary():
-        use = task_of(config.data).use.format(run=parsed.workdir)
-        log(f"report: {parsed.workdir / 'report.md'}; try the model: flaxzoo {use}")
+        command = task_of(config.data).next_command.format(run=parsed.workdir)
+        log(f"report: {parsed.workdir / 'report.md'}; try the model: flaxzoo {command}")
     return 0 if result.signal is None else 128 + result.signal
 
 

@@ -1,4 +1,4 @@
-"""The mean of a run's last checkpoints (Vaswani et al. 2017, section 6.1)."""
+"""Averages a run's last checkpoints (Vaswani et al. 2017, section 6.1)."""
 
 import shutil
 from pathlib import Path
@@ -6,10 +6,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from ...data.io.json_text import JsonValue
 from ...models.init import parameter_shapes
-from ...models.load import read_config, restore_params, steps
+from ...models.load import model_config, read_config, restore_params, steps
 from ...models.nn.typing import Params, PyTree
-from ...models.registry import config_from_dict, create
+from ...models.registry import create
 from ..errors import RunError
 from ..runs.params_only_run import (
     AVERAGED_STEPS,
@@ -50,10 +51,10 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
         )
     check_not_existing(output)
     taken = kept[-last:]
-    mean = _mean(folder, taken, parameter_shapes(create(config_from_dict(config["model"]))))
+    mean = _mean(folder, taken, parameter_shapes(create(model_config(folder))))
     make_params_only_run(
         output,
-        {**config, AVERAGED_STEPS: taken},
+        {**config, AVERAGED_STEPS: list[JsonValue](taken)},
         save_tokenizer=lambda target: shutil.copytree(folder / TOKENIZER, target),
         step=taken[-1],
         params=mean,

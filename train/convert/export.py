@@ -1,6 +1,6 @@
-"""A trained model for the rest of the world: in Hugging Face's form, as plain arrays, as a program.
+"""Exports a trained model: in Hugging Face's form, as plain arrays, or as a program.
 
-Whatever is made appears whole or not at all.
+Each output appears completely or not at all.
 """
 
 import dataclasses
@@ -9,13 +9,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import flax.linen as nn
 import numpy as np
 from flax.traverse_util import flatten_dict
 
 from ...data.io.atomic_io import build_folder, write_file
+from ...data.io.json_text import JsonObject
+from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...data.tokenizers.export import export_tokenizer
+from ...models.bert import BertConfig
 from ...models.hf.save_weights import (
     FILE_BYTES,
     Precision,
@@ -27,11 +31,12 @@ from ...models.hf.save_weights import (
 from ...models.hub import local_folder
 from ...models.load import chosen_step, load, read_fields
 from ...models.nn.heads import HEADS
+from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
 from ..errors import RunError
 from ..inference.translate import published_request
-from ..runs.load_run import TARGETS, asked_of, open_run
+from ..runs.load_run import TARGETS, generation_defaults, open_run
 from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
 from .model_card import FILE, model_card
@@ -50,16 +55,25 @@ NOTE_ON_SEARCH = (
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What is exported, and how."""
+    """A model to export, and how to write it."""
 
     folder: Path
+    """The folder that the model was loaded from."""
     step: int | None
+    """Its checkpoint; None for a folder in Hugging Face's form."""
     config: TrainConfig
     tokenizer: Tokenizer
-    model: Any
-    params: Any
+    model: nn.Module
+    params: Params
     dtype: Precision
+    """The precision of the written parameters."""
     file_bytes: int
+    """The largest size of a file in Hugging Face's form."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the parameters by their paths, in the precision to write."""
+        flat: Params = flatten_dict(self.params, sep="/")
+        return {path: in_precision(path, np.asarray(x), self.dtype) for path, x in flat.items()}
 
 
 def export_model(
@@ -71,51 +85,69 @@ def export_model(
     dtype: Precision = "float32",
     file_bytes: int = FILE_BYTES,
 ) -> list[str]:
-    """Writes a model in a form that others read.
+    """Writes a model in a form that other programs read.
 
     Args:
-      source: a run folder; also one in Hugging Face's form, or a name on its hub.
-      output: what is made: of the forms "huggingface" and "stablehlo" a folder, else a file.
-      form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
-        transformers. safetensors, npz: the arrays by our own paths, layers stacked. stablehlo:
-        the forward pass as a program that needs jax alone, and its parameters.
-      step: which checkpoint; by default the newest.
-      dtype: in which precision parameters are written.
-      file_bytes: how large a file of Hugging Face's form may be; a tensor is never cut.
+        source: A run folder, a folder in Hugging Face's form, or a name on the hub.
+        output: The folder to make for the forms "huggingface" and "stablehlo", else the file.
+        form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
+            transformers. safetensors, npz: the arrays by flaxzoo's own paths, layers stacked.
+            stablehlo: the forward pass as a program that needs jax alone, and its parameters.
+        step: The checkpoint; by default the newest.
+        dtype: The precision of the written parameters.
+        file_bytes: The largest size of a file in Hugging Face's form; no tensor is split.
 
     Returns:
-      What there is to know of it, a line each.
+        Notes on the exported model, a line each.
 
     Raises:
-      FileNotFoundError: `source` is not there, or has no such checkpoint.
-      RunError: `output` exists.
-      UserError: the model cannot be said in that form.
+        FileNotFoundError: `source` does not exist, or has no such checkpoint.
+        RunError: `output` exists.
+        UserError: The form cannot express the model.
     """
     output, folder = Path(output), local_folder(source)
     check_not_existing(output)
     config, tokenizer = open_run(folder)
     model, params = load(folder, step=step)
     exported = Exported(
-        folder, chosen_step(folder, step), config, tokenizer, model, params, dtype, file_bytes
+        folder=folder,
+        step=chosen_step(folder, step),
+        config=config,
+        tokenizer=tokenizer,
+        model=model,
+        params=params,
+        dtype=dtype,
+        file_bytes=file_bytes,
     )
     return FORMS[form](exported, output)
 
 
-def _hugging_face(exported: Exported, output: Path) -> list[str]:
-    config, tokenizer = exported.model.config, exported.tokenizer
-    translates = config.head == "seq2seq_lm"
-    fields, notes = _stated(exported), []
-    asked = asked_of(exported.folder)
-    if config.labels and not HEADS[config.head].needs_labels:
+def _write_huggingface(exported: Exported, output: Path) -> list[str]:
+    config, tokenizer = exported.config.model, exported.tokenizer
+    head = HEADS[config.head]
+    translates = head.name == "seq2seq_lm"
+    fields = _fields_besides_model(exported)
+    stored = generation_defaults(exported.folder)
+    notes: list[str] = []
+    if config.labels and not head.needs_labels:
         notes.append("that there may be no answer has no place in config.json: it is left out")
-    if config.head == "none" and config.num_token_types and not config.has_pooler:
+    is_body = head.name == "none" and config.num_token_types > 0
+    if is_body and isinstance(config, BertConfig) and not config.has_pooler:
         notes.append("without a pooler: load it with add_pooling_layer=False")
-    if translates and asked is None:
+    if translates and stored is None:
         notes.append(NOTE_ON_SEARCH)
+    # Generation settings: those that were imported with the model, else the ids of special tokens
+    # and the search that evaluates a translation model trained here.
+    settings = stored
+    if settings is None:
+        settings = {name: id for name, id in fields.items() if name.endswith("_token_id")}
+        if translates:
+            request = published_request(tokenizer, config.vocab_size)
+            settings |= search_fields(request, config.max_length)
 
-    def fill(place: Path) -> None:
+    def fill(folder: Path) -> None:
         write_weights(
-            place,
+            folder,
             config,
             exported.params,
             dtype=exported.dtype,
@@ -123,101 +155,85 @@ def _hugging_face(exported: Exported, output: Path) -> list[str]:
             fields=fields,
         )
         length = config.max_length
-        notes.append(export_tokenizer(tokenizer, place, closing=translates, max_length=length))
-        if HEADS[config.head].generates:
-            write_json(place / "generation_config.json", _generation(exported, fields, asked))
-        (place / FILE).write_text(_card(exported, output.name, notes), encoding="utf-8")
+        notes.append(export_tokenizer(tokenizer, folder, closing=translates, max_length=length))
+        if head.generates:
+            given: JsonObject = {
+                name: value for name, value in settings.items() if value is not None
+            }
+            write_json(folder / "generation_config.json", given)
+        card = model_card(
+            output.name,
+            exported.config,
+            stored_fields=read_fields(exported.folder),
+            folder=exported.folder,
+            step=exported.step,
+            num_parameters=count_parameters(exported.params),
+            notes=notes,
+        )
+        (folder / FILE).write_text(card, encoding="utf-8")
 
     build_folder(output, fill)
     return notes
 
 
-def _stated(exported: Exported) -> dict[str, Any]:
-    """Fields of `config.json` that a model does not say by itself."""
-    special, head = exported.tokenizer.special_ids, exported.model.config.head
+def _fields_besides_model(exported: Exported) -> JsonObject:
+    """Returns fields of `config.json` that do not follow from the model's configuration."""
+    special, head = exported.tokenizer.special_ids, exported.config.model.head
     ids = {"bos": special.bos, "eos": special.eos, "pad": special.pad}
     if head == "seq2seq_lm":
         ids["decoder_start"], ids["eos"] = start_and_end(exported.tokenizer)
     if HEADS[head].generates and ids["pad"] is None:
-        ids["pad"] = ids["eos"]  # what is padded is masked
-    fields: dict[str, Any] = {f"{role}_token_id": id for role, id in ids.items()}
-    if head == "sequence_classification":
-        data: Any = exported.config.data
+        ids["pad"] = ids["eos"]  # padding is masked, so that any token serves
+    fields: JsonObject = {f"{role}_token_id": id for role, id in ids.items()}
+    data = exported.config.data
+    if head == "sequence_classification" and isinstance(data, SequenceClassificationData):
         fields["problem_type"] = PROBLEM_TYPES[data.target]
     return fields
 
 
-def _generation(
-    exported: Exported, fields: dict[str, Any], asked: dict[str, Any] | None
-) -> dict[str, Any]:
-    """What the folder is to ask for: what an imported one did, else ids of special tokens."""
-    if asked is None:
-        asked = {name: id for name, id in fields.items() if name.endswith("_token_id")}
-        if exported.model.config.head == "seq2seq_lm":
-            asked |= _published_search(exported)
-    return {name: value for name, value in asked.items() if value is not None}
-
-
-def _published_search(exported: Exported) -> dict[str, Any]:
-    """What a run that was trained here would ask for."""
-    config = exported.model.config
-    request = published_request(exported.tokenizer, config.vocab_size)
-    return search_fields(request, config.max_length)
-
-
-def _card(exported: Exported, name: str, notes: list[str]) -> str:
-    folder, step = exported.folder, exported.step
-    number = count_parameters(exported.params)
-    return model_card(name, exported.config, read_fields(folder), folder, step, number, notes)
-
-
-def _flat(exported: Exported) -> dict[str, np.ndarray]:
-    flat: Mapping[str, Any] = flatten_dict(exported.params, sep="/")
-    return {path: in_precision(path, np.asarray(x), exported.dtype) for path, x in flat.items()}
-
-
-def _safetensors(exported: Exported, output: Path) -> list[str]:
+def _write_safetensors(exported: Exported, output: Path) -> list[str]:
     from safetensors.numpy import save
 
-    write_file(output, save(_flat(exported)))
+    write_file(output, save(exported.arrays()))
     return []
 
 
-def _npz(exported: Exported, output: Path) -> list[str]:
+def _write_npz(exported: Exported, output: Path) -> list[str]:
     if exported.dtype == "bfloat16":
         raise RunError("npz has no bfloat16: choose float16 or float32, or the form safetensors")
     content = io.BytesIO()
-    arrays: Any = _flat(exported)
+    arrays: dict[str, Any] = exported.arrays()  # a checker cannot know that none is a keyword
     np.savez(content, **arrays)
     write_file(output, content.getvalue())
     return []
 
 
-def _stablehlo(exported: Exported, output: Path) -> list[str]:
+def _write_stablehlo(exported: Exported, output: Path) -> list[str]:
     if exported.dtype != "float32":
         raise RunError(
             f"a program takes parameters of float32, not {exported.dtype}: leave the dtype out"
         )
+    config = exported.config.model
     program = export_forward(exported.model)
-    names = ", ".join(f"{name}=…" for name in input_names(exported.model.config))
+    names = ", ".join(f"{name}=…" for name in input_names(config))
     note = (
         "run it with jax.export.deserialize(bytearray(open('forward.stablehlo', 'rb').read()))"
         f".call(params, {names}): params as safetensors.numpy.load_file reads them, all others "
-        f"int32, of at most {exported.model.config.max_length} tokens"
+        f"int32, of at most {config.max_length} tokens"
     )
 
-    def fill(place: Path) -> None:
-        (place / "forward.stablehlo").write_bytes(program)
-        _safetensors(exported, place / "params.safetensors")
-        (place / FILE).write_text(f"# {output.name}\n\n{note}\n", encoding="utf-8")
+    def fill(folder: Path) -> None:
+        (folder / "forward.stablehlo").write_bytes(program)
+        _write_safetensors(exported, folder / "params.safetensors")
+        (folder / FILE).write_text(f"# {output.name}\n\n{note}\n", encoding="utf-8")
 
     build_folder(output, fill)
     return [note]
 
 
 FORMS: Mapping[Form, Callable[[Exported, Path], list[str]]] = {
-    "huggingface": _hugging_face,
-    "safetensors": _safetensors,
-    "npz": _npz,
-    "stablehlo": _stablehlo,
+    "huggingface": _write_huggingface,
+    "safetensors": _write_safetensors,
+    "npz": _write_npz,
+    "stablehlo": _write_stablehlo,
 }

@@ -1,15 +1,15 @@
 """Imports a model in Hugging Face's form as a run folder, from which other runs can start."""
 
 from pathlib import Path
-from typing import Any
 
+from ...data.io.json_text import JsonObject
 from ...models.hf.generation_config import GENERATION
 from ...models.hub import local_folder
 from ...models.load import is_foreign, load, read_fields
 from ...models.registry import family_name
 from ..config import to_dict
 from ..errors import RunError
-from ..runs.load_run import asked_of, open_run, search_of
+from ..runs.load_run import beam_search_defaults, generation_defaults, open_run
 from ..runs.params_only_run import IMPORTED_FROM, check_not_existing, make_params_only_run
 from ..state import count_parameters
 
@@ -37,16 +37,15 @@ def import_model(source: str | Path, output: str | Path) -> str:
     if not is_foreign(read_fields(folder)):
         raise RunError(f"{folder} is a run folder already: copy it")
     config, tokenizer = open_run(folder)
-    model: Any = config.model
-    here = Path(source).exists()
-    facts: dict[str, Any] = {IMPORTED_FROM: str(folder.resolve() if here else source)}
-    search_of(folder, tokenizer)  # refuses unsupported settings
-    asked = asked_of(folder)
-    if asked is not None:
-        facts[GENERATION] = asked
+    # The order of the fields is that of config.json: model, train, origin, generation settings.
+    train = to_dict(config)
+    origin = str(folder.resolve() if Path(source).exists() else source)
+    fields: JsonObject = {"model": train.pop("model"), "train": train, IMPORTED_FROM: origin}
+    beam_search_defaults(folder, tokenizer)  # refuses unsupported settings
+    settings = generation_defaults(folder)
+    if settings is not None:
+        fields[GENERATION] = settings
     _, params = load(folder)
-    fields = to_dict(config)
-    facts = {"model": fields.pop("model"), "train": fields, **facts}
-    make_params_only_run(output, facts, save_tokenizer=tokenizer.save, step=0, params=params)
-    kind = f"{family_name(model)}, head {model.head}"
+    make_params_only_run(output, fields, save_tokenizer=tokenizer.save, step=0, params=params)
+    kind = f"{family_name(config.model)}, head {config.model.head}"
     return f"{kind}, {count_parameters(params):,} parameters, from {source}"

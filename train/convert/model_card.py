@@ -1,10 +1,11 @@
-"""The `README.md` of an exported model: what it is, what it was trained on, how well it does."""
+"""Writes the `README.md` of an exported model: its kind, training data, recipe and scores."""
 
 import importlib.metadata
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from ...data.io.json_text import JsonObject
 from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
@@ -17,64 +18,69 @@ FILE = "README.md"
 def model_card(
     name: str,
     config: TrainConfig,
-    facts: dict[str, Any],
+    *,
+    stored_fields: JsonObject,
     folder: Path,
     step: int | None,
     num_parameters: int,
-    notes: list[str],
+    notes: Sequence[str],
 ) -> str:
-    """The text of the card.
+    """Returns the text of the card.
 
     Args:
-      name: of the model.
-      config: what it was trained by.
-      facts: the `config.json` of its folder.
-      folder: whose `metrics.jsonl` has its scores.
-      step: the exported checkpoint; None: it was not trained here.
-      num_parameters: how many it has.
-      notes: what else there is to know, a line each.
+        name: The name of the model.
+        config: The configuration of the run that trained it.
+        stored_fields: The `config.json` of its folder.
+        folder: The folder, whose `metrics.jsonl` has its scores.
+        step: The exported checkpoint; None: the model was not trained here.
+        num_parameters: The number of its parameters.
+        notes: Further notes, a line each.
     """
-    model: Any = config.model
+    model = config.model
     head = HEADS[model.head]
     made = f"{family_name(model)}, head {model.head}, {num_parameters:,} parameters"
-    base = f"base_model: {_public(config.init_from)}\n" if config.init_from else ""
+    base = f"base_model: {_without_folders(config.init_from)}\n" if config.init_from else ""
     parts = [
         f"---\nlibrary_name: transformers\npipeline_tag: {head.hub_task}\n"
         f"{base}tags:\n- flaxzoo\n---\n",
-        f"# {name}\n\n{made}. {_origin(facts, step)}\n",
+        f"# {name}\n\n{made}. {_origin(stored_fields, step)}\n",
         "```python\n"
         f"from transformers import {head.hf_auto_class}, AutoTokenizer\n\n"
         f'model = {head.hf_auto_class}.from_pretrained("{name}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```\n',
         *(f"{note}\n" for note in notes),
     ]
-    if "train" in facts and IMPORTED_FROM not in facts:
+    if "train" in stored_fields and IMPORTED_FROM not in stored_fields:
         parts += [_data(config), _settings(config), _scores(folder, step)]
     return "\n".join(parts)
 
 
-def _origin(facts: dict[str, Any], step: int | None) -> str:
-    with_version = f"flaxzoo {facts.get('flaxzoo', importlib.metadata.version('flaxzoo'))}"
-    if IMPORTED_FROM in facts:
-        return f"Imported by {with_version} from `{_public(facts[IMPORTED_FROM])}`."
-    if AVERAGED_STEPS in facts:
-        steps = ", ".join(map(str, facts[AVERAGED_STEPS]))
-        return f"Trained by {with_version}: the mean of its checkpoints {steps}."
-    return f"Trained by {with_version}, step {step}." if step is not None else ""
+def _origin(stored_fields: JsonObject, step: int | None) -> str:
+    """Returns a sentence on how the model came to be."""
+    version = stored_fields.get("flaxzoo", importlib.metadata.version("flaxzoo"))
+    if IMPORTED_FROM in stored_fields:
+        source = _without_folders(str(stored_fields[IMPORTED_FROM]))
+        return f"Imported by flaxzoo {version} from `{source}`."
+    averaged = stored_fields.get(AVERAGED_STEPS)
+    if isinstance(averaged, list):
+        steps = ", ".join(map(str, averaged))
+        return f"Trained by flaxzoo {version}: the mean of its checkpoints {steps}."
+    return f"Trained by flaxzoo {version}, step {step}." if step is not None else ""
 
 
 def _data(config: TrainConfig) -> str:
+    """Returns the section on the training data."""
     data = to_dict(config)["data"]
-    idle = {"num_workers", "tokenizer"}  # the vocabulary is there for all to see
+    left_out = {"num_workers", "tokenizer"}  # the tokenizer is exported with the model
     if data["validation"] is not None:
-        idle.add("validation_fraction")
-    return "## Training data\n\n" + _table({n: x for n, x in data.items() if n not in idle})
+        left_out.add("validation_fraction")
+    return "## Training data\n\n" + _table({n: x for n, x in data.items() if n not in left_out})
 
 
 def _settings(config: TrainConfig) -> str:
     fields = to_dict(config)
     del fields["data"], fields["model"]
-    del fields["epochs" if fields["steps"] else "steps"]  # the other counts
+    del fields["epochs" if fields["steps"] else "steps"]  # only one of the two is set
     settings = {k: v for k, v in flatten(fields).items() if not k.startswith(OPERATIONAL_FIELDS)}
     return "## Recipe\n\n" + _table(settings)
 
@@ -88,17 +94,17 @@ def _scores(folder: Path, step: int | None) -> str:
     return f"## Scores\n\nOn the validation data, at step {step}:\n\n" + _table(scores)
 
 
-def _table(rows: dict[str, Any]) -> str:
-    lines = [f"| {name} | {_shown(value)} |" for name, value in rows.items()]
-    return "\n".join(["| | |", "| --- | --- |", *lines]) + "\n"
+def _table(rows: Mapping[str, object]) -> str:
+    """Returns a Markdown table of names and values."""
+    lines = ["| | |", "| --- | --- |"]
+    for name, value in rows.items():
+        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        shown = "" if value is None else _without_folders(shown)
+        shown = shown.replace("|", "\\|").replace("\n", " ")
+        lines.append(f"| {name} | {shown} |")
+    return "\n".join(lines) + "\n"
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "" if value is None else _public(str(value)).replace("|", "\\|").replace("\n", " ")
-
-
-def _public(text: str) -> str:
-    """A source or a path without the folders of the machine it was on."""
+def _without_folders(text: str) -> str:
+    """Returns a source or a path without the folders of the machine that it was on."""
     return re.sub(r"(?<![\w.])/(?:[^/\s,#]+/)*", "", text)

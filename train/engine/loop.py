@@ -355,7 +355,7 @@ def _evaluate(s: _Session) -> None:
     s.validated_step = s.step
     if s.log is not None:
         s.log.write(s.step, "validation", s.validation)
-    s.progress.evaluated(s.step, s.validation, task_of(data).headline)
+    s.progress.evaluated(s.step, s.validation, task_of(data).progress_metrics)
 
 
 def _save(s: _Session) -> None:

@@ -13,9 +13,8 @@ from ...models.load import load, read_fields
 from ..errors import RunError
 from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
-from ..progress import Progress
-from ..runs.load_run import open_run, search_of
-from ..runs.run_folder import Say
+from ..progress import LogFn, Progress
+from ..runs.load_run import beam_search_defaults, open_run
 from .translate import TextTranslator, note_of_empty
 
 
@@ -25,7 +24,7 @@ def score_run(
     *,
     step: int | None = None,
     num_beams: int | None = None,
-    say: Say = print,
+    log: LogFn = print,
 ) -> dict[str, Any]:
     """Evaluates a model on every row of a source, cut as in its training.
 
@@ -34,7 +33,7 @@ def score_run(
       source: a source such as the run was trained on; by default what it validates on.
       step: which checkpoint; by default the newest.
       num_beams: of the search for translations, by default 4; no other kind of data has one.
-      say: told what is in the data, in a line.
+      log: told what is in the data, in a line.
 
     Returns:
       `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
@@ -47,15 +46,16 @@ def score_run(
       DataError: the data cannot be had or read.
     """
     config, tokenizer = open_run(folder)
-    decoded = task_of(config.data).decoded
-    if num_beams is not None and decoded is None:
+    generation_metrics = task_of(config.data).generation_metrics
+    if num_beams is not None and generation_metrics is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
-    own = search_of(folder, tokenizer)
+    own = beam_search_defaults(folder, tokenizer)
     search = own.method if own is not None else BeamSearch()
     assert isinstance(search, BeamSearch)
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams)
     recorded = read_fields(local_folder(folder)).get("data_fingerprints")
+    recorded = recorded if isinstance(recorded, dict) else None
     if source is None and recorded is None:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
     data, labels = config.data, config.model.labels
@@ -63,14 +63,14 @@ def score_run(
     if source is None:
         split = data.validation_split(tokenizer, labels)
         if recorded is not None and split.fingerprint != recorded["validation"]:
-            say("the validation data has changed since this run was made")
+            log("the validation data has changed since this run was made")
     else:
         split = data.whole_source(source, tokenizer, labels)
-    say(f"data: {split.summary}")
-    # Before the losses, so that what cannot be decoded is found at once.
+    log(f"data: {split.summary}")
+    # Before the losses, so that what cannot be x.
     written = {}
-    if decoded is not None:
-        say(f"translated and scored: all {len(split.content.sources):,} pairs")
+    if generation_metrics is not None:
+        log(f"translated and scored: all {len(split.content.sources):,} pairs")
         with Progress().counter("sentences", len(split.content.sources)) as advance:
             translator = TextTranslator(model, params, tokenizer, own)
             translated = translator(
@@ -82,9 +82,9 @@ def score_run(
             )
         note = note_of_empty(split.content.sources, translated)
         if note is not None:
-            say(note)
+            log(note)
         texts = [translations[0].text for translations in translated]
-        scores = decoded(split.content.targets, texts)
+        scores = generation_metrics(split.content.targets, texts)
         written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
     objective = objective_of(config)
     number = split.examples.num_examples

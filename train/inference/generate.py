@@ -14,7 +14,7 @@ from ...models.decoding.request import BeamSearch, GenerationRequest, Sampling
 from ...models.hf.generate import search_all
 from ...models.hf.generation_config import request_from_hf
 from ...models.nn.typing import Params
-from ..runs.load_run import asked_of
+from ..runs.load_run import generation_defaults
 from .text_model import TextModel
 
 NEW_TOKENS = 200
@@ -79,7 +79,7 @@ class TextGenerator(TextModel):
     def _open(
         cls, model: Any, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> "TextGenerator":
-        return cls(model, params, tokenizer, asked_of(folder))
+        return cls(model, params, tokenizer, generation_defaults(folder))
 
     @functools.cached_property
     def _generator(self) -> Generator:
@@ -174,14 +174,17 @@ class TextGenerator(TextModel):
 
     def _encode(self, prompt: str) -> list[int]:
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
+        bos = self._tokenizer.special_ids.bos
+        if bos is not None and self._tokenizer.encode(prompt) == [bos, *ids]:
+            return [bos, *ids]  # the model was trained on texts that begin with this token
         if ids:
             return ids
-        if self._tokenizer.special_ids.bos is None:
+        if bos is None:
             raise UserError(
                 "the prompt is empty and this tokenizer has no token to begin a document with: "
                 "give a --prompt"
             )
-        return [self._tokenizer.special_ids.bos]
+        return [bos]
 
     def _grow(
         self, row: _Row, tokens: list[int], stop: Sequence[str], request: GenerationRequest

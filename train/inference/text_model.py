@@ -69,4 +69,4 @@ def _command(config: TrainConfig) -> str:
     """Returns the command for models such as that of a run."""
     if config.model.head == "none":
         return "embed"
-    return task_of(config.data).use.split()[0]
+    return task_of(config.data).next_command.split()[0]

@@ -11,7 +11,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.generator import Generator
 from ...models.decoding.request import BeamSearch, GenerationRequest, Hypothesis
 from ...models.nn.typing import Params
-from ..runs.load_run import search_of
+from ..runs.load_run import beam_search_defaults
 from .bucketing import batches_by_length
 from .text_model import TextModel
 
@@ -66,7 +66,7 @@ class TextTranslator(TextModel):
     def _open(
         cls, model: Any, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> "TextTranslator":
-        return cls(model, params, tokenizer, search_of(folder, tokenizer))
+        return cls(model, params, tokenizer, beam_search_defaults(folder, tokenizer))
 
     def __call__(
         self,

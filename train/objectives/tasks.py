@@ -1,16 +1,27 @@
-"""What tells one kind of training from another: one row of a table for each kind of data.
+"""The table of tasks: for each kind of data, the objective, the heads and the metrics.
 
-Everything else (run folders, the loop, checkpoints, evaluation, prediction) is shared.
+A new kind of data is a new row of `TASKS`. Everything else (run folders, the loop, checkpoints,
+evaluation, prediction) is shared.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 from ...data.dataset import DataSplit
 from ...data.tasks.base import DataConfig
-from ...data.tasks.translation import TranslationExamples
+from ...data.tasks.bert_pretraining import PretrainingData
+from ...data.tasks.causal_lm import CausalLMData
+from ...data.tasks.labelled import LabelledExamples
+from ...data.tasks.multiple_choice import MultipleChoiceData
+from ...data.tasks.question_answering import QuestionAnsweringData
+from ...data.tasks.sequence_classification import (
+    SequenceClassificationData,
+    SequenceClassificationExamples,
+)
+from ...data.tasks.token_classification import TokenClassificationData, TokenClassificationExamples
+from ...data.tasks.translation import TranslationData, TranslationExamples
 from ...models.nn.typing import Array
 from ..config import TrainConfig
 from . import objectives
@@ -22,56 +33,81 @@ from .metrics import (
     regression_scores,
     translation_scores,
 )
-from .objectives import Objective
+from .objectives import Batch, Objective
 
-Scores = dict[str, Any]
-Say = Callable[[str], None]
+Scores = Mapping[str, object]
+"""Metrics by name: numbers, and for BLEU and chrF also their signatures."""
+D = TypeVar("D", bound=DataConfig)
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What training needs to know of one kind of data."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task(Generic[D]):
+    """Everything that training needs to know about one kind of data."""
 
-    objective: Callable[[Any], Objective]
-    """What is learned, given the run's configuration."""
-    heads: Callable[[Any], tuple[str, ...]]
-    """The heads (`config.head`) that can learn it, given the data's configuration."""
-    scores: Callable[[Evaluation, DataSplit, Any], Scores]
-    """What an evaluation reports beside the loss, given the data's configuration."""
-    headline: tuple[str, ...]
-    """The scores that a line of progress shows."""
-    use: str
-    """What a finished run is good for: a command, with {run} for its folder."""
-    decoded: Callable[[Sequence[str], Sequence[str]], Scores] | None = None
-    """Scores of what a finished model writes, given the references and the texts it wrote."""
+    data: type[D]
+    """The settings of the data."""
+    objective: Callable[[TrainConfig, D], Objective]
+    """The objective, given the configuration of the run and that of its data."""
+    scores: Callable[[Evaluation, DataSplit, D], Scores]
+    """The metrics of an evaluation besides the loss."""
+    progress_metrics: tuple[str, ...]
+    """The metrics that a line of progress shows."""
+    next_command: str
+    """The command that uses a finished run; {run} stands for its folder."""
+    heads: Callable[[D], tuple[str, ...]] | None = None
+    """The names in `HEADS` of the heads that can learn the objective; None: the one that has the
+    name of the kind of data."""
+    generation_metrics: Callable[[Sequence[str], Sequence[str]], Scores] | None = None
+    """The metrics of generated texts, given the references and the texts."""
     baseline: Callable[[DataSplit], tuple[str, str, float]] | None = None
-    """What a model that knows only frequencies would reach: the score to compare, name, value."""
+    """The value that a model of mere frequencies would reach: the metric to compare, the name of
+    the baseline, its value."""
+
+    def heads_for(self, data: D) -> tuple[str, ...]:
+        """Returns the names of the heads that can learn from the data."""
+        return (self.data.kind,) if self.heads is None else self.heads(data)
 
 
-def task_of(data: DataConfig) -> Task:
-    """The row of the table that `data` belongs to."""
+def task_of(data: DataConfig) -> Task[Any]:
+    """Returns the row of the table to which `data` belongs."""
     return TASKS[data.kind]
 
 
+def data_class(kind: str) -> type[DataConfig]:
+    """Returns the class of a kind of data.
+
+    Args:
+        kind: Its name, or the one that older run folders have for it.
+
+    Raises:
+        KeyError: There is no such kind.
+    """
+    classes = [task.data for task in TASKS.values()]
+    former = {cls.former_kind: cls for cls in classes if cls.former_kind}
+    return {**former, **{cls.kind: cls for cls in classes}}[kind]
+
+
 def objective_of(config: TrainConfig) -> Objective:
-    """What a run's model learns from its kind of data."""
-    objective = task_of(config.data).objective(config)
+    """Returns the objective of a run, with the inputs that its model takes."""
+    objective = task_of(config.data).objective(config, config.data)
     if config.model.num_token_types > 1:
         return objective
-    # RoBERTa and DistilBERT tell the parts of a row apart by their separators alone.
-    return dataclasses.replace(objective, inputs=lambda batch: _one_type(objective.inputs(batch)))
+
+    # RoBERTa and DistilBERT tell the parts of a sequence apart by their separators alone.
+    def inputs(batch: Batch) -> dict[str, Array]:
+        given = objective.inputs(batch)
+        return {name: x for name, x in given.items() if name != "token_type_ids"}
+
+    return dataclasses.replace(objective, inputs=inputs)
 
 
-def _one_type(inputs: dict[str, Array]) -> dict[str, Array]:
-    return {name: x for name, x in inputs.items() if name != "token_type_ids"}
-
-
-def score(data: DataConfig, evaluation: Evaluation, split: DataSplit) -> Scores:
-    """`loss`, and the scores of this kind of data, as plain numbers."""
+def score(data: DataConfig, evaluation: Evaluation, split: DataSplit) -> dict[str, Any]:
+    """Returns `loss` and the metrics of this kind of data, as plain numbers."""
     return {"loss": evaluation.loss, **task_of(data).scores(evaluation, split, data)}
 
 
-def _causal_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
+def _causal_scores(evaluation: Evaluation, split: DataSplit, data: CausalLMData) -> Scores:
+    del data
     tokens = int(evaluation.counts["next_token"])
     return {
         "perplexity": _perplexity(evaluation.loss),
@@ -81,10 +117,11 @@ def _causal_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Score
 
 
 def _perplexity(nats: float) -> float:
-    return math.exp(min(nats, 700.0))
+    return math.exp(min(nats, 700.0))  # e⁷¹⁰ is beyond float64
 
 
-def _pretraining_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
+def _pretraining_scores(evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
+    del split
     means, counts = evaluation.means, evaluation.counts
     counted = {"masked_tokens": int(counts["masked_token"])}
     if data.next_sentence:
@@ -92,55 +129,60 @@ def _pretraining_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> 
     return {**means, "perplexity": _perplexity(means["masked_token"]), **counted}
 
 
-def _classification_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
-    rows: Any = split.examples
-    gold, predicted = rows.gold(), rows.decode(evaluation.predictions)
+def _classification_scores(
+    evaluation: Evaluation, split: DataSplit, data: SequenceClassificationData
+) -> Scores:
+    examples = cast(SequenceClassificationExamples, split.examples)
+    gold, predicted = examples.gold(), examples.decode(evaluation.predictions)
     if data.target == "regression":
         return regression_scores(gold, [p["score"] for p in predicted])
-    names = rows.labels
+    names = examples.labels
     if data.target == "multi_label":
-        ids: Any = [[name in p["labels"] for name in names] for p in predicted]
-    else:
-        ids = [names.index(p["label"]) for p in predicted]
-    return classification_scores(gold, ids, names)
+        present = [[name in p["labels"] for name in names] for p in predicted]
+        return classification_scores(gold, present, names)
+    return classification_scores(gold, [names.index(p["label"]) for p in predicted], names)
 
 
-def _tag_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
-    rows: Any = split.examples
-    if not all(name == "O" or name[:2] in ("B-", "I-") for name in rows.labels):
-        return {"token_accuracy": evaluation.means["accuracy"]}  # parts of speech, say
-    predicted = [p["tags"] for p in rows.decode(evaluation.predictions)]
-    return entity_scores(rows.gold(), predicted)
+def _tag_scores(evaluation: Evaluation, split: DataSplit, data: TokenClassificationData) -> Scores:
+    del data
+    examples = cast(TokenClassificationExamples, split.examples)
+    if not all(name == "O" or name[:2] in ("B-", "I-") for name in examples.labels):
+        return {"token_accuracy": evaluation.means["accuracy"]}  # parts of speech, for example
+    predicted = [p["tags"] for p in examples.decode(evaluation.predictions)]
+    return entity_scores(examples.gold(), predicted)
 
 
-def _span_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
-    rows: Any = split.examples
-    predicted = {p["id"]: p["answer"] for p in rows.decode(evaluation.predictions)}
-    gold = {g["id"]: g["answers"] for g in rows.gold()}
+def _span_scores(evaluation: Evaluation, split: DataSplit, data: QuestionAnsweringData) -> Scores:
+    del data
+    examples = cast(LabelledExamples, split.examples)
+    predicted = {p["id"]: p["answer"] for p in examples.decode(evaluation.predictions)}
+    gold = {g["id"]: g["answers"] for g in examples.gold()}
     return answer_scores(gold, predicted)
 
 
-def _choice_scores(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
+def _choice_scores(evaluation: Evaluation, split: DataSplit, data: MultipleChoiceData) -> Scores:
+    del split, data
     return {
         "accuracy": evaluation.means["accuracy"],
         "questions": int(evaluation.counts["accuracy"]),
     }
 
 
-def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Any) -> Scores:
-    means, rows = evaluation.means, cast(TranslationExamples, split.examples)
+def _translation_losses(evaluation: Evaluation, split: DataSplit, data: TranslationData) -> Scores:
+    del data
+    means, examples = evaluation.means, cast(TranslationExamples, split.examples)
     return {
         "nll": means["nll"],
         "perplexity": _perplexity(means["nll"]),
         "accuracy": means["accuracy"],
         "tokens": int(evaluation.counts["nll"]),
-        "pairs": len(rows.pairs),
+        "pairs": len(examples.pairs),
     }
 
 
-def _entropy(score: str) -> Callable[[DataSplit], tuple[str, str, float]]:
+def _entropy_baseline(metric: str) -> Callable[[DataSplit], tuple[str, str, float]]:
     name = "unigram entropy of the training text"
-    return lambda split: (score, name, unigram_entropy(split.content.token_counts))
+    return lambda split: (metric, name, unigram_entropy(split.content.token_counts))
 
 
 _CLASSIFICATION_OBJECTIVES = {
@@ -151,59 +193,64 @@ _CLASSIFICATION_OBJECTIVES = {
 
 PREDICT = "predict {run} --input FILE"
 
-TASKS: dict[str, Task] = {
-    "causal_lm": Task(
-        objective=lambda config: objectives.CAUSAL,
-        heads=lambda data: ("causal_lm",),
+_TABLE: tuple[Task[Any], ...] = (
+    Task(
+        data=CausalLMData,
+        objective=lambda config, data: objectives.CAUSAL,
         scores=_causal_scores,
-        headline=("perplexity", "bits_per_byte"),
-        use="generate {run} --prompt TEXT",
-        baseline=_entropy("loss"),
+        progress_metrics=("perplexity", "bits_per_byte"),
+        next_command="generate {run} --prompt TEXT",
+        baseline=_entropy_baseline("loss"),
     ),
-    "pretraining": Task(
-        objective=lambda config: (
-            objectives.PRETRAINING if config.data.next_sentence else objectives.MASKED
+    Task(
+        data=PretrainingData,
+        objective=lambda config, data: (
+            objectives.PRETRAINING if data.next_sentence else objectives.MASKED
         ),
         heads=lambda data: ("pretraining" if data.next_sentence else "masked_lm",),
         scores=_pretraining_scores,
-        headline=("masked_token", "masked_accuracy", "next_sentence_accuracy"),
-        use="fill-mask {run} 'The [MASK] is open.'",
-        baseline=_entropy("masked_token"),
+        progress_metrics=("masked_token", "masked_accuracy", "next_sentence_accuracy"),
+        next_command="fill-mask {run} 'The [MASK] is open.'",
+        baseline=_entropy_baseline("masked_token"),
     ),
-    "sequence_classification": Task(
-        objective=lambda config: _CLASSIFICATION_OBJECTIVES[config.data.target],
-        heads=lambda data: ("sequence_classification",),
+    Task(
+        data=SequenceClassificationData,
+        objective=lambda config, data: _CLASSIFICATION_OBJECTIVES[data.target],
         scores=_classification_scores,
-        headline=("accuracy", "f1", "f1_macro", "matthews", "pearson"),
-        use=PREDICT,
+        progress_metrics=("accuracy", "f1", "f1_macro", "matthews", "pearson"),
+        next_command=PREDICT,
     ),
-    "token_classification": Task(
-        objective=lambda config: objectives.TAGGING,
-        heads=lambda data: ("token_classification",),
+    Task(
+        data=TokenClassificationData,
+        objective=lambda config, data: objectives.TAGGING,
         scores=_tag_scores,
-        headline=("f1", "token_accuracy"),
-        use=PREDICT,
+        progress_metrics=("f1", "token_accuracy"),
+        next_command=PREDICT,
     ),
-    "question_answering": Task(
-        objective=lambda config: objectives.SPAN,
-        heads=lambda data: ("question_answering",),
+    Task(
+        data=QuestionAnsweringData,
+        objective=lambda config, data: objectives.SPAN,
         scores=_span_scores,
-        headline=("exact_match", "f1"),
-        use=PREDICT,
+        progress_metrics=("exact_match", "f1"),
+        next_command=PREDICT,
     ),
-    "multiple_choice": Task(
-        objective=lambda config: objectives.CLASSIFICATION,
-        heads=lambda data: ("multiple_choice",),
+    Task(
+        data=MultipleChoiceData,
+        objective=lambda config, data: objectives.CLASSIFICATION,
         scores=_choice_scores,
-        headline=("accuracy",),
-        use=PREDICT,
+        progress_metrics=("accuracy",),
+        next_command=PREDICT,
     ),
-    "translation": Task(
-        objective=lambda config: objectives.translation(config.label_smoothing),
+    Task(
+        data=TranslationData,
+        objective=lambda config, data: objectives.translation(config.label_smoothing),
         heads=lambda data: ("seq2seq_lm",),
         scores=_translation_losses,
-        headline=("nll", "perplexity", "accuracy"),
-        use="translate {run} --input FILE",
-        decoded=translation_scores,
+        progress_metrics=("nll", "perplexity", "accuracy"),
+        next_command="translate {run} --input FILE",
+        generation_metrics=translation_scores,
     ),
-}
+)
+
+TASKS: dict[str, Task[Any]] = {task.data.kind: task for task in _TABLE}
+"""Every task, by its kind of data."""

@@ -9,12 +9,13 @@ import jax
 from jax.sharding import Mesh
 
 from ...data.errors import UserError
-from ..config import TrainConfig, from_dict
+from ..config import TrainConfig
 from ..distributed.optimizer_offload import HOST
 from ..distributed.sharding import make_mesh
 from ..engine.compile import ShardedStep, configured_step
 from ..engine.memory_summary import bytes_per_device
 from ..objectives.tasks import objective_of
+from ..runs.config_json import from_dict
 from ..state import count_parameters
 from .batch_specs import batch_shapes, model_flops
 from .hardware import Chip, Device, Topology, parse_topology

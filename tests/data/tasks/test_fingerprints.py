@@ -4,7 +4,7 @@ import json
 
 import pytest
 from flaxzoo.data import SpecialIds, Tokenizer, TokenizerConfig
-from flaxzoo.train.config import DATA_KINDS
+from flaxzoo.train.objectives.tasks import data_class
 
 
 class Letters(Tokenizer):
@@ -67,7 +67,7 @@ def folder(tmp_path_factory):
 def test_fingerprints_are_those_of_the_first_version(folder, kind, source, settings, fingerprint):
     form, name = source.split(":")
     source = f"{form}:{folder}/{name}"
-    data = DATA_KINDS[kind](
+    data = data_class(kind)(
         source=source,
         validation=source,
         length=32,

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
+from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.models.nn import fused_attention as attention_kernels
-from flaxzoo.models.nn.attention import attention_weights
+from flaxzoo.models.nn.attention import attention_weights, weighted_values
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention, refusal
 from flaxzoo.models.nn.masks import AttentionMask
 from jax._src.cudnn import fused_attention_stablehlo
@@ -71,9 +72,9 @@ MASKS = {
 
 
 def by_xla(query, key, value, mask):
-    keys_last = jnp.einsum("BSNH->BNHS", key)
+    keys_last, values = jnp.einsum("BSKH->BKHS", key), jnp.einsum("BSKH->BKSH", value)
     weights = attention_weights(query, keys_last, mask.materialize(), 1.0)
-    return jnp.einsum("BNTS,BSNH->BTNH", weights.astype(value.dtype), value)
+    return weighted_values(weights.astype(value.dtype), values)
 
 
 def by_kernel(kernel, query, key, value, mask):
@@ -83,24 +84,28 @@ def by_kernel(kernel, query, key, value, mask):
 
 QUICK = "padding, causal", "packing, banded", "other keys"
 """Interpreted, each takes seconds."""
+GROUPED = "packing, banded"
+"""Computed with two key/value heads for four query heads too."""
 CASES = [
     *(
-        pytest.param("splash", name, marks=() if name in QUICK else pytest.mark.slow)
+        pytest.param("splash", name, N, N, marks=() if name in QUICK else pytest.mark.slow)
         for name in MASKS
     ),
-    *((kernel, name) for kernel in ("cudnn", "cudnn_on_a_gpu") for name in MASKS),
+    *((kernel, name, N, N) for kernel in ("cudnn", "cudnn_on_a_gpu") for name in MASKS),
+    *((kernel, GROUPED, 4, 2) for kernel in ("splash", "cudnn", "cudnn_on_a_gpu")),
 ]
 
 
-@pytest.mark.parametrize(("kernel", "name"), CASES)
-def test_a_kernel_gives_what_xla_gives(kernel, name, request):
+@pytest.mark.parametrize(("kernel", "name", "num_heads", "num_kv_heads"), CASES)
+def test_a_kernel_gives_what_xla_gives(kernel, name, num_heads, num_kv_heads, request):
     request.getfixturevalue(kernel)
     on_gpu = kernel == "cudnn_on_a_gpu"
     dtype = jnp.bfloat16 if on_gpu else jnp.float32
     mask = MASKS[name]
     rng = np.random.default_rng(0)
-    lengths = mask.num_queries, mask.num_keys, mask.num_keys
-    given = [jnp.asarray(rng.normal(size=(B, n, N, H)) / 3, dtype) for n in lengths]
+    keys = mask.num_keys, num_kv_heads
+    shapes = (mask.num_queries, num_heads), keys, keys
+    given = [jnp.asarray(rng.normal(size=(B, *shape, H)) / 3, dtype) for shape in shapes]
     # Queries that see something and are no padding; the others may give anything but NaN.
     seen = np.broadcast_to(mask.materialize().any(-1)[:, 0], (B, T))
     real = jnp.asarray(seen, dtype)[..., None, None]
@@ -131,6 +136,15 @@ GPT = models.GPTConfig(
     dropout_rate=0.0,
     local_window=20,
 )
+LLAMA = LlamaConfig(
+    vocab_size=32,
+    max_length=128,
+    num_layers=2,
+    d_model=32,
+    num_heads=4,
+    num_kv_heads=2,
+    d_ff=32,
+)
 TRANSFORMER = models.EncoderDecoderConfig(
     vocab_size=32, max_length=128, num_layers=1, d_model=16, num_heads=2, dropout_rate=0.0
 )
@@ -139,7 +153,7 @@ TRANSFORMER = models.EncoderDecoderConfig(
 def _inputs(config):
     ids = np.random.default_rng(0).integers(0, 32, (2, 128))
     segments = np.repeat(np.array([[1, 1, 2, 0], [1, 2, 3, 3]]), 32, axis=1)
-    if isinstance(config, models.GPTConfig):
+    if config.head == "causal_lm":
         return {"input_ids": ids, "segment_ids": segments}, segments
     target = np.repeat(np.array([[1, 2, 2, 0], [1, 1, 2, 3]]), 32, axis=1)
     both = {"segment_ids": segments, "decoder_segment_ids": target}
@@ -156,11 +170,12 @@ def kernel_calls(jaxpr):
     "config",
     [
         pytest.param(GPT, id="gpt"),
+        pytest.param(LLAMA, id="llama"),
         pytest.param(TRANSFORMER, id="transformer", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_by_splash(config, splash):
-    """Every second layer banded, inside a scan; an encoder, looked at by packed targets."""
+    """Layers inside a scan, every second banded; grouped heads; an encoder with packed targets."""
     inputs, segments = _inputs(config)
     params = models.create(config).init(jax.random.key(0), **inputs)
 
@@ -175,8 +190,9 @@ def test_a_model_by_splash(config, splash):
     xla, none = both(models.Execution())
     splashed, calls = both(models.Execution(attention="splash"))
     assert none == 0
-    # Forward, and two backward; for the GPT twice; for the Transformer of three kinds.
-    assert calls == (6 if config is GPT else 9)
+    # One call forward and two backward; the GPT has layers of two kinds in its scan, and the
+    # Transformer attention of three kinds.
+    assert calls == {GPT: 6, LLAMA: 3, TRANSFORMER: 9}[config]
     for a, b in zip(jax.tree.leaves(splashed), jax.tree.leaves(xla), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
@@ -220,12 +236,14 @@ def test_every_reason_is_said(kernels, change, reason):
         assert said is None or reason in said
 
 
-def test_cudnn_is_called_on_a_gpu(monkeypatch):
+@pytest.mark.parametrize(
+    "config", [dataclasses.replace(GPT, local_window=None), LLAMA], ids=["gpt", "llama"]
+)
+def test_cudnn_is_called_on_a_gpu(config, monkeypatch):
     """Lowered for a GPU that is not here: one call forward, one backward, in a scan."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
-    config = dataclasses.replace(GPT, local_window=None)
     model = models.create(config, models.Execution(dtype="bfloat16", attention="cudnn"))
-    inputs, _ = _inputs(config)
+    inputs, _ = _inputs(GPT)
     params = models.create(config).init(jax.random.key(0), **inputs)
 
     def calls(inputs):

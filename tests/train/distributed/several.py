@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 import jax
-from flaxzoo.train.config import from_dict
 from flaxzoo.train.distributed import multiprocess as processes
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import loop
 from flaxzoo.train.objectives.tasks import objective_of
+from flaxzoo.train.runs.config_json import from_dict
 
 DEEDS = {
     "stop": lambda: signal.raise_signal(signal.SIGTERM),

@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import train
-from flaxzoo.train.config import differences, from_dict, to_dict
+from flaxzoo.train.config import differences, to_dict
 from flaxzoo.train.distributed import optimizer_offload as offload
 from flaxzoo.train.engine.checkpoint import Checkpoints
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.objectives.tasks import objective_of
 from flaxzoo.train.plan import worker as plan_worker
 from flaxzoo.train.plan.hardware import parse_topology
+from flaxzoo.train.runs.config_json import from_dict
 
 MESH = train.MeshConfig(data=2, fsdp=2, tensor=2)
 

@@ -11,7 +11,7 @@ from flaxzoo.models.hf.tensor_mapping import WeightsError
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.convert.export import export_model
 from flaxzoo.train.convert.import_hf import import_model
-from flaxzoo.train.runs.load_run import asked_of
+from flaxzoo.train.runs.load_run import generation_defaults
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -202,9 +202,9 @@ def test_a_run_that_was_trained_here_asks_for_nothing(folder, tmp_path):
     assert fields.pop("generation")["eos_token_id"] == END
     (tmp_path / "run" / "config.json").write_text(json.dumps(fields))
     with pytest.raises(train.RunError, match="was imported by an older flaxzoo: import it"):
-        asked_of(tmp_path / "run")
+        generation_defaults(tmp_path / "run")
     fields.pop("imported_from")
     (tmp_path / "run" / "config.json").write_text(json.dumps(fields))
-    assert asked_of(tmp_path / "run") is None
+    assert generation_defaults(tmp_path / "run") is None
     with pytest.raises(WeightsError, match="run asks for nothing"):
         models.generation_arguments(tmp_path / "run")

@@ -12,8 +12,9 @@ from flaxzoo import models, train
 from flaxzoo.data import TokenizerConfig, TranslationData
 from flaxzoo.models.decoding.request import BeamSearch
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.config import from_dict, to_dict
+from flaxzoo.train.config import to_dict
 from flaxzoo.train.inference.translate import TextTranslator, Translation, note_of_empty
+from flaxzoo.train.runs.config_json import from_dict
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 

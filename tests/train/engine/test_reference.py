@@ -1,0 +1,113 @@
+"""An objective that compares the model with frozen parameters, as distillation and DPO do."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import train
+from flaxzoo.train.distributed import sharding
+from flaxzoo.train.engine import compile as compiling
+from flaxzoo.train.engine.checkpoint import Checkpoints
+from flaxzoo.train.engine.compile import compile_trainer
+
+
+def is_real(batch):
+    return (batch["segment_ids"] != 0).astype(jnp.float32)
+
+
+def terms(outputs, batch, reference):
+    """Next tokens, and KL(reference ‖ model) at the same positions."""
+    ours, theirs = (jax.nn.log_softmax(x.logits) for x in (outputs, reference))
+    kl = jnp.sum(jnp.exp(theirs) * (theirs - ours), axis=-1)
+    return {**train.CAUSAL.terms(outputs, batch), "kl": jnp.sum(kl * is_real(batch))}
+
+
+OBJECTIVE = dataclasses.replace(
+    train.CAUSAL,
+    coefficients={"next_token": 1.0, "kl": 0.5},
+    counts=lambda batch: dict.fromkeys(("next_token", "kl"), jnp.sum(is_real(batch))),
+    terms=terms,
+    reference=True,
+)
+WAYS = {
+    "fsdp 4, tensor 2": {"mesh": train.MeshConfig(data=1, fsdp=4, tensor=2)},
+    "2 micro-batches": {"micro_batches": 2},
+    "pmap": {"parallel": "pmap"},
+}
+
+
+def run(config, batches):
+    trainer = compile_trainer(config, OBJECTIVE)
+    state, metrics = trainer.init(), []
+    initial = jax.device_get(trainer.to_global(state).params)
+    for batch in batches:
+        state, values = trainer.step(state, batch)
+        metrics.append({name: float(x) for name, x in values.items()})
+    sums, counts, _ = trainer.evaluate(state, batches[0])
+    metrics.append({name: float(sums[name] / counts[name]) for name in sums})
+    return trainer, initial, trainer.to_global(state), metrics
+
+
+@pytest.fixture(scope="module")
+def one_device(train_config, batches):
+    with pytest.MonkeyPatch.context() as patch:
+        one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+        patch.setattr(compiling, "make_mesh", one)
+        return run(train_config(), batches)
+
+
+def assert_equal(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_the_reference_is_the_initial_model_and_stays(one_device):
+    _, initial, state, metrics = one_device
+    assert_equal(state.frozen, initial)
+    assert any(
+        (a != b).any() for a, b in zip(*map(jax.tree.leaves, (state.params, initial)), strict=True)
+    )
+    # Before the first step the two differ by the model's dropout alone, which the reference lacks.
+    assert 0 < metrics[0]["kl"] < metrics[-1]["kl"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_trains_the_same_model(way, train_config, batches, one_device):
+    _, initial, state, metrics = run(train_config(**WAYS[way]), batches)
+    for ours, expected in zip(metrics, one_device[3], strict=True):
+        # The KL term is small beside the logarithms that it is the difference of.
+        assert ours == pytest.approx(expected, rel=2e-6, abs=1e-7)
+    for a, b in zip(*(jax.tree.leaves(x) for x in (state, one_device[2])), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=2e-6)
+    assert_equal(state.frozen, initial)
+    of = [jax.tree.map(lambda x: x.sharding, x) for x in (state.params, state.frozen)]
+    assert of[0] == of[1]
+
+
+def test_a_resumed_run_is_the_run_never_stopped(tmp_path, batches, one_device):
+    trainer, _, last, _ = one_device
+    state, _ = trainer.step(trainer.init(), batches[0])
+    with Checkpoints(tmp_path, keep_last=1, keep_best=0) as checkpoints:
+        checkpoints.save(state, {}, None)
+        checkpoints.wait()
+        state, _ = checkpoints.restore(1, trainer.shapes)
+    for batch in batches[1:]:
+        state, _ = trainer.step(state, batch)
+    assert_equal(state, last)
+
+
+def test_a_checkpoint_without_frozen_parameters_is_refused(tmp_path, one_device):
+    trainer = one_device[0]
+    with Checkpoints(tmp_path, keep_last=1, keep_best=0) as checkpoints:
+        checkpoints.save(dataclasses.replace(trainer.init(), frozen=None), {}, None)
+        checkpoints.wait()
+        with pytest.raises(train.RunError, match=r"checkpoint 0 .* has no frozen parameters"):
+            checkpoints.restore(0, trainer.shapes)
+
+
+def test_a_state_without_frozen_parameters_is_refused(batches):
+    with pytest.raises(ValueError, match="the state has no frozen parameters"):
+        OBJECTIVE.apply(lambda *_, **__: None, {}, jax.tree.map(jnp.asarray, batches[0]))
