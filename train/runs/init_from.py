@@ -1,4 +1,4 @@
-"""Initializes a run from another run's parameters: the body, and the parts of the head in common."""
+"""Initializes a run from another run's parameters: the body, and what the heads have in common."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -8,8 +8,8 @@ import jax
 from jax.tree_util import KeyPath
 
 from ...models.config import TransformerConfig
-from ...models.load import read_params
 from ...models.init import parameter_shapes
+from ...models.load import read_params
 from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
@@ -68,9 +68,7 @@ def plan_init_from(
     return InitFromPlan(folder, step, source, source_shapes, frozenset(copied))
 
 
-def init_from(
-    plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn
-) -> Params:
+def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) -> Params:
     """Returns the parameters of another run, with fresh ones where nothing is copied.
 
     Args:

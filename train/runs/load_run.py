@@ -6,18 +6,18 @@ from pathlib import Path
 
 from ...data.io.json_text import JsonObject
 from ...data.tasks.sequence_classification import SequenceClassificationData, Target
-from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...data.tasks.translation import start_and_end
+from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...models.decoding.request import GenerationRequest
-from ...models.hub import local_folder
-from ...models.nn.heads import HEADS
-from ...models.load import check_run, is_foreign, model_config, object_field, read_fields
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
+from ...models.hub import local_folder
+from ...models.load import check_run, is_foreign, model_config, object_field, read_fields
+from ...models.nn.heads import HEADS
 from ..config import TrainConfig
-from .config_json import from_dict
 from ..errors import RunError
-from .params_only_run import IMPORTED_FROM, TOKENIZER
 from ..recipes import recipe
+from .config_json import from_dict
+from .params_only_run import IMPORTED_FROM, TOKENIZER
 
 TARGETS: Mapping[str, Target] = {
     "regression": "regression",

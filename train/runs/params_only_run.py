@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ...data.io.atomic_io import build_folder
 from ...data.io.json_text import JsonObject
-from ...models.nn.typing import Params
 from ...models.load import CHECKPOINTS, CONFIG_FILE, PARAMS
+from ...models.nn.typing import Params
 from ..errors import RunError
 
 TOKENIZER = "tokenizer"
@@ -30,8 +30,8 @@ def check_trainable(fields: JsonObject, folder: Path) -> None:
     for name, what in ORIGINS.items():
         if name in fields:
             raise RunError(
-                f"{folder} contains {what}, without an optimizer state to resume from: give another "
-                f"--workdir, and initialize it with --init-from {folder}"
+                f"{folder} contains {what}, without an optimizer state to resume from: give "
+                f"another --workdir, and initialize it with --init-from {folder}"
             )
 
 

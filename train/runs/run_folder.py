@@ -9,10 +9,10 @@ import importlib.metadata
 import json
 from pathlib import Path
 
-from ...data.io.atomic_io import build_folder
 from ...data.dataset import DataSplit
-from ...data.tokenizers.base import Tokenizer
+from ...data.io.atomic_io import build_folder
 from ...data.tasks.translation import encode_source
+from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.load import CONFIG_FILE, chosen_step, model_config, read_config, steps
@@ -20,11 +20,11 @@ from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from ..errors import RunError
+from ..objectives.tasks import task_of
 from ..progress import LogFn
 from .init_from import InitFromPlan, plan_init_from
-from .params_only_run import TOKENIZER, check_trainable
 from .load_run import open_run
-from ..objectives.tasks import task_of
+from .params_only_run import TOKENIZER, check_trainable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,9 @@ def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
     return plan_init_from(folder, step, model_config(folder), config.model)
 
 
-def _check_sample_prompt(model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None) -> None:
+def _check_sample_prompt(
+    model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None
+) -> None:
     """Raises RunError if the trained model could not use the prompt."""
     if prompt is None:
         return
@@ -219,7 +221,9 @@ def _check_same_data(run: Run) -> None:
         return
     source = run.stated.data.source
     comes_with_python = source.startswith("builtin:")
-    remedy = "use the Python version that the run started with" if comes_with_python else "restore it"
+    remedy = "restore it"
+    if comes_with_python:
+        remedy = "use the Python version that the run started with"
     raise RunError(
         f"the data of {source} is no longer what {run.folder} was made for: {remedy}, "
         "or give another --workdir"
