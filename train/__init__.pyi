@@ -1,4 +1,4 @@
-"""What turns models and data into trained models.
+"""Training, evaluation and use of models.
 
 Example::
 

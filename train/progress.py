@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: one bar, and one line per event.
+"""The progress that a person sees while a model trains: one bar, and one line per event.
 
 Where no bar can be drawn, in a file or a pipe, a line now and then stands for it.
 """

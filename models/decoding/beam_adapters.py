@@ -5,14 +5,16 @@ own position.
 """
 
 import dataclasses
-from typing import Any
+from typing import cast
 
 import jax.numpy as jnp
 from flax import struct
 
+from ..model import Model
 from ..nn.cache import Cache, init_cache
 from ..nn.heads import CausalLMOutput, Seq2SeqLMOutput, require_head
 from ..nn.typing import Array, Bool, Float, Int, Params
+from ..transformer import EncoderDecoderConfig
 
 
 def last_logits(output: CausalLMOutput) -> Float[Array, "B 1 V"]:
@@ -23,7 +25,7 @@ def last_logits(output: CausalLMOutput) -> Float[Array, "B 1 V"]:
 
 @struct.dataclass
 class Prefill:
-    """What reading the rows gives."""
+    """The result of reading the rows."""
 
     cache: Cache
     visible_slots: Bool[Array, "B S"]
@@ -36,7 +38,7 @@ class Prefill:
 class EncoderDecoderBeams:
     """The encoder reads each row, a source; targets begin with a start token."""
 
-    model: Any
+    model: Model
 
     row = "source"
     pads_left = False
@@ -44,7 +46,7 @@ class EncoderDecoderBeams:
     @property
     def vocab_size(self) -> int:
         """The size of the vocabulary of the rows."""
-        c = self.model.config
+        c = cast("EncoderDecoderConfig", self.model.config)
         return c.vocab_size if c.share_embeddings else c.source_vocab_size or c.vocab_size
 
     def remaining_positions(self, length: int) -> int:
@@ -107,7 +109,7 @@ class EncoderDecoderBeams:
 class CausalBeams:
     """Rows are prompts, padded on the left; the beams continue them."""
 
-    model: Any
+    model: Model
 
     row = "prompt"
     pads_left = True
@@ -158,7 +160,7 @@ class CausalBeams:
 BEAMS = {"seq2seq_lm": EncoderDecoderBeams, "causal_lm": CausalBeams}
 
 
-def beams_of(model: Any) -> EncoderDecoderBeams | CausalBeams:
+def beams_of(model: Model) -> EncoderDecoderBeams | CausalBeams:
     """Returns the adapter for a model.
 
     Raises:

@@ -78,7 +78,7 @@ class Finished:
 
 @struct.dataclass
 class BeamState:
-    """What the compiled loop carries from token to token."""
+    """The state that the compiled loop carries from token to token."""
 
     cache: Cache
     visible_slots: Bool[Array, "B K S"]

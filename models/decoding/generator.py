@@ -4,13 +4,13 @@ Rows of different lengths share a batch, padded to few lengths so that few progr
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...data.errors import UserError
+from ..model import Model
 from ..nn.dropout import row_keys
 from ..nn.heads import require_head
 from ..nn.typing import Params
@@ -48,7 +48,7 @@ class Generator:
       UserError: the model writes no text.
     """
 
-    def __init__(self, model: Any, params: Params) -> None:
+    def __init__(self, model: Model, params: Params) -> None:
         beams_of(model)  # checks the model before any parameter is copied
         self.config = model.config
         self._model, self._params = unstack_layers(model, params)
@@ -79,11 +79,15 @@ class Generator:
           New tokens int[B, n], n ≥ 1, until there are `request.max_new_tokens`.
 
         Raises:
-          UserError: there is no prompt, one is empty, or an id is not in the vocabulary; or the
-            model is an encoder-decoder.
+          UserError: there is no prompt, one is empty, or an id is not in the vocabulary; the
+            method is no `Sampling`; or the model is an encoder-decoder.
         """
         config, sampling = self.config, request.method
-        assert isinstance(sampling, Sampling)
+        if not isinstance(sampling, Sampling):
+            raise UserError(
+                f"method {type(sampling).__name__} does not sample: give a Sampling, or use "
+                "Generator.search"
+            )
         assert request.max_new_tokens is not None
         require_head(config, ("causal_lm",), "is not sampled", "search it with num_beams")
         if not prompts or not all(len(prompt) for prompt in prompts):

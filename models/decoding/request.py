@@ -128,7 +128,7 @@ class Hypothesis:
     """A sequence of tokens that beam search found."""
 
     tokens: list[int]
-    """Without start token, end token and prompt."""
+    """The tokens that were found, with neither start token nor end token nor prompt."""
     score: float
     """The value that hypotheses are ranked by: `log_probability` over the length penalty."""
     log_probability: float

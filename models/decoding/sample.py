@@ -5,12 +5,12 @@ Everything is compiled once for each number of rows, length of prompts and lengt
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ..model import Model
 from ..nn.attention import HIDDEN
 from ..nn.cache import Cache, init_cache
 from ..nn.dropout import fold_in
@@ -104,7 +104,7 @@ def sample_token(
 
 @struct.dataclass
 class DecodeState:
-    """What the compiled step carries from token to token."""
+    """The state that the compiled step carries from token to token."""
 
     cache: Cache
     attention_mask: Int[Array, "B S"]
@@ -122,7 +122,7 @@ class DecodeState:
 # Module-level, so that all `Generator`s share the compilation cache.
 @functools.partial(jax.jit, static_argnames=("model", "cache_length"))
 def prefill(
-    model: Any,
+    model: Model,
     params: Params,
     ids: Int[Array, "B T"],
     mask: Int[Array, "B T"],
@@ -146,7 +146,7 @@ def prefill(
 
 @functools.partial(jax.jit, static_argnames=("model", "num_tokens"), donate_argnames="state")
 def advance(
-    model: Any,
+    model: Model,
     params: Params,
     state: DecodeState,
     *,

@@ -6,11 +6,12 @@ from typing import Any
 import jax
 
 from ..init import parameter_shapes
+from ..model import Model
 from ..nn.typing import Params
 from ..registry import create
 
 
-def unstack_layers(model: Any, params: Params) -> tuple[Any, Params]:
+def unstack_layers(model: Model, params: Params) -> tuple[Model, Params]:
     """Lays out a model and its parameters for decoding one token at a time.
 
     Each layer has its own subtree and each kernel is a matrix `[outputs, inputs]`. A slice of a

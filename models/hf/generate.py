@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from ...data.errors import UserError
+from ...data.io.json_text import JsonObject
 from ..decoding.beam_adapters import beams_of
 from ..decoding.generator import Generator
 from ..decoding.padding import pad_rows
 from ..decoding.request import BeamSearch, GenerationRequest, Hypothesis
+from ..model import Model
 from ..nn.typing import Params
 from ..registry import create
 from .generation_config import request_from_hf
@@ -34,13 +36,13 @@ UNSEEN = 0
 
 
 def generate(
-    model: Any,
+    model: Model,
     params: Params,
-    input_ids: Any,
+    input_ids: object,
     *,
-    attention_mask: Any = None,
+    attention_mask: object = None,
     seed: int = 0,
-    **requested: Any,
+    **requested: object,
 ) -> np.ndarray:
     """Continues prompts, or generates the targets of sources, as transformers' `generate` does.
 
@@ -109,7 +111,7 @@ def generate(
     return np.concatenate([prompts, pad_rows(written, fill=fill)[0]], axis=1)
 
 
-def counting_from_zero(model: Any) -> Any:
+def counting_from_zero(model: Model) -> Model:
     """Returns a RoBERTa that numbers positions from 0; other models as they are.
 
     transformers' `generate` numbers RoBERTa's positions from 0; its forward pass, like the one
@@ -124,7 +126,7 @@ def counting_from_zero(model: Any) -> Any:
     )
 
 
-def _hf_fields(requested: Mapping[str, Any]) -> dict[str, Any]:
+def _hf_fields(requested: Mapping[str, object]) -> JsonObject:
     """Returns the arguments as a file would hold them, without those that are None."""
     for name in BESIDE:
         if requested.get(name):
@@ -142,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 
 def _read(
-    input_ids: Any, attention_mask: Any, fields: Mapping[str, Any], causal: bool
+    input_ids: object, attention_mask: object, fields: Mapping[str, Any], causal: bool
 ) -> tuple[list[list[int]], np.ndarray]:
     """Returns the tokens of each row without padding, and the given rows padded to one length."""
     given = _plain(input_ids)

@@ -200,7 +200,7 @@ def stored_request(folder: str | Path, longest: int | None = None) -> Generation
     return request
 
 
-def generation_arguments(folder: str | Path) -> dict[str, Any]:
+def generation_arguments(folder: str | Path) -> JsonObject:
     """Returns the arguments of `models.generate` that are stored in a folder.
 
     `models.generate(model, params, input_ids, **models.generation_arguments(folder))` returns what

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Set
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from ...data.errors import suggest
 from ...data.io.json_text import JsonObject
@@ -49,12 +49,16 @@ class HFMapping(Generic[Config]):
     """Completes a configuration with what only the names of the stored tensors say."""
 
 
+AnyMapping: TypeAlias = HFMapping[Any]
+"""The mapping of a family that is known only when the program runs."""
+
+
 @functools.cache
-def _mapping(module: str) -> HFMapping[Any]:
+def _mapping(module: str) -> AnyMapping:
     return import_module(f".{module}", __package__).MAPPING
 
 
-def mapping_of(config: TransformerConfig) -> HFMapping[Any]:
+def mapping_of(config: TransformerConfig) -> AnyMapping:
     """Returns the mapping that writes models of a configuration.
 
     Raises:
@@ -63,7 +67,7 @@ def mapping_of(config: TransformerConfig) -> HFMapping[Any]:
     return mapping_of_family(family_name(config))
 
 
-def mapping_of_family(name: str) -> HFMapping[Any]:
+def mapping_of_family(name: str) -> AnyMapping:
     """Returns the mapping of a family, by its name in `models.registry.FAMILIES`.
 
     Raises:
@@ -77,7 +81,7 @@ def mapping_of_family(name: str) -> HFMapping[Any]:
     return _mapping(module)
 
 
-def mapping_of_type(model_type: object, source: str) -> HFMapping[Any]:
+def mapping_of_type(model_type: object, source: str) -> AnyMapping:
     """Returns the mapping of a `model_type`.
 
     Args:

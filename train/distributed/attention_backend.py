@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ...data.errors import UserError
 from ...models.nn.fused_attention import AttentionCall, refusal
@@ -16,7 +16,22 @@ FASTEST: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}
 """By platform; elsewhere there is XLA alone."""
 PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu"}
 LEAST_CAPABILITY = (8, 0)
-"""Of NVIDIA's GPUs (Ampere)."""
+"""The oldest generation of NVIDIA's GPUs that cuDNN's kernel supports (Ampere)."""
+
+
+@runtime_checkable
+class Device(Protocol):
+    """A device that attention runs on."""
+
+    @property
+    def platform(self) -> str:
+        """A platform of jax: "cpu", "gpu" or "tpu"."""
+        ...
+
+    @property
+    def device_kind(self) -> str:
+        """The name of its model."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +53,7 @@ class KernelChoice:
         return said
 
 
-def choose_kernel(config: TrainConfig, device: Any, context: int = 1) -> KernelChoice:
+def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> KernelChoice:
     """The kernel for a run's steps, on devices like this one.
 
     Args:
@@ -70,7 +85,7 @@ def with_kernel(config: TrainConfig, kernel: Kernel) -> TrainConfig:
     return dataclasses.replace(config, execution=execution)
 
 
-def _reason(kernel: Kernel, config: TrainConfig, device: Any, context: int) -> str | None:
+def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -> str | None:
     """Why a kernel cannot serve a training step, or None."""
     for cannot, why in _LIMITS:
         if cannot(kernel, device, context):
@@ -100,7 +115,7 @@ def _is_old_gpu(kernel: str, device: Any, _: int) -> bool:
     return tuple(map(int, device.compute_capability.split("."))) < LEAST_CAPABILITY
 
 
-_LIMITS: tuple[tuple[Callable[[str, Any, int], bool], str], ...] = (
+_LIMITS: tuple[tuple[Callable[[str, Device, int], bool], str], ...] = (
     (
         lambda kernel, device, _: device.platform != PLATFORMS[kernel],
         "it is for a {needs}, and here is a {device.platform}",
@@ -108,4 +123,5 @@ _LIMITS: tuple[tuple[Callable[[str, Any, int], bool], str], ...] = (
     (_is_old_gpu, "a {device.device_kind} is not of NVIDIA's Ampere generation or later"),
     (lambda *a: a[2] > 1, "the tokens of a sequence are sharded over mesh.context {context}"),
 )
-"""What of the devices is against a kernel; of sizes `models.nn.fused_attention` decides."""
+"""The properties of devices that a kernel cannot have, and the reasons; `models.nn.fused_attention`
+checks the sizes."""

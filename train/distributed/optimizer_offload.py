@@ -5,18 +5,44 @@ take there at the peak is the compiler's choice, and the way costs time.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import jax
 
 from ...data.errors import UserError
+from ...models.nn.typing import Array, Key
 from ..state import Metrics, StepFn, TrainState
 
 HOST = "pinned_host"
-"""What jax calls the memory that devices read of their host."""
+"""The name that jax has for the memory of a host that its devices can read."""
 
 
-def on_host(state: TrainState, shardings: TrainState, device: Any) -> TrainState:
+@runtime_checkable
+class Memory(Protocol):
+    """A memory that a device reads."""
+
+    @property
+    def kind(self) -> str:
+        """The name that jax has for such memories."""
+        ...
+
+
+@runtime_checkable
+class DeviceOfHost(Protocol):
+    """A device of this process."""
+
+    @property
+    def device_kind(self) -> str:
+        """The name of its model."""
+        ...
+
+    def addressable_memories(self) -> Sequence[Memory]:
+        """Returns the memories that it reads."""
+        ...
+
+
+def on_host(state: TrainState, shardings: TrainState, device: DeviceOfHost) -> TrainState:
     """`shardings` with the moments in the memory of the devices' hosts.
 
     Numbers that are no arrays, the counts of steps, stay where they are.
@@ -52,7 +78,9 @@ def from_host_and_back(step: StepFn, device: TrainState, host: TrainState) -> St
       host: the same between steps, from `on_host`.
     """
 
-    def offloaded(state: TrainState, batch: Any, rng: Any) -> tuple[TrainState, Metrics]:
+    def offloaded(
+        state: TrainState, batch: Mapping[str, Array], rng: Key[Array, ""]
+    ) -> tuple[TrainState, Metrics]:
         brought = jax.device_put(state.opt_state, device.opt_state)
         state, metrics = step(dataclasses.replace(state, opt_state=brought), batch, rng)
         taken = jax.device_put(state.opt_state, host.opt_state)

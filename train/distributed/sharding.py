@@ -25,15 +25,15 @@ from ...data.errors import UserError
 from ...models.config import divisors
 from ...models.nn.fused_attention import FusedAttention
 from ...models.nn.stack import Layer
-from ...models.nn.typing import Params
+from ...models.nn.typing import Params, PyTree
 from ...models.registry import families
 from ..config import MeshConfig
 from ..state import TrainState
 from ..tree import path_name
 
 Apply = Callable[..., Any]
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
+Args = tuple[PyTree, ...]
+Kwargs = dict[str, PyTree]
 Context = nn.module.InterceptorContext
 
 BATCH_AXES = ("data", "fsdp")
@@ -52,7 +52,7 @@ MESH_AXES: dict[str | None, str | None] = {
 }
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Mesh:
     """Makes the mesh of all devices, or of those given, with the sizes of `config`.
 
     Raises:

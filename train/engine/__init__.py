@@ -1,1 +1,1 @@
-"""What drives a run: the step, its compilation, the loop, checkpoints, logs."""
+"""The parts that run a training: the step, its compilation, the loop, checkpoints, logs."""

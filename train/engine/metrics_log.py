@@ -19,7 +19,7 @@ from ..errors import RunError
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 SECONDS_BETWEEN_FLUSHES = 30.0
-"""Of TensorBoard's file."""
+"""The least time between two flushes of TensorBoard's file."""
 
 
 class MetricsLog:
@@ -124,7 +124,7 @@ class _Board:
             self._records.flush()
             self._next_flush = time.monotonic() + SECONDS_BETWEEN_FLUSHES
 
-    def _write(self, **fields: Any) -> None:
+    def _write(self, **fields: object) -> None:
         event = self._event(wall_time=time.time(), **fields)
         self._records.write(event.SerializeToString())
 

@@ -1,7 +1,7 @@
 """`report.md`: what a finished run was, and its loss curve as a picture."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from .metrics_log import read_metrics
 
@@ -10,7 +10,7 @@ CURVE_FILE = "loss.png"
 
 
 def write_report(
-    folder: Path, facts: dict[str, Any], validation: dict[str, Any], sample: str | None
+    folder: Path, facts: Mapping[str, object], validation: Mapping[str, float], sample: str | None
 ) -> None:
     """Writes `report.md` and `loss.png` into a run folder.
 

@@ -1,1 +1,1 @@
-"""What a trained model is used for; one file per command."""
+"""The uses of a trained model; one file per command."""

@@ -1,13 +1,13 @@
 """Sentence vectors: the mean of a model's hidden states over each text."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from ...data.errors import UserError
 from ...data.tokenizers.base import Tokenizer
+from ...models.model import Model
 from ...models.nn.heads import HEADS, encoder_heads, mean_pool
 from ...models.nn.typing import Params
 from ..progress import LogFn
@@ -24,7 +24,7 @@ class TextEmbedder(TextModel):
     refusal = "has no vector for a text"
     remedy = "give the run of a BERT or GPT"
 
-    def __init__(self, model: Any, params: Params, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
         super().__init__(model, params, tokenizer)
         self._max_length = model.config.max_length
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -25,7 +24,7 @@ def score_run(
     step: int | None = None,
     num_beams: int | None = None,
     log: LogFn = print,
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """Evaluates a model on every row of a source, cut as in its training.
 
     Args:

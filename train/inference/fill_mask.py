@@ -1,13 +1,13 @@
 """Fill-mask: the words that a masked language model finds most probable in a gap."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
 
 from ...data.errors import UserError
 from ...data.tokenizers.base import Tokenizer
+from ...models.model import Model
 from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params
 from .bucketing import pad_batch
@@ -37,7 +37,7 @@ class MaskFiller(TextModel):
     refusal = "fills no masks"
     remedy = f"give a run that was pretrained (head {' or '.join(heads)})"
 
-    def __init__(self, model: Any, params: Params, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
         super().__init__(model, params, tokenizer)
         if tokenizer.special_ids.mask is None:
             raise UserError(f"this {tokenizer.kind} tokenizer has no mask token")

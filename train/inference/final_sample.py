@@ -1,7 +1,6 @@
 """The sample that a finished run prints."""
 
 from pathlib import Path
-from typing import Any
 
 from ...models.decoding.request import Sampling
 from ...models.nn.heads import HEADS
@@ -12,7 +11,7 @@ from .generate import TextGenerator
 
 def final_sample(folder: str | Path, prompt: str, seed: int) -> str:
     """Returns a continuation of `prompt`, its translation, or the candidates for its gap."""
-    config: Any = open_run(folder)[0]
+    config = open_run(folder)[0]
     if HEADS[config.model.head].predicts_masked:
         gaps = MaskFiller.of_run(folder)(prompt, top_k=5)
         lines = [", ".join(f"{c.token} {c.probability:.3f}" for c in gap) for gap in gaps]

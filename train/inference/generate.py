@@ -5,14 +5,15 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...data.errors import UserError
+from ...data.io.json_text import JsonValue
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.generator import Generator
 from ...models.decoding.request import BeamSearch, GenerationRequest, Sampling
 from ...models.hf.generate import search_all
 from ...models.hf.generation_config import request_from_hf
+from ...models.model import Model
 from ...models.nn.typing import Params
 from ..runs.load_run import generation_defaults
 from .text_model import TextModel
@@ -66,10 +67,10 @@ class TextGenerator(TextModel):
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         params: Params,
         tokenizer: Tokenizer,
-        stored: Mapping[str, Any] | None = None,
+        stored: Mapping[str, JsonValue] | None = None,
     ) -> None:
         super().__init__(model, params, tokenizer)
         ends = {"eos_token_id": tokenizer.special_ids.eos}
@@ -77,7 +78,7 @@ class TextGenerator(TextModel):
 
     @classmethod
     def _open(
-        cls, model: Any, params: Params, tokenizer: Tokenizer, folder: str | Path
+        cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> "TextGenerator":
         return cls(model, params, tokenizer, generation_defaults(folder))
 
@@ -115,7 +116,7 @@ class TextGenerator(TextModel):
         request = dataclasses.replace(stored, method=sampling, num_return_sequences=num_samples)
         return self.write(prompts, request, stop=stop, seed=seed, on_text=on_text)
 
-    def request(self, prompts: Sequence[str], **options: Any) -> GenerationRequest:
+    def request(self, prompts: Sequence[str], **options: JsonValue) -> GenerationRequest:
         """Combines options with the settings stored with the model; by default samples 200 tokens.
 
         Args:
@@ -208,7 +209,7 @@ class TextGenerator(TextModel):
 
 
 def merged_request(
-    stored: Mapping[str, Any], options: Mapping[str, Any], prompt_length: int = 1
+    stored: Mapping[str, JsonValue], options: Mapping[str, JsonValue], prompt_length: int = 1
 ) -> GenerationRequest:
     """Combines options with stored settings; both have the names of `models.generate`.
 

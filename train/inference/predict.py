@@ -1,4 +1,4 @@
-"""What a fine-tuned model says of inputs that have no labels yet."""
+"""Predictions of a fine-tuned model for inputs that have no labels yet."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ import jax
 
 from ...data.batching import evaluation_batches
 from ...models.load import load
+from ...models.nn.typing import PyTree
 from ..errors import RunError
 from ..objectives.eval_step import rows_at_once, whole_rows
 from ..objectives.tasks import objective_of
@@ -45,7 +46,7 @@ def predict(
     objective = objective_of(config)
 
     @jax.jit
-    def predictions(params: Any, batch: Any) -> Any:
+    def predictions(params: PyTree, batch: PyTree) -> PyTree:
         return objective.predictions(model.apply({"params": params}, **objective.inputs(batch)))
 
     number = split.examples.num_examples

@@ -1,11 +1,12 @@
-"""What every front end has that takes texts: a model, its parameters and its tokenizer."""
+"""The parts of every front end that takes texts: a model, its parameters and its tokenizer."""
 
 from collections.abc import Container
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from ...data.tokenizers.base import Tokenizer
 from ...models.load import load
+from ...models.model import Model
 from ...models.nn.heads import require_head
 from ...models.nn.typing import Params
 from ..config import TrainConfig
@@ -30,11 +31,11 @@ class TextModel:
     heads: ClassVar[Container[str | None]]
     """Heads that a model may have."""
     refusal: ClassVar[str]
-    """What a model with another head does not do, with a verb: "fills no masks"."""
+    """The task that a model with another head cannot do, with a verb: "fills no masks"."""
     remedy: ClassVar[str]
-    """What to give instead, as an imperative."""
+    """An imperative that says what to give instead."""
 
-    def __init__(self, model: Any, params: Params, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
         require_head(model.config, self.heads, self.refusal, self.remedy)
         self._model, self._params, self._tokenizer = model, params, tokenizer
 
@@ -58,7 +59,7 @@ class TextModel:
 
     @classmethod
     def _open(
-        cls: type[Opened], model: Any, params: Params, tokenizer: Tokenizer, folder: str | Path
+        cls: type[Opened], model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> Opened:
         """Makes the front end; overridden by those that read more of the folder."""
         del folder

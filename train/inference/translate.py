@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...data.errors import UserError
 from ...data.tasks.translation import encode_source, start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.generator import Generator
 from ...models.decoding.request import BeamSearch, GenerationRequest, Hypothesis
+from ...models.model import Model
 from ...models.nn.typing import Params
 from ..runs.load_run import beam_search_defaults
 from .bucketing import batches_by_length
@@ -51,7 +51,7 @@ class TextTranslator(TextModel):
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         params: Params,
         tokenizer: Tokenizer,
         request: GenerationRequest | None = None,
@@ -64,7 +64,7 @@ class TextTranslator(TextModel):
 
     @classmethod
     def _open(
-        cls, model: Any, params: Params, tokenizer: Tokenizer, folder: str | Path
+        cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> "TextTranslator":
         return cls(model, params, tokenizer, beam_search_defaults(folder, tokenizer))
 

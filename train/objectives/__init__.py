@@ -1,1 +1,1 @@
-"""What is learned, and how it is scored."""
+"""Objectives: losses to minimize and scores to report."""

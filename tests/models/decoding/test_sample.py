@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo.models import Generator, Sampling
+from flaxzoo.data.errors import UserError
+from flaxzoo.models import BeamSearch, GenerationRequest, Generator, Sampling
 from flaxzoo.models.decoding import sample as generation
 
 from ...support.requests import sampled
@@ -301,3 +302,10 @@ def test_bad_prompts_are_refused(generator, prompts, message):
 def test_bad_sampling_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Sampling(**fields)
+
+
+def test_a_request_for_beams_is_not_streamed(tiny):
+    model = tiny()
+    request = GenerationRequest(method=BeamSearch(num_beams=2), max_new_tokens=1)
+    with pytest.raises(UserError, match=r"method BeamSearch .* Generator\.search"):
+        next(Generator(model.model, model.params).stream([[1]], request))

@@ -1,20 +1,19 @@
 import itertools
 import json
 import random
-import types
 
 import numpy as np
 import pytest
 from flaxzoo.data.tokenizers.base import SpecialIds
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
-from flaxzoo.models import GPTConfig
+from flaxzoo.models import GPTConfig, create
 from flaxzoo.models.decoding.generator import Generator
 from flaxzoo.train import TextGenerator
 from flaxzoo.train.inference import generate as sampling
 
 SIZES = {"vocab_size": 300, "max_length": 16, "num_layers": 1, "d_model": 4, "num_heads": 1}
-MODEL = types.SimpleNamespace(config=GPTConfig(**SIZES))
+MODEL = create(GPTConfig(**SIZES))
 LETTERS = CharacterTokenizer(" abcdefghijklmnopqrstuvwxy\n")  # with two special tokens 29
 
 
