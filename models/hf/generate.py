@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...data.errors import UserError
-from ...data.io.json_text import JsonObject
+from ...data.io.json_text import JsonValue
 from ..decoding.beam_adapters import beams_of
 from ..decoding.generator import Generator
 from ..decoding.padding import pad_rows
@@ -126,7 +126,7 @@ def counting_from_zero(model: Model) -> Model:
     )
 
 
-def _hf_fields(requested: Mapping[str, object]) -> JsonObject:
+def _hf_fields(requested: Mapping[str, object]) -> dict[str, JsonValue]:
     """Returns the arguments as a file would hold them, without those that are None."""
     for name in BESIDE:
         if requested.get(name):

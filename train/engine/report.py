@@ -10,7 +10,10 @@ CURVE_FILE = "loss.png"
 
 
 def write_report(
-    folder: Path, facts: Mapping[str, object], validation: Mapping[str, float], sample: str | None
+    folder: Path,
+    facts: Mapping[str, object],
+    validation: Mapping[str, float | int],
+    sample: str | None,
 ) -> None:
     """Writes `report.md` and `loss.png` into a run folder.
 

@@ -24,7 +24,7 @@ def score_run(
     step: int | None = None,
     num_beams: int | None = None,
     log: LogFn = print,
-) -> dict[str, float]:
+) -> dict[str, float | int]:
     """Evaluates a model on every row of a source, cut as in its training.
 
     Args:
