@@ -97,7 +97,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def scale_by_trust_ratio_per_layer() -> optax.GradientTransformation:
-    """Makes each matrix's update as long as the matrix itself; of a stack, each layer's."""
+    """Makes each matrix's update as long as the matrix itself, in a stack layer by layer."""
     ratio = optax.scale_by_trust_ratio()
 
     def scale(update: jax.Array, param: jax.Array) -> jax.Array:
@@ -120,8 +120,8 @@ def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTr
     """
 
     def init(params: PyTree) -> optax.EmptyState:
-        # So that a mistake shows before the first step; optax asks with a single
-        # leaf, which has no path, which entries of the state are parameters.
+        # The factors are computed here to show a mistake before the first step. optax calls `init`
+        # with a single leaf, which has no path, to find the parameters in the state.
         if not jax.tree_util.treedef_is_leaf(jax.tree.structure(params)):
             factors_of(params)
         return optax.EmptyState()
