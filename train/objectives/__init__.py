@@ -1,1 +1,1 @@
-"""Objectives: losses to minimize and scores to report."""
+"""Training objectives, their losses, and the scores of predictions."""
