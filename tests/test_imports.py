@@ -25,7 +25,7 @@ ORDER = {
     "models": [
         {"checksums", "config", "hub"},
         {"nn", "registry", "transformer_table3"},
-        {*FAMILIES, "init"},
+        {*FAMILIES, "init", "model"},
         {"decoding", "stablehlo"},
         {"hf"},
         {"load"},

@@ -5,7 +5,6 @@ own position.
 """
 
 import dataclasses
-from typing import cast
 
 import jax.numpy as jnp
 from flax import struct
@@ -14,7 +13,6 @@ from ..model import Model
 from ..nn.cache import Cache, init_cache
 from ..nn.heads import CausalLMOutput, Seq2SeqLMOutput, require_head
 from ..nn.typing import Array, Bool, Float, Int, Params
-from ..transformer import EncoderDecoderConfig
 
 
 def last_logits(output: CausalLMOutput) -> Float[Array, "B 1 V"]:
@@ -46,8 +44,8 @@ class EncoderDecoderBeams:
     @property
     def vocab_size(self) -> int:
         """The size of the vocabulary of the rows."""
-        c = cast("EncoderDecoderConfig", self.model.config)
-        return c.vocab_size if c.share_embeddings else c.source_vocab_size or c.vocab_size
+        c = self.model.config
+        return c.source_vocab_size or c.vocab_size  # the first, if given, is of a table of its own
 
     def remaining_positions(self, length: int) -> int:
         """Returns how many tokens the model can write for a row of `length` tokens."""
