@@ -347,7 +347,7 @@ def _evaluate(s: _Session) -> None:
             process_count=count,
         ),
         s.objective,
-        split.examples.num_examples,
+        num_rows=split.examples.num_examples,
     )
     if not math.isfinite(evaluation.loss):
         raise _not_finite(s, f"the validation loss of step {s.step} is {evaluation.loss}")

@@ -93,6 +93,6 @@ def score_run(
         params,
         evaluation_batches(split.examples, batch_size=rows_at_once(config, number)),
         objective,
-        number,
+        num_rows=number,
     )
     return {**score(data, evaluation, split), **written}

@@ -1,1 +1,1 @@
-"""What is learned, and how it is scored."""
+"""Training objectives, their losses, and the scores of predictions."""

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from ...models.nn.heads import Projection
 from ...models.nn.typing import Array, PyTree
 from ..distributed.sharding import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES
 
@@ -25,23 +26,24 @@ product takes 256 operations for each of those bytes, about what a v5e or an H20
 Sums = tuple[PyTree, Array | None, Array | None]
 """Losses, the gradient `[D, V]` of the kernel and that of the bias; None for those not computed."""
 ChunkFn = Callable[..., tuple[Sums, PyTree]]
-"""`function(kernel, bias, *positions) -> (sums, own)` of a chunk of positions."""
+"""`function(projection, *others) -> (sums, own)` of a chunk of positions."""
+DeviceFn = Callable[[Array, Array | None, tuple[PyTree, ...]], tuple[Sums, PyTree]]
+"""`function(kernel, bias, positions) -> (sums, own)` of the positions of a device."""
 
 
 def over_positions(
-    function: ChunkFn, kernel: Array, bias: Array | None, *positions: PyTree
+    function: ChunkFn, projection: Projection, *others: PyTree
 ) -> tuple[Sums, PyTree]:
-    """Applies `function(kernel, bias, *positions) -> (sums, own)` chunk by chunk.
+    """Applies `function(projection, *others) -> (sums, own)` chunk by chunk.
 
     Args:
-      function: its `sums` are added up over chunks and devices; `own` is a tree of what each
-        position has, `[B, T, …]`.
-      kernel: `[V, D]`.
-      bias: `[V]`, if there is one.
-      positions: trees of arrays `[B, T, …]`, such as hidden states and labels.
+      function: its `sums` are added up over chunks and devices; `own` is a tree of arrays
+        `[B, T, …]` with an entry for each position.
+      projection: hidden states `[B, T, D]`, of which the function gets a chunk, kernel and bias.
+      others: trees of further arrays `[B, T, …]`, such as labels.
 
     Returns:
-      The sums over all chunks and devices, and what each position has.
+      The sums over all chunks and devices, and the entries of all positions.
     """
 
     def over_chunks(
@@ -51,11 +53,13 @@ def over_positions(
         chunk = chunk_length(rows, length)
         padding = -length % chunk
         chunks = jax.tree.map(lambda x: _split(_pad(x, padding), chunk), positions)
-        sums, own = _over_chunks(lambda inputs: function(kernel, bias, *inputs), chunks)
+        sums, own = _over_chunks(
+            lambda part: function(Projection(part[0], kernel, bias), *part[1:]), chunks
+        )
         return sums, jax.tree.map(lambda x: _join(x)[:, :length], own)
 
-    length = jax.tree.leaves(positions)[0].shape[1]
-    return _on_each_device(over_chunks, length)(kernel, bias, positions)
+    run = _on_each_device(over_chunks, projection.hidden.shape[1])
+    return run(projection.kernel, projection.bias, (projection.hidden, *others))
 
 
 def chunk_length(rows: int, length: int) -> int:
@@ -66,7 +70,7 @@ def chunk_length(rows: int, length: int) -> int:
     return -(-length // (even if even < 2 * needed else needed))
 
 
-def _on_each_device(function: ChunkFn, length: int) -> ChunkFn:
+def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
     """Returns `function(kernel, bias, positions)` run on each device, for its own positions.
 
     On a mesh (`jax.sharding.use_abstract_mesh`) the compiler, left to itself, gathers the kernel

@@ -1,19 +1,21 @@
-"""The loss on a split, and what the model predicts of its rows."""
+"""The loss on a split, and the predictions for its rows."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
-from ...models.nn.typing import Params
+from ...models.nn.typing import ArrayLike, Params
 from ..config import TrainConfig
 from .objectives import ApplyFn, Batch, Objective, Predictions, Terms
 
 TOKENS_AT_ONCE = 1 << 15
 """As many fit on any device that a model fits on."""
 
-EvaluateFn = Callable[[Any, dict[str, np.ndarray]], tuple[Any, Any, Any]]
+State = TypeVar("State")
+EvaluateFn = Callable[[State, dict[str, np.ndarray]], tuple[Terms, Terms, Predictions]]
+"""`evaluate_fn(model_state, batch) -> (sums, counts, predictions)`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Evaluation:
     counts: dict[str, float]
     """How many items each of them averages over."""
     predictions: dict[str, np.ndarray]
-    """What the objective keeps of each row, `[num_rows, …]`."""
+    """The arrays `[num_rows, …]` that the objective keeps of each row."""
 
 
 def make_evaluate_fn(
@@ -48,10 +50,11 @@ def make_evaluate_fn(
 
 
 def evaluate(
-    evaluate_fn: EvaluateFn,
-    model_state: Any,
+    evaluate_fn: EvaluateFn[State],
+    model_state: State,
     batches: Iterable[dict[str, np.ndarray]],
     objective: Objective,
+    *,
     num_rows: int,
 ) -> Evaluation:
     """Runs the model over all batches.
@@ -77,8 +80,8 @@ def evaluate(
     return Evaluation(loss, means, counts, whole_rows(kept, num_rows))
 
 
-def whole_rows(parts: list[dict[str, Any]], num_rows: int) -> dict[str, np.ndarray]:
-    """The predictions of all batches one after the other, without those of filler rows."""
+def whole_rows(parts: Sequence[Mapping[str, ArrayLike]], num_rows: int) -> dict[str, np.ndarray]:
+    """Returns the predictions of all batches one after the other, except those of filler rows."""
     names = parts[0] if parts else {}
     return {
         name: np.concatenate([np.asarray(part[name]) for part in parts])[:num_rows]
@@ -87,13 +90,13 @@ def whole_rows(parts: list[dict[str, Any]], num_rows: int) -> dict[str, np.ndarr
 
 
 def rows_at_once(config: TrainConfig, num_rows: int) -> int:
-    """How many rows to evaluate together on one device, whatever the run was trained on."""
+    """Returns the number of rows to evaluate together on one device, whatever trained the run."""
     largest = max(1, TOKENS_AT_ONCE // config.data.length)
     return min(config.batch_size // config.micro_batches, num_rows, largest)
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
-    """Entropy in nats of single tokens: the least loss of a model that sees no context.
+    """Returns the entropy in nats of single tokens: the least loss of a model that sees no context.
 
     Args:
       counts: how often each token is there, int [tokens]; a token may not be there at all.

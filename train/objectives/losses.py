@@ -9,7 +9,7 @@ next chunk begins.  The other heads have few logits, which are used whole.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,9 +53,7 @@ def cross_entropy(
         there. Not differentiated.
       label_smoothing: ε, at least 0 and below 1.
     """
-    return _cross_entropy(
-        label_smoothing, projection.hidden, projection.kernel, projection.bias, labels, weights
-    )
+    return _cross_entropy(label_smoothing, projection, labels, weights)
 
 
 def softmax_cross_entropy(
@@ -125,71 +123,57 @@ def _x_log_x(x: float) -> float:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy(
-    smoothing: float,
-    hidden: Array,
-    kernel: Array,
-    bias: Array | None,
-    labels: Array,
-    weights: Array,
+    smoothing: float, projection: Projection, labels: Array, weights: Array
 ) -> CrossEntropy:
-    def chunk(
-        kernel: Array, bias: Array | None, h: Array, label: Array, weight: Array
-    ) -> tuple[Sums, None]:
-        logits = Projection(h, kernel, bias).logits()
-        return (_sums(logits, label, weight, smoothing)[0], None, None), None
+    def chunk(part: Projection, label: Array, weight: Array) -> tuple[Sums, None]:
+        return (_sums(part.logits(), label, weight, smoothing)[0], None, None), None
 
-    (total, _, _), _ = over_positions(chunk, kernel, bias, hidden, labels, weights)
+    (total, _, _), _ = over_positions(chunk, projection, labels, weights)
     return total
 
 
 def _forward(
-    smoothing: float,
-    hidden: Array,
-    kernel: Array,
-    bias: Array | None,
-    labels: Array,
-    weights: Array,
-) -> tuple[CrossEntropy, tuple[Array, Array, Array | None]]:
-    def chunk(
-        kernel: Array, bias: Array | None, h: Array, label: Array, weight: Array
-    ) -> tuple[Sums, Array]:
-        logits = Projection(h, kernel, bias).logits()  # [B, T / chunks, V]
+    smoothing: float, projection: Projection, labels: Array, weights: Array
+) -> tuple[CrossEntropy, Projection]:
+    """Returns the sums and their gradient by the projection."""
+    vocabulary = projection.kernel.shape[0]
+
+    def chunk(part: Projection, label: Array, weight: Array) -> tuple[Sums, Array]:
+        logits = part.logits()  # [B, T / chunks, V]
         total, log_normalizer = _sums(logits, label, weight, smoothing)
         softmax = jnp.exp(logits - log_normalizer[..., None])
-        is_label = label[..., None] == jnp.arange(kernel.shape[0])
+        is_label = label[..., None] == jnp.arange(vocabulary)
         target = is_label
         if smoothing:
-            target = jnp.where(is_label, 1 - smoothing, smoothing / (kernel.shape[0] - 1))
+            target = jnp.where(is_label, 1 - smoothing, smoothing / (vocabulary - 1))
         exact = weight[..., None] * (softmax - target)
-        hidden_gradient, kernel_gradient, bias_gradient = _gradients(exact, h, kernel, bias)
+        hidden_gradient, kernel_gradient, bias_gradient = _gradients(exact, part)
         return (total, kernel_gradient, bias_gradient), hidden_gradient
 
-    sums, hidden_gradient = over_positions(chunk, kernel, bias, hidden, labels, weights)
-    total, *gradients = sums
-    return total, (hidden_gradient, *_as_parameters(gradients, kernel, bias))
+    (total, *gradients), hidden_gradient = over_positions(chunk, projection, labels, weights)
+    return total, _as_projection(hidden_gradient, gradients, projection)
 
 
-def _gradients(
-    exact: Array, hidden: Array, kernel: Array, bias: Array | None
-) -> tuple[Array, Array, Array | None]:
+def _gradients(exact: Array, part: Projection) -> tuple[Array, Array, Array | None]:
     """Returns the gradients of hidden states, kernel `[D, V]` and bias from that of the logits."""
-    gradient = exact.astype(hidden.dtype)
-    hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, kernel)
+    gradient = exact.astype(part.hidden.dtype)
+    hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
     kernel_gradient = jax.lax.platform_dependent(
-        hidden, gradient, cpu=_product_on_cpu, default=_product
+        part.hidden, gradient, cpu=_product_on_cpu, default=_product
     )
-    bias_gradient = None if bias is None else jnp.sum(exact, axis=(0, 1))
+    bias_gradient = None if part.bias is None else jnp.sum(exact, axis=(0, 1))
     return hidden_gradient, kernel_gradient, bias_gradient
 
 
-def _as_parameters(
-    gradients: Sequence[Array | None], kernel: Array, bias: Array | None
-) -> tuple[Array, Array | None]:
-    """Returns the summed gradients in the layout and dtype of the parameters."""
+def _as_projection(
+    hidden_gradient: Array, gradients: Sequence[Array | None], projection: Projection
+) -> Projection:
+    """Returns the gradients, those of kernel and bias in the parameters' layout and dtype."""
+    kernel, bias = projection.kernel, projection.bias
     kernel_gradient, bias_gradient = gradients
     assert kernel_gradient is not None
     in_dtype = None if bias is None or bias_gradient is None else bias_gradient.astype(bias.dtype)
-    return kernel_gradient.T.astype(kernel.dtype), in_dtype
+    return Projection(hidden_gradient, kernel_gradient.T.astype(kernel.dtype), in_dtype)
 
 
 def _product(h: Array, gradient: Array) -> Array:
@@ -203,11 +187,11 @@ def _product_on_cpu(h: Array, gradient: Array) -> Array:
 
 
 def _backward(
-    smoothing: float, residuals: tuple[Array, Array, Array | None], cotangent: CrossEntropy
-) -> tuple[Array | None, ...]:
-    del smoothing  # it is in the residuals
-    scaled = jax.tree.map(lambda g: (cotangent.loss * g).astype(g.dtype), residuals)
-    return *scaled, None, None
+    smoothing: float, gradient: Projection, cotangent: CrossEntropy
+) -> tuple[Projection, None, None]:
+    del smoothing  # the gradient has it
+    scaled = jax.tree.map(lambda g: (cotangent.loss * g).astype(g.dtype), gradient)
+    return scaled, None, None
 
 
 _cross_entropy.defvjp(_forward, _backward)
@@ -250,19 +234,13 @@ def token_log_probs(
     """
     if not temperature > 0:
         raise ValueError(f"temperature {temperature} must be positive: 1.0 leaves logits unchanged")
-    return _token_log_probs(
-        temperature, projection.hidden, projection.kernel, projection.bias, labels
-    )
+    return _token_log_probs(temperature, projection, labels)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _token_log_probs(
-    temperature: float, hidden: Array, kernel: Array, bias: Array | None, labels: Array
-) -> TokenLogProbs:
-    def chunk(
-        kernel: Array, bias: Array | None, h: Array, label: Array
-    ) -> tuple[Sums, TokenLogProbs]:
-        logits = Projection(h, kernel, bias).logits() / temperature
+def _token_log_probs(temperature: float, projection: Projection, labels: Array) -> TokenLogProbs:
+    def chunk(part: Projection, label: Array) -> tuple[Sums, TokenLogProbs]:
+        logits = part.logits() / temperature  # [B, T / chunks, V]
         log_probs, entropy = _log_softmax(logits)
         # A label that does not exist gives NaN, negative ones included.
         label = jnp.where(label < 0, logits.shape[-1], label)[..., None]
@@ -270,7 +248,7 @@ def _token_log_probs(
         own = TokenLogProbs(log_prob, entropy, log_prob >= jnp.max(log_probs, axis=-1))
         return (jnp.zeros(()), None, None), own
 
-    return over_positions(chunk, kernel, bias, hidden, labels)[1]
+    return over_positions(chunk, projection, labels)[1]
 
 
 def _log_softmax(logits: Array) -> tuple[Array, Array]:
@@ -280,37 +258,32 @@ def _log_softmax(logits: Array) -> tuple[Array, Array]:
 
 
 def _token_forward(
-    temperature: float, hidden: Array, kernel: Array, bias: Array | None, labels: Array
-) -> tuple[TokenLogProbs, tuple[Array, Array, Array | None, Array]]:
-    result: Any = _token_log_probs(temperature, hidden, kernel, bias, labels)
-    return result, (hidden, kernel, bias, labels)
+    temperature: float, projection: Projection, labels: Array
+) -> tuple[TokenLogProbs, tuple[Projection, Array]]:
+    return _token_log_probs(temperature, projection, labels), (projection, labels)
 
 
 def _token_backward(
-    temperature: float,
-    residuals: tuple[Array, Array, Array | None, Array],
-    cotangent: TokenLogProbs,
-) -> tuple[Array | None, ...]:
-    hidden, kernel, bias, labels = residuals
+    temperature: float, residuals: tuple[Projection, Array], cotangent: TokenLogProbs
+) -> tuple[Projection, None]:
+    projection, labels = residuals
 
-    def chunk(
-        kernel: Array, bias: Array | None, h: Array, label: Array, given: tuple[Array, Array]
-    ) -> tuple[Sums, Array]:
+    def chunk(part: Projection, label: Array, given: tuple[Array, Array]) -> tuple[Sums, Array]:
         of_log_prob, of_entropy = (x[..., None] for x in given)
-        log_probs, entropy = _log_softmax(Projection(h, kernel, bias).logits() / temperature)
+        log_probs, entropy = _log_softmax(part.logits() / temperature)
         probs = jnp.exp(log_probs)
-        is_label = label[..., None] == jnp.arange(kernel.shape[0])
+        is_label = label[..., None] == jnp.arange(projection.kernel.shape[0])
         # With z = logits / temperature: ∂ log p_y / ∂z_j = [j = y] - p_j, and
         # ∂H / ∂z_j = -p_j (log p_j + H).
         exact = of_log_prob * (is_label - probs)
         exact -= of_entropy * probs * (log_probs + entropy[..., None])
         exact /= temperature
-        hidden_gradient, kernel_gradient, bias_gradient = _gradients(exact, h, kernel, bias)
+        hidden_gradient, kernel_gradient, bias_gradient = _gradients(exact, part)
         return (jnp.zeros(()), kernel_gradient, bias_gradient), hidden_gradient
 
     given = (cotangent.log_prob, cotangent.entropy)
-    (_, *gradients), hidden_gradient = over_positions(chunk, kernel, bias, hidden, labels, given)
-    return hidden_gradient, *_as_parameters(gradients, kernel, bias), None
+    (_, *gradients), hidden_gradient = over_positions(chunk, projection, labels, given)
+    return _as_projection(hidden_gradient, gradients, projection), None
 
 
 _token_log_probs.defvjp(_token_forward, _token_backward)

@@ -12,17 +12,18 @@ import string
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from ...data.errors import UserError
 
 Scores = dict[str, float]
+Labels = Sequence[object] | np.ndarray
+"""A number (or a list of numbers) per example; anything else is refused."""
 
 
-def classification_scores(gold: Any, predicted: Any, names: Sequence[str]) -> Scores:
-    """Accuracy, F1 and Matthews correlation of labels, as GLUE has them.
+def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str]) -> Scores:
+    """Returns accuracy, F1 and Matthews correlation of labels, as GLUE defines them.
 
     Args:
       gold: `[N]` indices into `names`, or `[N, L]` of 0 and 1 where an example
@@ -49,28 +50,29 @@ def classification_scores(gold: Any, predicted: Any, names: Sequence[str]) -> Sc
             "f1_micro": _f1(gold, predicted, average="micro"),
             "f1_macro": _f1(gold, predicted, average="macro"),
         }
-    how = ("f1", {"pos_label": 1}) if len(names) == 2 else ("f1_macro", {"average": "macro"})
+    name, average = ("f1", "binary") if len(names) == 2 else ("f1_macro", "macro")
     one_label = len(np.union1d(gold, predicted)) == 1
     return {
         "accuracy": float(equal.mean()),
-        how[0]: _f1(gold, predicted, **how[1]),
+        name: _f1(gold, predicted, average=average),
         "matthews": 0.0 if one_label else float(matthews_corrcoef(gold, predicted)),
     }
 
 
-def _f1(gold: np.ndarray, predicted: np.ndarray, **how: Any) -> float:
-    """Over the labels that occur, on either side."""
+def _f1(gold: np.ndarray, predicted: np.ndarray, *, average: str) -> float:
+    """Returns F1 over the labels that occur on either side; "binary": that of label 1."""
     from sklearn.metrics import f1_score
 
-    if gold.ndim == 2:
-        how["labels"] = np.flatnonzero((gold + predicted).any(axis=0))
-        if not len(how["labels"]):
-            return 0.0
-    return float(f1_score(gold, predicted, zero_division=0, **how))  # pyright: ignore[reportArgumentType]
+    labels = np.flatnonzero((gold + predicted).any(axis=0)) if gold.ndim == 2 else None
+    if labels is not None and not len(labels):
+        return 0.0
+    return float(
+        f1_score(gold, predicted, labels=labels, average=average, zero_division=0)  # pyright: ignore[reportArgumentType]
+    )
 
 
-def regression_scores(gold: Any, predicted: Any) -> Scores:
-    """Pearson's and Spearman's correlation of two `[N]` series of numbers.
+def regression_scores(gold: Labels, predicted: Labels) -> Scores:
+    """Returns Pearson's and Spearman's correlation of two `[N]` series of numbers.
 
     Returns:
       `pearson` and `spearman`; 0 where either series is constant.
@@ -95,7 +97,7 @@ def regression_scores(gold: Any, predicted: Any) -> Scores:
 
 
 def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Scores:
-    """Entity scores in seqeval's strict mode.
+    """Returns entity scores in seqeval's strict mode.
 
     An entity counts if its type and both its ends are right; an `I-` that
     continues no entity of its type is none. (The older script of CoNLL, and
@@ -120,7 +122,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     tags, predicted_tags = [list(s) for s in gold], [list(s) for s in predicted]
     entities = Entities(tags, IOB2, False), Entities(predicted_tags, IOB2, False)
 
-    def score(average: str | None) -> Any:
+    def score(average: str | None) -> tuple:
         return precision_recall_fscore_support(
             tags,
             predicted_tags,
@@ -145,7 +147,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 
 
 def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> Scores:
-    """Exact match and F1 of answers, as SQuAD's official scripts have them.
+    """Returns exact match and F1 of answers, as SQuAD's official scripts have them.
 
     Both are those of the best fitting gold answer, averaged over questions.
     Questions with answers are scored by version 1.1; one without is answered by
@@ -185,18 +187,18 @@ def _answer_score(gold: Sequence[str], predicted: str) -> tuple[float, float]:
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, articles and superfluous white space."""
+    """Returns the text in lower case without ASCII punctuation, articles and excess white space."""
     text = text.lower().translate(str.maketrans("", "", string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def _word_f1(gold: list[str], predicted: list[str]) -> float:
-    """2 P R / (P + R) with P = common / predicted and R = common / gold."""
+    """Returns 2 P R / (P + R) with P = common / predicted and R = common / gold."""
     common = (Counter(gold) & Counter(predicted)).total()
     return 2 * common / (len(gold) + len(predicted)) if common else 0.0
 
 
-def _paired(gold: Any, predicted: Any) -> tuple[np.ndarray, np.ndarray]:
+def _paired(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
     gold, predicted = np.asarray(gold), np.asarray(predicted)
     if gold.shape != predicted.shape or not gold.size:
         raise UserError(
@@ -224,8 +226,10 @@ def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
             raise UserError(f"tag {tag!r} is not BIO: it must be O, B-TYPE or I-TYPE")
 
 
-def translation_scores(references: Sequence[str], translations: Sequence[str]) -> dict[str, Any]:
-    """BLEU and chrF of the sacreBLEU package (Post 2018), cased, on plain text.
+def translation_scores(
+    references: Sequence[str], translations: Sequence[str]
+) -> dict[str, float | str]:
+    """Returns BLEU and chrF of the sacreBLEU package (Post 2018), cased, on plain text.
 
     Args:
       references: one for each sentence, as it came with the data.
@@ -246,7 +250,7 @@ def translation_scores(references: Sequence[str], translations: Sequence[str]) -
             f"{len(translations)} translations for {len(references)} references: give one for "
             "each, and at least one"
         )
-    scores: dict[str, Any] = {}
+    scores: dict[str, float | str] = {}
     for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
         scores[name] = metric.corpus_score(list(translations), [list(references)]).score
         scores[f"{name}_signature"] = str(metric.get_signature())

@@ -1,9 +1,9 @@
-"""What is learned: a record of pure functions per objective.
+"""Training objectives, each a record of pure functions.
 
 The loss of an objective is Σ coefficient · sum / count over its terms, each
 term by its own count.  Counts come from the batch alone, before it is cut into
 micro-batches or spread over devices; so whole, accumulated and sharded steps
-agree, where averaging averages would not.
+agree, while a mean of means would differ.
 """
 
 import dataclasses
@@ -25,25 +25,27 @@ from .losses import (
 Batch = Mapping[str, Array]
 Terms = dict[str, Float[Array, ""]]
 Predictions = dict[str, Array]
-ApplyFn = Callable[..., Any]
+Outputs = Any
+"""A model's outputs, a dataclass of its head."""
+ApplyFn = Callable[..., Outputs]
 """`apply_fn({"params": params}, **inputs)` returns a model's outputs; with `rng`, under dropout."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """How a batch becomes a loss."""
+    """The functions that make a loss of a batch."""
 
     coefficients: Mapping[str, float]
     """The weight of each term in the loss."""
     inputs: Callable[[Batch], dict[str, Array]]
     """The model's keyword arguments."""
     counts: Callable[[Batch], Terms]
-    """How many items each term, and each measure beside them, averages over."""
+    """The number of items that each term, and each measure beside the terms, averages over."""
     terms: Callable[..., Terms]
     """`terms(outputs, batch)`, the sum of each over its items, from the model's outputs; with
     `reference`, `terms(outputs, batch, reference_outputs)`."""
-    predictions: Callable[[Any], Predictions] = lambda outputs: {}
-    """What an evaluation keeps of each row, arrays with a leading B."""
+    predictions: Callable[[Outputs], Predictions] = lambda outputs: {}
+    """The arrays `[B, …]` that an evaluation keeps of the outputs for a batch."""
     reference: bool = False
     """Whether `terms` also gets the outputs of the frozen parameters for the same batch, such as
     those of a reference policy: computed without dropout, and without gradient."""
@@ -56,7 +58,7 @@ class Objective:
         *,
         frozen: Params | None = None,
         rng: Array | None = None,
-    ) -> tuple[Any, Terms]:
+    ) -> tuple[Outputs, Terms]:
         """Returns the model's outputs for a batch, and the terms.
 
         Args:
@@ -84,7 +86,7 @@ class Objective:
 
 
 def _select(*names: str) -> Callable[[Batch], dict[str, Array]]:
-    """The inputs that a batch has among `names`."""
+    """Returns a function that selects the inputs among `names` that a batch has."""
     return lambda batch: {name: batch[name] for name in names if name in batch}
 
 
@@ -92,7 +94,7 @@ def _causal_weights(batch: Batch) -> Float[Array, "B T"]:
     return (batch["segment_ids"] != 0).astype(jnp.float32)
 
 
-def _causal_terms(outputs: Any, batch: Batch) -> Terms:
+def _causal_terms(outputs: Outputs, batch: Batch) -> Terms:
     loss = cross_entropy(outputs.projection, batch["labels"], _causal_weights(batch)).loss
     return {"next_token": loss}
 
@@ -115,12 +117,12 @@ def _target_counts(batch: Batch) -> Terms:
 
 
 def translation(label_smoothing: float) -> Objective:
-    """Predict each next token of a translation (Vaswani et al. 2017, section 5.4).
+    """Returns the objective of each next token of a translation (Vaswani et al. 2017, section 5.4).
 
-    Its term is smoothed; beside it stand the plain loss, `nll`, and the accuracy.
+    The term of the loss is smoothed; the plain loss, `nll`, and the accuracy are measures.
     """
 
-    def terms(outputs: Any, batch: Batch) -> Terms:
+    def terms(outputs: Outputs, batch: Batch) -> Terms:
         result = cross_entropy(
             outputs.projection, batch["labels"], _target_weights(batch), label_smoothing
         )
@@ -153,14 +155,14 @@ def _masked_counts(batch: Batch) -> Terms:
     return {"masked_token": count, "masked_accuracy": count}
 
 
-def _masked_terms(outputs: Any, batch: Batch) -> Terms:
+def _masked_terms(outputs: Outputs, batch: Batch) -> Terms:
     weights = batch["masked_weights"].astype(jnp.float32)
     result = cross_entropy(outputs.projection, batch["masked_labels"], weights)
     return {"masked_token": result.loss, "masked_accuracy": result.correct}
 
 
 def _row_weights(batch: Batch) -> Float[Array, " B"]:
-    """1 for each row that is not filler; for multiple choice, each question."""
+    """Returns 1 for each row (in multiple choice each question) that is not filler, else 0."""
     mask = batch["attention_mask"]
     return mask.reshape(mask.shape[0], -1)[:, 0].astype(jnp.float32)
 
@@ -170,7 +172,7 @@ def _next_sentence_counts(batch: Batch) -> Terms:
     return {"next_sentence": count, "next_sentence_accuracy": count}
 
 
-def _next_sentence_terms(outputs: Any, batch: Batch) -> Terms:
+def _next_sentence_terms(outputs: Outputs, batch: Batch) -> Terms:
     result = softmax_cross_entropy(
         outputs.seq_relationship_logits, batch["next_sentence_label"], _row_weights(batch)
     )
@@ -198,7 +200,7 @@ PRETRAINING = Objective(
 """Masked tokens and next sentences (Devlin et al. 2019, section 3.1, tasks 1 and 2)."""
 
 
-def _one_label(outputs: Any, batch: Batch) -> CrossEntropy:
+def _one_label(outputs: Outputs, batch: Batch) -> CrossEntropy:
     return softmax_cross_entropy(outputs.logits, batch["labels"], _row_weights(batch))
 
 
@@ -220,7 +222,7 @@ CLASSIFICATION = Objective(
 """One of several labels for a text, or one of several choices (Devlin et al. 2019, 4.1, 4.4)."""
 
 
-def _several_terms(outputs: Any, batch: Batch) -> Terms:
+def _several_terms(outputs: Outputs, batch: Batch) -> Terms:
     return {"label": sigmoid_cross_entropy(outputs.logits, batch["labels"], _row_weights(batch))}
 
 
@@ -232,7 +234,7 @@ MULTI_LABEL = dataclasses.replace(
 """Any number of labels for a sequence, each by its own sigmoid."""
 
 
-def _score_terms(outputs: Any, batch: Batch) -> Terms:
+def _score_terms(outputs: Outputs, batch: Batch) -> Terms:
     error = squared_error(outputs.logits[..., 0], batch["labels"], _row_weights(batch))
     return {"squared_error": error}
 
@@ -250,12 +252,12 @@ def _tag_weights(batch: Batch) -> Float[Array, "B T"]:
     return ((batch["labels"] >= 0) & (batch["attention_mask"] != 0)).astype(jnp.float32)
 
 
-def _tag_terms(outputs: Any, batch: Batch) -> Terms:
+def _tag_terms(outputs: Outputs, batch: Batch) -> Terms:
     labels = jnp.maximum(batch["labels"], 0)
     return _label_terms(softmax_cross_entropy(outputs.logits, labels, _tag_weights(batch)))
 
 
-def _tag_predictions(outputs: Any) -> Predictions:
+def _tag_predictions(outputs: Outputs) -> Predictions:
     probabilities = jax.nn.softmax(outputs.logits, axis=-1)
     return {
         "label_ids": jnp.argmax(probabilities, axis=-1),
@@ -274,7 +276,7 @@ TAGGING = Objective(
 
 
 def _span_weights(batch: Batch) -> Float[Array, " B"]:
-    """Rows that are not filler and whose answer's place is known (not negative)."""
+    """Returns 1 for each row that is not filler and whose answer has a known place, else 0."""
     return _row_weights(batch) * (batch["start_positions"] >= 0)
 
 
@@ -283,7 +285,7 @@ def _span_counts(batch: Batch) -> Terms:
     return dict.fromkeys(("start", "end", "start_accuracy", "end_accuracy"), count)
 
 
-def _span_terms(outputs: Any, batch: Batch) -> Terms:
+def _span_terms(outputs: Outputs, batch: Batch) -> Terms:
     weights = _span_weights(batch)
     seen = batch["attention_mask"] != 0
     terms = {}

@@ -10,7 +10,6 @@ import difflib
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ import numpy as np
 import optax
 
 from ...data.errors import UserError, suggest
+from ...models.nn.typing import PyTree
 from ...models.registry import families
 from ..optimizer_config import OptimizerConfig
 from ..tree import path_name
@@ -28,24 +28,27 @@ DECAYED = ("kernel", "embedding")
 
 STACK = "layers"
 
+Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+"""A parameter, or its shape."""
+
 
 def is_decayed(name: str) -> bool:
-    """Whether a parameter is a matrix."""
+    """Returns whether a parameter is a matrix."""
     return name.rsplit("/", 1)[-1] in DECAYED
 
 
 def is_stacked(name: str) -> bool:
-    """Whether a parameter's leading axis is that of the layers."""
+    """Returns whether a parameter's leading axis is that of the layers."""
     return f"/{STACK}/" in f"/{name}"
 
 
-def map_named(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`f(name, leaf, …)` of every parameter."""
+def map_named(f: Callable[..., object], tree: PyTree, *rest: PyTree) -> PyTree:
+    """Returns a tree with `f(name, leaf, …)` in place of every parameter."""
     return jax.tree_util.tree_map_with_path(lambda path, *x: f(path_name(path), *x), tree, *rest)
 
 
-def decay_mask(params: Any) -> Any:
-    """`True` for each parameter that decays."""
+def decay_mask(params: PyTree) -> PyTree:
+    """Returns a tree with True for each parameter that decays."""
     return map_named(lambda name, _: is_decayed(name), params)
 
 
@@ -94,7 +97,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def scale_by_trust_ratio_per_layer() -> optax.GradientTransformation:
-    """Makes each matrix's update as long as the matrix itself; of a stack, each layer's."""
+    """Makes each matrix's update as long as the matrix itself, in a stack layer by layer."""
     ratio = optax.scale_by_trust_ratio()
 
     def scale(update: jax.Array, param: jax.Array) -> jax.Array:
@@ -108,7 +111,7 @@ def scale_by_trust_ratio_per_layer() -> optax.GradientTransformation:
     return optax.stateless(lambda updates, params: map_named(scale_named, updates, params))
 
 
-def scale_by_factors(factors_of: Callable[[Any], Any]) -> optax.GradientTransformation:
+def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
     """Multiplies each update by its factor.
 
     Args:
@@ -116,26 +119,28 @@ def scale_by_factors(factors_of: Callable[[Any], Any]) -> optax.GradientTransfor
         arrays that broadcast against them.
     """
 
-    def init(params: Any) -> optax.EmptyState:
-        # So that a mistake shows before the first step; optax asks with a single
-        # leaf, which has no path, which entries of the state are parameters.
+    def init(params: PyTree) -> optax.EmptyState:
+        # The factors are computed here to show a mistake before the first step. optax calls `init`
+        # with a single leaf, which has no path, to find the parameters in the state.
         if not jax.tree_util.treedef_is_leaf(jax.tree.structure(params)):
             factors_of(params)
         return optax.EmptyState()
 
     def scale(update: jax.Array, factor: np.ndarray) -> jax.Array:
-        # Not a product: what is not a number would stay one.
+        # A product would leave NaN and infinity as they are.
         return jnp.where(factor == 0, 0, update * factor) if np.any(factor != 1) else update
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(
+        updates: PyTree, state: optax.OptState, params: PyTree | None = None
+    ) -> tuple[PyTree, optax.OptState]:
         del params
         return jax.tree.map(scale, updates, factors_of(updates)), state
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
-def trained_factors(params: Any, patterns: Sequence[str]) -> Any:
-    """1 for what is trained and 0 for what is frozen; of a stack, `[L, 1, …]`.
+def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
+    """Returns 1 for each trained parameter and 0 for each frozen one; for a stack, `[L, 1, …]`.
 
     Args:
       params: parameters or their shapes.
@@ -152,7 +157,7 @@ def trained_factors(params: Any, patterns: Sequence[str]) -> Any:
     def is_frozen(name: str) -> bool:
         return any(_fits(pattern, name) for pattern in patterns)
 
-    def factor(name: str, param: Any) -> np.ndarray:
+    def factor(name: str, param: Leaf) -> np.ndarray:
         of_layers = [not (is_frozen(name) or is_frozen(own)) for own in own_names(name, param)]
         return _along_leading_axis(of_layers, name, param)
 
@@ -164,8 +169,8 @@ def trained_factors(params: Any, patterns: Sequence[str]) -> Any:
     return factors
 
 
-def rate_factors(params: Any, config: OptimizerConfig) -> Any:
-    """Each parameter's learning rate over the schedule's: 0 if frozen, else by its depth.
+def rate_factors(params: PyTree, config: OptimizerConfig) -> PyTree:
+    """Returns each parameter's learning rate over the schedule's: 0 if frozen, else by its depth.
 
     The head, and all else above the stack, has 1, the top layer `layer_decay`,
     the layer below it `layer_decay`², …, the embeddings `layer_decay`^(L + 1)
@@ -177,7 +182,7 @@ def rate_factors(params: Any, config: OptimizerConfig) -> Any:
     """
     layers = max((x.shape[0] for name, x in named(params) if is_stacked(name)), default=0)
 
-    def factor(name: str, param: Any, trained: np.ndarray) -> np.ndarray:
+    def factor(name: str, param: Leaf, trained: np.ndarray) -> np.ndarray:
         if config.layer_decay == 1:
             return trained
         steps_below_head = _steps_below_head(name, layers)
@@ -187,13 +192,13 @@ def rate_factors(params: Any, config: OptimizerConfig) -> Any:
     return map_named(factor, params, trained_factors(params, config.frozen))
 
 
-def named(params: Any) -> Iterator[tuple[str, Any]]:
-    """Every parameter with its path."""
+def named(params: PyTree) -> Iterator[tuple[str, Leaf]]:
+    """Yields every parameter (or its shape) with its path."""
     return ((path_name(path), x) for path, x in jax.tree.leaves_with_path(params))
 
 
-def own_names(name: str, param: Any) -> list[str]:
-    """What a parameter would be called if each layer were stored by itself."""
+def own_names(name: str, param: Leaf) -> list[str]:
+    """Returns the paths that a parameter would have if each layer were stored by itself."""
     if not is_stacked(name):
         return [name]
     above, below = re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)
@@ -201,7 +206,7 @@ def own_names(name: str, param: Any) -> list[str]:
 
 
 def _steps_below_head(name: str, layers: int) -> list[int]:
-    """How many rates stand above a parameter's; of a stack, above each layer's."""
+    """Returns the number of rates above that of a parameter; for a stack, of each layer."""
     part = name.split("/", 1)[0]
     if part == STACK:
         return list(range(layers, 0, -1))
@@ -216,13 +221,15 @@ def _steps_below_head(name: str, layers: int) -> list[int]:
     )
 
 
-def _along_leading_axis(values: list[Any], name: str, param: Any) -> np.ndarray:
+def _along_leading_axis(
+    values: Sequence[float] | Sequence[bool], name: str, param: Leaf
+) -> np.ndarray:
     shape = (-1, *(1,) * (len(param.shape) - 1)) if is_stacked(name) else ()
     return np.asarray(values, np.float32).reshape(shape)
 
 
 def _with_parents(name: str) -> list[str]:
-    """`a`, `a/b` and `a/b/c` of `a/b/c`."""
+    """Returns `a`, `a/b` and `a/b/c` for `a/b/c`."""
     parts = name.split("/")
     return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
@@ -231,7 +238,7 @@ def _fits(pattern: str, name: str) -> bool:
     return any(re.fullmatch(pattern, place) for place in _with_parents(name))
 
 
-def _check_fits(pattern: str, params: Any) -> None:
+def _check_fits(pattern: str, params: PyTree) -> None:
     """Raises ValueError, with the paths most like it, if a pattern fits nothing."""
     names = [n for name, x in named(params) for n in (name, *own_names(name, x))]
     if not any(_fits(pattern, name) for name in names):

@@ -9,7 +9,7 @@ from ..optimizer_config import OptimizerConfig
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Linear warm-up from 0 to the peak, then the decay that `config.schedule` names.
+    """Returns a linear warm-up from 0 to the peak, then the decay that `config.schedule` names.
 
     BERT's is linear with `final_fraction` 0: up for 10,000 of 1,000,000 steps,
     then down to 0. Here step i, counted from 1, has the rate of i, and so the
@@ -43,7 +43,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
-    """The peak · √(warmup / step) (Vaswani et al. 2017, section 5.3)."""
+    """Returns a rate of peak · √(warmup / step) (Vaswani et al. 2017, section 5.3)."""
     if warmup < 1:
         raise UserError("the inverse_sqrt schedule needs optimizer.warmup_steps of at least 1")
 

@@ -54,7 +54,7 @@ def run(config, batches):
     for batch in batches:
         state, m = program.step(state, batch)
         metrics.append({name: float(x) for name, x in m.items()})
-    evaluation = evaluate(program.evaluate, state, batches, CAUSAL, 16 * len(batches))
+    evaluation = evaluate(program.evaluate, state, batches, CAUSAL, num_rows=16 * len(batches))
     return Run(program, metrics, state, jax.device_get(program.to_global(state)), evaluation.means)
 
 
@@ -275,7 +275,9 @@ def test_parts_of_the_step():
 def test_evaluation_by_hand():
     sums, counts = {"next_token": 6.0, "measure": 2.0}, {"next_token": 4.0, "measure": 1.0}
     answers = iter((sums, counts, {"rows": np.array(rows)}) for rows in ([[1], [2]], [[3], [0]]))
-    evaluation = evaluate(lambda state, batch: next(answers), None, iter([{}, {}]), CAUSAL, 3)
+    evaluation = evaluate(
+        lambda state, batch: next(answers), None, iter([{}, {}]), CAUSAL, num_rows=3
+    )
     assert evaluation.loss == 1.5
     assert evaluation.means == {"next_token": 1.5, "measure": 2.0}
     assert evaluation.counts == {"next_token": 8.0, "measure": 2.0}

@@ -122,7 +122,7 @@ def trained(head, way):
             metrics.append({name: float(x) for name, x in m.items()})
         # The last row only fills its batch.
         batches[-1] = {n: np.concatenate([x[:-1], 0 * x[-1:]]) for n, x in batches[-1].items()}
-        evaluation = evaluate(program.evaluate, state, batches, objective, 3 * B - 1)
+        evaluation = evaluate(program.evaluate, state, batches, objective, num_rows=3 * B - 1)
         return metrics, jax.device_get(program.to_global(state).params), evaluation
 
 
