@@ -220,7 +220,13 @@ class BERT(nn.Module):
           UserError: T is longer than `max_length`, a token type does not exist, or
             the head does not take one of the inputs.
         """
-        self._check(input_ids, token_type_ids, segment_ids, masked_positions, cache)
+        self._check(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            segment_ids=segment_ids,
+            masked_positions=masked_positions,
+            cache=cache,
+        )
         num_choices = input_ids.shape[1] if input_ids.ndim == 3 else 1
         if input_ids.ndim == 3:
             input_ids = input_ids.reshape(-1, input_ids.shape[-1])
@@ -230,7 +236,13 @@ class BERT(nn.Module):
             )
         if rng is not None and num_choices > 1:
             rng = jax.vmap(lambda key: row_keys(key, num_choices))(rng).reshape(-1)
-        check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
+        check_inputs(
+            self.config,
+            input_ids,
+            attention_mask=attention_mask,
+            segment_ids=segment_ids,
+            cache=cache,
+        )
 
         start = jnp.zeros((), jnp.int32) if cache is None else cache.index
         if position_ids is None:
@@ -264,6 +276,7 @@ class BERT(nn.Module):
 
     def _check(
         self,
+        *,
         input_ids: AnyArray,
         token_type_ids: AnyArray | None,
         segment_ids: AnyArray | None,

@@ -257,7 +257,13 @@ class GPT(nn.Module):
                 f"head {c.head!r} reads one sequence per row: leave cache and segment_ids out, "
                 "and give attention_mask [B, T]"
             )
-        check_inputs(c, input_ids, attention_mask, segment_ids, cache)
+        check_inputs(
+            c,
+            input_ids,
+            attention_mask=attention_mask,
+            segment_ids=segment_ids,
+            cache=cache,
+        )
         length = input_ids.shape[1]
         num_keys = length if cache is None else cache.length
         start = jnp.zeros((), jnp.int32) if cache is None else cache.index
@@ -320,7 +326,9 @@ def _gpt2(published: str, num_layers: int, d_model: int, num_heads: int) -> Pres
     )
 
 
-def _gpt3(published: str, num_layers: int, d_model: int, num_heads: int, note: str = "") -> Preset:
+def _gpt3(
+    published: str, num_layers: int, d_model: int, num_heads: int, *, note: str = ""
+) -> Preset:
     return _preset(
         "Brown et al. 2020",
         published,
@@ -351,12 +359,16 @@ PRESETS: dict[str, Preset] = {
     "gpt2-large": _gpt2("762M", 36, 1280, 20),
     "gpt2-xl": _gpt2("1542M", 48, 1600, 25),
     "gpt3-small": _gpt3("125M", 12, 768, 12),
-    "gpt3-medium": _gpt3("350M", 24, 1024, 16, "table 2.1 says 350M, its sizes make 356M"),
+    "gpt3-medium": _gpt3("350M", 24, 1024, 16, note="table 2.1 says 350M, its sizes make 356M"),
     "gpt3-large": _gpt3("760M", 24, 1536, 16),
-    "gpt3-xl": _gpt3("1.3B", 24, 2048, 16, "table 2.1 says 24 heads of 128, which is not 2,048"),
+    "gpt3-xl": _gpt3(
+        "1.3B", 24, 2048, 16, note="table 2.1 says 24 heads of 128, which is not 2,048"
+    ),
     "gpt3-2.7b": _gpt3("2.7B", 32, 2560, 32),
     "gpt3-6.7b": _gpt3("6.7B", 32, 4096, 32),
-    "gpt3-13b": _gpt3("13B", 40, 5120, 40, "table 2.1 says width 5,140, which is not 40 × 128"),
+    "gpt3-13b": _gpt3(
+        "13B", 40, 5120, 40, note="table 2.1 says width 5,140, which is not 40 × 128"
+    ),
     "gpt3-175b": _gpt3("175B", 96, 12288, 96),
 }
 

@@ -186,7 +186,13 @@ class Llama(nn.Module):
             are given, or a cache is given together with packed sequences.
         """
         c, e = self.config, self.execution
-        check_inputs(c, input_ids, attention_mask, segment_ids, cache)
+        check_inputs(
+            c,
+            input_ids,
+            attention_mask=attention_mask,
+            segment_ids=segment_ids,
+            cache=cache,
+        )
         length = input_ids.shape[1]
         num_keys = length if cache is None else cache.length
         start = jnp.zeros((), jnp.int32) if cache is None else cache.index

@@ -427,7 +427,13 @@ class EncoderDecoder(nn.Module):
         """Returns the encoder's output for the sources, and its attention weights."""
         if input_ids is None:
             raise UserError("there is no source: give input_ids, encoder_outputs or a used cache")
-        check_inputs(self.config, input_ids, attention_mask, segment_ids, None)
+        check_inputs(
+            self.config,
+            input_ids,
+            attention_mask=attention_mask,
+            segment_ids=segment_ids,
+            cache=None,
+        )
         if position_ids is None:
             zero = jnp.zeros((), jnp.int32)
             position_ids = default_positions(zero, input_ids.shape[1], attention_mask, segment_ids)
@@ -464,7 +470,13 @@ class EncoderDecoder(nn.Module):
                 )
             slots = attention_mask.shape[2]
             return AttentionMask(length, slots, attention_mask, start=start), position_ids
-        check_inputs(self.config, input_ids, attention_mask, segment_ids, cache)
+        check_inputs(
+            self.config,
+            input_ids,
+            attention_mask=attention_mask,
+            segment_ids=segment_ids,
+            cache=cache,
+        )
         num_keys = length if cache is None else cache.length
         mask = AttentionMask(
             length, num_keys, attention_mask, segment_ids, causal=True, start=start

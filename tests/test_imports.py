@@ -1,6 +1,7 @@
 """Imports point one way: between the three packages, and between the rooms of each."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import flaxzoo.data
@@ -17,6 +18,7 @@ FORBIDDEN = {
     "data": {"jax", "flax", "optax", "orbax", "tensorflow", "torch", "transformers"},
     "train": {"tensorflow", "torch", "transformers"},
 }
+REPOSITORY = Path(__file__).parents[1]
 PACKAGES = {"models": flaxzoo.models, "data": flaxzoo.data, "train": flaxzoo.train}
 
 # The rooms (and the files beside them) of each package in order: a room imports itself and rooms
@@ -115,6 +117,15 @@ def test_every_room_has_its_place_in_the_order(package):
         if p != root / "__init__.py"
     }
     assert rooms == {key for key in LEVEL if key[0] == package}
+
+
+def test_every_room_is_packaged():
+    """A folder without `__init__.py`, or that pyproject.toml does not name, is not installed."""
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {path.parent for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py")}
+    assert all((folder / "__init__.py").is_file() for folder in folders)
+    names = {"flaxzoo." + ".".join(f.relative_to(REPOSITORY).parts) for f in folders}
+    assert set(settings["tool"]["setuptools"]["packages"]) == names
 
 
 @pytest.mark.parametrize("package", list(PACKAGES))

@@ -107,11 +107,6 @@ def span_labels(tags: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(labels, key=lambda tag: (tag != "O", tag)))
 
 
-def count_spans(sentences: Iterable[Sequence[str]]) -> int:
-    """Counts the spans in BIO tags."""
-    return sum(tag.startswith("B-") for sentence in sentences for tag in sentence)
-
-
 def _continues(tag: str, previous: str) -> bool:
     """Returns whether a tag has the same type as the tag before it."""
     return previous != "O" and previous[2:] == tag[2:]

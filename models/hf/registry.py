@@ -77,7 +77,10 @@ def mapping_of_family(name: str) -> AnyMapping:
         raise WeightsError(f"unknown architecture {name!r}: {suggest(name, list(families()))}")
     module = families()[name].hf_module
     if module is None:
-        raise WeightsError(f"models of the family {name} have no Hugging Face form: use flaxzoo's")
+        raise WeightsError(
+            f"models of the family {name} have no Hugging Face form: export as safetensors, npz or "
+            "stablehlo (--form)"
+        )
     return _mapping(module)
 
 

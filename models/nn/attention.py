@@ -30,6 +30,7 @@ def attention_weights(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B K H S"],
     mask: Bool[Array, "#B 1 #T #S"],
+    *,
     scale: Scale = None,
     bias: Float[Array, "#B N #T S"] | None = None,
 ) -> Float[Array, "B N T S"]:
@@ -144,7 +145,7 @@ class MultiHeadAttention(nn.Module):
             used = LayerCache(key, value)
             written = used if cache is not None or encoder_hidden_states is not None else None
 
-        weights = attention_weights(query, used.key, mask.materialize(), scale, bias)
+        weights = attention_weights(query, used.key, mask.materialize(), scale=scale, bias=bias)
         dropped = dropout(weights, c.attention_dropout_rate, rng, "attention_weights")
         context = weighted_values(dropped.astype(used.value.dtype), used.value)
         return self._output(context), written, weights if output_attentions else None

@@ -119,7 +119,7 @@ class MaskedLMOutput(_WithBody):
 
     body: EncoderOutput
     projection: Projection
-    """Of `[B, M]` masked positions where these were given, else of all `[B, T]`."""
+    """Hidden states of the `[B, M]` masked positions if they are given, else of all `[B, T]`."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
@@ -133,7 +133,7 @@ class PretrainingOutput(_WithBody):
 
     body: EncoderOutput
     projection: Projection
-    """Of `[B, M]` masked positions where these were given, else of all `[B, T]`."""
+    """Hidden states of the `[B, M]` masked positions if they are given, else of all `[B, T]`."""
     seq_relationship_logits: Float[Array, "B 2"]
     """0: the second part continues the first; 1: it is from another document. float32."""
 

@@ -10,6 +10,7 @@ from .typing import Array, Int
 def check_inputs(
     config: TransformerConfig,
     input_ids: AnyArray,
+    *,
     attention_mask: AnyArray | None,
     segment_ids: AnyArray | None,
     cache: Cache | None,

@@ -1,4 +1,4 @@
-"""`kill -9` at random moments, of runs of four kinds; `tests/faults/kill.py` does more."""
+"""`kill -9` at random moments, of runs of four kinds; `tests/integration/kill.py` does more."""
 
 import json
 import subprocess

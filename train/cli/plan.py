@@ -1,5 +1,7 @@
 """The command `flaxzoo plan`."""
 
+import argparse
+
 from ...data.errors import UserError
 from ..recipes import RECIPES
 from .arguments import log
@@ -33,7 +35,8 @@ def plan_command(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--search",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
+        default=False,
         help="Try several meshes and remat settings, and print a table, best first.",
     )
     parser.add_argument(

@@ -89,7 +89,8 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
     if len(matches) != 1 or len(matches[0]) != len(shape):
         raise UserError(
             f"parameter {name} {shape} matches {len(matches)} rules in the parameter_axes of the "
-            "families: exactly one must name its dimensions"
+            "families: exactly one must name its dimensions; add a pattern to those of the model's "
+            "FAMILY, or give the parameter another name"
         )
     spec = [MESH_AXES[axis] for axis in matches[0]]
     for size, axis in zip(shape, spec, strict=True):

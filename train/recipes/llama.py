@@ -11,7 +11,7 @@ from ..optimizer_config import OptimizerConfig
 
 
 def llama_quickstart() -> TrainConfig:
-    """A small Llama on the English prose that every Python ships; a few minutes on two cores.
+    """A small Llama on the English prose that every Python ships.
 
     Run: flaxzoo train llama-quickstart
     Expect a validation loss of 3.9 nats per token, 1.5 bits per byte. The text, and

@@ -73,7 +73,7 @@ MASKS = {
 
 def by_xla(query, key, value, mask):
     keys_last, values = jnp.einsum("BSKH->BKHS", key), jnp.einsum("BSKH->BKSH", value)
-    weights = attention_weights(query, keys_last, mask.materialize(), 1.0)
+    weights = attention_weights(query, keys_last, mask.materialize(), scale=1.0)
     return weighted_values(weights.astype(value.dtype), values)
 
 

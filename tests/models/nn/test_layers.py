@@ -172,7 +172,7 @@ def test_attention_by_hand():
     key = jnp.eye(4)[:, :3].reshape(1, 1, 4, 3)
     weights = attention_weights(query, key, jnp.array([True, True, False]).reshape(1, 1, 1, 3))
     np.testing.assert_allclose(weights.ravel(), [0.75, 0.25, 0], atol=1e-6)
-    unscaled = attention_weights(query / 2, key, jnp.ones((1, 1, 1, 3), bool), 1.0)
+    unscaled = attention_weights(query / 2, key, jnp.ones((1, 1, 1, 3), bool), scale=1.0)
     np.testing.assert_allclose(unscaled.ravel(), [0.6, 0.2, 0.2], atol=1e-6)
     nothing = attention_weights(query, key, jnp.zeros((1, 1, 1, 3), bool))
     np.testing.assert_allclose(nothing.ravel(), [1 / 3] * 3, atol=1e-6)

@@ -1,4 +1,4 @@
-"""What each of several processes of test_processes.py does: train, until it is told to stop.
+"""What each of several processes of test_multiprocess.py does: train, until it is told to stop.
 
 As a program it takes a JSON list of jobs, `[config, workdir, do, step]` each: in the given step
 process 1 does something (see `DEEDS`).

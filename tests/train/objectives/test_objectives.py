@@ -75,7 +75,7 @@ OBJECTIVES = {
     "choice": (objectives.CLASSIFICATION, choice_batch),
     "translation": (objectives.translation(0.1), translation_batch),
 }
-# Each axis alone, and fsdp beside tensor in micro-batches: test_step.py, which compiles sooner.
+# engine/test_train_step.py has each axis alone, and fsdp beside tensor in micro-batches.
 WAYS = {
     "rows and tensor": {"mesh": train.MeshConfig(data=2, fsdp=2, tensor=2)},
     "rows and context, micro-batches": {
