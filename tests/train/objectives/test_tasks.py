@@ -133,7 +133,7 @@ def test_predict_says_what_continues_a_text(pretrained, tmp_path, capsys):
     assert first["is_next"] == (expected > 0.5)
     (tmp_path / "input").write_text("the cat\n")
     assert cli.main(["predict", str(pretrained), "--input", str(tmp_path / "input")]) == 2
-    assert "line 1 has 1 texts: write two, parted by a tab" in capsys.readouterr().err
+    assert "line 1 has 1 texts: write two, separated by a tab" in capsys.readouterr().err
 
 
 def test_predict_wants_a_head(masked, tmp_path, capsys):
