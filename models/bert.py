@@ -35,6 +35,7 @@ from .nn.heads import (
     EncoderOutput,
     HeadInputs,
     HeadSpec,
+    check_head,
     encoder_heads,
 )
 from .nn.input_checks import check_inputs
@@ -81,7 +82,9 @@ class BertConfig(TransformerConfig):
     """Non-linearity before the vocabulary matrix, if not `activation` (RoBERTa: always gelu)."""
     pooler_activation: Literal["tanh", "relu"] | None = "tanh"
     """Non-linearity of the pooler; None: a body without one (DistilBERT's)."""
-    head: str = "pretraining"  # pyright: ignore[reportIncompatibleVariableOverride]
+    head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default="pretraining", metadata={"choices": encoder_heads()}
+    )
     """The output: masked tokens (masked_lm), next sentences (next_sentence) or both (pretraining);
     labels (sequence_classification, token_classification); an answer (question_answering); one of
     several choices (multiple_choice); next tokens (causal_lm); or none."""
@@ -93,23 +96,18 @@ class BertConfig(TransformerConfig):
         super().__post_init__()
         object.__setattr__(self, "labels", tuple(self.labels))
         object.__setattr__(self, "head", HEAD_ALIASES.get(self.head, self.head))
-        if self.head not in self.heads:
-            raise UserError(f"head {self.head!r} is unknown: choose {', '.join(self.heads)}")
+        check_head(self)
         for name in ("attention_dropout", "classifier_dropout"):
             if not 0 <= getattr(self, f"{name}_rate") < 1:
                 raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
         for name in ("num_token_types", "position_offset"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} {getattr(self, name)} must be at least 0")
-        if self.head_spec.needs_labels and not self.labels:
-            raise UserError(f"head {self.head!r} has no labels: give at least one name")
         if self.pooler_activation is None and self.head != "none" and self.head_spec.needs_pooler:
             raise UserError(
                 f"head {self.head!r} looks at a pooled token: choose pooler_activation "
                 f"{' or '.join(POOLERS)}"
             )
-        if len(set(self.labels)) < len(self.labels):
-            raise UserError(f"labels {', '.join(self.labels)} are not all different")
 
     @property
     def attention_dropout_rate(self) -> float:

@@ -14,7 +14,7 @@ is 256, the width of GPT-Neo.
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -25,12 +25,20 @@ from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.dropout import RowKeys, dropout, fold_in
 from .nn.feed_forward import FeedForward
-from .nn.heads import CausalLMOutput, Projection
+from .nn.heads import (
+    HEAD_ALIASES,
+    CausalLMOutput,
+    ClassifierOutput,
+    EncoderOutput,
+    LastTokenClassificationHead,
+    Projection,
+    check_head,
+)
 from .nn.input_checks import check_inputs
 from .nn.linear import Embedding, embedding_lookup
 from .nn.masks import AnyArray, AttentionMask
 from .nn.norms import LayerNorm
-from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
+from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from .nn.positions import default_positions, sinusoidal_positions
 from .nn.stack import (
     Layer,
@@ -43,6 +51,9 @@ from .nn.stack import (
 from .nn.typing import Array, Bool, Float, Int
 from .registry import Family, Preset
 
+GPT_HEADS = ("causal_lm", "sequence_classification")
+"""The heads that a GPT can have."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTConfig(TransformerConfig):
@@ -51,8 +62,6 @@ class GPTConfig(TransformerConfig):
     Raises:
       UserError: a size or a rate is out of range.
     """
-
-    head: ClassVar[str] = "causal_lm"
 
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
@@ -81,9 +90,19 @@ class GPTConfig(TransformerConfig):
     GPT-2)."""
     tie_output: bool = True
     """Whether the output projection is the token embedding; else it has its own matrix."""
+    head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default="causal_lm", metadata={"choices": GPT_HEADS}
+    )
+    """The output: next tokens (causal_lm), or labels or a score of the sequence
+    (sequence_classification), read at its last real token."""
+    labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Names of the labels of sequence classification, in order of their ids."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "labels", tuple(self.labels))
+        object.__setattr__(self, "head", HEAD_ALIASES.get(self.head, self.head))
+        check_head(self)
         if self.local_window is not None and self.local_window < 1:
             raise UserError(f"local_window {self.local_window} must be at least 1, or None")
         if not self.position_base > 0:
@@ -91,6 +110,15 @@ class GPTConfig(TransformerConfig):
         for name in ("embedding_dropout", "attention_dropout"):
             if not 0 <= getattr(self, f"{name}_rate") < 1:
                 raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the model can have."""
+        return GPT_HEADS
+
+    def with_head(self, head: str, labels: tuple[str, ...]) -> "GPTConfig":
+        """Returns the configuration of the same body below another head."""
+        return dataclasses.replace(self, head=head, labels=labels)
 
     @property
     def embedding_dropout_rate(self) -> float:
@@ -174,7 +202,7 @@ class PostNormLayer(Layer[GPTConfig]):
 
 
 class GPT(nn.Module):
-    """A GPT with its language-model head.
+    """A GPT with its head.
 
     Attributes:
       config: sizes and options of the model.
@@ -195,8 +223,8 @@ class GPT(nn.Module):
         cache: Cache | None = None,
         rng: RowKeys | None = None,
         output_attentions: bool = False,
-    ) -> CausalLMOutput:
-        """Computes the logits of every next token.
+    ) -> CausalLMOutput | ClassifierOutput:
+        """Computes the logits of every next token, or of the labels of each sequence.
 
         Args:
           input_ids: token ids.
@@ -216,9 +244,19 @@ class GPT(nn.Module):
         Raises:
           UserError: T is longer than `max_length`, `attention_mask` does not
             cover the tokens (or slots), it is `[B, T, S]` and no `position_ids`
-            are given, or a cache is given together with packed sequences.
+            are given, a cache is given together with packed sequences, or the head
+            classifies and is given a cache, packed sequences or a mask `[B, T, S]`.
         """
         c, e = self.config, self.execution
+        if c.head != "causal_lm" and (
+            cache is not None
+            or segment_ids is not None
+            or (attention_mask is not None and attention_mask.ndim == 3)
+        ):
+            raise UserError(
+                f"head {c.head!r} reads one sequence per row: leave cache and segment_ids out, "
+                "and give attention_mask [B, T]"
+            )
         check_inputs(c, input_ids, attention_mask, segment_ids, cache)
         length = input_ids.shape[1]
         num_keys = length if cache is None else cache.length
@@ -248,6 +286,9 @@ class GPT(nn.Module):
         if cache is not None:
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x)
+        if c.head == "sequence_classification":
+            body = EncoderOutput(x, attentions=outputs.attentions)
+            return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
         if not c.tie_output:
             embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
         projection = Projection(x, embed.embedding.astype(e.dtype))
@@ -323,6 +364,6 @@ FAMILY = Family(
     config=GPTConfig,
     module=GPT,
     presets=PRESETS,
-    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
     hf_module="gpt",
 )

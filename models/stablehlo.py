@@ -1,10 +1,11 @@
-"""The forward pass as StableHLO, which any program with jax runs without this code.
+"""Exports the forward pass as StableHLO, which any program with jax runs without this code.
 
-`jax.export` keeps it portable between versions and platforms; rows and lengths stay free.
+`jax.export` keeps it portable between versions and platforms. Batch size and lengths stay free.
 """
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -12,23 +13,24 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from .config import TransformerConfig
 from .init import parameter_shapes
 from .nn.heads import HEADS
+from .nn.typing import Array, Params
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def export_forward(model: Any) -> bytes:
-    """A model's forward pass, without dropout.
+def export_forward(model: nn.Module) -> bytes:
+    """Returns a model's forward pass, without dropout, as a serialized program.
 
     Args:
-      model: what it is and how it is run; its parameters stay arguments.
+        model: The module of the model; its parameters stay arguments.
 
     Returns:
-      What `jax.export.deserialize` reads. The program takes a flat dict of the parameters by their
-      paths, and by name int32 arrays of any number of rows and of any lengths up to `max_length`;
-      it answers a dict of arrays.
+        The bytes that `jax.export.deserialize` reads. The program takes a flat dict of the
+        parameters by their paths, and by name int32 arrays of any batch size and of any lengths up
+        to `max_length`; it returns a dict of arrays.
     """
 
-    def forward(params: dict[str, Any], **arrays: Any) -> dict[str, Any]:
+    def forward(params: Params, **arrays: Any) -> dict[str, Array]:
         names = ("last_hidden_state", "pooler_output", *HEADS[model.config.head].output_names)
         output = model.apply({"params": unflatten_dict(params, sep="/")}, **arrays)
         return {name: x for name in names if (x := getattr(output, name, None)) is not None}
@@ -39,12 +41,12 @@ def export_forward(model: Any) -> bytes:
 
 
 def input_names(config: TransformerConfig) -> list[str]:
-    """Names of all that enters a model's program."""
+    """Returns the names of the inputs of a model's program."""
     return list(_inputs(config))
 
 
 def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of all that enters a model; letters are sizes that stay free."""
+    """Returns the shapes of the inputs; each letter is a size that stays free."""
     head = HEADS[config.head]
     shape = "bct" if head.takes_choices else "bt"
     shapes = {"input_ids": shape, "attention_mask": shape}

@@ -1,4 +1,4 @@
-"""Tokenised sentence pairs on disk: flat arrays, opened without being read.
+"""Tokenized sentence pairs on disk: flat arrays, opened without being read.
 
 A pair is stored as its source's tokens and an end, then its target's tokens and an end. A
 pair with an empty side (nothing but white space) teaches nothing and is left out; how many
@@ -31,13 +31,13 @@ class PairCorpus(PickledByFields):
     """The tokens of the pairs of one split.
 
     Attributes:
-        folder: Where the arrays lie.
+        folder: The folder of the arrays.
         num_read: Pairs of the text, those with an empty side included.
         num_empty: Of these the pairs with an empty side, which are not in the arrays.
         first_empty: The number of the first of them in the text, from 0; None without any.
         vocab_size: Of the larger of the tokenizer's vocabularies; every token is smaller.
         fingerprint: A stable hash of the text and the tokenizer.
-        num_unknown: Tokens that stand for what the tokenizer does not know.
+        num_unknown: The number of tokens for text unknown to the tokenizer.
     """
 
     folder: Path
@@ -81,7 +81,7 @@ class PairCorpus(PickledByFields):
 def build_pair_corpus(
     text: ParallelText, tokenizer: Tokenizer, folder: str | PathLike[str]
 ) -> PairCorpus:
-    """Tokenises pairs, or opens the result of an earlier call.
+    """Tokenizes pairs, or opens the result of an earlier call.
 
     Args:
         text: The pairs; read once, in chunks.

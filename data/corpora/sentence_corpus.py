@@ -1,4 +1,4 @@
-"""A tokenised split as lists of sentences on disk: flat arrays, opened without being read.
+"""A tokenized split as lists of sentences on disk: flat arrays, opened without being read.
 
 Sentence ``s`` is ``tokens[sentence_starts[s] : sentence_starts[s + 1]]``; the sentences of
 document ``d`` are ``document_starts[d]`` up to ``document_starts[d + 1]``. Nothing is added
@@ -38,10 +38,10 @@ class SentenceCorpus(PickledByFields):
     """The tokens of one split, sentence by sentence.
 
     Attributes:
-        folder: Where the arrays lie.
-        vocab_size: Of the tokenizer; every token is smaller.
+        folder: The folder of the arrays.
+        vocab_size: The size of the vocabulary; every token is smaller.
         fingerprint: A stable hash of documents, tokenizer and the way of splitting.
-        num_unknown: Tokens that stand for what the tokenizer does not know.
+        num_unknown: The number of tokens for text unknown to the tokenizer.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class SentenceCorpus(PickledByFields):
 
     @property
     def token_counts(self) -> np.ndarray:
-        """How often each token is there, int64 [V]."""
+        """The number of occurrences of each token, int64 [V]."""
         return count_tokens(self.tokens, self.vocab_size)
 
     @cached_property
@@ -91,7 +91,7 @@ class SentenceCorpus(PickledByFields):
 
     @property
     def summary(self) -> str:
-        """What is in it, for the log."""
+        """A line for the log: documents, sentences and tokens."""
         return (
             f"{self.num_documents:,} documents ({self.num_single:,} of one sentence), "
             f"{self.num_sentences:,} sentences, {self.num_tokens:,} tokens"
@@ -108,7 +108,7 @@ def build_sentence_corpus(
             sentences these are taken, elsewhere the text is split.
         tokenizer: Its fingerprint and that of the documents are part of the cache's key.
         folder: The cache; the corpus gets a folder of its own inside.
-        language: Of text that must be split, see ``split_sentences``.
+        language: The language of text that must be split, see ``split_sentences``.
 
     Returns:
         The corpus.
@@ -173,7 +173,7 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, folder: Path, k
 
 
 def _encode(chunk: list[list[str]], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
-    """Tokenises documents together, and yields the sentences of each.
+    """Tokenizes documents together, and yields the sentences of each.
 
     A vocabulary that writes spaces gets the one before each sentence but the first.
     """

@@ -1,4 +1,4 @@
-"""A tokenised split on disk: flat arrays, opened without being read.
+"""A tokenized split on disk: flat arrays, opened without being read.
 
 A document is stored as ``s = [bos] + tokens + [eos]``, as far as the tokenizer has the two.
 It stands for ``len(s) - 1`` **pairs**: pair ``k`` is the input ``s[k]`` with the label
@@ -52,11 +52,11 @@ class TokenCorpus(PickledByFields):
     """The tokens of one split.
 
     Attributes:
-        folder: Where the arrays lie.
+        folder: The folder of the arrays.
         num_bytes: UTF-8 bytes of all documents; for bits per byte.
-        vocab_size: Of the tokenizer; every token is smaller.
+        vocab_size: The size of the vocabulary; every token is smaller.
         fingerprint: A stable hash of documents and tokenizer.
-        num_unknown: Tokens that stand for what the tokenizer does not know.
+        num_unknown: The number of tokens for text unknown to the tokenizer.
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class TokenCorpus(PickledByFields):
 
     @property
     def token_counts(self) -> np.ndarray:
-        """How often each token is there, int64 [V]."""
+        """The number of occurrences of each token, int64 [V]."""
         return count_tokens(self.tokens, self.vocab_size)
 
     @cached_property
@@ -104,7 +104,7 @@ class TokenCorpus(PickledByFields):
 def build_corpus(
     documents: Texts, tokenizer: Tokenizer, folder: str | PathLike[str]
 ) -> TokenCorpus:
-    """Tokenises documents, or opens the result of an earlier call.
+    """Tokenizes documents, or opens the result of an earlier call.
 
     Args:
         documents: The texts of one split; read once, in chunks.
@@ -253,7 +253,7 @@ class TokenWriter:
 
 
 def count_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often each token is there, int64 [V]; reads a part of a mapped file at a time."""
+    """Counts each token, int64 [V]; reads a mapped file part by part."""
     counts = np.zeros(vocab_size, np.int64)
     for start in range(0, len(tokens), _COUNTED_AT_ONCE):
         some = tokens[start : start + _COUNTED_AT_ONCE]

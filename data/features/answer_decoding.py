@@ -1,34 +1,34 @@
-"""From the scores of starts and ends back to answers, cut out of their passages.
+"""Extraction of answers from passages by the logits of their starts and ends.
 
-The rules of google-research/bert ``run_squad.py``: an answer starts where its window has
-the most context, is not longer than a limit, and no answer scores what ``[CLS]`` does in the
-window that finds it least likely. Here all spans compete, not those of the best starts and
-ends only.
+The rules are those of google-research/bert ``run_squad.py``: an answer starts at a token whose
+window is the one with the most context, it has at most a given length, and "no answer" has the
+score of ``[CLS]`` in the window where that score is lowest. Unlike there, all spans compete, not
+only those of the best starts and ends.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..sources.squad import SpanExample
 from .bert_inputs import BertInputs
-from .predictions import output, softmax
+from .predictions import Prediction, output, softmax
 from .sliding_windows import most_context
 
 
 @dataclass(frozen=True, eq=False)
 class SpanDecoding:
-    """Which window is whose, and where its tokens are in the passage.
+    """The question of each of R windows, and the range of its tokens in the passage.
 
     Attributes:
         ranges: The passage tokens of each window, half-open, int32 [R, 2].
-        first_rows: The first window of each question, and the end, int64 [questions + 1].
-        offsets: For each passage the characters of its tokens, half-open, int32 [tokens, 2].
-        max_answer_length: Tokens in an answer.
-        unanswerable: Whether there may be no answer.
+        first_rows: The first window of each question, and the end, int64 [num_questions + 1].
+        offsets: For each passage, the character ranges of its tokens, half-open, int32
+            [num_tokens, 2].
+        max_answer_length: The largest number of tokens in an answer.
+        unanswerable: Whether "no answer" may be predicted.
     """
 
     ranges: np.ndarray
@@ -43,29 +43,31 @@ class SpanDecoding:
         tokens: BertInputs,
         examples: Sequence[SpanExample],
         n_best: int,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Prediction]:
         """Finds the best answers to each question over all of its windows.
 
         Args:
             predictions: ``start_logits`` and ``end_logits``, float [R, T].
-            tokens: The framed windows.
+            tokens: The windows with special tokens.
             examples: The questions.
-            n_best: The answers to give, at least 1.
+            n_best: The number of answers to return for each question, at least 1.
 
         Returns:
             For each question ``{"id", "answer", "score", "probability", "start", "end",
-            "n_best"}``: the sum of the two logits, the probability among the n best, the
-            half-open range of characters in the passage, and the n best alike, best first.
-            No answer is ``""`` from None to None.
+            "n_best"}``: ``score`` is the sum of the two logits, ``probability`` is over the n best
+            answers, ``start`` and ``end`` are the half-open range of characters in the passage, and
+            ``n_best`` has the best answers in the same form, best first. "No answer" is ``""`` with
+            None as start and end.
         """
-        starts = output(predictions, "start_logits", len(tokens))
-        ends = output(predictions, "end_logits", len(tokens))
+        starts = output(predictions, "start_logits", len(tokens))  # [R, T]
+        ends = output(predictions, "end_logits", len(tokens))  # [R, T]
         decoded = []
         for i, example in enumerate(examples):
             rows = range(self.first_rows[i], self.first_rows[i + 1])
-            spans = self._best_spans(rows, starts, ends, tokens, n_best)
+            spans = self._best_spans(rows, starts, ends, tokens=tokens, n_best=n_best)
             found = _as_text(spans, example.passage, self.offsets[example.passage], n_best)
             if self.unanswerable or not found:
+                # Position 0 is [CLS]; the window that finds "no answer" least likely decides.
                 nothing = min(float(starts[row, 0]) + float(ends[row, 0]) for row in rows)
                 found.append({"answer": "", "score": nothing, "start": None, "end": None})
                 found.sort(key=lambda answer: -answer["score"])
@@ -76,24 +78,30 @@ class SpanDecoding:
         return decoded
 
     def _best_spans(
-        self, rows: range, starts: np.ndarray, ends: np.ndarray, tokens: BertInputs, n_best: int
+        self, rows: range, starts: np.ndarray, ends: np.ndarray, *, tokens: BertInputs, n_best: int
     ) -> list[tuple[float, int, int]]:
-        """The best spans of passage tokens (score, first, last), best first.
+        """Returns the best spans of passage tokens (score, first, last), best first.
 
-        Some more than are asked for: several may be the same text.
+        These are up to ``4 * n_best`` of each window, because several spans may be the same text.
         """
-        ranges = self.ranges[rows.start : rows.stop]
-        if not ranges[0, 1]:  # a passage of which the tokenizer leaves nothing
+        ranges = self.ranges[rows.start : rows.stop]  # [num_windows, 2]
+        if not ranges[0, 1]:  # the passage has no tokens
             return []
-        speaks = most_context(ranges)
+        chosen = most_context(ranges)  # the window of each passage token, [num_tokens]
         found = []
         for number, (row, (first, last)) in enumerate(zip(rows, ranges.tolist(), strict=True)):
-            place = slice(tokens.second[row], tokens.second[row] + last - first)
-            start = np.where(speaks[first:last] == number, starts[row, place], -np.inf)
-            end = np.pad(ends[row, place], (0, self.max_answer_length - 1), constant_values=-np.inf)
+            # The positions of the passage in the row; W = last - first tokens.
+            passage = slice(tokens.second[row], tokens.second[row] + last - first)
+            # An answer starts only at tokens that have the most context in this window, [W].
+            start = np.where(chosen[first:last] == number, starts[row, passage], -np.inf)
+            # Padded, so that every start has `max_answer_length` ends, of which some are -inf.
+            end = np.pad(
+                ends[row, passage], (0, self.max_answer_length - 1), constant_values=-np.inf
+            )
+            # scores[i, j]: the span from token i to token i + j, [W, max_answer_length]
             scores = start[:, None] + sliding_window_view(end, self.max_answer_length)
-            for at in _largest(scores, 4 * n_best):
-                begin, more = divmod(at, self.max_answer_length)
+            for index in _largest(scores, 4 * n_best):
+                begin, more = divmod(index, self.max_answer_length)
                 score = float(scores[begin, more])
                 if score > -np.inf:
                     found.append((score, first + begin, first + begin + more))
@@ -101,22 +109,22 @@ class SpanDecoding:
 
 
 def _largest(scores: np.ndarray, number: int) -> list[int]:
-    """The places of the largest scores, best first."""
+    """Returns the flat indices of the largest scores, best first."""
     flat = scores.ravel()
     number = min(number, len(flat))
-    places = np.argpartition(-flat, number - 1)[:number]
-    return places[np.argsort(-flat[places], kind="stable")].tolist()
+    indices = np.argpartition(-flat, number - 1)[:number]  # the largest, in any order
+    return indices[np.argsort(-flat[indices], kind="stable")].tolist()
 
 
 def _as_text(
     spans: Sequence[tuple[float, int, int]], passage: str, offsets: np.ndarray, n_best: int
-) -> list[dict[str, Any]]:
-    """Cuts spans out of a passage, each distinct text once."""
-    found: dict[str, dict[str, Any]] = {}
+) -> list[Prediction]:
+    """Extracts spans from a passage, each distinct text once."""
+    found: dict[str, Prediction] = {}
     for score, first, last in spans:
         start, end = int(offsets[first, 0]), int(offsets[last, 1])
         text = passage[start:end]
-        start += len(text) - len(text.lstrip())  # a piece may hold the blank before its word
+        start += len(text) - len(text.lstrip())  # a token may include the space before its word
         text = text.strip()
         if text and text not in found:
             found[text] = {

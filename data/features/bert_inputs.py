@@ -43,8 +43,8 @@ class Template:
         last = special.eos if special.sep is None else special.sep
         if first is None or last is None:
             raise DataError(
-                f"the {tokenizer.kind} tokenizer has no [CLS] and [SEP], which frame every "
-                "example: choose a WordPiece vocabulary"
+                f"the {tokenizer.kind} tokenizer has no [CLS] and [SEP], which every example "
+                "needs: choose a WordPiece vocabulary"
             )
         return cls(first, last, special.pad or 0, length)
 
@@ -102,19 +102,19 @@ class BertInputs:
     def example(self, index: int) -> dict[str, np.ndarray]:
         """Makes ``input_ids``, ``attention_mask`` and ``token_type_ids``, int32 [T] each."""
         tokens = self.ids[self.starts[index] : self.starts[index + 1]]
-        place = np.arange(self.template.length, dtype=np.int32)
-        real = place < len(tokens)
+        position = np.arange(self.template.length, dtype=np.int32)  # [T]
+        real = position < len(tokens)  # False at padding
         input_ids = np.full(self.template.length, self.template.pad, np.int32)
         input_ids[: len(tokens)] = tokens
         return {
             "input_ids": input_ids,
             "attention_mask": real.astype(np.int32),
-            "token_type_ids": (real & (place >= self.second[index])).astype(np.int32),
+            "token_type_ids": (real & (position >= self.second[index])).astype(np.int32),
         }
 
 
 def token_specs(*shape: int) -> BatchSpec:
-    """Describes the arrays that ``BertInputs.row`` makes, each of this shape."""
+    """Describes the arrays that ``BertInputs.example`` makes, each of this shape."""
     return {
         "input_ids": ArraySpec(shape, Values.SOURCE_TOKEN),
         "attention_mask": ArraySpec(shape, Values.MASK),
@@ -137,18 +137,18 @@ def encode_texts(
     """
     encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
     pairs: list[tuple[list[int], list[int] | None]] = []
-    cut = 0
+    num_truncated = 0
     for pair in texts:
         one, other = next(encoded), next(encoded) if len(pair) == 2 else None
         if other is None:
             kept: tuple[list[int], list[int] | None] = one[: template.room(1)], None
-            cut += len(one) > template.room(1)
+            num_truncated += len(one) > template.room(1)
         else:
             first, second = cut_longest_first(len(one), len(other), template.room(2))
             kept = one[:first], other[:second]
-            cut += first + second < len(one) + len(other)
+            num_truncated += first + second < len(one) + len(other)
         pairs.append(kept)
-    return BertInputs.of(template, pairs), cut
+    return BertInputs.of(template, pairs), num_truncated
 
 
 def cut_longest_first(one: int, other: int, room: int) -> tuple[int, int]:

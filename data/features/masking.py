@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019, section 3.1 and appendix A.1).
+"""Masked language modeling (Devlin et al. 2019, section 3.1 and appendix A.1).
 
 By default 15 % of the tokens of an example are predicted. Of these, 80 % become ``[MASK]``, 10 %
 a random token, and 10 % remain. As in google-research/bert ``create_pretraining_data.py``, the

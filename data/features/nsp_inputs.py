@@ -1,23 +1,22 @@
-"""Pairs of texts, to be told whether the second continues the first."""
+"""Pairs of texts, for which it is predicted whether the second text continues the first."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..errors import DataError
 from ..io.files import input_lines
 from .bert_inputs import BertInputs
-from .predictions import output, softmax
+from .predictions import Prediction, output, softmax
 
 
 @dataclass(frozen=True, eq=False)
 class SentencePairExamples:
-    """A row for each pair, with nothing masked; see ``dataset.ExampleSource``.
+    """Each pair as an example without masks; see ``dataset.ExampleSource``.
 
     Attributes:
-        tokens: The framed pairs.
-        texts: The pairs themselves.
+        tokens: The pairs as tokens with special tokens.
+        texts: The pairs as text.
         max_predictions: The length M of the arrays of masked positions.
     """
 
@@ -31,15 +30,15 @@ class SentencePairExamples:
         return len(self.tokens)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one row, the same in every epoch."""
+        """Makes one example; the same in every epoch."""
         nothing = np.zeros(self.max_predictions, np.int32)
         return {**self.tokens.example(index), "masked_positions": nothing}
 
-    def decode(self, predictions: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-        """Says of each pair ``{"text", "text_b", "is_next", "probability"}``.
+    def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
+        """Returns ``{"text", "text_b", "is_next", "probability"}`` for each pair.
 
         Args:
-            predictions: ``seq_relationship_logits`` float [n, 2]; the first: it continues.
+            predictions: ``seq_relationship_logits`` float [n, 2]; the first is for "continues".
         """
         logits = output(predictions, "seq_relationship_logits", len(self.tokens))
         return [
@@ -52,7 +51,7 @@ def read_pairs(path: str) -> tuple[tuple[str, str], ...]:
     """Reads two texts separated by a tab on each line of a file, or of standard input for ``-``.
 
     Raises:
-        DataError: A line has another number of texts, or there is none.
+        DataError: A line does not have two texts, or there is no line.
     """
     pairs = []
     for file, number, line in input_lines(path):

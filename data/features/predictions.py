@@ -1,10 +1,13 @@
-"""Labels and probabilities from the outputs of a model, for all kinds of labelled data."""
+"""Labels and probabilities from the outputs of a model, for all kinds of labeled data."""
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from ..errors import DataError, UserError
+
+Prediction = dict[str, Any]
+"""The prediction for one labeled example, which can be written as JSON."""
 
 
 def label_id(label: str, ids: dict[str, int], location: str) -> int:
@@ -27,7 +30,7 @@ def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarr
     """Returns one output of a model; checks that it has one item for each row."""
     values = np.asarray(predictions[name])
     if len(values) != rows:
-        raise UserError(f"{name} is for {len(values)} rows, but there are {rows}")
+        raise UserError(f"{name} has {len(values)} rows, but there are {rows}: pass all outputs")
     return cast(np.ndarray, values)
 
 
@@ -40,4 +43,4 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
     """Returns the probability of each item by itself, float64."""
-    return 0.5 * (1 + np.tanh(0.5 * np.asarray(logits, np.float64)))  # which cannot overflow
+    return 0.5 * (1 + np.tanh(0.5 * np.asarray(logits, np.float64)))  # tanh cannot overflow

@@ -1,25 +1,24 @@
-"""Windows over a passage that is longer than a row.
+"""Windows over a passage that is longer than an example.
 
-Devlin et al. 2018 as in google-research/bert ``run_squad.py``: a window starts every
-``stride`` tokens; of the windows that hold a token, the one with the most context around it
-speaks for it.
+As in google-research/bert ``run_squad.py`` (Devlin et al. 2018): a window starts every ``stride``
+tokens; of the windows that contain a token, the one with the most context around the token is used
+for its prediction.
 """
 
 import numpy as np
 
 
 def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Covers a passage.
+    """Covers a passage with windows.
 
     Args:
-        total: Its tokens.
-        room: Tokens in a window, at least 1.
-        stride: Tokens from the start of a window to that of the next, at least 1; never
-            more than half of a window, so that windows overlap and whatever is not longer
-            than half of one is whole in one.
+        total: The number of tokens of the passage.
+        room: The number of tokens in a window, at least 1.
+        stride: Tokens from the start of a window to the start of the next, at least 1. At most
+            half a window is used, so that every span of at most half a window is whole in one.
 
     Returns:
-        Half-open ranges of tokens that hold each one, at least one range.
+        Half-open ranges that together contain every token, at least one.
     """
     step = max(1, min(stride, room // 2))
     found = [(0, min(total, room))]
@@ -30,18 +29,20 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def most_context(ranges: np.ndarray) -> np.ndarray:
-    """Says which window speaks for each token.
+    """Returns the window in which each token has the most context.
 
-    A token's context in a window is the fewer of the tokens before and after it, and one
-    hundredth of the window's length, by which a longer window wins; of equals the first.
+    The context of a token in a window is the smaller number of tokens before or after it, plus one
+    hundredth of the window's length, so that longer windows are preferred. The first of equal
+    windows is chosen.
 
     Args:
-        ranges: The windows of a passage, int [n, 2], half-open.
+        ranges: The windows of a passage, half-open, int [num_windows, 2].
 
     Returns:
-        The number of a window for each token, int [total].
+        The index of a window for each token, int [num_tokens].
     """
-    token = np.arange(ranges[:, 1].max())
-    start, end = ranges[:, :1], ranges[:, 1:]
+    token = np.arange(ranges[:, 1].max())  # [num_tokens]
+    start, end = ranges[:, :1], ranges[:, 1:]  # [num_windows, 1]
     context = np.minimum(token - start, end - 1 - token) + 0.01 * (end - start)
+    # [num_windows, num_tokens]; -inf where the window does not contain the token
     return np.where((token >= start) & (token < end), context, -np.inf).argmax(0)

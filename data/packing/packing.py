@@ -44,7 +44,7 @@ def spans_of_range(first: int, length: int, target_starts: np.ndarray) -> list[S
 
 
 def concat_then_split(
-    row: int, length: int, target_starts: np.ndarray, total: int, offset: int
+    row: int, length: int, target_starts: np.ndarray, *, total: int, offset: int
 ) -> list[Span]:
     """Returns one row of an epoch of ``total // length`` full rows.
 

@@ -1,8 +1,9 @@
-"""Sentences in columns, as the shared tasks of CoNLL have them.
+"""Sentences in columns, the format of the CoNLL shared tasks.
 
-A word per line, in its first column; its tag in the last, or in the one that the source
-names; an empty line ends a sentence, a line ``-DOCSTART-`` a document. Columns are parted
-by tabs, or by blanks in a text without tabs (Tjong Kim Sang & De Meulder 2003).
+Each line has a word in its first column and the tag of the word in the last, or in the column
+that the source names. An empty line ends a sentence, a line ``-DOCSTART-`` ends a document.
+Columns are separated by tabs, or by blanks in a text without tabs (Tjong Kim Sang &
+De Meulder 2003).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +16,14 @@ from .labelled_records import LabelledSource, source_lines
 
 @dataclass(frozen=True)
 class Sentence:
-    """The words of a sentence, which stand on lines one after the other.
+    """The words of a sentence, which are on consecutive lines.
 
     Attributes:
-        file: Where it stands.
-        first_line: The line of its first word, from 1.
-        words: Its words.
-        tags: A tag for each.
-        document: The first sentence of its document; empty where no documents are marked.
+        file: The name of the file.
+        first_line: The line number of the first word, from 1.
+        words: The words.
+        tags: A tag for each word.
+        document: The first sentence of the document; empty if no documents are marked.
     """
 
     file: str
@@ -34,7 +35,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class _Block:
-    """The rows of a sentence: file, number of the line and cells; and its document's number."""
+    """The lines of a sentence (file, line number, cells), and the number of its document."""
 
     rows: list[tuple[str, int, list[str]]]
     document: int
@@ -43,14 +44,14 @@ class _Block:
 def read_sentences(source: LabelledSource) -> Iterator[Sentence]:
     """Reads the sentences of all files of a source.
 
-    Documents count as marked if there are two of them at least.
+    Documents count as marked if there are at least two of them.
 
     Args:
-        source: Of the kind ``conll``; its field is the column of the tags, from 1.
+        source: A source of the kind ``conll``; its field is the column of the tags, from 1.
 
     Raises:
-        DataError: A line has too many or too few columns (with file and line), or there is
-            no such column.
+        DataError: A line has too many or too few columns (the message names file and line), or
+            the column of the tags does not exist.
     """
     column = _column(source)
     files = [list(_blocks(list(lines))) for lines in source_lines(source)]
@@ -75,13 +76,13 @@ def _sentence(rows: list[tuple[str, int, list[str]]], column: int | None) -> Sen
             )
     if len(cells) < 2:
         raise DataError(f"{file} line {first} has a word without a tag: {cells[0]!r}")
-    location = -1 if column is None else column - 1
+    index = -1 if column is None else column - 1
     words = tuple(row[0] for _, _, row in rows)
-    return Sentence(file, first, words, tuple(row[location] for _, _, row in rows))
+    return Sentence(file, first, words, tuple(row[index] for _, _, row in rows))
 
 
 def read_words(lines: Iterator[Line]) -> Iterator[Sentence]:
-    """Reads the words alone; whatever else the lines hold is left out."""
+    """Reads only the words, and ignores all other columns."""
     for block in _blocks(list(lines)):
         file, first, _ = block.rows[0]
         yield Sentence(file, first, tuple(row[0] for _, _, row in block.rows), ())
@@ -100,7 +101,7 @@ def _column(source: LabelledSource) -> int | None:
 
 
 def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
-    """Parts lines at empty ones, and each into its columns, which must be equally many."""
+    """Splits lines into sentences at empty lines, and each line into equally many columns."""
     tabs = any("\t" in line for _, _, line in lines)
     rows: list[tuple[str, int, list[str]]] = []
     width = document = 0

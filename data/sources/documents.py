@@ -1,18 +1,18 @@
-"""Documents at random access: local text becomes a TFDS data set, published ones are one.
+"""Documents with random access, from local text or a published TensorFlow Dataset.
 
-A document goes to a split by the hash of its own text, so the split does not change when
-files are renamed, reordered or added to. Local sources are written once as ArrayRecord
-files by a TFDS builder of our own (no tensorflow), into a cache whose key is the contents.
+The hash of a document's text determines its split, so the split does not change when files are
+renamed, reordered or extended. A TFDS builder of this package (without tensorflow) writes local
+sources once as ArrayRecord files, into a cache whose key is a hash of the content.
 """
 
 import hashlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -27,20 +27,30 @@ _FORMAT = 1
 _READ_AT_ONCE = 256
 
 
+class Records(Protocol):
+    """Random access to records of features, as TFDS's data sources have it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, record_keys: Sequence[int], /) -> Sequence[Mapping[str, bytes]]:
+        """Reads several records at once."""
+        ...
+
+
 @dataclass(frozen=True)
 class Documents(Sequence[str]):
-    """The documents of one split, read from disk when asked for.
+    """The documents of one split, read from disk on access.
 
     Attributes:
-        records: TFDS's data source: random access to dicts of features.
-        field: The feature that holds the text.
+        records: Random access to dicts of features, such as a TFDS data source.
+        field: The feature that contains the text.
         fingerprint: A stable hash of all documents.
         indices: The records that belong to the split, int64 [num_documents]; None for all.
-        lines_are_sentences: Whether each line of a document is one sentence; of joined
-            sources each of ``parts`` knows.
+        lines_are_sentences: Whether each line of a document is one sentence; for joined
+            sources see the attribute of each of ``parts``.
     """
 
-    records: Any
+    records: Records
     field: str
     fingerprint: str
     indices: np.ndarray | None = None
@@ -48,13 +58,14 @@ class Documents(Sequence[str]):
 
     @property
     def parts(self) -> tuple["Documents", ...]:
-        """The documents of each source, in order; these themselves if it is a single one."""
-        return self.records.parts if isinstance(self.records, JoinedRecords) else (self,)
+        """The documents of each source, in order; ``(self,)`` for a single source."""
+        joined = isinstance(self.records, JoinedRecords) and self.records.parts
+        return joined or (self,)
 
     def __len__(self) -> int:
         return len(self.records) if self.indices is None else len(self.indices)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
         """Returns a document, or a list of them for a slice."""
         if isinstance(index, slice):
             return self.read(range(len(self))[index])
@@ -64,17 +75,17 @@ class Documents(Sequence[str]):
         for start in range(0, len(self), _READ_AT_ONCE):
             yield from self.read(range(len(self))[start : start + _READ_AT_ONCE])
 
-    def read(self, places: Sequence[int]) -> list[str]:
+    def read(self, indices: Sequence[int]) -> list[str]:
         """Reads several documents at once.
 
         Args:
-            places: Of the documents, each in ``[0, len(self))``.
+            indices: The indices of the documents, each in ``[0, len(self))``.
         """
-        if not len(places):
+        if not len(indices):
             return []
         if self.indices is not None:
-            places = self.indices[list(places)].tolist()
-        return [row[self.field].decode() for row in self.records.__getitems__(list(places))]
+            indices = self.indices[list(indices)].tolist()
+        return [row[self.field].decode() for row in self.records.__getitems__(list(indices))]
 
 
 @dataclass(frozen=True)
@@ -90,11 +101,11 @@ class JoinedRecords:
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def __getitems__(self, places: Sequence[int]) -> list[dict[str, bytes]]:
-        """Reads records as TFDS's data sources do."""
+    def __getitems__(self, indices: Sequence[int], /) -> list[dict[str, bytes]]:
+        """Reads several records at once, as TFDS's data sources do."""
         sizes = [len(part) for part in self.parts]
-        owners = np.searchsorted(np.cumsum(sizes), places, "right")
-        inside = np.asarray(places) - (np.cumsum(sizes) - sizes)[owners]
+        owners = np.searchsorted(np.cumsum(sizes), indices, "right")  # the part of each index
+        inside = np.asarray(indices) - (np.cumsum(sizes) - sizes)[owners]  # the index in its part
         found: dict[int, str] = {}
         for owner in np.unique(owners).tolist():  # each part is read at once
             mine = np.flatnonzero(owners == owner)
@@ -104,7 +115,7 @@ class JoinedRecords:
 
     @classmethod
     def join(cls, parts: Sequence[Documents]) -> Documents:
-        """Joins the documents of several sources; those of a single one stay what they are."""
+        """Joins the documents of several sources; returns a single source's unchanged."""
         if len(parts) == 1:
             return parts[0]
         whole = hashlib.blake2b(digest_size=16)
@@ -114,7 +125,7 @@ class JoinedRecords:
 
 
 def default_cache_dir() -> Path:
-    """Returns where prepared data lies: ``$FLAXZOO_CACHE`` or ``~/.cache/flaxzoo``."""
+    """Returns the folder of cached data: ``$FLAXZOO_CACHE`` or ``~/.cache/flaxzoo``."""
     return Path(os.environ.get("FLAXZOO_CACHE") or "~/.cache/flaxzoo").expanduser()
 
 
@@ -125,29 +136,29 @@ def load_documents(
     validation_fraction: float,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Documents:
-    """Loads one split of a source, preparing it first if this was not done before.
+    """Loads one split of a source, and caches it if it is not cached yet.
 
     Args:
         name: A source name, or several joined, see ``sources``.
         split: ``train`` or ``validation``. Local text and published data without a
             validation split are divided by the hash of each document's text.
         validation_fraction: The share of documents for validation, in [0, 1); 0 leaves
-            all in ``train``. If chance gives one of the splits nothing, it gets the
-            document with the smallest (validation) or largest (train) hash. All local
-            sources of a joined name are divided as one.
-        cache_dir: Where prepared data lies; None for ``default_cache_dir()``.
+            all in ``train``. A split that would be empty by chance gets the document with the
+            smallest (validation) or largest (train) hash. All local sources of a joined name
+            are divided together.
+        cache_dir: The folder of cached data; None for ``default_cache_dir()``.
 
     Returns:
-        The documents, in an order that depends on their texts alone.
+        The documents, in an order that depends only on their texts.
 
     Raises:
-        DataError: The source has a fault (see ``read_documents``), has no second document
-            to validate on, or is published and neither on this machine nor within reach.
+        DataError: The source has an error (see ``read_documents``), has no second document
+            to validate on, or is published and can be neither found here nor downloaded.
     """
     check_validation_fraction(validation_fraction)
     sources = parse_sources(name)
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
-    local = _load_local(sources, split, validation_fraction, cache, name)
+    local = _load_local(sources, split=split, fraction=validation_fraction, cache=cache, name=name)
     parts: list[Documents] = []
     for source in sources:
         if source.kind == "tfds":
@@ -174,11 +185,11 @@ def check_validation_fraction(fraction: float, name: str = "validation_fraction"
 
 
 def load_whole(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Documents:
-    """Loads all of a local source, and of a published one its validation split.
+    """Loads all of a local source, or the validation split of a published one.
 
     Args:
-        name: A source name, or several joined, see ``sources``.
-        cache_dir: Where prepared data lies; None for ``default_cache_dir()``.
+        name: A source name, or several joined, see ``source_names``.
+        cache_dir: The folder of cached data; None for ``default_cache_dir()``.
 
     Returns:
         The documents.
@@ -199,9 +210,9 @@ def load_whole(name: str, *, cache_dir: str | os.PathLike[str] | None = None) ->
 
 
 def _load_local(
-    sources: Sequence[Source], split: Split, fraction: float, cache: Path, name: str
+    sources: Sequence[Source], *, split: Split, fraction: float, cache: Path, name: str
 ) -> Iterator[Documents]:
-    """Yields the documents of each local source; they are divided into splits as one."""
+    """Yields the documents of each local source; all are divided into splits together."""
     local = [source for source in sources if source.kind != "tfds"]
     if not local:
         return
@@ -209,15 +220,17 @@ def _load_local(
         raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
     digests = [Counter(map(text_digest, read_documents(source))) for source in local]
     division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name)
-    # Where the limit lies depends on the other sources, too, if there are any.
+    # The limit also depends on the other sources, if there are any.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for source, own in zip(local, digests, strict=True):
-        yield _load_one(source, own, division, _key(own, rule), split, cache)
+        key = _key(own, rule)
+        yield _load_one(source, own, division=division, key=key, split=split, cache=cache)
 
 
 def _load_one(
     source: Source,
     digests: Counter[bytes],
+    *,
     division: "HashSplit",
     key: str,
     split: Split,
@@ -234,37 +247,37 @@ def _load_one(
     mark = "-sentences" if source.lines_are_sentences else ""
     metadata = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
     if split not in division.splits(digests):
-        return Documents((), *metadata)
+        return Documents(JoinedRecords(()), *metadata)
     folder = build_folder(cache / "documents" / key, fill)
     return Documents(open_texts(folder, split), *metadata)
 
 
 def text_digest(text: str) -> bytes:
-    """Hashes a document's text to 16 bytes; the bytes' order is the order of hashes."""
+    """Hashes the text of a document to 16 bytes, which compare like the hash values."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
 class HashSplit:
-    """Which documents are for validation: those whose digest is below a limit.
+    """A division into splits: documents whose digest is below a limit are for validation.
 
     Attributes:
-        limit: 16 bytes, or more to include the largest digest.
+        limit: The exclusive upper bound of validation digests, 16 bytes; empty for none.
     """
 
     limit: bytes
 
     @classmethod
     def of(cls, digests: Iterable[bytes], fraction: float, name: str) -> "HashSplit":
-        """Draws the limit so that no split is empty.
+        """Chooses the limit so that no split is empty.
 
         Args:
-            digests: Of the documents, at least one.
+            digests: The digests of the documents, at least one.
             fraction: The share for validation, in [0, 1).
             name: The source's name, for the message.
 
         Raises:
-            DataError: All documents are one and the same, and ``fraction`` is not 0.
+            DataError: All documents are equal, and ``fraction`` is not 0.
         """
         if fraction == 0:
             return cls(b"")
@@ -272,28 +285,28 @@ class HashSplit:
         if len(ordered) < 2:
             raise DataError(
                 f"source {name!r} is a single document, so nothing is left for validation: "
-                "make several of it (text:GLOB#block or #line), or set validation_fraction 0 "
+                "split it into several (text:GLOB#block or #line), or set validation_fraction 0 "
                 "and name a separate source for validation"
             )
         return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))
 
     @classmethod
     def of_each(cls, fraction: float) -> "HashSplit":
-        """The limit that asks for no document but the one at hand: a split may stay empty."""
+        """Computes the limit from ``fraction`` alone; a split may be empty."""
         return cls(int(fraction * 2**128).to_bytes(16, "big"))
 
     def split(self, digest: bytes) -> Split:
-        """Says where a document belongs."""
+        """Returns the split of a document."""
         return "validation" if digest < self.limit else "train"
 
     def splits(self, digests: Iterable[bytes]) -> tuple[Split, ...]:
-        """Says which splits get any of some documents."""
+        """Returns the splits that contain at least one of the given documents."""
         found = {self.split(digest) for digest in digests}
         return tuple(split for split in _SPLITS if split in found)
 
 
 def _key(digests: Counter[bytes], rule: str) -> str:
-    """Names a prepared data set by what is in it, whatever the order it was read in."""
+    """Hashes the content of a data set, independent of the order in which it was read."""
     whole = hashlib.blake2b(f"{_FORMAT} {rule}".encode(), digest_size=16)
     for digest in sorted(digests):
         whole.update(digest + digests[digest].to_bytes(8, "big"))
@@ -301,7 +314,7 @@ def _key(digests: Counter[bytes], rule: str) -> str:
 
 
 class _Reread:
-    """Documents that are read anew for each split, instead of being kept in memory."""
+    """Documents that are read again for each split, instead of being kept in memory."""
 
     def __init__(self, source: Source, digests: Counter[bytes]) -> None:
         self._source, self._digests = source, digests

@@ -1,17 +1,17 @@
-r"""Where labelled examples come from, under the name scheme of ``sources``.
+r"""Sources of labeled examples, named by the scheme of ``source_names``.
 
 =============================  ======================================================
 ``tsv:GLOB#LABEL,TEXT``        columns separated by tabs, by number from 1 or by name (then
                                each file begins with a line of names)
 ``jsonl:GLOB#label,text``      JSON lines, fields by name
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
-``squad:GLOB``                 questions on passages, see ``squad``
+``squad:GLOB``                 questions about passages, see ``squad``
 ``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
 =============================  ======================================================
 
-Each kind of data says which of these forms it reads and which fields it takes; several
-fields that make up one list are joined by ``+``. Labelled data are small: they are read
-into memory. Every record knows its location, for the messages about it.
+Each kind of data defines the forms that it reads and the fields that it uses; several
+fields that make up one list are joined by ``+``. Labeled data are small and are read
+into memory. Every record has its location, for error messages.
 """
 
 import re
@@ -23,7 +23,7 @@ from typing import Any, cast
 from ..errors import DataError
 from ..io.files import Line, file_lines, matching_files
 from ..io.json_lines import parse_line, pick
-from .source_names import Source, listed_choices
+from .source_names import Source, SourceKind, listed_choices
 
 FORMS = {
     "tsv": "tsv:GLOB#LABEL,TEXT",
@@ -40,10 +40,10 @@ class LabelledSource:
 
     Attributes:
         name: The name as the user wrote it.
-        kind: Which reader it needs, a key of ``FORMS``.
-        location: The glob, or TFDS's ``name/config``.
+        kind: The kind, a key of ``FORMS``.
+        location: The glob, or the ``name/config`` of a TensorFlow Dataset.
         fields: The names or numbers of the fields.
-        named: Whether someone named these fields, so that they are no mere custom.
+        named: Whether the user named these fields; False for default fields.
     """
 
     name: str
@@ -54,17 +54,17 @@ class LabelledSource:
 
     @property
     def plain(self) -> Source:
-        """What the readers of plain text call a source."""
-        return Source(self.name, cast(Any, self.kind), self.location, "")
+        """The same source in the form that the readers of plain text take."""
+        return Source(self.name, cast(SourceKind, self.kind), self.location, "")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One labelled thing as it was read.
+    """One labeled record as it was read.
 
     Attributes:
-        location: Where it stands: ``train.tsv line 7``.
-        values: One for each field of the source, in the order of the fields.
+        location: The file and line, for messages: ``train.tsv line 7``.
+        values: One value for each field of the source, in the order of the fields.
     """
 
     location: str
@@ -74,16 +74,16 @@ class Record:
 def parse_labelled(
     name: str, forms: Mapping[str, str], like: LabelledSource | None = None
 ) -> LabelledSource:
-    """Parses a source name; touches no file and no network.
+    """Parses a source name, without access to files or the network.
 
     Args:
         name: For example ``tsv:cola.train.tsv#2,4``.
-        forms: The kinds that are read, and the fields to take of each if none are named.
-        like: A source of the same run; if it is of the same kind, its fields are taken where
-            none are named (of a published data set, if it is the same one).
+        forms: The kinds that can be read, and the default fields of each.
+        like: A source of the same run; if it has the same kind, its fields are the default
+            (those of a published data set count as named only for that data set).
 
     Raises:
-        DataError: The kind is not one of these, or nothing follows it.
+        DataError: The kind is not in ``forms``, or nothing follows it.
     """
     kind, colon, rest = name.partition(":")
     if not colon or kind not in forms:
@@ -110,7 +110,7 @@ def parse_labelled(
 
 
 def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> LabelledSource:
-    """Takes the fields of a well-known published data set, unless others were named."""
+    """Sets the fields of a well-known published data set, unless the user named fields."""
     if source.kind != "tfds" or source.named:
         return source
     name, _, _ = source.location.partition(":")
@@ -121,17 +121,17 @@ def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> Label
 def read_fields(
     source: LabelledSource, roles: str = "the label's and those of the texts"
 ) -> Iterator[Record]:
-    """Reads the local sources whose records are made of named fields.
+    """Reads a local source whose records have named fields.
 
     Args:
-        source: Of the kind ``tsv`` or ``jsonl``.
-        roles: What the columns are, for messages.
+        source: A source of the kind ``tsv`` or ``jsonl``.
+        roles: The roles of the columns, for messages.
 
     Yields:
         The records; files in sorted order.
 
     Raises:
-        DataError: A file is missing, not UTF-8 or not whole; a line has too many or too few
+        DataError: A file is missing, not UTF-8 or incomplete; a line has too many or too few
             columns, is not JSON, or lacks a field (with file and line).
     """
     for lines in source_lines(source):
@@ -148,15 +148,15 @@ def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:
 
 
 def are_json_lines(path: str) -> bool:
-    """Whether a file's name says that it holds JSON lines."""
+    """Returns whether the name of a file is that of JSON lines."""
     return path.removesuffix(".gz").endswith(".jsonl")
 
 
 def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:
-    """Reads records of JSON lines; empty lines are left out.
+    """Reads records from JSON lines, and ignores empty lines.
 
     Raises:
-        DataError: A line is no JSON object, or lacks a field.
+        DataError: A line is not a JSON object, or lacks a field.
     """
     for file, number, line in lines:
         if line and not line.isspace():
@@ -177,7 +177,9 @@ def _read_columns(lines: Iterator[Line], source: LabelledSource, roles: str) -> 
             width = len(cells)
             if not source.named:
                 _check_customary(width, fields, roles, location)
-            columns = [_columns(field, cells, location) for field in fields]
+            for field in fields:
+                found = [_column(part, cells, location) for part in field.split("+")]
+                columns.append(found if "+" in field else found[0])
             if with_header:
                 continue
         elif not line:
@@ -185,7 +187,7 @@ def _read_columns(lines: Iterator[Line], source: LabelledSource, roles: str) -> 
         if len(cells) != width:
             raise DataError(
                 f"{location} has {len(cells)} columns where the first line has {width}: "
-                "part the columns by one tab each, and put none inside a text"
+                "separate the columns by one tab each, and put none inside a text"
             )
         yield Record(
             location,
@@ -194,7 +196,7 @@ def _read_columns(lines: Iterator[Line], source: LabelledSource, roles: str) -> 
 
 
 def _check_customary(width: int, fields: tuple[str, ...], roles: str, location: str) -> None:
-    """Columns that nobody named are taken only where there can be no others."""
+    """Refuses the default columns if the lines have further columns."""
     if width != max(int(part) for field in fields for part in field.split("+")):
         raise DataError(
             f"{location} has {width} columns: name {roles} after a #, in this order, as #2,4 or by "
@@ -202,14 +204,8 @@ def _check_customary(width: int, fields: tuple[str, ...], roles: str, location: 
         )
 
 
-def _columns(field: str, first_line: list[str], location: str) -> int | list[int]:
-    """Where a field stands in a line; several places for ``3+4``."""
-    found = [_column(part, first_line, location) for part in field.split("+")]
-    return found if "+" in field else found[0]
-
-
 def _column(field: str, first_line: list[str], location: str) -> int:
-    """Where a field stands in a line; counts from 0."""
+    """Returns the index of the column of a field, from 0."""
     if field in first_line and not field.isdecimal():
         return first_line.index(field)
     if field.isdecimal() and 1 <= int(field) <= len(first_line):

@@ -1,4 +1,4 @@
-"""Local texts as a data set of TFDS, on disk as ArrayRecord files."""
+"""Local texts as a TensorFlow Dataset on disk, in ArrayRecord files."""
 
 import io
 import shutil
@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from .documents import HashSplit, Split, text_digest
+from .documents import HashSplit, Records, Split, text_digest
 
 
 class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -18,32 +18,25 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     name = "flaxzoo_text"
     VERSION = tfds.core.Version("1.0.0")
-    # Nothing is downloaded. TFDS would look for a list of addresses beside this file, and
-    # cannot find its way through a package whose folders are mapped.
+    # Nothing is downloaded. TFDS would search for a list of URLs next to this file, and fails
+    # on a package whose folders are mapped.
     url_infos: Any = None
     code_path: Any = None
 
     def __init__(
-        self, documents: Iterable[str], division: HashSplit, splits: Sequence[Split], **kwargs: Any
+        self, documents: Iterable[str], division: HashSplit, splits: Sequence[Split], folder: Path
     ) -> None:
-        """Makes the builder.
-
-        Args:
-            documents: The texts; read once for each split.
-            division: Which of them are for validation.
-            splits: Those that are not empty.
-            **kwargs: See ``tfds.core.DatasetBuilder``.
-        """
+        """Makes the builder; takes the arguments of ``write_texts``."""
         self._documents = documents
         self._division = division
         self._splits = splits
-        super().__init__(**kwargs)
+        super().__init__(data_dir=folder, file_format="array_record")
 
     def _info(self) -> tfds.core.DatasetInfo:
         features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
         return tfds.core.DatasetInfo(builder=self, description="Local text.", features=features)
 
-    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+    def _split_generators(self, dl_manager: object) -> dict[str, Any]:
         return {split: self._generate_examples(split) for split in self._splits}
 
     def _generate_examples(self, split: Split) -> Iterator[tuple[str, dict[str, str]]]:
@@ -65,12 +58,12 @@ def write_texts(
 
     Args:
         documents: The texts; read once for each split.
-        division: Which of them are for validation.
-        splits: Those that are not empty.
-        folder: Where to.
+        division: The division of the texts into splits.
+        splits: The splits that are not empty.
+        folder: The folder to write to.
     """
-    builder = TextBuilder(documents, division, splits, data_dir=folder, file_format="array_record")
-    with redirect_stdout(io.StringIO()):  # a banner about downloads, of which there are none
+    builder = TextBuilder(documents, division, splits, folder)
+    with redirect_stdout(io.StringIO()):  # hides a banner about downloads; there are none
         tfds.disable_progress_bar()
         try:
             builder.download_and_prepare()
@@ -79,7 +72,7 @@ def write_texts(
     shutil.rmtree(folder / "downloads", ignore_errors=True)
 
 
-def open_texts(folder: Path, split: Split) -> Any:
-    """The texts of a split that is not empty, TFDS's random access to ``{"text": bytes}``."""
+def open_texts(folder: Path, split: Split) -> Records:
+    """Opens the texts of a split that is not empty, as records ``{"text": bytes}``."""
     builder: Any = tfds.builder_from_directory(folder / _PREPARED)
     return builder.as_data_source(split)

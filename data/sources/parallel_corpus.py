@@ -1,4 +1,4 @@
-r"""Where pairs of sentences come from, under the name scheme of ``sources``.
+r"""Sources of sentence pairs, named by the scheme of ``source_names``.
 
 =============================  ======================================================
 ``pairs:SRC,TGT``              two files; line n of one translates line n of the other
@@ -11,10 +11,10 @@ r"""Where pairs of sentences come from, under the name scheme of ``sources``.
 ``SOURCE + SOURCE``            several, one after the other (but no built-in one)
 =============================  ======================================================
 
-To translate the other way round, swap the names. Files ending in ``.gz`` are unpacked
-while reading; a line ends as ``files`` says. No line of
-``pairs:`` is ever left out while reading, so nothing shifts the two sides against each
-other; where both stand on one line, wholly empty lines are passed over.
+To translate the other way round, swap the names. Files ending in ``.gz`` are
+decompressed while reading; ``io.files`` defines the end of a line. No line of ``pairs:`` is
+skipped, so the two sides cannot shift against each other; where both sides are on one line,
+empty lines are skipped.
 """
 
 import itertools
@@ -40,22 +40,22 @@ FORMS = {
     "tfds": "tfds:NAME/CONFIG#en,de",
     "builtin": "builtin:numbers-en-fr",
 }
-# Kinds of named fields, and those that are taken where none are named.
+# Kinds with named fields, and the default fields of each.
 _FIELDS = {"tsv": "1,2", "jsonl": "source,target", "tfds": ""}
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(FORMS)}):)")
 
 Which = Split | Literal["whole"]
-"""A split; or all of a source, of a published one its validation split."""
+"""A split, or the whole source (of a published one: its validation split)."""
 
 
 @dataclass(frozen=True)
 class SplitView(PairSource):
-    """The pairs of a part that are in a split, by the hash of their source text.
+    """The pairs of a source that are in a split, by the hash of their source text.
 
     Attributes:
-        whole: The part.
-        division: What is for validation.
-        split: Which share.
+        whole: The source.
+        division: The division into splits.
+        split: The split.
     """
 
     whole: PairSource
@@ -70,10 +70,10 @@ class SplitView(PairSource):
 
 @dataclass(frozen=True)
 class ParallelText:
-    """The pairs of a split as they were read, empty sides and all.
+    """The pairs of a split as they were read, including pairs with an empty side.
 
     Attributes:
-        parts: Of each source, in order.
+        parts: The pairs of each source, in order.
     """
 
     parts: tuple[PairSource, ...]
@@ -91,17 +91,17 @@ class ParallelText:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal pairs in equal order."""
+        """A hash, equal for equal pairs in equal order."""
         return digest(part.fingerprint for part in self.parts)
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """All sources, read into memory when first asked for."""
+        """All source texts, read into memory on first access."""
         return tuple(pair.source for pair in self)
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        """All targets, of which the n-th translates the n-th source."""
+        """All target texts; the n-th translates the n-th source text."""
         return tuple(pair.target for pair in self)
 
 
@@ -186,7 +186,7 @@ def _open(name: str, like: str | None) -> PairSource:
 
 
 def _like(kind: str, like: str | None) -> LabelledSource | None:
-    """The first source of a kind in a name."""
+    """Returns the first source of a kind in a name."""
     parts = (part.strip() for part in _JOIN.split(like or ""))
     same = next((part for part in parts if part.startswith(f"{kind}:")), None)
     return None if same is None else parse_labelled(same, _FIELDS)

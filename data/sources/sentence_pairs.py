@@ -1,4 +1,4 @@
-"""Pairs of sentences as they stand in files and published data sets, in order and one to one."""
+"""Sentence pairs in files and published data sets, in order and one to one."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from .tfds_records import PublishedRecords
 
 
 class SentencePair(NamedTuple):
-    """A sentence, its translation, and where the two stand, for messages."""
+    """A sentence, its translation, and the location of the two, for messages."""
 
     source: str
     target: str
@@ -26,10 +26,10 @@ class SentencePair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairSource(ABC):
-    """The pairs of one source, read anew each time.
+    """The pairs of one source, read again on each iteration.
 
     Attributes:
-        name: Of the source, for messages.
+        name: The name of the source, for messages.
     """
 
     name: str
@@ -85,7 +85,7 @@ class FieldPairs(PairSource):
     """Files each of whose lines has both sides.
 
     Attributes:
-        fields: The source, of the kind ``tsv`` or ``jsonl``, with two fields.
+        fields: A source of the kind ``tsv`` or ``jsonl``, with two fields.
     """
 
     fields: LabelledSource
@@ -116,7 +116,7 @@ class PublishedPairs(PairSource):
 
     @cached_property
     def fingerprint(self) -> str:
-        """What is known of a published split without reading it."""
+        """A hash of the metadata of the published split, which is not read."""
         builder, info = self.records.builder, self._info
         metadata = (builder.info.full_name, info.name, self.records.source.fields)
         return digest(map(str, (*metadata, info.num_examples, info.num_bytes)))

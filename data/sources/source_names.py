@@ -1,4 +1,4 @@
-r"""Where text comes from, under one name scheme.
+r"""Sources of text, and the scheme of their names.
 
 =========================  ==========================================================
 ``builtin:python-docs``    the English prose every CPython ships in ``pydoc_data``
@@ -8,13 +8,13 @@ r"""Where text comes from, under one name scheme.
                            google-research/bert reads its text
 ``jsonl:GLOB#field``       JSON lines; the string in ``field`` (default ``text``)
 ``tfds:name/config#field`` a published TensorFlow Dataset (field default ``text``)
-``prepared:FOLDER``        no documents, but the rows that ``preparing`` made of some
+``prepared:FOLDER``        no documents, but the output of ``flaxzoo prepare``
 ``SOURCE + SOURCE``        several sources, one after the other. Only a ``+`` between
                            spaces and before a kind joins: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
-How files are found and parted into lines says ``files``. This file reads the local
-kinds; ``documents`` adds the published ones.
+``io.files`` finds the files and splits them into lines. This file reads the local kinds;
+``documents`` adds the published ones.
 """
 
 import re
@@ -54,9 +54,9 @@ class Source:
 
     Attributes:
         name: The name as the user wrote it.
-        kind: Which reader it needs.
+        kind: The kind, which determines the reader.
         location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
-        part: What a document is: ``file``, ``line``, ``block`` or ``sentences`` for text,
+        part: The unit of a document: ``file``, ``line``, ``block`` or ``sentences`` for text,
             the field's name for JSON lines and TFDS, else empty.
     """
 
@@ -72,7 +72,7 @@ class Source:
 
 
 def parse_sources(name: str) -> tuple[Source, ...]:
-    """Parses a name that may join several sources; touches no file and no network.
+    """Parses a name that may join several sources, without access to files or the network.
 
     Args:
         name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``.
@@ -87,7 +87,7 @@ def parse_sources(name: str) -> tuple[Source, ...]:
 
 
 def parse_source(name: str) -> Source:
-    """Parses the name of one source; touches no file and no network.
+    """Parses the name of one source, without access to files or the network.
 
     Args:
         name: For example ``text:books/**/*.txt.gz#block``.
@@ -103,8 +103,8 @@ def parse_source(name: str) -> Source:
     if not colon or kind not in _EXAMPLES:
         raise DataError(_unknown_kind(name, kind, bool(colon)))
     kind = cast(SourceKind, kind)
-    parted = "#" in rest and kind != "prepared"  # a folder may have one in its name
-    location, mark, part = rest.rpartition("#") if parted else (rest, "", "")
+    has_part = "#" in rest and kind != "prepared"  # a folder may have one in its name
+    location, mark, part = rest.rpartition("#") if has_part else (rest, "", "")
     if not location or (mark and not part):
         raise DataError(f"source {name!r} is incomplete: write {_EXAMPLES[kind]}")
     part = part or _DEFAULT_PART[kind]
@@ -119,9 +119,9 @@ def parse_source(name: str) -> Source:
 
 
 def read_documents(source: Source) -> Iterator[str]:
-    """Reads the documents of a local source one after the other.
+    """Reads the documents of a local source in order.
 
-    Documents of nothing but white space are left out.
+    Documents that consist of white space are left out.
 
     Args:
         source: A source of the kind ``builtin``, ``text`` or ``jsonl``.
@@ -130,7 +130,7 @@ def read_documents(source: Source) -> Iterator[str]:
         The text of each document; files in sorted order, lines in file order.
 
     Raises:
-        DataError: A file is missing, empty, not whole or not UTF-8; a JSON line is not
+        DataError: A file is missing, empty, incomplete or not UTF-8; a JSON line is not
             valid or lacks the field (with file and line).
         UserError: The source is a published TFDS data set, which ``documents`` reads.
     """
@@ -143,20 +143,20 @@ def read_documents(source: Source) -> Iterator[str]:
 
 
 def documents_in(source: Source) -> Iterator[str]:
-    """As ``read_documents``, of a source that may hold no document."""
+    """Reads documents like ``read_documents``, but accepts a source without any."""
     if source.kind == "tfds":
         raise UserError(f"{source.name!r} is not local text: use load_documents")
     if source.kind == "prepared":
         raise DataError(
-            f"{source.name!r} holds rows for causal language modelling and no text: name the text "
-            "that it was made of"
+            f"{source.name!r} contains sequences for causal language modeling, not text: name "
+            "the text that it was made from"
         )
     texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source)
     yield from (text for text in texts if text and not text.isspace())
 
 
 def _no_text(source: Source) -> DataError:
-    """Says that a local source holds no document."""
+    """Makes the error for a local source without documents."""
     paths = matching_files(source.location, source.name)
     files = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files of {source.name!r}"
     return DataError(f"no text in {files}: empty or only white space; give a file with text")

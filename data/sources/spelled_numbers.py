@@ -1,8 +1,8 @@
-"""Numbers spelled out in two languages: pairs to translate, endless and without a download.
+"""Numbers spelled out in two languages: endless sentence pairs that need no download.
 
-``builtin:numbers-en-fr`` translates "ninety-seven" into "quatre-vingt-dix-sept"; every two
-languages of the package ``num2words`` make such a source. Numbers are below a million. A
-range of them is never drawn for training: what is validated on was never seen.
+``builtin:numbers-en-fr`` translates "ninety-seven" into "quatre-vingt-dix-sept"; any two
+languages of the package ``num2words`` are such a source. Numbers are below a million. One
+range is never drawn for training, so that validation uses unseen numbers.
 """
 
 import re
@@ -21,9 +21,9 @@ LIMIT = 1_000_000
 HELD_OUT = range(680_000, 700_000)
 """The numbers that are never drawn for training."""
 VALIDATION_SIZE = 1000
-"""How many numbers of ``HELD_OUT`` are validated on."""
+"""The number of validation examples, taken from ``HELD_OUT``."""
 VOCABULARY_SIZE = 5000
-"""How many training numbers a vocabulary is trained on."""
+"""The number of training numbers from which a vocabulary is trained."""
 
 _BUILTIN = "builtin:"
 _EXAMPLE = "builtin:numbers-en-fr"
@@ -61,7 +61,7 @@ class NumberWords:
     """The endless source of spelled-out numbers in two languages.
 
     Attributes:
-        name: As the user wrote it.
+        name: The name as the user wrote it.
         languages: Of the sources and of the targets, as num2words names them.
     """
 
@@ -73,10 +73,10 @@ class NumberWords:
         """Parses a source name; None if it is of another kind.
 
         Args:
-            name: For example ``builtin:numbers-en-fr``.
+            name: The name, for example ``builtin:numbers-en-fr``.
 
         Raises:
-            DataError: It is built in, but no such thing, or in an unknown language.
+            DataError: No built-in source has this name, or a language is unknown.
         """
         if not name.startswith(_BUILTIN):
             return None
@@ -93,7 +93,7 @@ class NumberWords:
 
     @cached_property
     def validation(self) -> SpelledNumbers:
-        """The numbers that are validated on: always the same, none in training."""
+        """The validation numbers: always the same, none of them in training."""
         places = sorted(i * _STRIDE % len(HELD_OUT) for i in range(VALIDATION_SIZE))
         return self._spelled(HELD_OUT[place] for place in places)
 
@@ -114,7 +114,7 @@ def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
     former alone one in a thousand is below a thousand.
 
     Args:
-        rng: All that the numbers depend on.
+        rng: The generator, which alone determines the numbers.
     """
     while True:
         any_size = 10.0 ** rng.integers(1, 7, _DRAWN_AT_ONCE)
@@ -125,7 +125,7 @@ def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
 
 @lru_cache(maxsize=1 << 15)  # a third of the draws are small numbers, again and again
 def spell(number: int, language: str) -> str:
-    """Spells a number out.
+    """Spells out a number.
 
     Args:
         number: In ``[0, LIMIT)``.

@@ -1,8 +1,8 @@
-"""Questions on passages in the JSON of SQuAD 1.1 and 2.0, and in JSON lines.
+"""Questions about passages in the JSON of SQuAD 1.1 and 2.0, and in JSON lines.
 
-Rajpurkar et al. 2016 and 2018. An answer is a text and the character of the passage that it
-begins at. ``"unique": false`` marks an answer whose place is not sure, because its text
-occurs several times; such a place is not trained on.
+Rajpurkar et al. 2016 and 2018. An answer is a text and the position of its first character in the
+passage. ``"unique": false`` marks an answer whose position is uncertain, because its text
+occurs several times; such a position is not used for training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,12 @@ from .labelled_records import LabelledSource, Record, are_json_lines, source_lin
 
 @dataclass(frozen=True)
 class Answer:
-    """One right answer.
+    """One correct answer.
 
     Attributes:
-        text: What it says.
-        start: The character of the passage that it begins at; None if it is not there.
-        sure: Whether this is the place that is meant.
+        text: The text of the answer.
+        start: The position of its first character in the passage; None if it is not there.
+        sure: Whether the position is known to be the intended one.
     """
 
     text: str
@@ -33,16 +33,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class SpanExample:
-    """A question on a passage.
+    """A question about a passage.
 
     Attributes:
-        id: What its source calls it.
+        id: The identifier in the source.
         question: The question.
-        passage: The text that answers it, or does not.
-        answers: The right answers, none if there is none; None if to be predicted.
-        title: Of the article that the passage is from; may be empty.
-        place: Where it stands, for messages.
-        group: Questions of one group are never parted into training and validation.
+        passage: The text that may contain an answer.
+        answers: The correct answers; empty if there is none, None if they are to be predicted.
+        title: The title of the article that the passage is from; may be empty.
+        location: The file and question, for messages.
+        group: The name of a group of questions that are all in the same split.
     """
 
     id: str
@@ -55,7 +55,7 @@ class SpanExample:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Passage and question."""
+        """The passage and the question."""
         return self.passage, self.question
 
 
@@ -63,31 +63,36 @@ def read_questions(source: LabelledSource, *, labelled: bool = True) -> Iterator
     """Reads the questions of all files of a source.
 
     Args:
-        source: Of the kind ``squad``.
+        source: A source of the kind ``squad``.
         labelled: Whether to read the answers.
 
     Raises:
-        DataError: A file is not JSON of the form, or lacks a part (which, and where).
+        DataError: A file is not in the format of SQuAD, or lacks a field (the message names the
+            field and its location).
     """
     for lines in source_lines(source):
-        for file, text in _whole(lines):
-            yield from _questions(parse_json(text, file), file, labelled)
+        if read := list(lines):  # an empty file has no questions
+            file = read[0][0]
+            content = parse_json("\n".join(line for _, _, line in read), file)
+            yield from _questions(content, file, labelled)
 
 
 def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
     """Reads questions without answers.
 
     Args:
-        lines: SQuAD's JSON, or JSON lines ``{"question": …, "context": …}``, perhaps with
-            an ``id``, which is else the number of the line.
+        lines: SQuAD's JSON, or JSON lines ``{"question": …, "context": …}`` with an optional
+            ``id``, by default the number of the line.
 
     Raises:
-        DataError: It is neither.
+        DataError: The lines have neither format.
     """
     read = list(lines)
     first = next((line for _, _, line in read if line.strip()), "")
     file = read[0][0] if read else ""
-    if first and not (are_json_lines(file) or _is_question(first)):
+    # A first line that is meant to be a question counts as JSON lines, even with an error in it.
+    is_question = ('"question"' in first or '"context"' in first) and '"data"' not in first
+    if first and not (are_json_lines(file) or is_question):
         content = parse_json("\n".join(line for _, _, line in read), file)
         yield from _questions(content, file, labelled=False)
         return
@@ -101,9 +106,12 @@ def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
 
 
 def from_record(record: Record) -> SpanExample:
-    """Makes a question of a published record: passage, question, answers and perhaps an id.
+    """Makes a question from a published record: passage, question, answers, optionally an id.
 
     The answers are ``{"text": [...], "answer_start": [...]}``.
+
+    Raises:
+        DataError: The answers have another form.
     """
     passage, question, answers, *id = record.values
     fields = ("text", "answer_start")
@@ -113,20 +121,20 @@ def from_record(record: Record) -> SpanExample:
             "#context,question,answers"
         )
     pairs = zip(answers["text"], answers["answer_start"], strict=True)
-    placed = tuple(place_answer(text, start, passage) for text, start in pairs)
+    located = tuple(locate_answer(text, start, passage) for text, start in pairs)
     name = str(id[0]) if id else record.location
-    return SpanExample(name, question, passage, placed, location=record.location)
+    return SpanExample(name, question, passage, located, location=record.location)
 
 
 def unanswered(record: Record) -> SpanExample:
-    """Makes a question to predict of a published record: passage, question and perhaps an id."""
+    """Makes a question to predict from a record: passage, question, optionally an id."""
     passage, question, *id = record.values
     name = str(id[0]) if id else record.location
     return SpanExample(name, question, passage, None, location=record.location, group=passage)
 
 
-def place_answer(text: str, start: Any, passage: str, sure: bool = True) -> Answer:
-    """Looks whether an answer is where it is said to be; blanks around it are left out."""
+def locate_answer(text: str, start: object, passage: str, sure: bool = True) -> Answer:
+    """Returns an answer, with its position if the passage has it there; strips its blanks."""
     kept = text.strip()
     if not kept or not isinstance(start, int) or start < 0:
         return Answer(text, None, sure)
@@ -136,7 +144,7 @@ def place_answer(text: str, start: Any, passage: str, sure: bool = True) -> Answ
 
 
 def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
-    """Groups questions by article, and a passage that several articles have by the first."""
+    """Groups questions by article; a passage in several articles belongs to the first of them."""
     first_title: dict[str, str] = {}
     return tuple(
         SpanExample(
@@ -147,19 +155,7 @@ def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
     )  # fmt: skip
 
 
-def _whole(lines: Iterator[Line]) -> Iterator[tuple[str, str]]:
-    """The whole text of a file, with the file's name; nothing for an empty file."""
-    read = list(lines)
-    if read:
-        yield read[0][0], "\n".join(line for _, _, line in read)
-
-
-def _is_question(line: str) -> bool:
-    """Whether a first line is meant to be a question; it may have a fault."""
-    return ('"question"' in line or '"context"' in line) and '"data"' not in line
-
-
-def _questions(content: Any, file: str, labelled: bool = True) -> Iterator[SpanExample]:
+def _questions(content: object, file: str, labelled: bool = True) -> Iterator[SpanExample]:
     articles = _list(content, "data", file) if isinstance(content, dict) else None
     if articles is None:
         raise DataError(f'{file} is not SQuAD: it must be a JSON object with a list "data"')
@@ -169,39 +165,36 @@ def _questions(content: Any, file: str, labelled: bool = True) -> Iterator[SpanE
             location = f"{file} article {i} paragraph {j}"
             passage = _text(paragraph, "context", location)
             for qa in _list(paragraph, "qas", location):
-                yield _question(qa, passage, title, file, location, labelled)
+                question = _text(qa, "question", location)
+                if "id" not in qa:
+                    raise DataError(f"{location} has a question without an id: {question[:60]!r}")
+                here = f"{file} question {qa['id']}"
+                answers = _answers(qa, passage, here) if labelled else None
+                group = title or passage
+                yield SpanExample(str(qa["id"]), question, passage, answers, title, here, group)
 
 
-def _question(
-    qa: Any, passage: str, title: str, file: str, location: str, labelled: bool
-) -> SpanExample:
-    question = _text(qa, "question", location)
-    if "id" not in qa:
-        raise DataError(f"{location} has a question without an id: {question[:60]!r}")
-    location = f"{file} question {qa['id']}"
-    answers = None
-    if labelled:
-        given = [] if qa.get("is_impossible") else _list(qa, "answers", location)
-        answers = tuple(
-            place_answer(
-                _text(answer, "text", location),
-                answer.get("answer_start"),
-                passage,
-                answer.get("unique", True) is not False,
-            )
-            for answer in given
+def _answers(qa: dict[str, Any], passage: str, location: str) -> tuple[Answer, ...]:
+    given = [] if qa.get("is_impossible") else _list(qa, "answers", location)
+    return tuple(
+        locate_answer(
+            _text(answer, "text", location),
+            answer.get("answer_start"),
+            passage,
+            answer.get("unique", True) is not False,
         )
-    return SpanExample(str(qa["id"]), question, passage, answers, title, location, title or passage)
+        for answer in given
+    )
 
 
-def _list(row: Any, field: str, location: str) -> list[Any]:
+def _list(row: object, field: str, location: str) -> list[Any]:
     value = pick(row, field, location) if isinstance(row, dict) else None
     if not isinstance(value, list):
         raise DataError(f"{location} is not SQuAD: {field!r} must be a list")
     return value
 
 
-def _text(row: Any, field: str, location: str) -> str:
+def _text(row: object, field: str, location: str) -> str:
     value = pick(row, field, location) if isinstance(row, dict) else None
     if not isinstance(value, str):
         raise DataError(f"{location} is not SQuAD: {field!r} must be a text")

@@ -1,8 +1,8 @@
 """Published TensorFlow Datasets as documents, without tensorflow.
 
-They lie where TFDS keeps them (``$TFDS_DATA_DIR`` or ``~/tensorflow_datasets``), so what
-is already on the machine is used. Their own validation split is used where they have one;
-the test split never is.
+The data sets are stored in the folder of TFDS (``$TFDS_DATA_DIR`` or ``~/tensorflow_datasets``),
+so that those already on the machine are used. The published validation split is used if there is
+one; the test split is never used.
 """
 
 import hashlib
@@ -14,8 +14,9 @@ import queue
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -23,22 +24,22 @@ import tensorflow_datasets as tfds
 
 from ..errors import DataError, similar_names
 from ..io.atomic_io import write_file
-from .documents import Documents, HashSplit, Split, text_digest
+from .documents import Documents, HashSplit, Records, Split, text_digest
 from .source_names import Source
 
-# TFDS repeats a failing download for minutes; no network should be known within seconds.
+# TFDS repeats a failing download for minutes; a missing network must be detected within seconds.
 _PROBE_SECONDS = 4.0
 _PROBED_HOSTS = 3
 
 
 def load_published(source: Source, split: Split, fraction: float, cache: Path) -> Documents:
-    """Loads one split of a published data set, downloading it first if need be.
+    """Loads one split of a published data set, and downloads it first if necessary.
 
     Args:
         source: A source of the kind ``tfds``.
         split: ``train`` or ``validation``.
         fraction: The share for validation where no such split is published, in [0, 1).
-        cache: Where the division into splits is kept.
+        cache: The folder in which the division into splits is cached.
 
     Returns:
         The documents, in the published order.
@@ -48,7 +49,7 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
             machine and cannot be downloaded or prepared; or it allows no random access.
     """
     builder = open_builder(source)
-    # builder.is_prepared() would warn of a folder that is not there.
+    # builder.is_prepared() would warn about a missing folder.
     if not Path(builder.data_dir, "dataset_info.json").is_file():
         download(builder, source)
     splits = builder.info.splits
@@ -64,8 +65,8 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
     return Documents(records, source.part, f"{key}-{fraction!r}-{split}", indices)
 
 
-def open_builder(source: Source) -> Any:
-    """Finds the builder of a published data set; downloads nothing.
+def open_builder(source: Source) -> tfds.core.DatasetBuilder:
+    """Returns the builder of a published data set; downloads nothing.
 
     Raises:
         DataError: The name or the configuration is unknown, or a package is missing.
@@ -105,11 +106,11 @@ def _unknown_configuration(source: Source, error: Exception) -> str:
     return f"TFDS cannot make {source.location!r}: {_first_line(error)}"
 
 
-def download(builder: Any, source: Source) -> None:
+def download(builder: tfds.core.DatasetBuilder, source: Source) -> None:
     """Downloads and prepares a published data set.
 
     Raises:
-        DataError: It cannot be reached, parsed or written.
+        DataError: The data set cannot be downloaded, parsed or written.
     """
     try:
         urls: list[str] = list(builder.url_infos or ())
@@ -125,7 +126,7 @@ def download(builder: Any, source: Source) -> None:
         builder.download_and_prepare()
     except ImportError as error:
         raise _missing_package(source, error) from None
-    except Exception as error:  # TFDS lets through whatever a download or a parser raises
+    except Exception as error:  # TFDS passes on any exception of a download or a parser
         raise DataError(
             f"TFDS could not download and prepare {source.name!r} ({_first_line(error)}): prepare "
             f'it with TFDS elsewhere (file_format="array_record") and copy it to {builder.data_dir}'
@@ -133,46 +134,46 @@ def download(builder: Any, source: Source) -> None:
 
 
 def _any_reachable(urls: list[str]) -> bool:
-    """Asks a few hosts at once whether they are there; through a proxy if one is set."""
+    """Probes a few hosts in parallel, through a proxy if one is set."""
     by_host = {urlsplit(url).netloc: url for url in reversed(urls)}
     probed = list(by_host.values())[:_PROBED_HOSTS]
     answers: queue.Queue[bool] = queue.Queue()
-    for url in probed:  # daemons: a name server that hangs must not hold up the exit
-        threading.Thread(target=lambda u=url: answers.put(_answers(u)), daemon=True).start()
+    for url in probed:  # daemons, because a hanging name server must not delay the exit
+        threading.Thread(target=lambda u=url: answers.put(_responds(u)), daemon=True).start()
     try:
         return any(answers.get(timeout=_PROBE_SECONDS + 0.5) for _ in probed)
     except queue.Empty:
         return False
 
 
-def _answers(url: str) -> bool:
+def _responds(url: str) -> bool:
     request = urllib.request.Request(url, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=_PROBE_SECONDS):
             return True
-    except urllib.error.HTTPError as error:  # a refusal is an answer, too
+    except urllib.error.HTTPError as error:  # an error status is a response, too
         error.close()
         return True
     except (OSError, ValueError, http.client.HTTPException):
         return False
 
 
-def _records(builder: Any, split: str, source: Source) -> Any:
-    features = builder.info.features
+def _records(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> Records:
+    features = cast(Mapping[str, object], builder.info.features)
     texts = sorted(n for n, kind in features.items() if isinstance(kind, tfds.features.Text))
     if source.part not in texts:
         raise DataError(
             f"{source.name!r} has no text field {source.part!r}: its text fields are "
             f"{', '.join(texts) or 'none'}; name one as #field"
         )
-    return open_split(builder, split, source.name)
+    return cast(Records, open_split(builder, split, source.name))
 
 
-def open_split(builder: Any, split: str, name: str) -> Any:
+def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object]]:
     """Opens a split of a data set that is on this machine.
 
     Raises:
-        DataError: It allows no random access.
+        DataError: The data set allows no random access.
     """
     try:
         return builder.as_data_source(split)
@@ -183,7 +184,7 @@ def open_split(builder: Any, split: str, name: str) -> Any:
         ) from None
 
 
-def _key(builder: Any, split: str, source: Source) -> str:
+def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
     info = builder.info.splits[split]
     metadata = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
     return hashlib.blake2b(repr(metadata).encode(), digest_size=16).hexdigest()
@@ -192,7 +193,7 @@ def _key(builder: Any, split: str, source: Source) -> str:
 def _divide(
     documents: Documents, fraction: float, source: Source, cache: Path
 ) -> dict[str, np.ndarray]:
-    """Divides by the hash of the texts: one pass over them, whose result is kept."""
+    """Divides by the hash of the texts: one pass, whose result is cached."""
     if fraction == 0:
         raise DataError(
             f"{source.name!r} has no published validation split: set validation_fraction above 0"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -12,25 +12,28 @@ from ..io.json_lines import pick
 from .documents import Split
 from .labelled_records import LabelledSource, Record, with_known_fields
 
-# What a split to validate on is called; MNLI has two.
+if TYPE_CHECKING:
+    from tensorflow_datasets.core import DatasetBuilder
+
+# The names of validation splits; MNLI has two.
 _VALIDATION = ("validation", "dev", "validation_matched")
 
 
 @dataclass(frozen=True)
 class PublishedRecords:
-    """A published data set, which is downloaded if it is not on this machine.
+    """A published data set on this machine.
 
     Attributes:
-        source: Its name and fields.
-        builder: TFDS's own.
+        source: The name and the fields of the data set.
+        builder: The TFDS builder of the data set.
     """
 
     source: LabelledSource
-    builder: Any
+    builder: "DatasetBuilder"
 
     @property
     def validation(self) -> str | None:
-        """What its validation split is called; None if it has none."""
+        """The name of the validation split; None if there is none."""
         splits = self.builder.info.splits
         return next((name for name in _VALIDATION if name in splits), None)
 
@@ -38,7 +41,7 @@ class PublishedRecords:
         """Reads one split in the published order.
 
         Raises:
-            DataError: There is no such split or field, or no random access.
+            DataError: The split or a field does not exist, or random access is impossible.
         """
         name = "train" if split == "train" else self.validation
         if name is None or name not in self.builder.info.splits:
@@ -53,23 +56,23 @@ class PublishedRecords:
             yield Record(location, values)
 
     def class_names(self, field: str) -> tuple[str, ...] | None:
-        """The names of a field of classes (or of lists of classes), whose values are ids."""
+        """Returns the class names of a field of class ids, or of lists of ids."""
         import tensorflow_datasets as tfds
 
-        feature = dict(self.builder.info.features.items()).get(field)
+        feature = dict(_features(self.builder).items()).get(field)
         feature = getattr(feature, "feature", feature)
         return tuple(feature.names) if isinstance(feature, tfds.features.ClassLabel) else None
 
 
 def open_published(source: LabelledSource, fields: Mapping[str, str]) -> PublishedRecords:
-    """Opens a published data set, downloading it first if need be.
+    """Opens a published data set, and downloads it first if necessary.
 
     Args:
-        source: Of the kind ``tfds``.
-        fields: What to take of well-known data sets if no field is named.
+        source: A source of the kind ``tfds``.
+        fields: The default fields of well-known data sets, by name.
 
     Raises:
-        DataError: It is unknown, neither on this machine nor within reach, or has not the
+        DataError: The data set is unknown, cannot be found or downloaded, or lacks one of the
             fields.
     """
     from .tfds_documents import download, open_builder
@@ -78,14 +81,19 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
     builder = open_builder(source.plain)
     if not Path(builder.data_dir, "dataset_info.json").is_file():
         download(builder, source.plain)
-    features = dict.fromkeys(builder.info.features)
+    features = dict.fromkeys(_features(builder))
     for field in source.fields:
         pick(features, field, f"{source.name!r}")
     return PublishedRecords(source, builder)
 
 
-def _plain(value: Any) -> Any:
-    """Turns numpy's values into Python's, and bytes into text."""
+def _features(builder: "DatasetBuilder") -> Mapping[str, object]:
+    """The features of a data set of records, for which TFDS states a wider type."""
+    return cast(Mapping[str, object], builder.info.features)
+
+
+def _plain(value: object) -> object:
+    """Converts numpy values to Python values, and bytes to text."""
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, np.ndarray | np.generic):

@@ -99,7 +99,7 @@ class DataConfig(ABC):
         """
 
     def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the unlabelled examples of a file, to predict (`-` is standard input).
+        """Returns the unlabeled examples of a file, to predict (`-` is standard input).
 
         Raises:
             DataError: This kind of data has no labels to predict.

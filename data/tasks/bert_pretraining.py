@@ -6,7 +6,7 @@ The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -106,7 +106,7 @@ class PretrainingData(DocumentsData):
             )
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``PretrainingExamples.row``."""
+        """See ``DataConfig``; the arrays are those of ``PretrainingExamples.example``."""
         predictions = self.max_predictions or usual_predictions(self.masking_rate, self.length)
         spec = token_specs(self.length) | prediction_specs(predictions)
         if self.next_sentence:
@@ -134,11 +134,14 @@ class PretrainingData(DocumentsData):
         if not self.next_sentence:
             return super().input_split(path, tokenizer, labels)
         pairs = read_pairs(path)
-        tokens, cut = encode_texts(pairs, tokenizer, Template.of(tokenizer, self.length))
+        template = Template.of(tokenizer, self.length)
+        tokens, num_truncated = encode_texts(pairs, tokenizer, template)
         masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
         rows = SentencePairExamples(tokens, pairs, masking.max_predictions)
-        notes = f", {cut:,} of them cut to {self.length} tokens" if cut else ""
-        return DataSplit(rows, pairs, digest(map("\t".join, pairs)), f"{len(pairs):,} pairs{notes}")
+        summary = f"{len(pairs):,} pairs"
+        if num_truncated:
+            summary += f", {num_truncated:,} of them truncated to {self.length} tokens"
+        return DataSplit(rows, pairs, digest(map("\t".join, pairs)), summary)
 
     def _split(
         self, documents: Documents, tokenizer: Tokenizer, seed: int, jitter: bool
@@ -171,10 +174,10 @@ class PretrainingData(DocumentsData):
 
 def _checked(tokenizer: Tokenizer) -> dict[str, int]:
     """Returns the ids of the special tokens that an example needs."""
-    special: dict[str, Any] = {
-        role: getattr(tokenizer.special_ids, role) for role in ("cls", "sep", "mask", "pad")
-    }
-    missing = [role for role, id in special.items() if id is None]
+    ids = tokenizer.special_ids
+    roles = {"cls": ids.cls, "sep": ids.sep, "mask": ids.mask, "pad": ids.pad}
+    special = {role: id for role, id in roles.items() if id is not None}
+    missing = [role for role in roles if role not in special]
     if missing:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no {', '.join(missing)} token, which pretraining "

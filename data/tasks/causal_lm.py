@@ -1,4 +1,4 @@
-"""Causal language modelling: packed examples of documents and the tokens that follow.
+"""Causal language modeling: packed examples of documents and the tokens that follow.
 
 The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``position_ids``, int32
 [B, T]; see ``packed_rows.packed_arrays``.
@@ -87,7 +87,9 @@ class CausalLMExamples(PickledByFields):
         if self.packing == "concat":
             total = self.corpus.num_targets
             offset = _offset(self.seed, epoch, total)
-            spans = concat_then_split(index, self.length, self.corpus.target_starts, total, offset)
+            spans = concat_then_split(
+                index, self.length, self.corpus.target_starts, total=total, offset=offset
+            )
         else:
             planned, row_starts = self._plan
             spans = planned[row_starts[index] : row_starts[index + 1]].tolist()
@@ -104,7 +106,7 @@ class CausalLMEvaluationExamples:
 
     Attributes:
         corpus: The tokens.
-        length: The row's length T.
+        length: The length of a row, T.
     """
 
     corpus: TokenCorpus
@@ -112,17 +114,17 @@ class CausalLMEvaluationExamples:
 
     @property
     def num_examples(self) -> int:
-        """The number of rows that hold all pairs."""
+        """The number of examples with all target tokens."""
         return -(-self.corpus.num_targets // self.length)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example; the same in every epoch."""
+        """Returns the same example in every epoch; see ``example_from_spans``."""
         spans = split_once(index, self.length, self.corpus.target_starts, self.corpus.num_targets)
         return example_from_spans(self.corpus, spans, self.length)
 
 
 def _offset(seed: int, epoch: int, total: int) -> int:
-    """Where an epoch's first row starts: as good as random, equal everywhere."""
+    """Returns the start of an epoch's first row: pseudorandom, and equal on all processes."""
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % total
 
@@ -138,7 +140,7 @@ class CausalLMData(DocumentsData):
     """concat: fill every sequence and split documents. first-fit: keep documents whole and pad."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """See ``DataConfig``; prepared rows have theirs."""
+        """See ``DataConfig``; a prepared source has its own tokenizer."""
         if is_prepared(self.source) and self.tokenizer.path is None:
             return prepared_tokenizer(self.source)
         return super().make_tokenizer()
@@ -150,12 +152,12 @@ class CausalLMData(DocumentsData):
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns packed examples, split anew in every epoch with `concat` unless prepared."""
         if is_prepared(self.source):
-            asked = {"length": self.length, "packing": self.packing, **self._held_out()}
+            requested = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
-            return prepared_split(self.source, splits, tokenizer, asked)
+            return prepared_split(self.source, splits, tokenizer, requested)
         corpus = _corpus(self.texts(), tokenizer)
         rows = CausalLMExamples(corpus, self.length, self.packing, seed)
-        _ = rows.num_examples  # a text shorter than a row is refused here
+        _ = rows.num_examples  # plans the rows of first-fit now, not in the first batch
         return _split(rows, corpus)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
@@ -163,8 +165,8 @@ class CausalLMData(DocumentsData):
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
         if is_prepared(self.source):
-            asked = {"length": self.length, **self._held_out()}
-            return prepared_split(self.source, SPLITS[1:], tokenizer, asked)
+            requested = {"length": self.length, **self._held_out()}
+            return prepared_split(self.source, SPLITS[1:], tokenizer, requested)
         return self._every_token(self.validation_documents(), tokenizer)
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:

@@ -1,4 +1,4 @@
-"""The base of all labelled data: from a source to the examples of a split and their arrays.
+"""The base of all labeled data: from a source to the examples of a split and their arrays.
 
 A subclass (``SequenceClassificationData`` …) states which sources it reads, how a record
 becomes an example, and how examples become arrays. The rest is here.
@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from ..dataset import DataSplit
 from ..errors import DataError, UserError
+from ..features.predictions import Prediction
 from ..io.hashing import digest
 from ..sources.documents import HashSplit, Split, text_digest
 from ..sources.labelled_records import (
@@ -38,7 +39,7 @@ SHORTEST = 8
 # all fields that decide its arrays. If `ClassificationExample`, `SpanExample`, `TaggingExample`,
 # `ChoiceExample` or such a field is renamed, no older run can be resumed.
 class Example(Protocol):
-    """One labelled example."""
+    """A labeled example."""
 
     @property
     def location(self) -> str:
@@ -91,12 +92,12 @@ class LabelledExamples(Protocol):
         """See ``ExampleSource``."""
         ...
 
-    def decode(self, predictions: dict[str, np.ndarray]) -> list[Any]:
-        """Returns a JSON-ready prediction for each labelled example, from outputs for all rows."""
+    def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
+        """Returns a prediction for each labeled example, from the outputs for all rows."""
         ...
 
-    def gold(self) -> list[Any]:
-        """Returns the reference for each labelled example."""
+    def gold(self) -> Sequence[object]:
+        """Returns the reference for each labeled example."""
         ...
 
 
@@ -118,7 +119,7 @@ class ExampleTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledData(DataConfig, Generic[E]):
-    """The base of all labelled data."""
+    """The base of all labeled data."""
 
     forms: ClassVar[dict[str, str]]
     """The kinds of source that can be read, with the default fields of each."""
@@ -154,7 +155,7 @@ class LabelledData(DataConfig, Generic[E]):
         """Reads examples without labels from a file, or from standard input for ``-``."""
 
     def examples_of_source(self, name: str) -> list[E]:
-        """Reads the examples of a labelled source to predict them; its labels are not read."""
+        """Reads the examples of a labeled source to predict them; its labels are not read."""
         source, published = self._open(name)
         source = replace(source, fields=self.without_label(source.fields))
         if published is not None:
@@ -214,7 +215,7 @@ class LabelledData(DataConfig, Generic[E]):
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns all of another source, or the validation split of a published data set."""
-        return self._split(self._load(source, "validation"), tokenizer, labels)
+        return self._split(self._read(*self._open(source), "validation"), tokenizer, labels)
 
     def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns examples without labels, to predict.
@@ -237,7 +238,7 @@ class LabelledData(DataConfig, Generic[E]):
 
     def _part(self, split: Split) -> ExampleSet[E]:
         if split == "validation" and self.validation is not None:
-            return self._load(self.validation, "validation")
+            return self._read(*self._open(self.validation), "validation")
         source, published = self._open(self.source)
         if published is not None and published.validation is not None:
             return self._read(source, published, split)
@@ -254,9 +255,6 @@ class LabelledData(DataConfig, Generic[E]):
     def _whole(self) -> ExampleSet[E]:
         """Reads the training examples and, from a local source, also those held out."""
         return self._read(*self._open(self.source), "train")
-
-    def _load(self, name: str, split: Split) -> ExampleSet[E]:
-        return self._read(*self._open(name), split)
 
     def _open(self, name: str) -> tuple[LabelledSource, PublishedRecords | None]:
         source = parse_labelled(name, self.forms, parse_labelled(self.source, self.forms))
@@ -310,8 +308,8 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
     digests = [text_digest(example.group) for example in whole.examples]
     if len(set(digests)) < 2:
         raise DataError(
-            f"all examples of {name!r} are of one and the same text, so nothing is left to "
-            "validate on: name another source for validation"
+            f"all examples of {name!r} have the same text, so none is left to validate on: name "
+            "another source for validation"
         )
     division = HashSplit.of(digests, fraction, name)
     parts: dict[Split, list[E]] = {"train": [], "validation": []}

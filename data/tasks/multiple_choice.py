@@ -10,14 +10,14 @@ The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
-from ..features.predictions import output, softmax
+from ..features.predictions import Prediction, output, softmax
 from ..io.files import input_lines
 from ..sources.documents import Split
 from ..sources.labelled_records import LabelledSource, Record, read_fields, read_objects
@@ -47,12 +47,12 @@ class ChoiceExample:
     @property
     def texts(self) -> tuple[str, ...]:
         """The context, the question if there is one, and the choices."""
-        asked = () if self.question is None else (self.question,)
-        return (self.context, *asked, *self.choices)
+        question = () if self.question is None else (self.question,)
+        return (self.context, *question, *self.choices)
 
     @property
     def group(self) -> str:
-        """See ``Example``; all questions about a context stay together."""
+        """See ``Example``; all questions about a context are in the same split."""
         return self.context
 
     @property
@@ -104,17 +104,17 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         return list(_equally_many(examples))
 
     def examples_to_predict(self, path: str) -> list[ChoiceExample]:
-        """Reads JSON lines with the source's fields but the label.
+        """Reads JSON lines with the fields of the source except the label.
 
-        Of a source with numbered columns they are ``{"context": …, "choices": [...]}``, and
-        between them ``"question"`` if it has one.
+        If the source has numbered columns, the lines are ``{"context": …, "choices": [...]}``, with
+        ``"question"`` if the source has questions.
         """
-        asked = ("question",) if len(self.fields) == 4 else ()
-        fields = self.fields_to_predict(("context", *asked, "choices"))
+        question = ("question",) if len(self.fields) == 4 else ()
+        fields = self.fields_to_predict(("context", *question, "choices"))
         return self.unlabelled(read_objects(input_lines(path), fields))
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``MultipleChoiceExamples.row``."""
+        """See ``DataConfig``; the arrays are those of ``MultipleChoiceExamples.example``."""
         label = ArraySpec((), Values.LABEL, num_classes=num_choices)
         return {**token_specs(num_choices, self.length), "labels": label}
 
@@ -126,29 +126,29 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         *,
         training: bool = False,
     ) -> "MultipleChoiceExamples":
-        """See ``LabelledData``; training and evaluation have the same rows."""
+        """See ``LabelledData``; the arrays are the same for training and evaluation."""
         template = Template.of(tokenizer, self.length)
         pairs = [pair for example in examples for pair in example.pairs]
-        tokens, cut = encode_texts(pairs, tokenizer, template)
+        tokens, num_truncated = encode_texts(pairs, tokenizer, template)
         number = len(examples[0].choices)
         notes = [f"{number} choices each"]
-        if cut:
-            notes.append(f"{cut:,} choices cut to {self.length} tokens")
-        right = [example.label for example in examples]
-        values = None if None in right else np.array(right, np.int32)
+        if num_truncated:
+            notes.append(f"{num_truncated:,} choices truncated to {self.length} tokens")
+        correct = [example.label for example in examples]
+        values = None if None in correct else np.array(correct, np.int32)
         return MultipleChoiceExamples(tokens, values, tuple(examples), number, tuple(notes))
 
 
 @dataclass(frozen=True, eq=False)
 class MultipleChoiceExamples:
-    """A row of C choices for each example; see ``dataset.ExampleSource``.
+    """C sequences for each of n examples; see ``dataset.ExampleSource``.
 
     Attributes:
-        tokens: The framed choices, those of an example one after the other.
-        values: Which is right, int32 [n]; None if it is to be predicted.
+        tokens: The n * C sequences with special tokens; those of an example are consecutive.
+        values: The index of the correct choice, int32 [n]; None if it is to be predicted.
         examples: The examples, for predictions.
-        number: The choices of each example, C.
-        notes: For the log.
+        number: The number of choices of each example, C.
+        notes: Remarks for the log.
     """
 
     tokens: BertInputs
@@ -181,7 +181,7 @@ class MultipleChoiceExamples:
             raise UserError("examples to predict have no labels")
         return self.values.tolist()
 
-    def decode(self, predictions: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
         """Chooses the most probable choice of each example.
 
         Args:
@@ -191,14 +191,14 @@ class MultipleChoiceExamples:
             For each example ``{"context": …, "choice": index, "text": the choice,
             "probabilities": [...]}``, with ``question`` if it has one.
         """
-        table = softmax(output(predictions, "logits", self.num_examples))
+        table = softmax(output(predictions, "logits", self.num_examples))  # [n, C]
         decoded = []
         for example, row in zip(self.examples, table, strict=True):
-            asked = {} if example.question is None else {"question": example.question}
+            question = {} if example.question is None else {"question": example.question}
             index = int(row.argmax())
             chosen = {"choice": index, "text": example.choices[index]}
             decoded.append(
-                {"context": example.context, **asked, **chosen, "probabilities": row.tolist()}
+                {"context": example.context, **question, **chosen, "probabilities": row.tolist()}
             )
         return decoded
 
@@ -218,8 +218,10 @@ def _from_record(record: Record, *, labelled: bool = False) -> ChoiceExample:
     return ChoiceExample(context, asked, tuple(choices), index, record.location)
 
 
-def _index(label: Any, number: int, location: str) -> int:
-    index = int(label) if isinstance(label, int) or str(label).isdecimal() else -1
+def _index(label: object, number: int, location: str) -> int:
+    index = -1
+    if isinstance(label, int) or str(label).isdecimal():  # a number, or its digits as text
+        index = int(label) if isinstance(label, int) else int(str(label))
     if not 0 <= index < number:
         raise DataError(
             f"{location} has the label {label!r}: with {number} choices it must be from 0 to "

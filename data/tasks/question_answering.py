@@ -1,13 +1,17 @@
 """Questions whose answer is a span of a passage.
 
-Devlin et al. 2018, section 4.2 and 4.3: ``[CLS] question [SEP] passage [SEP]``; a start and
-an end are predicted, and no answer at ``[CLS]``. Long passages are read through windows.
+Devlin et al. 2018, sections 4.2 and 4.3: ``[CLS] question [SEP] passage [SEP]``. The start and
+the end of the answer are predicted, both at ``[CLS]`` if there is no answer. A long passage is
+divided into overlapping windows, each an example.
+
+The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T], and
+``start_positions``, ``end_positions`` [B], the first and the last token of the answer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,6 +19,7 @@ from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError, UserError
 from ..features.answer_decoding import SpanDecoding
 from ..features.bert_inputs import BertInputs, Template, token_specs
+from ..features.predictions import Prediction
 from ..features.sliding_windows import windows
 from ..io.files import input_lines
 from ..sources.documents import Split
@@ -32,10 +37,10 @@ from ..tokenizers.base import Tokenizer
 from .labelled import ExampleSet, LabelledData
 
 NO_ANSWER = "no answer"
-"""The one label there may be: that the training data have questions without an answer."""
-_UNSURE = "no answer whose place is sure"
-_PARTED = "an answer that is whole in no window"
-_NAMED_IN_FACTS = 3
+"""The only label, if the training data have questions without an answer."""
+_UNSURE = "no answer whose location is certain"
+_SPLIT = "an answer that is whole in no window"
+_NUM_NAMED = 3  # in a summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +82,9 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             examples = in_groups([from_record(record) for record in published.read(split)])
         _check_ids(examples)
         if examples and not any(example.answers for example in examples):
-            raise DataError(f"no question of {source.name!r} has an answer: give a labelled source")
+            raise DataError(f"no question of {source.name!r} has an answer: give a labeled source")
         wrong = [example for example in examples for _ in _misplaced(example)]
-        note = f"{len(wrong):,} answers are not where they should be ({_named(wrong)})"
+        note = f"{len(wrong):,} answers are not at the stated locations ({_named(wrong)})"
         return ExampleSet(examples, notes=(note,) if wrong else ())
 
     def unlabelled(self, records: Iterable[Record]) -> list[SpanExample]:
@@ -103,12 +108,12 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         return list(examples)
 
     def labels(self) -> tuple[str, ...]:
-        """``no answer`` if some questions have none; then a model may say so."""
+        """Returns ``no answer`` if some questions have none, so that it can be predicted."""
         some = any(example.answers == () for example in self._whole().examples)
         return (NO_ANSWER,) if some else ()
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``QuestionAnsweringExamples.row``."""
+        """See ``DataConfig``; the arrays are those of ``QuestionAnsweringExamples.example``."""
         position = ArraySpec((), Values.INDEX)
         positions = {"start_positions": position, "end_positions": position}
         return token_specs(self.length) | positions
@@ -121,8 +126,10 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         *,
         training: bool = False,
     ) -> "QuestionAnsweringExamples":
-        """See ``LabelledData``; one is not trained on questions without a sure answer."""
-        return question_examples(examples, tokenizer, self, NO_ANSWER in labels, training)
+        """See ``LabelledData``; questions without a certain answer are left out of training."""
+        return question_examples(
+            examples, tokenizer, self, unanswerable=NO_ANSWER in labels, training=training
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +137,13 @@ class QuestionAnsweringExamples:
     """The windows of questions; see ``dataset.ExampleSource``.
 
     Attributes:
-        tokens: The framed windows, R.
-        decoding: Which window is whose, and where its tokens are in the passage.
-        positions: The tokens of the row that the answer starts and ends at, int32 [R, 2], -1
-            where that is not known; None if it is to be predicted.
+        tokens: The R windows as tokens with special tokens.
+        decoding: The question of each window, and the range of its tokens in the passage.
+        positions: The first and the last token of the answer in each window, int32 [R, 2], -1 if
+            they are not known; None if they are to be predicted.
         examples: The questions.
-        left_out: What was not trained on, and why, a line each.
-        notes: For the log.
+        left_out: A line for each question or answer left out of training, with the reason.
+        notes: Remarks for the log.
     """
 
     tokens: BertInputs
@@ -164,30 +171,30 @@ class QuestionAnsweringExamples:
             row["start_positions"], row["end_positions"] = np.asarray(start), np.asarray(end)
         return row
 
-    def gold(self) -> list[dict[str, Any]]:
-        """``{"id": …, "answers": [texts]}`` for each question; no texts: no answer."""
+    def gold(self) -> list[Prediction]:
+        """Returns ``{"id": …, "answers": [texts]}`` for each question; no texts if it has none."""
         return [
             {"id": example.id, "answers": [answer.text for answer in example.answers or ()]}
             for example in self.examples
         ]
 
-    def decode(self, predictions: dict[str, np.ndarray], n_best: int = 5) -> list[dict[str, Any]]:
-        """Cuts the answers out of the passages; see ``SpanDecoding.decode``."""
+    def decode(self, predictions: dict[str, np.ndarray], n_best: int = 5) -> list[Prediction]:
+        """Extracts the answers from the passages; see ``SpanDecoding.decode``."""
         return self.decoding.decode(predictions, self.tokens, self.examples, n_best)
 
 
 @dataclass(frozen=True)
 class _Question:
-    """A question and the windows to lay over its passage.
+    """A question and the windows over its passage.
 
     Attributes:
         example: The question as it was read.
-        ids: Its tokens.
-        passage: The tokens of its passage.
-        windows: Half-open ranges of these.
-        span: The first and last of these that the answer has; (-1, -1) for no answer, None if
-            its place is not known or whole in no window.
-        problem: Why one is not trained on it, if so.
+        ids: The tokens of the question.
+        passage: The tokens of the passage.
+        windows: Half-open ranges of passage tokens.
+        span: The first and last passage token of the answer; (-1, -1) for no answer, None if its
+            location is not known or it is whole in no window.
+        problem: The reason to leave the question out of training; empty if there is none.
     """
 
     example: SpanExample
@@ -202,22 +209,22 @@ def question_examples(
     examples: Sequence[SpanExample],
     tokenizer: Tokenizer,
     config: QuestionAnsweringData,
+    *,
     unanswerable: bool,
     training: bool,
 ) -> QuestionAnsweringExamples:
-    """Lays windows over passages.
+    """Divides passages into windows.
 
     Args:
         examples: The questions.
-        tokenizer: Any.
+        tokenizer: The tokenizer.
         config: The lengths.
         unanswerable: Whether "no answer" may be predicted.
-        training: Leaves out questions without an answer of which the place is sure, and
-            those whose answer is whole in no window: at [CLS] they would teach that there is
-            none.
+        training: Whether to leave out questions whose answer has no certain location or is whole in
+            no window. With [CLS] as their answer, a model would learn that there is none.
 
     Raises:
-        DataError: No question is left to train on.
+        DataError: No question is left for training.
     """
     template = Template.of(tokenizer, config.length)
     passages = {
@@ -225,54 +232,40 @@ def question_examples(
         for text in dict.fromkeys(example.passage for example in examples)
     }
     longest = min(config.max_question_length, template.room(2) // 2)
-    asked = tokenizer.encode_batch([example.question for example in examples])
-    questions = [
-        _question(
-            example, ids[:longest], passages[example.passage], template, config.stride, training
-        )
-        for example, ids in zip(examples, asked, strict=True)
-    ]
+    encoded = tokenizer.encode_batch([example.question for example in examples])
+    questions = []
+    for example, ids in zip(examples, encoded, strict=True):
+        tokens, offsets = passages[example.passage]
+        kept_ids = ids[:longest]
+        held = windows(len(tokens), template.room(2) - len(kept_ids), config.stride)
+        span = _answer_tokens(example, offsets, training)
+        problem = _UNSURE if training and span is None else ""
+        # span[0] is -1 for "no answer", which every window contains.
+        if span is not None and span[0] >= 0:
+            first, last = span
+            if not any(start <= first and last < end for start, end in held):
+                span, problem = None, _SPLIT
+        questions.append(_Question(example, kept_ids, tokens, held, span, problem))
     kept = [question for question in questions if not (training and question.problem)]
     if not kept:
         raise DataError(
-            "no question has an answer whose place in its passage is sure and that fits in a "
-            "window: give others, or a greater length"
+            "no question has an answer whose location in its passage is certain and that fits in a "
+            "window: give other questions, or a greater length"
         )
     offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
-    tokens = _framed(kept, template)
-    notes = [f"{len(tokens):,} windows of {config.length} tokens"]
-    if cut := sum(len(ids) > longest for ids in asked):
-        notes.append(f"{cut:,} questions cut to {longest} tokens")
+    pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
+    inputs = BertInputs.of(template, pairs)
+    notes = [f"{len(inputs):,} windows of {config.length} tokens"]
+    if num_truncated := sum(len(ids) > longest for ids in encoded):
+        notes.append(f"{num_truncated:,} questions truncated to {longest} tokens")
     return QuestionAnsweringExamples(
-        tokens,
+        inputs,
         _decoding(kept, offsets, config.max_answer_length, unanswerable),
         _positions(kept),
         tuple(question.example for question in kept),
         tuple(_left_out(questions)) if training else (),
         (*notes, *_problems(questions, ": not trained on" if training else "")),
     )
-
-
-def _question(
-    example: SpanExample,
-    ids: Sequence[int],
-    passage: tuple[list[int], list[tuple[int, int]]],
-    template: Template,
-    stride: int,
-    training: bool,
-) -> _Question:
-    tokens, offsets = passage
-    held = windows(len(tokens), template.room(2) - len(ids), stride)
-    span = _answer_tokens(example, offsets, training)
-    problem = _UNSURE if training and span is None else ""
-    if span is not None and _is_parted(span, held):
-        span, problem = None, _PARTED
-    return _Question(example, ids, tokens, held, span, problem)
-
-
-def _framed(questions: Sequence[_Question], template: Template) -> BertInputs:
-    pairs = [(q.ids, q.passage[start:end]) for q in questions for start, end in q.windows]
-    return BertInputs.of(template, pairs)
 
 
 def _decoding(
@@ -287,7 +280,10 @@ def _decoding(
 
 
 def _positions(questions: Sequence[_Question]) -> np.ndarray | None:
-    """Where in each row the answer is, int32 [R, 2]; None if the questions are to be predicted."""
+    """Returns the first and the last token of the answers in all rows, int32 [R, 2].
+
+    Returns None if the answers are to be predicted.
+    """
     if all(q.example.answers is None for q in questions):
         return None
     found = [_in_window(q.span, *window, len(q.ids) + 2) for q in questions for window in q.windows]
@@ -295,15 +291,15 @@ def _positions(questions: Sequence[_Question]) -> np.ndarray | None:
 
 
 def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
-    """Finds the tokens that hold a span of characters.
+    """Finds the tokens of a span of characters.
 
     Args:
-        offsets: The characters of each token, in order.
-        start: The first character.
-        end: The character behind the last.
+        offsets: The half-open character range of each token, in order.
+        start: The first character of the span.
+        end: The character after the span.
 
     Returns:
-        The first and the last token; None if the tokenizer leaves nothing of the span.
+        The first and the last token; None if no token has a character of the span.
     """
     held = [i for i, (first, last) in enumerate(offsets) if first < end and last > start]
     return (held[0], held[-1]) if held else None
@@ -312,7 +308,7 @@ def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tupl
 def _answer_tokens(
     example: SpanExample, offsets: Sequence[tuple[int, int]], training: bool
 ) -> tuple[int, int] | None:
-    """The tokens of the first answer to go by; (-1, -1) for no answer, None if not known."""
+    """Returns the tokens of the first usable answer; (-1, -1) for no answer, None if unknown."""
     if example.answers == ():
         return (-1, -1)
     for answer in example.answers or ():
@@ -324,9 +320,9 @@ def _answer_tokens(
 
 
 def _in_window(span: tuple[int, int] | None, start: int, end: int, before: int) -> tuple[int, int]:
-    """Where a span of passage tokens is in a row; (0, 0), at [CLS], if it is not all there."""
+    """Returns the positions of a passage span in a row; (0, 0), [CLS], if it is not whole there."""
     if span is None:
-        return (-1, -1)  # a loss leaves it out
+        return (-1, -1)  # the loss ignores it
     if span[0] < start or span[1] >= end:
         return (0, 0)
     return span[0] - start + before, span[1] - start + before
@@ -338,23 +334,18 @@ def _check_ids(examples: Sequence[SpanExample]) -> None:
         if example.id in seen:
             raise DataError(
                 f"{example.location} has the id {example.id!r}, which {seen[example.id]} has too: "
-                "give every question its own"
+                "give every question an id of its own"
             )
         seen[example.id] = example.location
 
 
 def _misplaced(example: SpanExample) -> list[str]:
-    """The answers that are not where their source says."""
+    """Returns the answers that are not at the locations that their source states."""
     return [answer.text for answer in example.answers or () if answer.start is None]
 
 
-def _is_parted(span: tuple[int, int], held: Sequence[tuple[int, int]]) -> bool:
-    """Whether an answer there is is whole in none of the windows."""
-    return span[0] >= 0 and not any(start <= span[0] and span[1] < end for start, end in held)
-
-
 def _problems(questions: Sequence[_Question], consequence: str) -> Iterator[str]:
-    for problem in (_UNSURE, _PARTED):
+    for problem in (_UNSURE, _SPLIT):
         found = [question.example for question in questions if question.problem == problem]
         if found:
             yield f"{len(found):,} questions have {problem}{consequence} ({_named(found)})"
@@ -363,13 +354,13 @@ def _problems(questions: Sequence[_Question], consequence: str) -> Iterator[str]
 def _left_out(questions: Sequence[_Question]) -> Iterator[str]:
     for question in questions:
         for text in _misplaced(question.example):
-            yield f"{question.example.location}: the answer {text!r} is not where it should be"
-    for problem in (_UNSURE, _PARTED):
+            yield f"{question.example.location}: the answer {text!r} is not at the stated location"
+    for problem in (_UNSURE, _SPLIT):
         found = (question for question in questions if question.problem == problem)
         yield from (f"{question.example.location}: {problem}" for question in found)
 
 
 def _named(examples: Sequence[SpanExample]) -> str:
-    """The ids of the first of some questions."""
+    """Returns the ids of the first questions, for a summary."""
     ids = list(dict.fromkeys(example.id for example in examples))
-    return ", ".join(ids[:_NAMED_IN_FACTS]) + (", …" if len(ids) > _NAMED_IN_FACTS else "")
+    return ", ".join(ids[:_NUM_NAMED]) + (", …" if len(ids) > _NUM_NAMED else "")

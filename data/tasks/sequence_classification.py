@@ -17,7 +17,7 @@ import numpy as np
 from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
-from ..features.predictions import label_id, output, sigmoid, softmax
+from ..features.predictions import Prediction, label_id, output, sigmoid, softmax
 from ..io.files import input_lines
 from ..sources.documents import Split
 from ..sources.labelled_records import (
@@ -32,7 +32,7 @@ from ..tokenizers.base import Tokenizer
 from .labelled import ExampleSet, LabelledData
 
 Target = Literal["single_label", "multi_label", "regression", "one", "several", "score"]
-"""What a label is; the last three are the former names of the first three."""
+"""The type of the labels; the last three are the former names of the first three."""
 
 _FORMER_TARGETS: dict[str, Target] = {
     "one": "single_label",
@@ -40,7 +40,7 @@ _FORMER_TARGETS: dict[str, Target] = {
     "score": "regression",
 }
 
-# With more examples than this, mostly distinct labels mean that the column is a wrong one.
+# With more examples than this, mostly distinct labels mean that the wrong column was named.
 _FEW = 20
 
 Label = str | tuple[str, ...] | float
@@ -65,12 +65,12 @@ class ClassificationExample:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Its one or two texts."""
+        """The one or two texts."""
         return (self.text,) if self.text_b is None else (self.text, self.text_b)
 
     @property
     def group(self) -> str:
-        """See ``Example``; equal texts stay together."""
+        """See ``Example``; equal texts are in the same split."""
         return "\t".join(self.texts)
 
 
@@ -110,29 +110,32 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[ClassificationExample]:
         """See ``LabelledData``; the fields are the label, the text and a second text."""
-        _check_fields(source)
+        if not 2 <= len(source.fields) <= 3:
+            raise DataError(
+                f"{source.name!r} names {len(source.fields)} fields: name the label, the text "
+                "and perhaps a second text, as #LABEL,TEXT[,TEXT_B]"
+            )
         names = published.class_names(source.fields[0]) if published is not None else None
         records = published.read(split) if published is not None else read_fields(source)
-        examples = tuple(self._example(record, names) for record in records)
-        return ExampleSet(examples, names)
-
-    def _example(self, record: Record, names: tuple[str, ...] | None) -> ClassificationExample:
-        value, *texts = record.values
-        label = _label(value, self.target, names, record.location)
-        return _of_texts(texts, label, record.location)
+        examples = []
+        for record in records:
+            value, *texts = record.values
+            label = _label(value, self.target, names, record.location)
+            examples.append(_example(texts, label, record.location))
+        return ExampleSet(tuple(examples), names)
 
     def unlabelled(self, records: Iterable[Record]) -> list[ClassificationExample]:
         """See ``LabelledData``."""
-        return [_of_texts(record.values, None, record.location) for record in records]
+        return [_example(record.values, None, record.location) for record in records]
 
     def examples_to_predict(self, path: str) -> list[ClassificationExample]:
         """Reads a text per line, or two separated by a tab, as many as the source has.
 
-        An empty line is an empty text, so that there is a prediction for each line. Of a
+        An empty line is an empty text, so that there is a prediction for each line. From a
         file ``*.jsonl`` the fields of the texts are read.
 
         Raises:
-            DataError: A line has more texts, or fewer (with file and line).
+            DataError: A line has more or fewer texts (with file and line).
         """
         fields = self.fields_to_predict(("text", "text_b")[: len(self.fields) - 1])
         if are_json_lines(path):
@@ -143,20 +146,20 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
             if len(texts) != len(fields):
                 raise DataError(
                     f"{location} has {len(texts)} columns where this model reads {len(fields)}: "
-                    "give its texts alone, separated by tabs, or name a file of labelled examples "
+                    "give its texts alone, separated by tabs, or name a file of labeled examples "
                     f"as tsv:{file}#LABEL,TEXT[,TEXT_B]"
                 )
-            examples.append(_of_texts(texts, None, location))
+            examples.append(_example(texts, None, location))
         return examples
 
     def labels(self) -> tuple[str, ...]:
-        """The labels of the source, those held out of it included.
+        """Returns the labels of the source, including its held-out examples.
 
-        As the published data set orders them; whole numbers by size; others by name. A
-        score has the one label ``score``.
+        The labels of a published data set keep its order; whole numbers are ordered by size, other
+        labels by name. For regression the only label is ``score``.
 
         Raises:
-            DataError: All examples have the same label, or most have one of their own.
+            DataError: All examples have the same label, or most labels occur only once.
         """
         if self.target == "regression":
             return ("score",)
@@ -173,24 +176,24 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
             raise DataError(
                 f"{len(loaded.examples):,} examples of {self.source!r} have {len(found):,} "
                 f"different labels, {min(found)[:40]!r} among them: name the column of the "
-                "labels, as #LABEL,TEXT, or have target regression for numbers"
+                "labels, as #LABEL,TEXT, or choose target regression for numbers"
             )
         if not found:
             raise DataError(f"no example of {self.source!r} has a label: name their column")
-        whole = all(_is_integer(name) for name in found)
+        whole = all(name.removeprefix("-").isdecimal() and name.isascii() for name in found)
         return tuple(sorted(found, key=lambda name: (int(name) if whole else 0, name)))
 
     def decisive_settings(self) -> dict[str, object]:
-        """See ``LabelledData``; the target has its former name."""
+        """See ``LabelledData``; fingerprints contain the former name of the target."""
         former = {target: name for name, target in _FORMER_TARGETS.items()}
         return {**super().decisive_settings(), "target": former[self.target]}
 
     def assumed_labels(self) -> tuple[str, ...]:
-        """See ``DataConfig``; two labels, or the one of a score."""
+        """See ``DataConfig``; two labels, or the only label of regression."""
         return ("score",) if self.target == "regression" else ("a", "b")
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``SequenceClassificationExamples.row``."""
+        """See ``DataConfig``; the arrays are those of the module docstring."""
         labels = {
             "single_label": ArraySpec((), Values.LABEL, num_classes=num_labels),
             "multi_label": ArraySpec((num_labels,), Values.LABEL, "float32", num_classes=2),
@@ -206,14 +209,16 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         *,
         training: bool = False,
     ) -> "SequenceClassificationExamples":
-        """See ``LabelledData``; training and evaluation have the same rows."""
+        """See ``LabelledData``; the arrays are the same for training and evaluation."""
         template = Template.of(tokenizer, self.length)
-        tokens, cut = encode_texts([example.texts for example in examples], tokenizer, template)
+        tokens, num_truncated = encode_texts(
+            [example.texts for example in examples], tokenizer, template
+        )
         empty = sum(not "".join(example.texts).strip() for example in examples)
         notes = tuple(
             note
             for count, note in (
-                (cut, f"{cut:,} of them cut to {self.length} tokens"),
+                (num_truncated, f"{num_truncated:,} of them truncated to {self.length} tokens"),
                 (empty, f"{empty:,} of them without a text"),
             )
             if count
@@ -225,16 +230,16 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
 
 @dataclass(frozen=True, eq=False)
 class SequenceClassificationExamples:
-    """A row for each example; see ``dataset.ExampleSource``.
+    """One sequence for each of n examples; see ``dataset.ExampleSource``.
 
     Attributes:
-        tokens: The framed texts.
+        tokens: The texts as tokens with special tokens.
         values: int32 [n] label ids, float32 [n, L] of 0 and 1 (multi_label) or float32 [n]
             (regression); None if they are to be predicted.
-        texts: The one or two texts of each, for predictions.
-        labels: The names of the labels, L.
-        target: What a label is.
-        notes: For the log.
+        texts: The one or two texts of each example, for predictions.
+        labels: The names of the L labels.
+        target: The type of the labels.
+        notes: Remarks for the log.
     """
 
     tokens: BertInputs
@@ -261,14 +266,14 @@ class SequenceClassificationExamples:
             row["labels"] = np.asarray(self.values[index])
         return row
 
-    def gold(self) -> list[Any]:
-        """Label ids, lists of 0 and 1 (multi_label), or numbers (regression)."""
+    def gold(self) -> list[object]:
+        """Returns label ids, lists of 0 and 1 (multi_label), or numbers (regression)."""
         if self.values is None:
             raise UserError("examples to predict have no labels")
         return self.values.tolist()
 
-    def decode(self, predictions: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-        """Names the labels.
+    def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
+        """Converts logits to the names of labels and their probabilities.
 
         Args:
             predictions: ``logits`` float [n, L].
@@ -278,7 +283,7 @@ class SequenceClassificationExamples:
             ``text_b`` if there is a second text. multi_label: ``"labels": [names]``, all
             with a probability above 0.5. regression: ``{"text": …, "score": number}``.
         """
-        logits = output(predictions, "logits", len(self.tokens))
+        logits = output(predictions, "logits", len(self.tokens))  # [n, L]
         given = [dict(zip(("text", "text_b"), texts, strict=False)) for texts in self.texts]
         if self.target == "regression":
             scores = logits[:, 0].tolist()
@@ -295,28 +300,23 @@ class SequenceClassificationExamples:
         return decoded
 
 
-def _check_fields(source: LabelledSource) -> None:
-    if not 2 <= len(source.fields) <= 3:
-        raise DataError(
-            f"{source.name!r} names {len(source.fields)} fields: name the label, the text "
-            "and perhaps a second text, as #LABEL,TEXT[,TEXT_B]"
-        )
-
-
-def _of_texts(texts: Sequence[Any], label: Label | None, location: str) -> ClassificationExample:
+def _example(texts: Sequence[object], label: Label | None, location: str) -> ClassificationExample:
+    strings = []
     for text in texts:
         if not isinstance(text, str):
             raise DataError(
                 f"{location} has a {type(text).__name__} where its text should be: "
                 "name the label first and then the text, as #LABEL,TEXT"
             )
-    return ClassificationExample(texts[0], texts[1] if len(texts) == 2 else None, label, location)
+        strings.append(text)
+    second = strings[1] if len(strings) == 2 else None
+    return ClassificationExample(strings[0], second, label, location)
 
 
 def label_values(
     examples: Sequence[ClassificationExample], labels: tuple[str, ...], target: Target
 ) -> np.ndarray | None:
-    """Turns labels into numbers.
+    """Converts labels to numbers.
 
     Returns:
         See ``SequenceClassificationExamples.values``.
@@ -338,7 +338,7 @@ def label_values(
 
 
 def _label(value: Any, target: Target, names: tuple[str, ...] | None, location: str) -> Label:
-    """Reads one label as its file gives it."""
+    """Converts a label from the form in its file."""
     if target == "regression":
         return _score(value, location)
     if target == "multi_label":
@@ -380,7 +380,3 @@ def _score(value: Any, location: str) -> float:
 
 def _names(label: Label | None) -> tuple[str, ...]:
     return label if isinstance(label, tuple) else (str(label),)
-
-
-def _is_integer(name: str) -> bool:
-    return name.removeprefix("-").isdecimal() and name.isascii()

@@ -11,7 +11,7 @@ The arrays of a batch are int32 [B, T]: ``input_ids``, ``attention_mask``, ``tok
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
-from ..features.predictions import label_id, output
+from ..features.predictions import Prediction, label_id, output
 from ..io.files import input_lines
 from ..sources.conll import read_sentences, read_words
 from ..sources.documents import Split
@@ -60,7 +60,8 @@ class TokenClassificationData(LabelledData[TaggingExample]):
     ) -> ExampleSet[TaggingExample]:
         """See ``LabelledData``; the fields are the words and their tags.
 
-        One is not trained on an ``I-`` that continues nothing; scored on it is read as ``B-``.
+        An ``I-`` that continues no span is an error in training data; for evaluation it is read as
+        ``B-``.
         """
         strict = split == "train"
         if source.kind == "conll":
@@ -72,13 +73,13 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         return in_bio([from_record(record, names) for record in records], strict, names)
 
     def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
-        """See ``LabelledData``; the one field is the words'."""
+        """See ``LabelledData``; the only field is the one of the words."""
         return [
             TaggingExample(words_of(r.values[0], r.location), None, r.location) for r in records
         ]
 
     def examples_of_source(self, name: str) -> list[TaggingExample]:
-        """See ``LabelledData``; of ``conll:GLOB`` the first column is read."""
+        """See ``LabelledData``; from ``conll:GLOB`` the first column is read."""
         kind, _, location = name.partition(":")
         if kind == "conll":
             return self._first_columns(location)
@@ -89,10 +90,10 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         return [TaggingExample(s.words, None, s.file, s.first_line) for s in sentences]
 
     def examples_to_predict(self, path: str) -> list[TaggingExample]:
-        """Reads a sentence per line, whose words are separated by blanks; perhaps of none.
+        """Reads a sentence per line, with words separated by blanks; a line may be empty.
 
-        Of a file ``*.conll`` the first column is read, a word per line; of ``*.jsonl`` the
-        field of the words.
+        From a file ``*.conll``, with a word per line, the first column is read; from ``*.jsonl``
+        the field of the words.
         """
         if path.removesuffix(".gz").endswith(".conll"):
             return self._first_columns(path)
@@ -105,10 +106,10 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         ]
 
     def labels(self) -> tuple[str, ...]:
-        """The tags of the source, ``O`` first; of every type of span ``B-`` and ``I-``.
+        """Returns the tags of the source, ``O`` first, with ``B-`` and ``I-`` of every span type.
 
-        Those that a published data set declares, whether its training examples have them or
-        not.
+        For a published data set these are the tags that it declares, even if no training example
+        has them.
         """
         whole = self._whole()
         found = (tag for example in whole.examples for tag in example.tags or ())
@@ -119,7 +120,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         return ("a", "b")
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``TokenClassificationExamples.row``."""
+        """See ``DataConfig``; the arrays are those of ``TokenClassificationExamples.example``."""
         labels = ArraySpec((self.length,), Values.LABEL, num_classes=num_labels)
         return {**token_specs(self.length), "labels": labels}
 
@@ -131,24 +132,24 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         *,
         training: bool = False,
     ) -> "TokenClassificationExamples":
-        """See ``LabelledData``; training and evaluation have the same rows."""
+        """See ``LabelledData``; the arrays are the same for training and evaluation."""
         return tagged_examples(examples, tokenizer, labels, self.length)
 
 
 @dataclass(frozen=True, eq=False)
 class TokenClassificationExamples:
-    """The rows of sentences; see ``dataset.ExampleSource``.
+    """Sentences in rows of tokens; see ``dataset.ExampleSource``.
 
-    W words of all sentences, one after the other, are predicted in R rows.
+    The W words of all sentences, in order, are predicted in R rows.
 
     Attributes:
-        tokens: The framed pieces, R.
+        tokens: The R rows of tokens with special tokens.
         first_words: The first word of each row, and the end, int64 [R + 1].
-        positions: At which token of its row a word is predicted, 0 if at none, int32 [W].
-        values: Its label id, int32 [W]; None if it is to be predicted.
+        positions: The token of its row at which each word is predicted, 0 if none, int32 [W].
+        values: The label id of each word, int32 [W]; None if it is to be predicted.
         examples: The sentences.
-        labels: The names of the labels, L.
-        notes: For the log.
+        labels: The names of the L labels.
+        notes: Remarks for the log.
     """
 
     tokens: BertInputs
@@ -161,7 +162,7 @@ class TokenClassificationExamples:
 
     @property
     def num_examples(self) -> int:
-        """The number of rows, at least one a sentence."""
+        """The number of rows, at least one for each sentence."""
         return len(self.tokens)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
@@ -173,32 +174,34 @@ class TokenClassificationExamples:
         """
         row = self.tokens.example(index)
         if self.values is not None:
+            # Words without a token have position 0; their label is removed again from [CLS].
             words = slice(self.first_words[index], self.first_words[index + 1])
             labels = np.full(self.tokens.template.length, NOT_PREDICTED, np.int32)
             labels[self.positions[words]] = self.values[words]
-            labels[0] = NOT_PREDICTED  # where the words without a piece went
+            labels[0] = NOT_PREDICTED
             row["labels"] = labels
         return row
 
     def gold(self) -> list[list[str]]:
-        """The tags of each sentence."""
+        """Returns the tags of each sentence."""
         return [list(example.tags or ()) for example in self.examples]
 
-    def decode(self, predictions: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-        """Names the tags; a word of which the tokenizer leaves nothing is ``O``.
+    def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
+        """Converts label ids to tags; a word without a token gets ``O``.
 
         Args:
-            predictions: ``label_ids`` int [R, T] and, if wanted, ``probabilities`` of these
-                float [R, T].
+            predictions: ``label_ids`` int [R, T] and optionally their ``probabilities``, float
+                [R, T].
 
         Returns:
             For each sentence ``{"words": [...], "tags": [...], "probabilities": [...]}``;
-            the probability of a word without a piece is 0.
+            the probability of a word without a token is 0.
         """
+        # The row of each word, [W].
         rows = np.repeat(np.arange(len(self.tokens)), np.diff(self.first_words))
         nothing = self.labels.index("O") if "O" in self.labels else 0
-        predicted = self.positions > 0
-        ids = output(predictions, "label_ids", len(self.tokens))[rows, self.positions]
+        predicted = self.positions > 0  # [W]
+        ids = output(predictions, "label_ids", len(self.tokens))[rows, self.positions]  # [W]
         columns = {"tags": [self.labels[i] for i in np.where(predicted, ids, nothing)]}
         if "probabilities" in predictions:
             chances = output(predictions, "probabilities", len(self.tokens))[rows, self.positions]
@@ -223,21 +226,21 @@ def tagged_examples(
 
     Args:
         examples: The sentences.
-        tokenizer: Any.
+        tokenizer: The tokenizer.
         labels: The names of the labels.
-        length: The row's length T.
+        length: The length of a row, T.
 
     Raises:
         DataError: A tag is not among the labels (with file and line).
     """
     template = Template.of(tokenizer, length)
-    rows: list[tuple[list[int], None]] = []
+    rows: list[tuple[list[int], None]] = []  # tokens of each row, without special tokens
     first_words, positions = [0], []
     for example in examples:
         for words in fill_rows(word_pieces(example.words, tokenizer), template.room(1)):
             row: list[int] = []
             for ids, mark in words:
-                positions.append(1 + len(row) + mark if ids else 0)
+                positions.append(1 + len(row) + mark if ids else 0)  # after [CLS]
                 row += ids
             rows.append((row, None))
             first_words.append(len(positions))
@@ -245,7 +248,7 @@ def tagged_examples(
     if len(rows) > len(examples):
         notes.append(f"{len(rows):,} rows of {length} tokens")
     if lost := positions.count(0):
-        notes.append(f"{lost:,} words of which the tokenizer leaves nothing")
+        notes.append(f"{lost:,} words without a token")
     return TokenClassificationExamples(
         BertInputs.of(template, rows),
         np.array(first_words, np.int64),
@@ -264,12 +267,12 @@ def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[i
     token that is only a space belongs to the word after it.
 
     Args:
-        words: Of one sentence.
-        tokenizer: Any.
+        words: The words of one sentence.
+        tokenizer: A tokenizer of any kind.
 
     Returns:
         For each word its ids, and the index of the first one that has a character of the word. A
-        word of which the tokenizer leaves nothing has no ids.
+        word without a token has no ids.
     """
     ids, offsets = tokenizer.encode_with_offsets(" ".join(words), add_special_tokens=False)
     # Character positions of the words in the text, with the end, [num_words + 1].

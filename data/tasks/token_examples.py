@@ -1,7 +1,9 @@
-"""Sentences with a tag for each word as their sources have them, and their tags as BIO."""
+"""Sentences with a tag for each word: from the records of a source to examples with BIO tags.
+
+Words get their tokens only in ``token_classification``.
+"""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..errors import DataError
 from ..features.bio_tags import InconsistentTagError, find_scheme, misplaced_inside, to_bio
@@ -12,14 +14,14 @@ from .labelled import ExampleSet
 
 @dataclass(frozen=True)
 class TaggingExample:
-    """A sentence.
+    """A sentence with a tag for each word.
 
     Attributes:
-        words: Its words.
-        tags: A tag for each; None if they are to be predicted.
+        words: The words of the sentence.
+        tags: One tag for each word; None if they are to be predicted.
         location: Where the example was read, for messages: `train.tsv line 7`.
-        first_line: The line of its first word, if each word has a line.
-        document: The document that it is of, where its source marks them.
+        first_line: The line of the first word, if each word has a line.
+        document: The document of the sentence, if the source marks documents.
     """
 
     words: tuple[str, ...]
@@ -35,18 +37,18 @@ class TaggingExample:
 
     @property
     def group(self) -> str:
-        """The sentences of a document stay together; where none are marked, equal ones."""
+        """See ``Example``; a document, or else equal sentences, are in the same split."""
         return self.document or self.texts[0]
 
     def location_of(self, word: int) -> str:
-        """Where a word stands."""
+        """Returns the location of a word, for messages."""
         if self.first_line is None:
             return f"{self.location} word {word + 1}"
         return f"{self.location} line {self.first_line + word}"
 
 
 def from_columns(sentence: Sentence) -> TaggingExample:
-    """Makes an example of a sentence in columns.
+    """Makes an example from a sentence in columns.
 
     Raises:
         DataError: A word has no tag (with file and line).
@@ -60,14 +62,15 @@ def from_columns(sentence: Sentence) -> TaggingExample:
 
 
 def from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample:
-    """Makes an example of a list of words and one of their tags.
+    """Makes an example from a list of words and a list of tags.
 
     Args:
         record: The two lists.
-        names: Of the tags where these are numbers, as in published data sets.
+        names: The names of the tags if they are numbers, as in published data sets.
 
     Raises:
-        DataError: One is no list, they are not equally long, or an item is no word or tag.
+        DataError: A value is not a list, the lists differ in length, or an item is not a word or
+            not a tag.
     """
     words, tags = record.values
     words = words_of(words, record.location)
@@ -82,9 +85,10 @@ def from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample
     )
 
 
-def _tag(value: Any, names: tuple[str, ...] | None, location: str) -> str:
+def _tag(value: object, names: tuple[str, ...] | None, location: str) -> str:
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return names[value]
+    # Without names, words and whole numbers are tags; a bool is an int in Python.
     is_name = isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip()
     if names is None and is_name:
         return str(value)
@@ -93,11 +97,11 @@ def _tag(value: Any, names: tuple[str, ...] | None, location: str) -> str:
     )
 
 
-def words_of(values: Any, location: str) -> tuple[str, ...]:
-    """Takes a list of words.
+def words_of(values: object, location: str) -> tuple[str, ...]:
+    """Checks that a value is a list of words, and returns the words.
 
     Raises:
-        DataError: It is no list, or an item is no word.
+        DataError: The value is not a list, or an item is not a word.
     """
     if not isinstance(values, list):
         raise DataError(f"{location} has no list of words: name the fields #words,tags")
@@ -112,11 +116,11 @@ def words_of(values: Any, location: str) -> tuple[str, ...]:
 def in_bio(
     examples: list[TaggingExample], strict: bool, names: tuple[str, ...] | None = None
 ) -> ExampleSet[TaggingExample]:
-    """Converts the tags of all sentences, which have one scheme, to BIO.
+    """Infers the scheme of all tags and converts them to BIO.
 
     Args:
         examples: The sentences.
-        strict: Whether an ``I-`` that continues nothing is a fault; else it is read as ``B-``.
+        strict: Whether to refuse an ``I-`` that continues no span; otherwise it is read as ``B-``.
         names: The tags that a published data set declares.
 
     Raises:
@@ -128,11 +132,12 @@ def in_bio(
     except InconsistentTagError as error:
         raise error.at(examples[error.sentence].location_of(error.word)) from None
     notes = [] if scheme in ("BIO", "plain") else [f"{scheme} tags converted to BIO"]
+    # (sentence, word) of every I- that continues no span; with `strict` there is none.
     stray = misplaced_inside(sentences) if scheme == "BIO" else []
     if stray:
         sentence, word = stray[0]
         location = examples[sentence].location_of(word)
-        notes.append(f"{len(stray):,} tags I- that continue nothing read as B- ({location})")
+        notes.append(f"{len(stray):,} tags I- that continue no span read as B- ({location})")
     converted = tuple(
         replace(example, tags=to_bio(tags, "IOB1" if stray else scheme))
         for example, tags in zip(examples, sentences, strict=True)

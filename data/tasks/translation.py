@@ -1,15 +1,19 @@
-"""Rows for translation: from sentence pairs to packed examples with teacher forcing.
+"""Translation: from sentence pairs to packed examples with teacher forcing.
 
-Vaswani et al. 2017, sections 3.1 and 5.1: the decoder reads the target shifted right, behind
-a start token, and predicts each of its tokens and the end; both sides share a vocabulary.
-Where the paper batches pairs of like length, a row here holds several pairs, kept apart by
-their segment ids, so that a step has one static shape and next to no padding.
+Vaswani et al. 2017, sections 3.1 and 5.1: the decoder reads the target shifted right, after a
+start token, and predicts each of its tokens and the end; both sides share a vocabulary. The paper
+batches pairs of similar length. Here an example has several pairs with different segment ids, so
+that all steps have one shape and almost no padding.
+
+The arrays of a batch are int32: ``input_ids``, ``segment_ids``, ``position_ids`` [B, S], and
+``decoder_input_ids``, ``decoder_segment_ids``, ``decoder_position_ids``, ``labels`` [B, T], with
+S = T; see ``arrays_of_pairs``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -26,9 +30,9 @@ from ..tokenizers.base import Tokenizer
 from .base import DataConfig
 
 VOCABULARY_PAIRS = 1_000_000
-"""A vocabulary is trained on at most so many pairs, evenly spaced."""
+"""The largest number of pairs that a vocabulary is trained on; they are evenly spaced."""
 NUMBER_EXAMPLES_PER_EPOCH = 1 << 16
-"""Rows of an epoch of spelled-out numbers, which never repeat in another epoch."""
+"""Examples in an epoch of spelled-out numbers; every epoch has new ones."""
 
 ARRAYS = {
     "input_ids": Values.SOURCE_TOKEN,
@@ -41,11 +45,11 @@ ARRAYS = {
 }
 """The arrays of an example, int32 [S] for the source and int32 [T] for the target."""
 
-# Every run evaluates on the same rows.
+# Every run evaluates on the same examples.
 _EVALUATION_SEED = 0x5EED
-# In evaluation such a pair still gets translated and scored; it only has no loss.
+# In evaluation such a pair is still translated and scored, but it has no loss.
 _OF_THE_LOSS = "left out of the loss"
-# After so many numbers in sequence that do not fit, a row counts as full.
+# A row is full after this many consecutive numbers that do not fit.
 _MISSES = 3
 _ROWS_MEASURED = 32
 
@@ -69,10 +73,10 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the tokens that the encoder reads: those of the text, and an end.
+    """Returns the input of the encoder: the tokens of the text, and the end token.
 
     Raises:
-        DataError: The vocabulary has no token that ends a text.
+        DataError: The vocabulary has no end token.
     """
     return [*tokenizer.encode(text, add_special_tokens=False), end_of_text(tokenizer)]
 
@@ -81,30 +85,30 @@ def arrays_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict
     """Makes one example.
 
     Args:
-        pairs: Whose sources, and whose targets, have at most ``length`` tokens in all.
-        length: The row's length, S = T.
-        start: The id that opens each target for the decoder.
+        pairs: Pairs whose sources together have at most ``length`` tokens, as have their targets.
+        length: The length of the example, S = T.
+        start: The id that begins each target in the decoder.
 
     Returns:
         Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
-        ``decoder_input_ids`` (the labels shifted right, behind the start),
+        ``decoder_input_ids`` (the labels shifted right, after the start token),
         ``decoder_segment_ids``, ``decoder_position_ids`` and ``labels``. A pair has the same
-        segment on both sides, counted from 1; positions start at 0 in each. Padding, at the
-        end, is 0 in all.
+        segment id on both sides, counted from 1; positions start at 0 in each pair. Padding, at
+        the end, is 0 in all arrays.
     """
     row = {name: np.zeros(length, np.int32) for name in ARRAYS}
-    places = np.arange(length)
+    positions = np.arange(length)
     first = first_of_target = 0
     for segment, (source, target) in enumerate(pairs, start=1):
         end = first + len(source)
         row["input_ids"][first:end] = source
         row["segment_ids"][first:end] = segment
-        row["position_ids"][first:end] = places[: len(source)]
+        row["position_ids"][first:end] = positions[: len(source)]
         first, end = end, first_of_target + len(target)
         row["decoder_input_ids"][first_of_target] = start
         row["decoder_input_ids"][first_of_target + 1 : end] = target[:-1]
         row["decoder_segment_ids"][first_of_target:end] = segment
-        row["decoder_position_ids"][first_of_target:end] = places[: len(target)]
+        row["decoder_position_ids"][first_of_target:end] = positions[: len(target)]
         row["labels"][first_of_target:end] = target
         first_of_target = end
     return row
@@ -112,14 +116,14 @@ def arrays_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict
 
 @dataclass(frozen=True)
 class TranslationExamples:
-    """Every pair that fits a row exactly once, in the same rows in each epoch.
+    """Each fitting pair exactly once, in the same examples in every epoch.
 
     Attributes:
         corpus: The tokens.
-        length: The row's length, S = T.
-        start: The id that opens each target for the decoder.
-        pairs: The pairs row by row, int64 [num_fitting].
-        row_starts: Where each row starts in ``pairs``, and the end, int64 [num_rows + 1].
+        length: The length of a row, S = T.
+        start: The id that begins each target in the decoder.
+        pairs: The indices of the pairs, row by row, int64 [num_fitting].
+        row_starts: The start of each row in ``pairs``, and the end, int64 [num_rows + 1].
     """
 
     corpus: PairCorpus
@@ -133,7 +137,7 @@ class TranslationExamples:
         """Packs the pairs; see ``packing.best_fit``.
 
         Raises:
-            DataError: Every pair has a side longer than a row.
+            DataError: No pair fits a row.
         """
         pairs, row_starts = best_fit(*corpus.sizes, length, seed)
         if not len(pairs):
@@ -160,25 +164,25 @@ class TranslationExamples:
 
     @cached_property
     def num_tokens(self) -> tuple[int, int]:
-        """Tokens of all sources and of all targets in the rows, ends included."""
+        """The numbers of tokens in all sources and in all targets, including end tokens."""
         source, target = (sizes[self.pairs].sum() for sizes in self.corpus.sizes)
         return int(source), int(target)
 
     @property
     def padding_fraction(self) -> float:
-        """The part of the rows, of both sides together, that is padding."""
+        """The fraction of the tokens of all rows, on both sides together, that is padding."""
         return 1 - sum(self.num_tokens) / (2 * self.length * self.num_examples)
 
 
 @dataclass(frozen=True)
 class NumberExamples:
-    """Rows of spelled-out numbers, drawn anew for each row of each epoch.
+    """Examples of spelled-out numbers, which are drawn anew in each epoch.
 
     Attributes:
-        languages: Of the sources and of the targets, as num2words names them.
-        tokenizer: Of the sources; its target is that of the targets.
-        length: The row's length, S = T.
-        seed: Of the numbers; any integer.
+        languages: The languages of the sources and of the targets, as named by num2words.
+        tokenizer: The tokenizer of the sources; its ``target`` is that of the targets.
+        length: The length of a row, S = T.
+        seed: The seed of the numbers, any integer.
     """
 
     languages: tuple[str, str]
@@ -188,7 +192,7 @@ class NumberExamples:
 
     @property
     def num_examples(self) -> int:
-        """A constant: epochs of an endless source end where we say."""
+        """A constant, because the source is endless."""
         return NUMBER_EXAMPLES_PER_EPOCH
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
@@ -203,7 +207,7 @@ class NumberExamples:
 
     @cached_property
     def padding_fraction(self) -> float:
-        """The part of the first rows, of both sides together, that is padding."""
+        """The fraction of the tokens of some rows, on both sides together, that is padding."""
         rows = [self.example(0, index) for index in range(_ROWS_MEASURED)]
         sides = [[row["segment_ids"], row["decoder_segment_ids"]] for row in rows]
         return float(np.mean(np.asarray(sides) == 0))
@@ -223,7 +227,7 @@ class NumberExamples:
                 misses += 1
 
     def side(self, number: int, which: int) -> list[int]:
-        """The tokens of a number in one of the languages, with an end."""
+        """Returns the tokens of a number in one of the languages, with the end token."""
         tokenizer = (self.tokenizer, self.tokenizer.target)[which]
         return encode_source(tokenizer, spell(number, self.languages[which]))
 
@@ -233,7 +237,7 @@ class VocabularyTexts:
     """The texts of pairs, each target right after its source; see ``token_corpus.Texts``.
 
     Attributes:
-        text: The pairs.
+        text: The sentence pairs.
     """
 
     text: ParallelText
@@ -267,7 +271,7 @@ class TranslationData(DataConfig):
     """Tokens in a sequence on each side, S = T; a sequence holds several pairs."""
 
     def texts(self) -> VocabularyTexts:
-        """Both sides of the training pairs, for one vocabulary."""
+        """Returns both sides of the training pairs, for a shared vocabulary."""
         numbers = NumberWords.parse(self.source)
         text = self._open("train") if numbers is None else ParallelText((numbers.vocabulary,))
         return VocabularyTexts(text)
@@ -277,9 +281,9 @@ class TranslationData(DataConfig):
         return {name: ArraySpec((self.length,), values) for name, values in ARRAYS.items()}
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the pairs that are not held out, in the same rows in every epoch.
+        """Returns the pairs that are not held out, in the same examples in every epoch.
 
-        Spelled-out numbers never repeat.
+        Spelled-out numbers are new in every epoch.
         """
         numbers = NumberWords.parse(self.source)
         if numbers is None:
@@ -287,7 +291,7 @@ class TranslationData(DataConfig):
         return self._endless(numbers, tokenizer, seed)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """The source to validate on, the published split, or what is held out."""
+        """Returns the source to validate on, the published split, or the held-out pairs."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
         numbers = NumberWords.parse(self.source)
@@ -295,10 +299,10 @@ class TranslationData(DataConfig):
         return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
 
     def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """All pairs of another source; of a published one its validation split.
+        """Returns all pairs of another source, or the validation split of a published one.
 
-        The content has every pair as it was read; the rows leave out those with an empty
-        side and those longer than a row.
+        The content has every pair as it was read. The examples leave out pairs with an empty side
+        and pairs that are longer than a row.
         """
         numbers = NumberWords.parse(source)
         if numbers is not None:
@@ -308,14 +312,14 @@ class TranslationData(DataConfig):
         return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
 
     def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Translations are not predicted row by row.
+        """Refuses, because translations are not predicted example by example.
 
         Raises:
             DataError: Always; the message names the command that translates.
         """
         raise DataError("translation data has no labels to predict: use the command translate")
 
-    def _open(self, split: Any) -> ParallelText:
+    def _open(self, split: Literal["train", "validation"]) -> ParallelText:
         fraction = self.validation_fraction if self.validation is None else 0.0
         return open_parallel(self.source, split, validation_fraction=fraction)
 
@@ -349,7 +353,7 @@ class TranslationData(DataConfig):
 
 
 def _summary(rows: TranslationExamples, text: ParallelText, left_out: str) -> str:
-    """What is in the rows, and what is not and why."""
+    """Describes the rows, and the pairs left out of them with the reason."""
     corpus = rows.corpus
     source, target = rows.num_tokens
     summary = [

@@ -1,4 +1,4 @@
-"""One interface over every tokenizer of the zoo, and the loader that knows their files."""
+"""The interface of all tokenizers, and the loader that recognizes their files."""
 
 import json
 from abc import ABC, abstractmethod
@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from ..errors import DataError
 
+JsonObject = dict[str, Any]
+"""A JSON object as it was read."""
+
 END_OF_TEXT = "<|endoftext|>"
-"""The one special token of the vocabularies we train: it opens and closes a document."""
+"""The only special token of most vocabularies trained here: it begins and ends a document."""
 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids a vocabulary gives to its special tokens; None where it has none."""
+    """The ids of a vocabulary's special tokens; None for a token that it does not have."""
 
     pad: int | None = None
     unk: int | None = None
@@ -27,16 +31,16 @@ class SpecialIds:
 
 
 class Tokenizer(ABC):
-    """Text to ids and back.
+    """Converts text to ids and back.
 
-    Special tokens never come out of text: a text that spells ``<|endoftext|>`` or
-    ``[MASK]`` is encoded as the ordinary characters it is made of.
+    Text never becomes special tokens: a text that contains ``<|endoftext|>`` or ``[MASK]`` is
+    encoded as ordinary characters.
 
     Attributes:
         kind: The family, for example ``byte-bpe``, ``wordpiece`` or ``characters``.
         vocab_size: The number of ids; ids are in ``[0, vocab_size)``.
         special_ids: The ids of the special tokens.
-        fingerprint: A stable hash of everything that decides the ids.
+        fingerprint: A stable hash of everything that determines the ids.
     """
 
     kind: str
@@ -46,59 +50,59 @@ class Tokenizer(ABC):
 
     @property
     def target(self) -> "Tokenizer":
-        """The tokenizer of what a translation model writes; itself unless it has two sides."""
+        """The tokenizer of a translation model's output; itself unless it has two sides."""
         return self
 
     @abstractmethod
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encodes one text and says where each token comes from.
+        """Encodes one text and returns the characters that each token comes from.
 
         Args:
-            text: Any text.
-            add_special_tokens: Whether to add what the vocabulary's own template adds:
-                ``[CLS] … [SEP]`` for BERT, nothing for language-model vocabularies.
+            text: The text.
+            add_special_tokens: Whether to add the special tokens of the vocabulary's template:
+                ``[CLS] … [SEP]`` for BERT, none for the vocabularies of language models.
 
         Returns:
-            The ids, and for each a half-open range of characters of ``text``. A character
-            that takes several tokens is in the range of each. ``(0, 0)`` for a token that
-            the template added.
+            The ids, and for each id a half-open range of characters of ``text``. A character
+            that takes several tokens is in the ranges of all of them. The range of a token that
+            the template added is ``(0, 0)``.
         """
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes many texts, without special tokens; in threads where the library can."""
+        """Encodes many texts without special tokens, in threads if the library can."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Turns ids back to text.
+        """Converts ids to text.
 
         Args:
             ids: Ids in ``[0, vocab_size)``.
-            skip_special_tokens: Whether special tokens leave no trace in the text.
+            skip_special_tokens: Whether to leave special tokens out of the text.
 
         Returns:
-            The text; bytes that are not UTF-8 become U+FFFD.
+            The text. Bytes that are not valid UTF-8 become U+FFFD.
         """
 
     @abstractmethod
     def token(self, id: int) -> str:
-        """Returns the piece of an id as it may be printed in a table or a plot."""
+        """Returns the piece of an id in a form that can be printed in a table or a plot."""
 
     @abstractmethod
     def save(self, folder: str | PathLike[str]) -> None:
-        """Writes the files from which ``load_tokenizer(folder)`` makes an equal tokenizer."""
+        """Writes the files from which ``load_tokenizer(folder)`` loads an equal tokenizer."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes one text; see ``encode_with_offsets``."""
         return self.encode_with_offsets(text, add_special_tokens)[0]
 
     def encode_with_mask(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encodes a text in which the mask token's spelling stands for that token.
+        """Encodes a text in which the string ``[MASK]`` is the mask token.
 
-        This is for a person's own text with blanks to fill; ``encode`` takes ``[MASK]`` for
-        characters like any others. Spaces before a mask belong to it.
+        This is for texts with blanks to fill; ``encode`` treats ``[MASK]`` as ordinary
+        characters. Spaces before a mask belong to the mask.
 
         Args:
             text: For example ``The [MASK] pulled into the station.``
@@ -113,33 +117,33 @@ class Tokenizer(ABC):
         mask = self.special_ids.mask
         if mask is None:
             raise DataError(
-                f"this {self.kind} tokenizer has no mask token: use a model that was trained with "
-                "masked words"
+                f"this {self.kind} tokenizer has no mask token: use a model that was trained on "
+                "masked tokens"
             )
         *before, last = text.split(self.token(mask))
         ids: list[int] = []
         for part in before:
             ids += [*self.encode(part.rstrip(" "), add_special_tokens=False), mask]
         ids += self.encode(last, add_special_tokens=False)
-        return self._framed(ids) if add_special_tokens else ids
-
-    def _framed(self, ids: list[int]) -> list[int]:
-        """Puts around ids what the vocabulary's template puts around a text."""
-        bare, framed = (self.encode("a", add_special_tokens=added) for added in (False, True))
-        front = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
-        return framed[:front] + ids + framed[front + len(bare) :]
+        if not add_special_tokens:
+            return ids
+        # Some text with and without special tokens shows what the template adds on each side.
+        bare, full = (self.encode("a", add_special_tokens=added) for added in (False, True))
+        front = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)
+        return full[:front] + ids + full[front + len(bare) :]
 
 
 def printable(piece: str) -> str:
-    r"""Escapes what would not show in print: a line feed becomes ``\n``."""
+    r"""Escapes characters that are not printable: a line feed becomes ``\n``."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece)
 
 
 def check_unicode(text: str) -> None:
-    """Checks that a text can be written as UTF-8, which the libraries take for granted.
+    """Checks that a text can be written as UTF-8, as the libraries require.
 
     Raises:
-        DataError: It holds half of a surrogate pair: a command line that is not UTF-8, say.
+        DataError: The text contains half of a surrogate pair, for example because it comes from a
+            command line that is not UTF-8.
     """
     try:
         text.encode()
@@ -151,20 +155,20 @@ def check_unicode(text: str) -> None:
 
 
 def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
-    """Loads a tokenizer of any kind we have.
+    """Loads a tokenizer of any kind.
 
     Args:
         path: A folder written by ``save``, a Hugging Face model folder, or one file:
             ``vocab.txt`` (WordPiece), ``tokenizer.json``, ``vocab.json`` beside
             ``merges.txt`` or ``encoder.json`` beside ``vocab.bpe`` (byte-level BPE; a
-            common prefix as in ``gpt2_encoder.json`` is fine), a sentencepiece ``.model``.
-            Marian's ``source.spm``, ``target.spm`` and ``vocab.json`` only as a folder.
+            common prefix as in ``gpt2_encoder.json`` is allowed), a sentencepiece ``.model``.
+            Marian's ``source.spm``, ``target.spm`` and ``vocab.json`` are loaded only as a folder.
 
     Returns:
         The tokenizer.
 
     Raises:
-        DataError: Nothing is there, or nothing that is understood.
+        DataError: The path does not exist, or is not a supported tokenizer.
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -178,7 +182,10 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     if path.suffix == ".json":
         return _load_json(path)
     if path.suffix == ".bpe" or path.name.endswith("merges.txt"):
-        return _load_vocabulary_and_merges(_vocabulary_of(path), path)
+        from .huggingface import load_byte_bpe
+
+        pairs = tuple((merges, vocabulary) for vocabulary, merges in _PAIRS)
+        return load_byte_bpe(_partner(path, pairs), path)
     if path.suffix in (".model", ".spm"):
         from .sentencepiece import SentencePieceTokenizer
 
@@ -187,7 +194,7 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
         from .huggingface import load_wordpiece
 
         return load_wordpiece(path)
-    raise DataError(f"{path} is not a tokenizer we know: give {_KNOWN}")
+    raise DataError(f"{path} is not a supported tokenizer: give {_KNOWN}")
 
 
 _KNOWN = (
@@ -195,7 +202,7 @@ _KNOWN = (
     "a WordPiece vocab.txt, a sentencepiece .model, or a folder with one of them "
     "or with Marian's source.spm, target.spm and vocab.json"
 )
-# The first that is there counts: what ours were made with, before what was made of them.
+# The first file that exists is loaded: original files come before those exported from them.
 _IN_A_FOLDER = (
     "characters.json",
     "sentencepiece.model",
@@ -217,8 +224,8 @@ def _file_in(folder: Path) -> Path:
         return models[0]
     if models:
         names = ", ".join(model.name for model in models)
-        raise DataError(f"{folder} holds several sentencepiece models ({names}): name one")
-    raise DataError(f"no tokenizer in the folder {folder}: it should hold {_KNOWN}")
+        raise DataError(f"{folder} contains several sentencepiece models ({names}): name one")
+    raise DataError(f"no tokenizer in the folder {folder}: it should contain {_KNOWN}")
 
 
 def _load_json(path: Path) -> Tokenizer:
@@ -232,35 +239,28 @@ def _load_json(path: Path) -> Tokenizer:
 
         return CharacterTokenizer.from_json(content, path)
     if isinstance(content, dict) and content and isinstance(next(iter(content.values())), int):
-        return _load_vocabulary_and_merges(path, _merges_of(path))
-    raise DataError(f"{path} is JSON but not a tokenizer we know: give {_KNOWN}")
+        from .huggingface import load_byte_bpe
 
-
-def _load_vocabulary_and_merges(vocabulary: Path, merges: Path) -> Tokenizer:
-    from .huggingface import load_byte_bpe
-
-    return load_byte_bpe(vocabulary, merges)
-
-
-def _merges_of(vocabulary: Path) -> Path:
-    return _partner(vocabulary, _PAIRS)
-
-
-def _vocabulary_of(merges: Path) -> Path:
-    return _partner(merges, tuple((second, first) for first, second in _PAIRS))
+        return load_byte_bpe(path, _partner(path, _PAIRS))
+    raise DataError(f"{path} is JSON but not a supported tokenizer: give {_KNOWN}")
 
 
 def _partner(path: Path, pairs: tuple[tuple[str, str], ...]) -> Path:
+    """Finds the other file of a byte-level BPE tokenizer; both may have a common prefix."""
     names = [path.name.removesuffix(one) + other for one, other in pairs if path.name.endswith(one)]
     for name in names:
         if path.with_name(name).is_file():
             return path.with_name(name)
     missing = names[0] if names else " or ".join(other for _, other in pairs)
-    raise DataError(f"{path} is half of a byte-level BPE tokenizer: {missing} must lie beside it")
+    raise DataError(f"{path} is half of a byte-level BPE tokenizer: {missing} must be beside it")
 
 
 def read_json(path: Path, content: bytes | None = None) -> object:
-    """Reads a JSON file of a tokenizer, or what was read of it.
+    """Reads a JSON file of a tokenizer.
+
+    Args:
+        path: The file.
+        content: The bytes of the file if they have been read already.
 
     Raises:
         DataError: The file is not UTF-8 or not JSON.

@@ -1,4 +1,4 @@
-"""A vocabulary of single characters: the smallest tokenizer there is."""
+"""A vocabulary of single characters, the simplest tokenizer."""
 
 import hashlib
 import json
@@ -16,13 +16,13 @@ _NUM_SPECIAL = 2
 
 
 class CharacterTokenizer(Tokenizer):
-    """One id per character, after ``<|endoftext|>`` (0) and ``<unk>`` (1).
+    """Gives each character an id, after ``<|endoftext|>`` (0) and ``<unk>`` (1).
 
-    A character that was not in the training text becomes ``<unk>``, which decodes to
-    U+FFFD: it stands for text, so it is not skipped with the special tokens.
+    A character that was not in the training text becomes ``<unk>``, which decodes to U+FFFD. It
+    represents text, so it is not skipped with the special tokens.
 
     Attributes:
-        characters: Its characters, in the order of their ids, each once.
+        characters: The distinct characters of the vocabulary, in the order of their ids.
     """
 
     kind = "characters"
@@ -31,7 +31,7 @@ class CharacterTokenizer(Tokenizer):
         """Makes the tokenizer.
 
         Args:
-            characters: Its characters, in the order of their ids, each once.
+            characters: Distinct characters, in the order of their ids.
         """
         self.characters = characters
         self._ids = {c: i for i, c in enumerate(characters, start=_NUM_SPECIAL)}
@@ -41,7 +41,7 @@ class CharacterTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str]) -> "CharacterTokenizer":
-        """Collects the characters of texts, in code point order."""
+        """Makes a tokenizer of the characters in the texts, in the order of their code points."""
         seen: set[str] = set()
         for text in texts:
             seen.update(text)
@@ -49,7 +49,7 @@ class CharacterTokenizer(Tokenizer):
 
     @classmethod
     def from_json(cls, content: Mapping[str, object], path: Path) -> "CharacterTokenizer":
-        """Reads what ``save`` wrote.
+        """Makes a tokenizer from the JSON object that ``save`` wrote.
 
         Raises:
             DataError: The characters are missing or not unique.
@@ -62,7 +62,7 @@ class CharacterTokenizer(Tokenizer):
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """See ``Tokenizer``; there is no template, so nothing is added."""
+        """See ``Tokenizer``; there is no template, so no special tokens are added."""
         return self.encode(text), [(i, i + 1) for i in range(len(text))]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -1,18 +1,18 @@
-"""Tokenizers for transformers: the files from which its ``AutoTokenizer`` makes the same.
+"""Export to transformers: files from which its ``AutoTokenizer`` loads an equal tokenizer.
 
-What differs between the libraries is said in ``tokenizer_config.json`` where it can be:
+Differences between the libraries are stated in ``tokenizer_config.json`` where possible:
 
-- A text that spells ``<|endoftext|>`` is ordinary text (``split_special_tokens``). Only where
-  there is a mask, users write ``[MASK]`` into their texts, so there it is the mask.
-- Texts in a batch are filled up with the padding token, or with the closing one where there
-  is none: on the left for language models, which write on at the right, else on the right.
-- ``tokenizer(texts)`` gives what models take: token types only of WordPiece, which is BERT's.
+- A text that contains ``<|endoftext|>`` is ordinary text (``split_special_tokens``). If the
+  vocabulary has a mask token, however, ``[MASK]`` in a text is that token, because users of
+  transformers write it so.
+- A batch is padded with the padding token, or with the end token if there is none: on the left
+  for language models, which continue texts on the right, otherwise on the right.
+- ``tokenizer(texts)`` returns a model's inputs: token types only for WordPiece (BERT).
 """
 
 import json
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, processors
@@ -27,7 +27,7 @@ from .sentencepiece import SentencePieceTokenizer
 from .sentencepiece_export import obstacle, sentencepiece_backend
 
 _CONFIG = "tokenizer_config.json"
-# What `save` writes besides, of which `tokenizer.json` is made.
+# Files that `save` writes, and from which `tokenizer.json` is made.
 _KEPT = ("characters.json", "sentencepiece.model", "vocab.txt")
 
 
@@ -38,20 +38,20 @@ def export_tokenizer(
     closing: bool = False,
     max_length: int | None = None,
 ) -> str:
-    """Writes a tokenizer for transformers, and so that ``load_tokenizer`` reads the same.
+    """Writes a tokenizer for transformers; ``load_tokenizer`` loads an equal one from the files.
 
     Args:
-        tokenizer: Any of ours.
-        folder: Where its files go; made if it is missing.
-        closing: Whether a text is closed by the end token, as what translates reads it.
-        max_length: The most tokens that the model takes; without it there is no limit.
+        tokenizer: The tokenizer.
+        folder: The folder of the files; created if it is missing.
+        closing: Whether the end token is added to each text, as for the input of translation.
+        max_length: The largest number of tokens of the model; None for no limit.
 
     Returns:
-        One line that says what was written, and when it is not exact.
+        A line for the log that names the files and the differences between the two libraries.
 
     Raises:
-        DataError: A text is to be closed and the vocabulary has no end token, or the place
-            cannot be written.
+        DataError: The end token is requested and the vocabulary has none, or the folder cannot be
+            written.
     """
     folder = Path(folder)
     if closing and tokenizer.special_ids.eos is None:
@@ -62,8 +62,8 @@ def export_tokenizer(
     tokenizer.save(folder)
     if isinstance(tokenizer, SentencePieceTokenizer) and (reason := obstacle(tokenizer.model)):
         return (
-            "tokenizer: sentencepiece.model as it is, and no tokenizer.json for transformers: "
-            f"{reason}, which the tokenizers library cannot say exactly"
+            "tokenizer: sentencepiece.model unchanged, and no tokenizer.json for transformers: "
+            f"{reason}, which the tokenizers library cannot express exactly"
         )
     backend = _backend(tokenizer)
     if closing:
@@ -87,7 +87,7 @@ def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
-    """Byte pairs without a merge are the characters they start from."""
+    """Makes a BPE model without merges, whose pieces are the single characters."""
     pieces = [END_OF_TEXT, UNKNOWN, *tokenizer.characters]
     ids = {piece: id for id, piece in enumerate(pieces)}
     backend = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=UNKNOWN, fuse_unk=False))
@@ -108,7 +108,7 @@ def _close(backend: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
 
 
 def _older_files(tokenizer: Tokenizer, backend: tokenizers.Tokenizer) -> dict[str, str]:
-    """The pair of files by which byte-level vocabularies were known before ``tokenizer.json``."""
+    """Returns the two files of a byte-level vocabulary from the time before ``tokenizer.json``."""
     if tokenizer.kind != "byte-bpe":
         return {}
     ids = backend.get_vocab(with_added_tokens=True)
@@ -121,19 +121,19 @@ def _older_files(tokenizer: Tokenizer, backend: tokenizers.Tokenizer) -> dict[st
     }
 
 
-def _config(tokenizer: Tokenizer, closing: bool) -> dict[str, Any]:
+def _config(tokenizer: Tokenizer, closing: bool) -> dict[str, object]:
     special = tokenizer.special_ids
-    writes_on = not closing and special.mask is None and special.cls is None
-    named: dict[str, Any] = {
+    continues_text = not closing and special.mask is None and special.cls is None
+    named: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": special.mask is None,
-        "padding_side": "left" if writes_on else "right",
+        "padding_side": "left" if continues_text else "right",
     }
     if isinstance(tokenizer, HuggingFaceTokenizer):
         named |= tokenizer.transformers_config()
     else:
-        # The unknown one stands for text, which is not skipped with special tokens.
+        # The unknown token represents text, so it must not be skipped with the special tokens.
         roles = {"bos": special.bos, "eos": special.eos, "pad": special.pad}
         roles |= {"cls": special.cls, "sep": special.sep, "mask": special.mask}
         named |= {f"{r}_token": tokenizer.token(id) for r, id in roles.items() if id is not None}
@@ -152,8 +152,8 @@ def _export_marian(tokenizer: MarianTokenizer, folder: Path, limit: dict[str, in
     if tokenizer.special_ids == tokenizer.target.special_ids:
         return f"tokenizer: {files}; transformers gives the same ids and texts"
     return (
-        f"tokenizer: {files}; transformers gives the same ids and texts of sources; of targets it "
-        "takes the special tokens for those of sources, which are others"
+        f"tokenizer: {files}; transformers gives the same ids and texts for sources; for "
+        "targets it uses the special tokens of sources, which differ"
     )
 
 
@@ -161,10 +161,11 @@ def _exactness(tokenizer: Tokenizer) -> str:
     same = "transformers gives the same ids and texts"
     if tokenizer.special_ids.mask is not None:
         mask = tokenizer.token(tokenizer.special_ids.mask)
-        return f"{same}; only {mask} in a text is the mask to it, and letters to flaxzoo"
+        return f"{same}, except that {mask} in a text is its mask token (ordinary text in flaxzoo)"
     if tokenizer.kind == "sentencepiece-unigram":
         return (
-            f"{same}, but that of two ways to cut that are equal to the seventh digit (in lines "
-            "of more than some 16,000 characters, in 'hahaha') it may choose the other"
+            f"{same}, except that of two ways to split a text whose scores agree in seven digits "
+            "(as in 'hahaha', or in lines of more than about 16,000 characters) it may choose the "
+            "other"
         )
     return same

@@ -2,12 +2,12 @@
 
 Byte-level BPE is GPT-2's (Radford 2019, section 2.2; splitting pattern and byte alphabet of
 openai/gpt-2 ``encoder.py``). WordPiece is BERT's (google-research/bert ``tokenization.py``)
-as the library has it, which differs from the original in this: a word has at most 100
+as implemented by the library, with these differences from the original: a word has at most 100
 characters, not 200; a final capital sigma becomes σ, not ς; the ideographs U+2B820 to U+2B91F
-are not parted; and it knows the marks and punctuation of Unicode 8, not of later versions.
+are not split; and the marks and punctuation are those of Unicode 8, not of later versions.
 
-A deliberate difference from the usual wrappers: ``[CLS]`` or ``[SEP]`` in a text is plain text,
-which no one can smuggle in as a mark; only the code that frames a row writes these ids.
+A deliberate difference from the usual wrappers: ``[CLS]`` or ``[SEP]`` in a text is plain text and
+cannot inject special tokens. Only the code that adds special tokens to an example writes their ids.
 """
 
 import hashlib
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -26,6 +25,7 @@ from ..io.atomic_io import write_file
 from ..io.files import file_lines
 from .base import (
     END_OF_TEXT,
+    JsonObject,
     SpecialIds,
     Tokenizer,
     check_unicode,
@@ -33,7 +33,7 @@ from .base import (
     read_json,
 )
 
-# What a special token is called where no file says so.
+# The names of special tokens, used if no file states them.
 _USUAL_NAMES = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -48,17 +48,17 @@ _BERT = "BertTokenizer"
 _LONGEST_WORD = 100
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""The special tokens of the WordPiece vocabularies we train, in the order of their ids."""
+"""The special tokens of WordPiece vocabularies trained here, in the order of their ids."""
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A tokenizer of the ``tokenizers`` library behind our interface."""
+    """A tokenizer of the ``tokenizers`` library."""
 
     def __init__(self, backend: tokenizers.Tokenizer, special_ids: SpecialIds) -> None:
         """Wraps a tokenizer, which must not be changed afterwards.
 
         Args:
-            backend: The library's tokenizer. Its padding and truncation are switched off.
+            backend: The library's tokenizer. Its padding and truncation are turned off.
             special_ids: The ids of the special tokens.
         """
         backend.no_padding()
@@ -99,7 +99,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return printable(piece)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """See ``Tokenizer``; writes the files that transformers reads, too."""
+        """See ``Tokenizer``; transformers reads the files too."""
         config = self.transformers_config()
         if config["tokenizer_class"] == _BERT:
             pieces = [self._backend.id_to_token(id) or "" for id in range(self.vocab_size)]
@@ -110,11 +110,11 @@ class HuggingFaceTokenizer(Tokenizer):
         )
 
     def backend(self) -> tokenizers.Tokenizer:
-        """A copy of the library's tokenizer."""
+        """Returns a copy of the library's tokenizer."""
         return tokenizers.Tokenizer.from_str(self._backend.to_str())
 
     def transformers_config(self) -> dict[str, object]:
-        """What transformers must know besides ``tokenizer.json``: its class, special tokens."""
+        """Returns the settings for transformers: the class of the tokenizer, and special tokens."""
         names = {
             f"{role}_token": self._backend.id_to_token(id)
             for role, id in asdict(self.special_ids).items()
@@ -134,7 +134,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def byte_level_backend(model: models.BPE) -> tokenizers.Tokenizer:
-    """Puts GPT-2's splitting and byte alphabet around a BPE model."""
+    """Makes a tokenizer of a BPE model with GPT-2's splitting and byte alphabet."""
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
@@ -142,17 +142,17 @@ def byte_level_backend(model: models.BPE) -> tokenizers.Tokenizer:
 
 
 def load_byte_bpe(vocabulary: Path, merges: Path) -> HuggingFaceTokenizer:
-    """Loads GPT-2's pair of files.
+    """Loads the two files of a GPT-2 vocabulary.
 
     Args:
         vocabulary: JSON object from piece to id.
         merges: Two pieces per line in rank order, after an optional ``#version`` line.
 
     Returns:
-        The tokenizer; ``<|endoftext|>`` is bos and eos where the vocabulary has it.
+        The tokenizer. If the vocabulary has ``<|endoftext|>``, it is BOS and EOS.
 
     Raises:
-        DataError: A file is malformed, or a merge makes a piece the vocabulary lacks.
+        DataError: A file is malformed, or the result of a merge is not in the vocabulary.
     """
     ids = _read_byte_vocabulary(vocabulary)
     backend = byte_level_backend(models.BPE(vocab=ids, merges=_read_merges(merges, ids)))
@@ -163,18 +163,17 @@ def load_byte_bpe(vocabulary: Path, merges: Path) -> HuggingFaceTokenizer:
 def load_wordpiece(path: Path) -> HuggingFaceTokenizer:
     """Loads BERT's ``vocab.txt``.
 
-    Whether text is lower-cased (and its accents dropped) is read from a
-    ``tokenizer_config.json`` beside it; without one, from the vocabulary itself: a
-    vocabulary without a single upper-case letter is one for lower-cased text.
+    A ``tokenizer_config.json`` beside the file says whether text is lowercased (and accents are
+    removed). Without one, text is lowercased if no piece of the vocabulary has an uppercase letter.
 
     Args:
-        path: One piece per line; the id is the line's number from 0.
+        path: A file with one piece per line; the id is the number of the line from 0.
 
     Returns:
         The tokenizer, with BERT's template ``[CLS] … [SEP]``.
 
     Raises:
-        DataError: The file has no ``[UNK]``, ``[CLS]`` or ``[SEP]``, or a piece twice.
+        DataError: The file has no ``[UNK]``, ``[CLS]`` or ``[SEP]``, or contains a piece twice.
     """
     ids = _read_vocabulary(path)
     return wordpiece(list(ids), _is_lowercase(path, ids))
@@ -184,8 +183,8 @@ def wordpiece(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
     """Makes a WordPiece tokenizer.
 
     Args:
-        pieces: All different, in the order of their ids, ``WORDPIECE_SPECIALS`` among them.
-        lowercase: Whether text is lower-cased and its accents dropped.
+        pieces: Distinct pieces in the order of their ids, including ``WORDPIECE_SPECIALS``.
+        lowercase: Whether text is lowercased and accents are removed.
 
     Returns:
         The tokenizer, with BERT's template ``[CLS] … [SEP]``.
@@ -204,7 +203,7 @@ def wordpiece(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
 
 
 def wordpiece_backend(model: models.WordPiece, lowercase: bool) -> tokenizers.Tokenizer:
-    """Puts BERT's normalisation and splitting around a WordPiece model."""
+    """Makes a tokenizer of a WordPiece model with BERT's normalization and splitting."""
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -212,7 +211,7 @@ def wordpiece_backend(model: models.WordPiece, lowercase: bool) -> tokenizers.To
 
 
 def load_tokenizer_json(path: Path) -> HuggingFaceTokenizer:
-    """Loads a ``tokenizer.json``; a ``tokenizer_config.json`` beside it names the specials.
+    """Loads a ``tokenizer.json``; a ``tokenizer_config.json`` beside it names special tokens.
 
     Args:
         path: The file.
@@ -235,7 +234,7 @@ def load_tokenizer_json(path: Path) -> HuggingFaceTokenizer:
         if isinstance(name, str) and backend.token_to_id(name) is not None:
             ids[role] = backend.token_to_id(name)
     if ids["pad"] == ids["eos"]:
-        ids["pad"] = None  # the end token fills up batches where there is none for it
+        ids["pad"] = None  # transformers pads with the end token if there is no padding token
     return HuggingFaceTokenizer(backend, SpecialIds(**ids))
 
 
@@ -263,7 +262,7 @@ def _read_byte_vocabulary(path: Path) -> dict[str, int]:
     if not isinstance(ids, dict) or not all(isinstance(i, int) for i in ids.values()):
         raise DataError(f"{path} is not a vocabulary: expected a JSON object of piece to id")
     missing = set(pre_tokenizers.ByteLevel.alphabet()) - set(ids)
-    if missing:  # the library would drop such bytes without a word
+    if missing:  # the library would silently drop such bytes
         raise DataError(
             f"{path} is not a vocabulary for byte-level BPE: {len(missing)} of the 256 bytes "
             "have no piece"
@@ -283,7 +282,7 @@ def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
             )
         if not {*pieces, "".join(pieces)} <= ids.keys():
             raise DataError(
-                f"{path} line {number} merges {line!r}, which the vocabulary beside it lacks: "
+                f"{path} line {number} merges {line!r}, which is not in the vocabulary beside it: "
                 "fetch both files again"
             )
         merges.append((pieces[0], pieces[1]))
@@ -311,8 +310,8 @@ def _is_lowercase(path: Path, ids: dict[str, int]) -> bool:
     return not any(p != p.lower() for p in ids if not (p.startswith("[") and p.endswith("]")))
 
 
-def _is_bert(content: dict[str, Any]) -> bool:
-    """Whether this is what transformers' class for BERT makes of the pieces alone."""
+def _is_bert(content: JsonObject) -> bool:
+    """Returns whether transformers' class for BERT makes this tokenizer from its pieces alone."""
     model, normalizer = content["model"], content["normalizer"] or {}
     return (
         (_kind(content), normalizer.get("type")) == ("wordpiece", "BertNormalizer")
@@ -324,7 +323,7 @@ def _is_bert(content: dict[str, Any]) -> bool:
     )
 
 
-def _kind(content: dict[str, Any]) -> str:
+def _kind(content: JsonObject) -> str:
     model = content["model"]
     name = str(model.get("type")) if isinstance(model, dict) else "unknown"
     if name == "BPE" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer")):

@@ -1,47 +1,44 @@
 """Marian's tokenizers (Junczys-Dowmunt et al. 2018), as the opus-mt models are published.
 
-Two sentencepiece models cut the text of the two languages, and a JSON vocabulary, one for
-both or one for each, gives their pieces ids. Ids and texts are those of transformers'
-``MarianTokenizer`` without ``sacremoses``, whose normaliser of punctuation it only recommends
-and no longer calls; with these differences:
+Each language has a sentencepiece model that splits its text. A JSON vocabulary, one for both
+languages or one for each, gives the pieces their ids. Ids and texts are equal to those of
+transformers' ``MarianTokenizer`` without ``sacremoses``, whose punctuation normalizer it
+recommends but no longer calls, with these differences:
 
-- Special tokens never come out of text, as with its ``split_special_tokens``.
-- The special tokens of the target side are looked up in the target's vocabulary. It takes
-  the source's ids for both, which is wrong where the two vocabularies have them elsewhere.
+- Text never becomes special tokens, as with ``split_special_tokens`` in transformers.
+- The special tokens of the target side are looked up in the target's vocabulary. Transformers
+  uses the source's ids for both, which is wrong where the ids of the two vocabularies differ.
 
-A text may begin with the language to translate to, ``>>fr<<``: that is one token.
+A text may begin with the language to translate to, ``>>fr<<``, which is one token.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-import sentencepiece
 
 from ..errors import DataError
 from ..io.atomic_io import write_file
-from .base import SpecialIds, Tokenizer, check_unicode, printable, read_json
+from .base import JsonObject, SpecialIds, Tokenizer, check_unicode, printable, read_json
 from .sentencepiece import SPACE, load_processor, widen_bytes
 
 MODELS = ("source.spm", "target.spm")
-"""The files by which a folder is known to be Marian's."""
+"""The files that show that a folder has Marian's tokenizer."""
 
 _VOCABULARIES = ("vocab.json", "target_vocab.json")
 _CONFIG = "tokenizer_config.json"
 _SPECIALS = "special_tokens_map.json"
 _USUAL_NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
-# What a space is dropped before, in this order, where the configuration asks for it.
+# Replacements that remove spaces, in this order, if the configuration requests it.
 _CLEANED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't"}
 _CLEANED |= {f" '{end}": f"'{end}" for end in ("m", "s", "ve", "re")}
 
 
 class MarianTokenizer(Tokenizer):
-    """One language of a pair: of what the model reads, or, as its ``target``, of what it writes.
+    """The tokenizer of the source language; its ``target`` is that of the target language.
 
-    The template is a closing ``</s>``. There is no token that starts a text: a decoder starts
-    with padding, as it was trained, so that is what ``special_ids.bos`` names.
+    The template adds ``</s>`` at the end. There is no token that begins a text: the decoder was
+    trained to start with padding, so ``special_ids.bos`` is the padding token.
     """
 
     kind = "marian"
@@ -50,25 +47,35 @@ class MarianTokenizer(Tokenizer):
         """Makes the tokenizer of one side; ``from_folder`` reads the files.
 
         Args:
-            files: The bytes of the folder's files by their names.
-            folder: Where they are, for messages.
-            is_target: Whether this is the side that the model writes.
+            files: The bytes of the folder's files by name.
+            folder: The folder, for messages.
+            is_target: Whether this is the tokenizer of the target language.
 
         Raises:
             DataError: See ``from_folder``.
         """
         self.files = files
         self.config = config = _read_object(files, _CONFIG, folder)
-        _check_config(config, folder / _CONFIG)
+        if options := config.get("sp_model_kwargs"):
+            raise DataError(
+                f"{folder / _CONFIG}: sp_model_kwargs {options!r} is not supported: remove it"
+            )
         own = is_target and bool(config.get("separate_vocabs"))
-        self._processor = _processor(files, MODELS[is_target], folder)
-        # Of a shared vocabulary transformers decodes either side by the source's model.
-        self._joiner = _processor(files, MODELS[own], folder)
+        self._processor, self._joiner = (
+            load_processor(_present(files, name, folder), folder / name)
+            for name in (MODELS[is_target], MODELS[own])
+        )
+        # With a shared vocabulary transformers decodes both sides with the source's model.
         self._ids = _read_vocabulary(files, _VOCABULARIES[own], folder)
         self._pieces = {id: piece for piece, id in self._ids.items()}
         names = _names_of_specials(files, config, folder)
-        self._special = {*names.values(), *_extra_specials(config)}
-        self._check_specials(folder / _VOCABULARIES[own])
+        extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+        self._special = {*names.values(), *map(_content, extra)}
+        if missing := sorted(self._special - self._ids.keys()):
+            raise DataError(
+                f"{folder / _VOCABULARIES[own]} has no {' and no '.join(missing)}, which the files "
+                "beside it name as special tokens: fetch all of them again"
+            )
         self._unknown, self._end = names["unk"], names["eos"]
         self._cleaned = _CLEANED if config.get("clean_up_tokenization_spaces") else {}
         roles = {role: self._ids[name] for role, name in names.items()}
@@ -81,13 +88,13 @@ class MarianTokenizer(Tokenizer):
 
     @classmethod
     def from_folder(cls, folder: Path) -> "MarianTokenizer":
-        """Loads ``source.spm``, ``target.spm``, ``vocab.json`` and what describes them.
+        """Loads ``source.spm``, ``target.spm``, ``vocab.json`` and their configuration.
 
         ``target_vocab.json`` is read where ``tokenizer_config.json`` says ``separate_vocabs``.
 
         Raises:
-            DataError: A file is missing or broken, a special token has no id, or the
-                configuration asks for what is not supported.
+            DataError: A file is missing or damaged, a special token has no id, or a setting of
+                the configuration is not supported.
         """
         names = (*MODELS, *_VOCABULARIES, _CONFIG, _SPECIALS)
         files = {n: (folder / n).read_bytes() for n in names if (folder / n).is_file()}
@@ -95,7 +102,7 @@ class MarianTokenizer(Tokenizer):
 
     @property
     def target(self) -> "MarianTokenizer":
-        """The tokenizer of the language that the model writes."""
+        """The tokenizer of the target language."""
         return self._target
 
     def encode_with_offsets(
@@ -144,33 +151,19 @@ class MarianTokenizer(Tokenizer):
             write_file(Path(folder) / name, content)
 
     def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
-        """The ids of a text's pieces, behind that of its language code if it has one."""
+        """Returns the ids of the language code, if there is one, and of the pieces."""
         unknown = self._ids[self._unknown]
-        # What the model does not know comes as it stands in the text, special names too.
+        # The model returns unknown pieces as they are in the text, even if they are special names.
         return [
             unknown if piece in self._special else self._ids.get(piece, unknown)
             for piece in ([code, *pieces] if code else pieces)
         ]
 
-    def _check_specials(self, path: Path) -> None:
-        missing = sorted(self._special - self._ids.keys())
-        if missing:
-            raise DataError(
-                f"{path} has no {' and no '.join(missing)}, which the files beside it name as "
-                "special tokens: fetch all of them again"
-            )
-
 
 def _language_and_text(text: str) -> tuple[str, str]:
-    """Parts ``>>fr<<`` from what follows."""
+    """Separates ``>>fr<<`` from the text after it."""
     end = text.find("<<") + 2 if text.startswith(">>") else 0
     return (text[:end], text[end:]) if end > 1 else ("", text)
-
-
-def _processor(
-    files: Mapping[str, bytes], name: str, folder: Path
-) -> sentencepiece.SentencePieceProcessor:
-    return load_processor(_present(files, name, folder), folder / name)
 
 
 def _present(files: Mapping[str, bytes], name: str, folder: Path) -> bytes:
@@ -179,8 +172,8 @@ def _present(files: Mapping[str, bytes], name: str, folder: Path) -> bytes:
     return files[name]
 
 
-def _read_object(files: Mapping[str, bytes], name: str, folder: Path) -> dict[str, Any]:
-    """Reads one of the files that may be missing."""
+def _read_object(files: Mapping[str, bytes], name: str, folder: Path) -> JsonObject:
+    """Reads a JSON file; returns an empty object if it is missing."""
     content = read_json(folder / name, files[name]) if name in files else {}
     if not isinstance(content, dict):
         raise DataError(f"{folder / name} is not a JSON object: fetch it again")
@@ -197,34 +190,23 @@ def _read_vocabulary(files: Mapping[str, bytes], name: str, folder: Path) -> dic
     return ids
 
 
-def _check_config(config: Mapping[str, Any], path: Path) -> None:
-    options = config.get("sp_model_kwargs")
-    if options:
-        raise DataError(f"{path}: sp_model_kwargs {options!r} is not supported: remove it")
-
-
 def _names_of_specials(
-    files: Mapping[str, bytes], config: Mapping[str, Any], folder: Path
+    files: Mapping[str, bytes], config: JsonObject, folder: Path
 ) -> dict[str, str]:
     stated = dict(config)
-    if "added_tokens_decoder" not in config:  # the older of the two places
+    if "added_tokens_decoder" not in config:  # the older of the two files
         stated |= _read_object(files, _SPECIALS, folder)
     return {
         role: _content(stated.get(f"{role}_token") or usual) for role, usual in _USUAL_NAMES.items()
     }
 
 
-def _extra_specials(config: Mapping[str, Any]) -> list[str]:
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    return [_content(token) for token in extra]
-
-
-def _content(token: Any) -> str:
-    """The text of a special token, which may stand among its properties."""
-    return str(token["content"] if isinstance(token, Mapping) else token)
+def _content(token: str | JsonObject) -> str:
+    """Returns the text of a special token, which may be given as an object with properties."""
+    return str(token["content"] if isinstance(token, dict) else token)
 
 
 def _fingerprint(files: Mapping[str, bytes], *settings: object) -> str:
     models = [files[name] for name in (*MODELS, *_VOCABULARIES) if name in files]
-    facts = [hashlib.blake2b(content).hexdigest() for content in models]
-    return hashlib.blake2b(repr([facts, settings]).encode(), digest_size=16).hexdigest()
+    digests = [hashlib.blake2b(content).hexdigest() for content in models]
+    return hashlib.blake2b(repr([digests, settings]).encode(), digest_size=16).hexdigest()

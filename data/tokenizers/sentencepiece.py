@@ -1,8 +1,8 @@
 """Sentencepiece vocabularies, unigram and BPE (Kudo & Richardson 2018).
 
-The ones we train keep text as it is: no normalisation, no prefix, every space kept, a
-line feed as its own piece, and bytes for characters that are not in the vocabulary. What
-comes back is what went in, but for U+2581, which sentencepiece itself uses for a space.
+The vocabularies trained here do not change text: no normalization, no prefix, all spaces kept,
+a line feed as a piece of its own, and bytes for characters that are not in the vocabulary.
+Decoding restores the text exactly, except U+2581, which sentencepiece uses for a space.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import sentencepiece
 
@@ -21,19 +21,60 @@ from ..io.atomic_io import write_file
 from .base import END_OF_TEXT, SpecialIds, Tokenizer, check_unicode, printable
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""What stands for a space in pieces."""
+"""The character that represents a space in pieces."""
 
-# Characters; far fewer than make a difference.
+# Longer texts, in characters, are split at line feeds; float32 scores are still exact enough here.
 _LONG = 4096
-_USER_DEFINED = 4  # a kind of piece
+_USER_DEFINED = 4  # the type of pieces that a user defines
+_MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _CONTROL_NAMES = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
-class SentencePieceTokenizer(Tokenizer):
-    """A sentencepiece model behind our interface.
+class Piece(Protocol):
+    """A piece of a model: its text, its type as the format numbers them, and its score."""
 
-    A model file has no template, so ``add_special_tokens`` adds nothing; who needs T5's
-    closing ``</s>`` appends ``special_ids.eos``.
+    piece: str
+    type: int
+    score: float
+
+
+class TrainerSpec(Protocol):
+    """The settings that a model was trained with."""
+
+    model_type: int
+    unk_id: int
+    unk_piece: str
+    unk_surface: str
+    byte_fallback: bool
+    treat_whitespace_as_suffix: bool
+
+
+class NormalizerSpec(Protocol):
+    """The rules by which a model changes text."""
+
+    name: str
+    precompiled_charsmap: bytes
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+    escape_whitespaces: bool
+
+
+class ModelProto(Protocol):
+    """The content of a ``.model`` file, as far as it is read here."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]: ...  # noqa: D102
+
+    trainer_spec: TrainerSpec
+    normalizer_spec: NormalizerSpec
+    denormalizer_spec: NormalizerSpec
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A tokenizer from a sentencepiece model.
+
+    A model file has no template, so ``add_special_tokens`` adds nothing; for T5, append
+    ``special_ids.eos``.
 
     Attributes:
         model: The bytes of the ``.model`` file.
@@ -44,18 +85,18 @@ class SentencePieceTokenizer(Tokenizer):
 
         Args:
             model: The bytes of a ``.model`` file.
-            source: Where they are from, for messages.
+            source: The location of the file, for messages.
 
         Raises:
-            DataError: They are not a sentencepiece model.
+            DataError: The bytes are not a sentencepiece model.
         """
         self.model = model
         self._processor = load_processor(model, source)
         self.vocab_size = self._processor.get_piece_size()
         self.special_ids = _special_ids(self._processor)
         proto = parse_model(model)
-        self.kind = f"sentencepiece-{_model_type(proto)}"
-        self._parts_lines = _parts_lines(proto)
+        self.kind = f"sentencepiece-{_MODEL_TYPES.get(proto.trainer_spec.model_type, 'unknown')}"
+        self._splits_lines = _splits_lines(proto)
         self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
 
     @classmethod
@@ -74,12 +115,12 @@ class SentencePieceTokenizer(Tokenizer):
         check_unicode(text)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        place = 0
+        start = 0  # of the part in the text, in characters
         for part in self._parts(text):
             mapping = self._processor.encode(part, return_type="offset_mapping")
             ids += mapping["ids"]
-            offsets += ((a + place, b + place) for a, b in widen_bytes(mapping["offsets"]))
-            place += len(part)
+            offsets += ((a + start, b + start) for a, b in widen_bytes(mapping["offsets"]))
+            start += len(part)
         return ids, offsets
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -118,12 +159,12 @@ class SentencePieceTokenizer(Tokenizer):
         write_file(Path(folder) / "sentencepiece.model", self.model)
 
     def _parts(self, text: str) -> list[str]:
-        """Cuts a long text behind its line feeds, where it is cut in any case.
+        """Splits a long text after its line feeds, where the model splits it in any case.
 
-        The library adds up the scores of a text in float32: the choice between two ways to
-        cut a word would come to depend on how much stands before it.
+        The library sums the scores of a text in float32, so the choice between two ways to split
+        a word would depend on the length of the text before it.
         """
-        if len(text) <= _LONG or not self._parts_lines:
+        if len(text) <= _LONG or not self._splits_lines:
             return [text]
         return re.split(r"(?<=\n)", text)
 
@@ -131,7 +172,7 @@ class SentencePieceTokenizer(Tokenizer):
 def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePieceProcessor:
     """Opens the bytes of a ``.model`` file; see ``SentencePieceTokenizer``."""
     broken = DataError(f"{source} is not a sentencepiece model: fetch it again")
-    if not model:  # the library takes an empty file for a model
+    if not model:  # the library accepts an empty file as a model
         raise broken
     processor = sentencepiece.SentencePieceProcessor()
     try:
@@ -151,7 +192,7 @@ def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
 
     bos, eos = present(processor.bos_id()), present(processor.eos_id())
     if bos is not None and eos is None and processor.id_to_piece(bos) == END_OF_TEXT:
-        eos = bos  # the library cannot give one piece two roles, we do
+        eos = bos  # the library cannot give one piece two roles
     return SpecialIds(
         pad=present(processor.pad_id()),
         unk=present(processor.unk_id()),
@@ -161,16 +202,16 @@ def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
     )
 
 
-def parse_model(model: bytes) -> Any:
-    """The content of a ``.model`` file: pieces, and how they were trained."""
+def parse_model(model: bytes) -> ModelProto:
+    """Parses a ``.model`` file: its pieces, and the settings of its training."""
     messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     proto = messages.ModelProto()
     proto.ParseFromString(model)
     return proto
 
 
-def _parts_lines(proto: Any) -> bool:
-    """Whether lines are encoded each by itself, as with the models we train."""
+def _splits_lines(proto: ModelProto) -> bool:
+    """Returns whether each line is encoded on its own, as with the models trained here."""
     rules = proto.normalizer_spec
     with_line_feed = [(p.piece, p.type) for p in proto.pieces if "\n" in p.piece]
     return with_line_feed == [("\n", _USER_DEFINED)] and not (
@@ -178,13 +219,8 @@ def _parts_lines(proto: Any) -> bool:
     )
 
 
-def _model_type(proto: Any) -> str:
-    spec = proto.trainer_spec
-    return spec.ModelType.Name(spec.model_type).lower()
-
-
 def widen_bytes(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Gives every byte piece the range of its character, which the library gives the last."""
+    """Gives each byte piece the range of its character; the library does so for the last one."""
     widened = list(offsets)
     for i in reversed(range(len(widened) - 1)):
         begin, end = widened[i]

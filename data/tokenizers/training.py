@@ -1,14 +1,17 @@
-"""Training a vocabulary. Deterministic: the same texts give the same bytes on disk."""
+"""Training of vocabularies. It is deterministic: the same texts give the same bytes on disk."""
 
 import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import DataError
 from .base import END_OF_TEXT, SpecialIds, Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers.normalizers import Normalizer
 
 TokenizerKind = Literal[
     "byte-bpe", "wordpiece", "sentencepiece-unigram", "sentencepiece-bpe", "characters"
@@ -16,9 +19,9 @@ TokenizerKind = Literal[
 
 # The result depends on the number of threads, so it must not depend on the machine.
 _NUM_THREADS = 4
-# Rarer characters are left out of a WordPiece vocabulary: text that has them holds [UNK].
+# A WordPiece vocabulary has at most this many characters; rarer ones become [UNK].
 _MAX_ALPHABET = 1000
-# Sentencepiece silently leaves out longer lines; lines are cut to this many characters.
+# Sentencepiece silently drops longer lines, so lines are split into this many characters.
 _MAX_LINE = 1 << 16
 
 
@@ -40,22 +43,22 @@ class TokenizerConfig:
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-    """Trains the vocabulary that a config asks for, or loads the one it names.
+    """Trains the vocabulary that a config describes, or loads the one that it names.
 
     WordPiece has BERT's special tokens, ``[PAD]`` with id 0. Every other vocabulary has
-    ``<|endoftext|>`` with id 0, which opens and closes a document, and can encode any text.
+    ``<|endoftext|>`` with id 0, which begins and ends a document, and can encode any text.
 
     Args:
-        texts: The documents of the training split; read once, for WordPiece twice. The
-            order matters for sentencepiece only.
-        config: The family and the number of tokens.
+        texts: The documents of the training split, which are read once, or twice for WordPiece.
+            Their order matters only for sentencepiece.
+        config: The kind and the number of tokens.
 
     Returns:
         The tokenizer.
 
     Raises:
         DataError: The number of tokens is missing, given for characters, smaller than the
-            family's minimum, or larger than the texts can fill; or there is no text.
+            minimum of the kind, or larger than the texts can fill; or there is no text.
     """
     if config.path is not None:
         return load_tokenizer(config.path)
@@ -93,7 +96,8 @@ def _train_byte_bpe(texts: Iterable[str], size: int) -> Tokenizer:
     from .huggingface import HuggingFaceTokenizer, byte_level_backend
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    _check_minimum(size, len(alphabet) + 1, "byte-bpe")
+    if size < len(alphabet) + 1:
+        raise _too_small(size, len(alphabet) + 1, "byte-bpe")
     counted = _Counted(texts)
     backend = byte_level_backend(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -110,10 +114,10 @@ def _train_byte_bpe(texts: Iterable[str], size: int) -> Tokenizer:
 
 
 def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
-    """Trains merges as BPE does and keeps the pieces, as the library's own trainer.
+    """Trains merges like BPE and keeps the pieces, like the library's own WordPiece trainer.
 
-    Its own takes the ``##`` pieces in the order of a hash table, on which ties then depend.
-    Here all of them are given from the start, in order.
+    The library adds the ``##`` pieces in the order of a hash table, which decides between equally
+    frequent merges. Here all of them are given at the start, in a fixed order.
     """
     from tokenizers import models, trainers
 
@@ -125,7 +129,8 @@ def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokeni
     if not alphabet:
         raise _no_text()
     given = [*WORDPIECE_SPECIALS, *alphabet, *(f"##{character}" for character in alphabet)]
-    _check_minimum(size, len(given), "wordpiece")
+    if size < len(given):
+        raise _too_small(size, len(given), "wordpiece")
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         special_tokens=given,
@@ -139,8 +144,8 @@ def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokeni
     return wordpiece(sorted(ids, key=ids.__getitem__), lowercase)
 
 
-def _alphabet(normalizer: Any, texts: Iterable[str]) -> list[str]:
-    """The most frequent characters of normalised texts, in order of their code points."""
+def _alphabet(normalizer: "Normalizer", texts: Iterable[str]) -> list[str]:
+    """Returns the most frequent characters of normalized texts, sorted by code point."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(normalizer.normalize_str(text))
@@ -183,7 +188,7 @@ def _train_sentencepiece(texts: Iterable[str], kind: TokenizerKind, size: int) -
 
 
 class _Counted:
-    """Texts on their way into a library, with their characters counted."""
+    """Texts whose characters are counted while a library reads them."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = texts
@@ -196,7 +201,7 @@ class _Counted:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Cuts texts at line feeds, which are their own piece, and long lines anywhere."""
+    """Splits texts at line feeds, which are pieces of their own, and long lines anywhere."""
     for text in texts:
         for line in text.split("\n"):
             for start in range(0, len(line), _MAX_LINE):
@@ -204,7 +209,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _explain(message: str, size: int, kind: str) -> DataError:
-    """Turns the library's two failures that depend on the size into ours."""
+    """Converts the library's errors to ours; two of them contain the size that would work."""
     if found := re.search(r"value <= (\d+)", message):
         return _too_large(size, int(found[1]))
     if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
@@ -212,26 +217,21 @@ def _explain(message: str, size: int, kind: str) -> DataError:
     return DataError(f"sentencepiece cannot train {size} tokens: {message.splitlines()[0]}")
 
 
-def _check_minimum(size: int, minimum: int, kind: str) -> None:
-    if size < minimum:
-        raise _too_small(size, minimum, kind)
+def _check_filled(requested: int, possible: int) -> None:
+    if possible < requested:
+        raise _too_large(requested, possible)
 
 
-def _check_filled(asked: int, possible: int) -> None:
-    if possible < asked:
-        raise _too_large(asked, possible)
-
-
-def _too_small(asked: int, minimum: int, kind: str) -> DataError:
+def _too_small(requested: int, minimum: int, kind: str) -> DataError:
     return DataError(
-        f"a {kind} vocabulary of {asked} tokens is too small for its bytes, characters and "
+        f"a {kind} vocabulary of {requested} tokens is too small for its bytes, characters and "
         f"special tokens: set vocab_size to at least {minimum}"
     )
 
 
-def _too_large(asked: int, possible: int) -> DataError:
+def _too_large(requested: int, possible: int) -> DataError:
     return DataError(
-        f"the corpus is too small for a vocabulary of {asked} tokens: it fills {possible}; "
+        f"the corpus is too small for a vocabulary of {requested} tokens: it fills {possible}; "
         f"set vocab_size to at most {possible}, or give more text"
     )
 

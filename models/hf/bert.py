@@ -13,6 +13,8 @@ from .config_mapping import (
     FixedField,
     HFConfig,
     check_exportable,
+    labels_from_hf,
+    labels_to_hf,
     model_class,
     settings_from_hf,
     settings_to_hf,
@@ -277,26 +279,6 @@ def _position_offset(hf_config: HFConfig, source: str) -> int:
     return pad_id + 1
 
 
-def labels_from_hf(hf_config: HFConfig, source: str) -> tuple[str, ...]:
-    """Returns the names of the labels, in the order of their ids.
-
-    Raises:
-        WeightsError: The fields `id2label` and `num_labels` do not define labels.
-    """
-    number = hf_config.get("num_labels", 2)
-    names = hf_config.get("id2label")
-    if not names and isinstance(number, int) and not isinstance(number, bool):
-        return tuple(f"LABEL_{i}" for i in range(number))
-    if not isinstance(names, dict) or {str(key) for key in names} != {
-        str(i) for i in range(len(names))
-    }:
-        raise WeightsError(
-            f"{source}: id2label {names!r} and num_labels {number!r} do not define labels: give "
-            "an object with a name for each number from 0"
-        )
-    return tuple(str(names[key]) for key in sorted(names, key=int))
-
-
 def config_to_hf(config: BertConfig) -> JsonObject:
     """Converts a configuration to the content of a `config.json`.
 
@@ -326,8 +308,7 @@ def config_to_hf(config: BertConfig) -> JsonObject:
     if config.head == "causal_lm":
         hf_config["is_decoder"] = True
     if config.head_spec.needs_labels:
-        hf_config["id2label"] = {str(i): label for i, label in enumerate(config.labels)}
-        hf_config["label2id"] = {label: i for i, label in enumerate(config.labels)}
+        hf_config |= labels_to_hf(config.labels)
     return hf_config
 
 

@@ -225,3 +225,31 @@ def check_exportable(
             for setting, choices in differing.items()
         )
         raise WeightsError(f"{family} has no {only}; train the model so to export it")
+
+
+def labels_from_hf(hf_config: HFConfig, source: str) -> tuple[str, ...]:
+    """Returns the names of the labels, in the order of their ids.
+
+    Raises:
+        WeightsError: The fields `id2label` and `num_labels` do not define labels.
+    """
+    number = hf_config.get("num_labels", 2)
+    names = hf_config.get("id2label")
+    if not names and isinstance(number, int) and not isinstance(number, bool):
+        return tuple(f"LABEL_{i}" for i in range(number))
+    if not isinstance(names, dict) or {str(key) for key in names} != {
+        str(i) for i in range(len(names))
+    }:
+        raise WeightsError(
+            f"{source}: id2label {names!r} and num_labels {number!r} do not define labels: give "
+            "an object with a name for each number from 0"
+        )
+    return tuple(str(names[key]) for key in sorted(names, key=int))
+
+
+def labels_to_hf(labels: Sequence[str]) -> JsonObject:
+    """Returns the fields that name the labels of a classifier."""
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }

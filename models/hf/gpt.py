@@ -12,6 +12,8 @@ from .config_mapping import (
     HFConfig,
     Settings,
     check_exportable,
+    labels_from_hf,
+    labels_to_hf,
     model_class,
     settings_from_hf,
     settings_to_hf,
@@ -94,10 +96,15 @@ FIXED: dict[str, Settings] = {
 }
 """Settings that follow from the family alone."""
 CLASSES = {
-    "openai-gpt": ("OpenAIGPTLMHeadModel", "OpenAIGPTModel"),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Model"),
+    "openai-gpt": (
+        "OpenAIGPTLMHeadModel",
+        "OpenAIGPTModel",
+        "OpenAIGPTForSequenceClassification",
+    ),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification"),
 }
-"""The class with a projection on the vocabulary, and the class without."""
+"""The class with a projection on the vocabulary, the class without, and the one that classifies
+sequences."""
 
 PREFIX = "transformer."
 EMBEDDINGS = {"openai-gpt": ("tokens_embed", "positions_embed"), "gpt2": ("wte", "wpe")}
@@ -109,7 +116,7 @@ def model_type(config: GPTConfig) -> str:
 
 
 def tensor_mapping(config: GPTConfig) -> TensorMapping:
-    """Returns the tensors of a model with its projection on the vocabulary."""
+    """Returns the tensors of a model with its projection on the vocabulary, or its classifier."""
     tokens, positions = (PREFIX + name for name in EMBEDDINGS[model_type(config)])
     layer, attention = PREFIX + "h.{i}", "layers/attention"
     # Query, key and value are one linear map, and every kernel is stored with inputs first.
@@ -133,7 +140,9 @@ def tensor_mapping(config: GPTConfig) -> TensorMapping:
     # Buffers of older files: the causal mask, the score of hidden positions, and 0, 1, 2 …
     buffers = ("h.*.attn.bias", "h.*.attn.masked_bias", "position_ids")
     ignored = [IgnoredTensor(PREFIX + name) for name in buffers]
-    if config.tie_output:
+    if config.head == "sequence_classification":
+        rules += linear("head/classifier", "score", bias=False)
+    elif config.tie_output:
         ignored.append(IgnoredTensor("lm_head.weight", same_as=f"{tokens}.weight"))
     else:
         rules += embedding("output_embedding", "lm_head")
@@ -152,8 +161,13 @@ def config_from_hf(hf_config: HFConfig, source: str) -> GPTConfig:
     """
     name = str(hf_config["model_type"])
     settings = settings_from_hf(FIELDS[name], hf_config, source) | FIXED[name]
-    # A body has no projection; a tied one needs no tensor.
-    settings["tie_output"] |= model_class(hf_config, CLASSES[name], source) == CLASSES[name][1]
+    with_projection, _, with_classifier = CLASSES[name]
+    architecture = model_class(hf_config, CLASSES[name], source)
+    # A body and a classifier have no projection; a tied one needs no tensor.
+    settings["tie_output"] |= architecture != with_projection
+    if architecture == with_classifier:
+        labels = labels_from_hf(hf_config, source)
+        settings |= {"head": "sequence_classification", "labels": labels}
     for dropout in ("embedding_dropout", "attention_dropout"):
         if settings[dropout] == settings["dropout_rate"]:
             settings[dropout] = None
@@ -185,10 +199,12 @@ def config_to_hf(config: GPTConfig) -> JsonObject:
         embedding_dropout=config.embedding_dropout_rate,
         attention_dropout=config.attention_dropout_rate,
     )
+    classifies = config.head == "sequence_classification"
     return {
         **settings_to_hf(FIELDS[name], settings),
         "model_type": name,
-        "architectures": [CLASSES[name][0]],
+        "architectures": [CLASSES[name][2 if classifies else 0]],
+        **(labels_to_hf(config.labels) if classifies else {}),
     }
 
 

@@ -251,6 +251,36 @@ class SequenceClassificationHead(_Head):
         return ClassifierOutput(inputs.body, logits)
 
 
+class LastTokenClassificationHead(_Head):
+    """Labels, or a score, of a whole sequence, from the last token of a causal model.
+
+    The map has no bias, as in Hugging Face's `GPT2ForSequenceClassification`. With one label it
+    is a reward model.
+    """
+
+    @nn.compact
+    def __call__(
+        self, body: EncoderOutput, attention_mask: Int[AnyArray, "B T"] | None
+    ) -> ClassifierOutput:
+        """Returns scores `[B, L]`.
+
+        Args:
+            body: The output of the layers.
+            attention_mask: 1 for real tokens; None: all are. A sequence without real tokens is
+                read at its first position.
+        """
+        x = body.last_hidden_state
+        last = jnp.full(x.shape[:1], x.shape[1] - 1)
+        if attention_mask is not None:
+            last = jnp.max(jnp.where(attention_mask != 0, jnp.arange(x.shape[1]), 0), axis=1)
+        x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]  # [B, D]
+        number, std = len(self.config.labels), self.config.init_std
+        scores = Linear(
+            (number,), std, use_bias=False, execution=self.execution, name="classifier"
+        )(x)
+        return ClassifierOutput(body, scores.astype(jnp.float32))
+
+
 class TokenClassificationHead(_Head):
     """A label of every token."""
 
@@ -458,6 +488,20 @@ HEAD_ALIASES = {
 def encoder_heads() -> tuple[str, ...]:
     """Returns the names of the heads that an encoder can have."""
     return tuple(name for name, spec in HEADS.items() if spec.module or name == "none")
+
+
+def check_head(config: TransformerConfig) -> None:
+    """Checks that a family has the head of a configuration, and that the labels suit it.
+
+    Raises:
+        UserError: The head is unknown, or labels are missing or not all different.
+    """
+    if config.head not in config.heads:
+        raise UserError(f"head {config.head!r} is unknown: choose {', '.join(config.heads)}")
+    if HEADS[config.head].needs_labels and not config.labels:
+        raise UserError(f"head {config.head!r} has no labels: give at least one name")
+    if len(set(config.labels)) < len(config.labels):
+        raise UserError(f"labels {', '.join(config.labels)} are not all different")
 
 
 def mean_pool(

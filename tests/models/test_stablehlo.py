@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from flaxzoo import models
-from flaxzoo.models.stablehlo import OUTPUTS, export_forward
+from flaxzoo.models.stablehlo import export_forward
 
 SIZES = {"vocab_size": 32, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 2}
 CONFIGS = {
@@ -21,6 +21,12 @@ CONFIGS = {
         **SIZES, head="sequence", labels=("a", "b"), num_token_types=0, pooler_activation="relu"
     ),
 }
+
+OUTPUTS = (
+    *("last_hidden_state", "pooler_output", "logits", "prediction_logits"),
+    *("seq_relationship_logits", "start_logits", "end_logits"),
+)
+"""All arrays that a model can return."""
 
 
 def inputs(config, rows, length):

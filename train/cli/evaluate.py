@@ -30,6 +30,6 @@ def evaluate_command(arguments: list[str]) -> None:
     from ..inference.evaluate import score_run
 
     scores = score_run(
-        parsed.run, parsed.data, step=parsed.step, num_beams=parsed.num_beams, say=log
+        parsed.run, parsed.data, step=parsed.step, num_beams=parsed.num_beams, log=log
     )
     print(json.dumps(scores))

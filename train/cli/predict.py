@@ -31,5 +31,5 @@ def predict_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ..inference.predict import predict
 
-    for prediction in predict(parsed.run, parsed.input, step=parsed.step, say=log):
+    for prediction in predict(parsed.run, parsed.input, step=parsed.step, log=log):
         print(json.dumps(prediction, ensure_ascii=False))

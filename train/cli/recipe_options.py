@@ -176,7 +176,10 @@ def _fields(
         if dataclasses.is_dataclass(value):
             yield from _fields(value, helping, f"{name}.")
         else:
-            yield name, value, hints[field.name], docs.get(field.name, "")
+            text = docs.get(field.name, "")
+            if choices := field.metadata.get("choices"):
+                text = f"{text} Choices: {', '.join(choices)}."
+            yield name, value, hints[field.name], text
 
 
 def _covers(entry: str, name: str) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from ...data.io.json_text import JsonValue
 from ...models.init import parameter_shapes
 from ...models.load import model_config, read_config, restore_params, steps
 from ...models.nn.typing import Params, PyTree
@@ -53,7 +54,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     mean = _mean(folder, taken, parameter_shapes(create(model_config(folder))))
     make_params_only_run(
         output,
-        {**config, AVERAGED_STEPS: taken},
+        {**config, AVERAGED_STEPS: list[JsonValue](taken)},
         save_tokenizer=lambda target: shutil.copytree(folder / TOKENIZER, target),
         step=taken[-1],
         params=mean,

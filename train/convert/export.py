@@ -157,7 +157,9 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         length = config.max_length
         notes.append(export_tokenizer(tokenizer, folder, closing=translates, max_length=length))
         if head.generates:
-            given = {name: value for name, value in settings.items() if value is not None}
+            given: JsonObject = {
+                name: value for name, value in settings.items() if value is not None
+            }
             write_json(folder / "generation_config.json", given)
         card = model_card(
             output.name,

@@ -10,7 +10,7 @@ from ...data.errors import UserError
 from ...data.tokenizers.base import Tokenizer
 from ...models.nn.heads import HEADS, encoder_heads, mean_pool
 from ...models.nn.typing import Params
-from ..runs.run_folder import Say
+from ..progress import LogFn
 from .bucketing import batches_by_length, pad_batch
 from .text_model import TextModel
 
@@ -38,12 +38,12 @@ class TextEmbedder(TextModel):
 
         self._embed = embed
 
-    def __call__(self, texts: Sequence[str], say: Say = print) -> np.ndarray:
+    def __call__(self, texts: Sequence[str], log: LogFn = print) -> np.ndarray:
         """Averages the hidden states of each text's tokens, `[CLS]` and `[SEP]` included.
 
         Args:
           texts: the texts; those longer than the model reads are truncated.
-          say: called with how many were truncated.
+          log: called with how many were truncated.
 
         Returns:
           float32 `[num_texts, D]`, in the order of the texts.
@@ -57,7 +57,7 @@ class TextEmbedder(TextModel):
         ids = [self._tokenizer.encode(text) for text in texts]
         truncated = sum(len(row) > longest for row in ids)
         if truncated:
-            say(f"{truncated:,} of {len(ids):,} texts are truncated to {longest} tokens")
+            log(f"{truncated:,} of {len(ids):,} texts are truncated to {longest} tokens")
         # The closing token is kept. A text without any token has the vector 0.
         ids = [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
         vectors = np.zeros((len(ids), self._model.config.d_model), np.float32)

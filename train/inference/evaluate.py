@@ -13,9 +13,8 @@ from ...models.load import load, read_fields
 from ..errors import RunError
 from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
-from ..progress import Progress
+from ..progress import LogFn, Progress
 from ..runs.load_run import beam_search_defaults, open_run
-from ..runs.run_folder import Say
 from .translate import TextTranslator, note_of_empty
 
 
@@ -25,7 +24,7 @@ def score_run(
     *,
     step: int | None = None,
     num_beams: int | None = None,
-    say: Say = print,
+    log: LogFn = print,
 ) -> dict[str, Any]:
     """Evaluates a model on every row of a source, cut as in its training.
 
@@ -34,7 +33,7 @@ def score_run(
       source: a source such as the run was trained on; by default what it validates on.
       step: which checkpoint; by default the newest.
       num_beams: of the search for translations, by default 4; no other kind of data has one.
-      say: told what is in the data, in a line.
+      log: told what is in the data, in a line.
 
     Returns:
       `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
@@ -64,14 +63,14 @@ def score_run(
     if source is None:
         split = data.validation_split(tokenizer, labels)
         if recorded is not None and split.fingerprint != recorded["validation"]:
-            say("the validation data has changed since this run was made")
+            log("the validation data has changed since this run was made")
     else:
         split = data.whole_source(source, tokenizer, labels)
-    say(f"data: {split.summary}")
+    log(f"data: {split.summary}")
     # Before the losses, so that what cannot be x.
     written = {}
     if generation_metrics is not None:
-        say(f"translated and scored: all {len(split.content.sources):,} pairs")
+        log(f"translated and scored: all {len(split.content.sources):,} pairs")
         with Progress().counter("sentences", len(split.content.sources)) as advance:
             translator = TextTranslator(model, params, tokenizer, own)
             translated = translator(
@@ -83,7 +82,7 @@ def score_run(
             )
         note = note_of_empty(split.content.sources, translated)
         if note is not None:
-            say(note)
+            log(note)
         texts = [translations[0].text for translations in translated]
         scores = generation_metrics(split.content.targets, texts)
         written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}

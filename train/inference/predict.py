@@ -10,12 +10,12 @@ from ...models.load import load
 from ..errors import RunError
 from ..objectives.eval_step import rows_at_once, whole_rows
 from ..objectives.tasks import objective_of
+from ..progress import LogFn
 from ..runs.load_run import open_run
-from ..runs.run_folder import Say
 
 
 def predict(
-    folder: str | Path, path: str, *, step: int | None = None, say: Say = print
+    folder: str | Path, path: str, *, step: int | None = None, log: LogFn = print
 ) -> list[Any]:
     """Predicts for each example of a file.
 
@@ -23,7 +23,7 @@ def predict(
       folder: the run folder of a model with a classification, tagging, span or choice head.
       path: the file, in the form that this kind of data reads; "-" is standard input.
       step: which checkpoint; by default the newest.
-      say: told what is in the file, in a line.
+      log: told what is in the file, in a line.
 
     Returns:
       One JSON-ready prediction for each example, in the order of the file.
@@ -40,7 +40,7 @@ def predict(
         )
     labels = config.model.labels
     split = config.data.input_split(path, tokenizer, labels)
-    say(f"input: {split.summary}")
+    log(f"input: {split.summary}")
     model, params = load(folder, step=step)
     objective = objective_of(config)
 

@@ -37,7 +37,6 @@ from .objectives import Batch, Objective
 
 Scores = Mapping[str, object]
 """Metrics by name: numbers, and for BLEU and chrF also their signatures."""
-Say = Callable[[str], None]
 D = TypeVar("D", bound=DataConfig)
 
 

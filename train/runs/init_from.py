@@ -1,20 +1,20 @@
-"""Initializes a run from another run's parameters: the body, and the parts of the head in common."""
+"""Initializes a run from another run's parameters: the body, and what the heads have in common."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.tree_util import KeyPath
 
 from ...models.config import TransformerConfig
-from ...models.load import read_params
 from ...models.init import parameter_shapes
+from ...models.load import read_params
 from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
 from ..errors import RunError
+from ..progress import LogFn
 from ..tree import path_name
 
 HEAD = "head/"
@@ -68,9 +68,7 @@ def plan_init_from(
     return InitFromPlan(folder, step, source, source_shapes, frozenset(copied))
 
 
-def init_from(
-    plan: InitFromPlan, fresh: Params, shardings: PyTree, log: Callable[[str], None]
-) -> Params:
+def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) -> Params:
     """Returns the parameters of another run, with fresh ones where nothing is copied.
 
     Args:
@@ -103,11 +101,12 @@ def init_from(
     )
 
 
-def _by_name(tree: PyTree) -> dict[str, Any]:
+def _by_name(tree: PyTree) -> Params:
+    """Returns the leaves of a tree (arrays, shapes or shardings) by their paths."""
     return {path_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
 
 
-def _summary(names: Iterable[str], params: Mapping[str, jax.Array]) -> str:
+def _summary(names: Iterable[str], params: Params) -> str:
     """Returns the first parts of names (two for a head), and the number of their parameters."""
     names = list(names)
     parts = sorted({"/".join(n.split("/")[: 2 if n.startswith(HEAD) else 1]) for n in names})

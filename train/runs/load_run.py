@@ -1,36 +1,41 @@
-"""What a folder with a model was made for: of a run, or in Hugging Face's form."""
+"""Reads what a folder with a model says besides its parameters: a run or Hugging Face's form."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from ...data.tokenizers.base import Tokenizer, load_tokenizer
+from ...data.io.json_text import JsonObject
+from ...data.tasks.sequence_classification import SequenceClassificationData, Target
 from ...data.tasks.translation import start_and_end
+from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...models.decoding.request import GenerationRequest
-from ...models.hub import local_folder
-from ...models.nn.heads import HEADS
-from ...models.load import check_run, is_foreign, model_config, object_field, read_fields
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
+from ...models.hub import local_folder
+from ...models.load import check_run, is_foreign, model_config, object_field, read_fields
+from ...models.nn.heads import HEADS
 from ..config import TrainConfig
-from .config_json import from_dict
 from ..errors import RunError
-from .params_only_run import IMPORTED_FROM, TOKENIZER
 from ..recipes import recipe
+from .config_json import from_dict
+from .params_only_run import IMPORTED_FROM, TOKENIZER
 
-TARGETS = {"regression": "regression", "multi_label_classification": "multi_label"}
-"""For each `problem_type` of a classifier what its labels are."""
+TARGETS: Mapping[str, Target] = {
+    "regression": "regression",
+    "multi_label_classification": "multi_label",
+}
+"""The kind of labels for each `problem_type` of a classifier; any other is single_label."""
 
 
 def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
-    """The configuration and tokenizer of a folder with a model.
+    """Returns the configuration and tokenizer of a folder with a model.
 
     Args:
-      folder: a run folder; or one in Hugging Face's form, or a name on its hub, whose configuration
-        is that of a run that would have made such a model.
+        folder: A run folder; or a folder in Hugging Face's form, or a name on the hub, whose
+            configuration is that of a run that would have made such a model.
 
     Raises:
-      FileNotFoundError: it is neither.
-      UserError: it is broken, or holds what there is no model or tokenizer for.
+        FileNotFoundError: The folder is neither.
+        UserError: It is broken, or its model or tokenizer is not supported.
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
@@ -41,8 +46,9 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     return from_dict({**train, "model": fields["model"]}), load_tokenizer(folder / TOKENIZER)
 
 
-def _open_foreign(folder: Path, fields: dict[str, Any]) -> tuple[TrainConfig, Tokenizer]:
-    model: Any = model_config(folder)
+def _open_foreign(folder: Path, fields: JsonObject) -> tuple[TrainConfig, Tokenizer]:
+    """Returns the configuration of a run that would have made the folder, and its tokenizer."""
+    model = model_config(folder)
     tokenizer = load_tokenizer(folder)
     if tokenizer.target.vocab_size > model.vocab_size:
         raise RunError(
@@ -56,53 +62,50 @@ def _open_foreign(folder: Path, fields: dict[str, Any]) -> tuple[TrainConfig, To
             f"the {sources:,} of its model: give the model's own"
         )
     config = recipe(HEADS[model.head].default_recipe)
-    changes: dict[str, Any] = {"length": min(config.data.length, model.max_length)}
-    if model.head == "sequence_classification":
-        changes["target"] = _target(fields, len(model.labels))
-    data = dataclasses.replace(config.data, **changes)
+    data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
+    if model.head == "sequence_classification" and isinstance(data, SequenceClassificationData):
+        # As in transformers, one label without a problem type is a number.
+        by_count = "regression" if len(model.labels) == 1 else None
+        problem = fields.get("problem_type") or by_count
+        data = dataclasses.replace(data, target=TARGETS.get(str(problem), "single_label"))
     return dataclasses.replace(config, model=model, data=data, sample_prompt=None), tokenizer
 
 
-def _target(fields: dict[str, Any], num_labels: int) -> str:
-    """What the labels of a classifier are, as transformers takes it."""
-    kind = fields.get("problem_type") or ("regression" if num_labels == 1 else None)
-    return TARGETS.get(kind, "single_label") if kind else "single_label"
-
-
-def generation_defaults(folder: str | Path) -> dict[str, Any] | None:
-    """What the folder of a model that writes asks of `models.generate`, in its words.
+def generation_defaults(folder: str | Path) -> JsonObject | None:
+    """Returns the arguments of `models.generate` that are stored with a model.
 
     Args:
-      folder: of either form, or its name on the hub.
+        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
 
     Returns:
-      None where it does not say, as a run that was trained here, or where the model does not write.
+        The arguments, under Hugging Face's names; None if none are stored, as in a run that was
+        trained here, or if the model does not generate.
 
     Raises:
-      UserError: it asks for what is not supported, or is of an older version.
+        UserError: A setting is not supported, or an older version imported the model.
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
-    writes = HEADS[model_config(folder).head].generates
-    says = is_foreign(fields) or GENERATION in fields
-    if writes and not says and IMPORTED_FROM in fields:
+    generates = HEADS[model_config(folder).head].generates
+    stored = is_foreign(fields) or GENERATION in fields
+    if generates and not stored and IMPORTED_FROM in fields:
         raise RunError(f"{folder} was imported by an older flaxzoo: import it once more")
-    return generation_arguments(folder) if writes and says else None
+    return generation_arguments(folder) if generates and stored else None
 
 
 def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> GenerationRequest | None:
-    """How the model of a folder asks to be searched; None: it does not say.
+    """Returns the search that is stored with a translation model; None if none is stored.
 
     Args:
-      folder: that of a translation model, of either form, or its name on the hub.
-      tokenizer: the folder's.
+        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
+        tokenizer: The tokenizer of the folder.
 
     Raises:
-      UserError: it asks for what is not supported, or for other tokens than the tokenizer's to
-        begin and to end with.
+        UserError: A setting is not supported, or the start and end tokens are not those of the
+            tokenizer.
     """
     folder = local_folder(folder)
-    model: Any = model_config(folder)
+    model = model_config(folder)
     if model.head != "seq2seq_lm" or generation_defaults(folder) is None:
         return None
     request = stored_request(folder, model.max_length)

@@ -1,14 +1,14 @@
-"""A run folder with a model but without an optimizer state: imported, or averaged."""
+"""Makes run folders with a model but without an optimizer state: imported, or averaged."""
 
 import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ...data.io.atomic_io import build_folder
-from ...models.nn.typing import Params
+from ...data.io.json_text import JsonObject
 from ...models.load import CHECKPOINTS, CONFIG_FILE, PARAMS
+from ...models.nn.typing import Params
 from ..errors import RunError
 
 TOKENIZER = "tokenizer"
@@ -25,19 +25,19 @@ def check_not_existing(output: Path) -> None:
         raise RunError(f"{output} exists: give a folder that does not")
 
 
-def check_trainable(fields: dict[str, Any], folder: Path) -> None:
+def check_trainable(fields: JsonObject, folder: Path) -> None:
     """Raises RunError if a folder with this `config.json` has no optimizer state to resume from."""
     for name, what in ORIGINS.items():
         if name in fields:
             raise RunError(
-                f"{folder} contains {what}, without an optimizer state to resume from: give another "
-                f"--workdir, and initialize it with --init-from {folder}"
+                f"{folder} contains {what}, without an optimizer state to resume from: give "
+                f"another --workdir, and initialize it with --init-from {folder}"
             )
 
 
 def make_params_only_run(
     output: Path,
-    fields: dict[str, Any],
+    fields: JsonObject,
     *,
     save_tokenizer: Callable[[Path], object],
     step: int,

@@ -1,20 +1,18 @@
-"""A run folder: made before training starts, and sufficient to resume the run.
+"""Makes and checks run folders, which are made before training and suffice to resume the run.
 
-It contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metrics.jsonl`,
+A run folder contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metrics.jsonl`,
 `tensorboard/` and, in the end, `report.md`.
 """
 
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from ...data.io.atomic_io import build_folder
 from ...data.dataset import DataSplit
-from ...data.tokenizers.base import Tokenizer
+from ...data.io.atomic_io import build_folder
 from ...data.tasks.translation import encode_source
+from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.load import CONFIG_FILE, chosen_step, model_config, read_config, steps
@@ -22,12 +20,11 @@ from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from ..errors import RunError
-from .init_from import InitFromPlan, plan_init_from
-from .params_only_run import TOKENIZER, check_trainable
-from .load_run import open_run
 from ..objectives.tasks import task_of
-
-Say = Callable[[str], None]
+from ..progress import LogFn
+from .init_from import InitFromPlan, plan_init_from
+from .load_run import open_run
+from .params_only_run import TOKENIZER, check_trainable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Run:
         return in_steps(self.stated, self.train.examples.num_examples)
 
 
-def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
+def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
     """Reads the data, makes the tokenizer, and inspects the run folder.
 
     Every error in data, tokenizer and folder is found here, before training starts; nothing is
@@ -58,7 +55,7 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
     Args:
         config: The configuration from the recipe and the command line.
         folder: The run folder; it may exist if it contains the same run.
-        say: Called with a line for each thing done.
+        log: Called with a line for each thing done.
 
     Raises:
         DataError: The data cannot be downloaded, read or split into examples.
@@ -73,15 +70,15 @@ def prepare_run(config: TrainConfig, folder: Path, say: Say) -> Run:
         config, tokenizer = _new_run(config)
         plan = _init_from_plan(config)
     if plan is not None:
-        say(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
+        log(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
     check_length(config)
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
     data, labels = config.data, config.model.labels
-    say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
+    log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     train = data.train_split(tokenizer, labels, config.seed)
-    say(f"training data: {train.summary}")
+    log(f"training data: {train.summary}")
     validation = data.validation_split(tokenizer, labels)
-    say(f"validation data: {validation.summary}")
+    log(f"validation data: {validation.summary}")
     run = Run(folder, config, tokenizer, train, validation, plan)
     if existing:
         _check_same_data(run)
@@ -129,7 +126,9 @@ def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
     return plan_init_from(folder, step, model_config(folder), config.model)
 
 
-def _check_sample_prompt(model: Any, tokenizer: Tokenizer, prompt: str | None) -> None:
+def _check_sample_prompt(
+    model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None
+) -> None:
     """Raises RunError if the trained model could not use the prompt."""
     if prompt is None:
         return
@@ -196,13 +195,13 @@ def _fingerprints(run: Run) -> dict[str, str]:
 
 
 def create_folder(run: Run) -> None:
-    """Makes the run folder, unless it exists; to be called after all other checks."""
+    """Makes the run folder unless it exists. Call it after all other checks."""
     if (run.folder / CONFIG_FILE).is_file():
         return
     if run.folder.is_dir():
         run.folder.rmdir()  # it is empty: `prepare_run` refuses any other
     fields = to_dict(run.stated)
-    facts = {
+    content = {
         "flaxzoo": importlib.metadata.version("flaxzoo"),
         "model": fields.pop("model"),
         "train": fields,
@@ -211,7 +210,7 @@ def create_folder(run: Run) -> None:
 
     def fill(folder: Path) -> None:
         run.tokenizer.save(folder / TOKENIZER)
-        (folder / CONFIG_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     build_folder(run.folder, fill)
 
@@ -222,7 +221,9 @@ def _check_same_data(run: Run) -> None:
         return
     source = run.stated.data.source
     comes_with_python = source.startswith("builtin:")
-    remedy = "use the Python version that the run started with" if comes_with_python else "restore it"
+    remedy = "restore it"
+    if comes_with_python:
+        remedy = "use the Python version that the run started with"
     raise RunError(
         f"the data of {source} is no longer what {run.folder} was made for: {remedy}, "
         "or give another --workdir"

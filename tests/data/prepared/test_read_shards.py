@@ -165,7 +165,9 @@ def test_only_next_tokens_are_learned_of_it(config):
             source=config.source, length=LENGTH, tokenizer=config.tokenizer
         ).texts(),
     ):
-        with pytest.raises(DataError, match="holds rows for causal language modelling and no text"):
+        with pytest.raises(
+            DataError, match="contains sequences for causal language modeling, not text"
+        ):
             load()
 
 

@@ -104,7 +104,7 @@ def test_nothing_there(tmp_path, tokenizer, kind):
 
 def test_nothing_to_validate_on(tmp_path, tokenizer):
     one = write(tmp_path / "a.tsv", [(0, "same"), (1, "same")])
-    with pytest.raises(DataError, match="one and the same text, so nothing is left"):
+    with pytest.raises(DataError, match="have the same text, so none is left"):
         data(one).validation_split(tokenizer, ("0", "1"))
     assert len(data(one, validation_fraction=0).train_split(tokenizer, ("0", "1"), 0).content) == 2
     with pytest.raises(DataError, match="no validation split: set validation_fraction above 0"):

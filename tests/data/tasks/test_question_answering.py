@@ -48,7 +48,7 @@ PASSAGE = "a b c d e f g h i j k l m n o"
 def test_windows_of_a_passage(config, train, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("k l", 20), ("a", 0)])), max_question_length=2)
     split = train(data, tokenizer)
-    assert split.summary == "1 questions, 1 windows of 24 tokens, 1 questions cut to 2 tokens"
+    assert split.summary == "1 questions, 1 windows of 24 tokens, 1 questions truncated to 2 tokens"
     row = split.examples.example(0, 0)
     text = "[CLS] wh [SEP] a b c d e f g h i j k l m n o [SEP]"
     assert tokenizer.decode(row["input_ids"][:20], False) == text
@@ -184,20 +184,22 @@ def test_answers_without_a_sure_place(config, train, tokenizer):
     for row in positions:
         tokens = row["input_ids"][row["start_positions"] : row["end_positions"] + 1]
         assert tokenizer.decode(tokens) == "cat"
-    unsure = "2 questions have no answer whose place is sure: not trained on (wrong, unsure)"
+    unsure = "2 questions have no answer whose location is certain: not trained on (wrong, unsure)"
     assert unsure in split.summary
-    misplaced = "3 answers are not where they should be (wrong, second)"
+    misplaced = "3 answers are not at the stated locations (wrong, second)"
     assert misplaced in split.summary
     assert len(split.examples.left_out) == 5
-    wrong = "a.json question wrong: the answer 'dog' is not where it should be"
+    wrong = "a.json question wrong: the answer 'dog' is not at the stated location"
     assert split.examples.left_out[1].endswith(wrong)
-    assert split.examples.left_out[-1].endswith("question unsure: no answer whose place is sure")
+    assert split.examples.left_out[-1].endswith(
+        "question unsure: no answer whose location is certain"
+    )
     everything = data.whole_source(data.source, tokenizer, ())  # all are scored
     assert misplaced in everything.summary
     assert "trained" not in everything.summary
     assert [len(gold["answers"]) for gold in everything.examples.gold()] == [2, 1, 2, 1]
     assert everything.examples.example(0, 1)["start_positions"] > 0  # for the loss: where it may be
-    with pytest.raises(DataError, match="no question has an answer whose place"):
+    with pytest.raises(DataError, match="no question has an answer whose location"):
         train(config(article(paragraph(passage, unsure=[("red", 0, False)]))), tokenizer)
 
 
@@ -215,7 +217,9 @@ def test_an_answer_that_is_whole_in_no_window(config, train, tokenizer):
     everything = data.whole_source(data.source, tokenizer, ())  # all are scored
     assert [gold["id"] for gold in everything.examples.gold()] == ["long", "short"]
     assert f"{parted} (long)" in everything.summary
-    with pytest.raises(DataError, match="fits in a window: give others, or a greater length"):
+    with pytest.raises(
+        DataError, match="fits in a window: give other questions, or a greater length"
+    ):
         train(config(article(paragraph(PASSAGE, q=[(PASSAGE[:24], 0)])), length=16), tokenizer)
 
 
@@ -344,11 +348,11 @@ def test_real_files(datasets, train):
     policies = data("policyqa.dev.json.gz")
     everything = policies.whole_source(policies.source, tokenizer, ())
     assert len(everything.content) == 3809
-    assert "not where they should be" not in everything.summary
+    assert "not at the stated locations" not in everything.summary
 
 
 def test_answers_come_back_exactly(datasets):
-    """From characters to tokens and back, for every answer whose place is sure."""
+    """From characters to tokens and back, for every answer whose location is certain."""
     tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
     source = f"squad:{datasets}/qa/squad11.dev_a.json.gz"
     config = QuestionAnsweringData(source=source, tokenizer=TokenizerConfig())

@@ -29,7 +29,7 @@ def test_rows(config, train, tokenizer):
     assert (row["labels"], row["labels"].dtype, row["labels"].shape) == (1, np.int32, ())
     assert split.examples.example(3, 1)["input_ids"].tolist() == [2, *range(7, 15), 3]
     assert split.examples.gold() == [1, 0]  # the labels in order of their names
-    assert split.summary == "2 examples, 1 of them cut to 10 tokens"
+    assert split.summary == "2 examples, 1 of them truncated to 10 tokens"
 
 
 def test_pairs_lose_of_the_longer_text(config, train, tokenizer):
@@ -68,7 +68,7 @@ def test_decode(config, train, tokenizer):
     assert (first["text"], first["label"]) == ("a", "yes")
     assert first["probabilities"] == pytest.approx({"no": 0.25, "yes": 0.75})
     assert second == {"text": "b", "label": "no", "probabilities": {"no": 1.0, "yes": 0.0}}
-    with pytest.raises(ValueError, match="logits is for 1 rows, but there are 2"):
+    with pytest.raises(ValueError, match="logits has 1 rows, but there are 2"):
         rows.decode({"logits": np.zeros((1, 2))})
 
 

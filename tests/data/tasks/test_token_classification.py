@@ -91,7 +91,7 @@ def test_a_tag_that_continues_nothing(config, tokenizer, tmp_path):
     (tmp_path / "v").write_text("a B-X\n\nb O\nc I-X\nd I-X\n\ne B-X\n")
     split = data.whole_source(f"conll:{tmp_path}/v", tokenizer, data.labels())
     assert split.examples.gold() == [["B-X"], ["O", "B-X", "I-X"], ["B-X"]]
-    assert "1 tags I- that continue nothing read as B- (" in split.summary
+    assert "1 tags I- that continue no span read as B- (" in split.summary
     assert split.summary.endswith("v line 4)")
     with pytest.raises(DataError, match="v line 4 has the tag 'I-X'"):  # not trained on
         TokenClassificationData(
@@ -134,7 +134,7 @@ def labels_of(rows):
 
 def test_words_of_which_nothing_is_left(config, train, tokenizer):
     rows = train(config("a B-X\n\u200d\tB-X\n".replace("a ", "a\t")), tokenizer).examples
-    assert "1 words of which the tokenizer leaves nothing" in rows.notes
+    assert "1 words without a token" in rows.notes
     predictions = {"label_ids": np.full((1, 10), 2), "probabilities": np.full((1, 10), 0.5)}
     assert rows.decode(predictions) == [
         {"words": ["a", "\u200d"], "tags": ["I-X", "O"], "probabilities": [0.5, 0.0]}

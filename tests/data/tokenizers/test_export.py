@@ -206,13 +206,13 @@ PAIRS = {"model_type": "bpe"}
         ({"control_symbols": ["[MASK]", "<x>"], "pad_id": 3}, None),
         ({"user_defined_symbols": ["e", "\t"]}, None),
         ({"user_defined_symbols": ["<sep>"]}, "longer than a character or part of others"),
-        ({"normalization_rule_name": "nmt_nfkc"}, r"normalises text \(nmt_nfkc\)"),
+        ({"normalization_rule_name": "nmt_nfkc"}, r"normalizes text \(nmt_nfkc\)"),
         ({"add_dummy_prefix": True}, "a space before each text"),
         ({"remove_extra_whitespaces": True}, "drops repeated spaces"),
-        ({"treat_whitespace_as_suffix": True}, "marks spaces behind words"),
+        ({"treat_whitespace_as_suffix": True}, "marks spaces after words"),
         ({"byte_fallback": False, "character_coverage": 0.98}, "unknown characters would be"),
-        ({"model_type": "char", "byte_fallback": False}, "neither of unigrams nor of byte pairs"),
-        ({"model_type": "word", "byte_fallback": False}, "neither of unigrams nor of byte pairs"),
+        ({"model_type": "char", "byte_fallback": False}, "neither a unigram nor a BPE model"),
+        ({"model_type": "word", "byte_fallback": False}, "neither a unigram nor a BPE model"),
     ],
 )
 def test_foreign_sentencepiece_models(options, reason, prose, tmp_path):

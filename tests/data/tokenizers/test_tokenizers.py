@@ -131,7 +131,7 @@ def test_gpt2_files_under_every_name(gpt2, datasets, tmp_path):
         folder = tmp_path / merges
         folder.mkdir()
         shutil.copy(datasets / "tok/gpt2_encoder.json", folder / vocabulary)
-        with pytest.raises(DataError, match=f"{merges} must lie beside it"):
+        with pytest.raises(DataError, match=f"{merges} must be beside it"):
             load_tokenizer(folder / vocabulary)
         shutil.copy(datasets / "tok/gpt2_vocab.bpe", folder / merges)
         for path in (folder, folder / vocabulary, folder / merges):
@@ -156,11 +156,11 @@ def test_saved_bpe_loads_in_transformers(tmp_path, prose):
         ("vocab.txt", b"[UNK]\n\xff\n", "vocab.txt line 2 is not UTF-8: byte 0xff"),
         ("tokenizer.json", b"{", "not valid JSON"),
         ("tokenizer.json", b'{"model": {}}', "not a tokenizer of the tokenizers library"),
-        ("x.json", b"[1]", "JSON but not a tokenizer"),
+        ("x.json", b"[1]", "JSON but not a supported tokenizer"),
         ("x.model", b"nonsense", "not a sentencepiece model"),
         ("x.model", b"", "not a sentencepiece model"),
-        ("x.bin", b"", "not a tokenizer we know"),
-        ("merges.txt", b"a b\n", "vocab.json must lie beside it"),
+        ("x.bin", b"", "not a supported tokenizer"),
+        ("merges.txt", b"a b\n", "vocab.json must be beside it"),
         ("characters.json", b'{"kind": "characters", "characters": "aa"}', "different characters"),
     ],
 )
@@ -175,7 +175,11 @@ def test_bad_files_are_named(tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("pieces", "merges", "message"),
     [
-        ([], "#version: 0.2\na b\n", "merges.txt line 2 merges 'a b', which the vocabulary"),
+        (
+            [],
+            "#version: 0.2\na b\n",
+            "merges.txt line 2 merges 'a b', which is not in the vocabulary",
+        ),
         (["ab"], "a b\na b c\n", "merges.txt line 2 is not two pieces"),
         (None, "a b\n", "vocab.json is not .* byte-level BPE: 256 of the 256 bytes"),
     ],

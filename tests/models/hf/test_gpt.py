@@ -2,9 +2,14 @@
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
+import torch
+import transformers
 from flaxzoo import models
 from flaxzoo.models.hf import gpt
+from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 
 # As published with the weights.
@@ -100,8 +105,8 @@ def test_a_preset_is_written(name):
             "here: a GPT2DoubleHeadsModel is not supported: choose from GPT2LMHeadModel, GPT2Model",
         ),
         (
-            {**OPENAI, "architectures": ["OpenAIGPTForSequenceClassification"]},
-            "here: a OpenAIGPTForSequenceClassification is not supported: choose from OpenAI",
+            {**OPENAI, "architectures": ["OpenAIGPTDoubleHeadsModel"]},
+            "here: a OpenAIGPTDoubleHeadsModel is not supported: choose from OpenAI",
         ),
         (
             {**GPT2, "add_cross_attention": True},
@@ -136,3 +141,76 @@ def test_what_they_cannot_say(name, changes, message):
     config = dataclasses.replace(models.preset(name), **changes)
     with pytest.raises(WeightsError, match=message):
         gpt.config_to_hf(config)
+
+
+SIZES = {"vocab_size": 31, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+CLASSIFIERS = {
+    "gpt2": (transformers.GPT2Config, transformers.GPT2ForSequenceClassification),
+    "openai-gpt": (transformers.OpenAIGPTConfig, transformers.OpenAIGPTForSequenceClassification),
+}
+RNG = np.random.default_rng(0)
+LENGTHS = np.array([7, 3, 1])
+MASK = (np.arange(7) < LENGTHS[:, None]).astype(np.int32)
+IDS = np.where(MASK, RNG.integers(1, 31, (3, 7)), 0).astype(np.int32)
+
+
+@pytest.fixture(params=[("gpt2", 3), ("gpt2", 1), ("openai-gpt", 2)], ids=str)
+def classifier(request, tmp_path):
+    """A random classifier of transformers, and the same model loaded from its folder."""
+    name, num_labels = request.param
+    torch.manual_seed(0)
+    config_class, model_class = CLASSIFIERS[name]
+    theirs = model_class(config_class(**SIZES, num_labels=num_labels, pad_token_id=0)).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else 0.5, 0.2)
+    theirs.save_pretrained(tmp_path / "theirs")
+    return theirs, *models.load(tmp_path / "theirs")
+
+
+def torch_logits(theirs):
+    with torch.no_grad():
+        return theirs(torch.tensor(IDS), attention_mask=torch.tensor(MASK)).logits.numpy()
+
+
+def test_labels_of_the_last_real_token(classifier):
+    theirs, model, params = classifier
+    assert model.config.head == "sequence_classification"
+    assert model.config.labels == tuple(theirs.config.id2label.values())
+    output = model.apply({"params": params}, input_ids=IDS, attention_mask=MASK)
+    np.testing.assert_allclose(output.logits, torch_logits(theirs), atol=1e-5)
+    # A sequence without a mask is read at its last position.
+    alone = model.apply({"params": params}, input_ids=IDS[:1]).logits
+    np.testing.assert_allclose(alone, output.logits[:1], atol=1e-6)
+
+
+def test_a_classifier_is_written(classifier, tmp_path):
+    theirs, model, params = classifier
+    write_weights(tmp_path, model.config, params, fields={"pad_token_id": 0})
+    again, report = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    logits = model.apply({"params": params}, input_ids=IDS, attention_mask=MASK).logits
+    np.testing.assert_allclose(torch_logits(again.eval()), logits, atol=1e-5)
+    loaded, their_params = models.load(tmp_path)
+    assert loaded.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, their_params, params)
+
+
+def test_a_classifier_reads_one_sequence_per_row(classifier):
+    _, model, params = classifier
+    for inputs in (
+        {"segment_ids": MASK},
+        {"attention_mask": np.ones((3, 7, 7), bool)},
+        {"cache": models.init_cache(model.config, model.execution, 3, 8)},
+    ):
+        with pytest.raises(ValueError, match=r"sequence_classification.* one sequence per row"):
+            model.apply({"params": params}, input_ids=IDS, **inputs)
+
+
+def test_labels_are_checked():
+    config = models.preset("gpt2")
+    with pytest.raises(ValueError, match="'sequence_classification' has no labels"):
+        config.with_head("sequence_classification", ())
+    with pytest.raises(ValueError, match="head 'masked_lm' is unknown: choose causal_lm, sequ"):
+        config.with_head("masked_lm", ())
+    assert config.with_head("causal_lm", ()) == config

@@ -51,8 +51,8 @@ def test_the_mean_of_one_is_itself_and_scores_alike(ended, tmp_path):
     _, folder = ended
     average_checkpoints(folder, tmp_path / "mean", last=1)
     lines = []
-    assert train.score_run(tmp_path / "mean", say=lines.append) == train.score_run(
-        folder, say=lines.append
+    assert train.score_run(tmp_path / "mean", log=lines.append) == train.score_run(
+        folder, log=lines.append
     )
 
 

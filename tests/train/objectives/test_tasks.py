@@ -5,6 +5,7 @@ import json
 
 import jax
 import numpy as np
+import optax
 import pytest
 from flaxzoo import data, models, train
 from flaxzoo.train.cli import main as cli
@@ -27,7 +28,7 @@ SCORES = {
 @pytest.mark.parametrize("next_sentence", [True, False])
 def test_pretraining_reports_both_objectives(pretrained, masked, next_sentence):
     folder = pretrained if next_sentence else masked
-    scores = train.score_run(folder, say=lambda line: None)
+    scores = train.score_run(folder, log=lambda line: None)
     expected = {"loss", "masked_token", "masked_accuracy", "perplexity", "masked_tokens"}
     if next_sentence:
         expected |= {"next_sentence", "next_sentence_accuracy", "pairs"}
@@ -44,9 +45,9 @@ def test_every_head_is_fine_tuned_and_scored(tuned, kind):
     steps_per_epoch = -(-result.run.train.examples.num_examples // 8)
     assert result.step == 2 * steps_per_epoch
     assert set(result.validation) == {"loss"} | SCORES[kind]
-    again = train.score_run(result.run.folder, say=lambda line: None)
+    again = train.score_run(result.run.folder, log=lambda line: None)
     assert again == pytest.approx(result.validation, rel=1e-4)
-    same = train.score_run(result.run.folder, result.run.stated.data.source, say=lambda line: None)
+    same = train.score_run(result.run.folder, result.run.stated.data.source, log=lambda line: None)
     assert same == pytest.approx(again, rel=1e-4)
 
 
@@ -115,7 +116,7 @@ def test_a_pretraining_run_shows_what_fills_its_gap(place):
 def test_a_label_that_training_has_not(tuned, place, tmp_path):
     (tmp_path / "new.tsv").write_text("1\tthe cat\n7\tthe dog\n")
     with pytest.raises(data.DataError, match=r"new.tsv line 2 has the label '7'"):
-        train.score_run(tuned("one").run.folder, f"tsv:{tmp_path}/new.tsv", say=print)
+        train.score_run(tuned("one").run.folder, f"tsv:{tmp_path}/new.tsv", log=print)
 
 
 def test_predict_says_what_continues_a_text(pretrained, tmp_path, capsys):
@@ -194,3 +195,25 @@ def test_embed_is_the_mean_of_each_text_alone(pretrained, tmp_path, capsys):
         np.testing.assert_allclose(vector, hidden[0].mean(axis=0), rtol=0, atol=1e-5)
     assert cli.main(["embed", str(pretrained), *arguments[:2], "--output", "vectors.txt"]) == 2
     assert "must end in .npy" in capsys.readouterr().err
+
+
+def test_a_gpt_learns_to_classify():
+    """The label of a sequence is whether its first token is even."""
+    config = models.GPTConfig(
+        vocab_size=16, max_length=8, num_layers=1, d_model=16, num_heads=2, dropout_rate=0.0,
+        head="sequence_classification", labels=("odd", "even"),
+    )  # fmt: skip
+    model = models.create(config)
+    params = models.init_params(model, jax.random.key(0))
+    assert params["head"]["classifier"].keys() == {"kernel"}
+    tx = optax.adam(3e-3)
+    step = jax.jit(train.make_train_step(model.apply, train.CLASSIFICATION, tx))
+    state, rng = train.init_state(params, tx), np.random.default_rng(0)
+    metrics = {}
+    for _ in range(200):
+        ids = rng.integers(1, 16, (32, 8), dtype=np.int32)
+        mask = (np.arange(8) < rng.integers(2, 9, (32, 1))).astype(np.int32)
+        batch = {"input_ids": ids * mask, "attention_mask": mask, "labels": 1 - ids[:, 0] % 2}
+        state, metrics = step(state, batch, jax.random.key(0))
+    assert float(metrics["loss"]) < 0.1
+    assert float(metrics["accuracy"]) > 0.95

@@ -7,13 +7,13 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from flaxzoo.train.runs.config_json import from_dict
 from flaxzoo import models, train
 from flaxzoo.models.load import newest_step, steps
 from flaxzoo.train.config import in_steps, to_dict
+from flaxzoo.train.recipes import RECIPES
+from flaxzoo.train.runs.config_json import from_dict
 from flaxzoo.train.runs.init_from import init_from, plan_init_from
 from flaxzoo.train.tree import path_name
-from flaxzoo.train.recipes import RECIPES
 
 from ...support.encoders import OPTIMIZER, SIZES, fine_tuning, pretraining
 
@@ -143,11 +143,12 @@ def test_a_prompt_that_would_fail_after_training(place, prompt, message):
     assert not (place / "prompt").exists()
 
 
-def test_a_gpt_has_no_head_for_labels(place):
+def test_an_encoder_decoder_has_no_head_for_labels(place):
     config = fine_tuning(place, "one")
-    config = dataclasses.replace(config, model=models.GPTConfig(**SIZES))
+    config = dataclasses.replace(config, model=models.EncoderDecoderConfig(**SIZES))
     with pytest.raises(
-        train.RunError, match=r"gpt has no head for sequence_classification data \(it has causal_lm\): choose"
+        train.RunError,
+        match=r"transformer has no head for sequence_classification data \(it has seq2seq_lm\)",
     ):
         train.train(config, place / "gpt", quiet=True)
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo.train.runs.config_json import from_dict
 from flaxzoo import data, models, train
 from flaxzoo.data.tokenizers.training import TokenizerConfig
-from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.config import differences, to_dict
+from flaxzoo.train.engine import compile as parallel
+from flaxzoo.train.runs.config_json import from_dict
 from flaxzoo.train.runs.run_folder import create_folder, open_run, prepare_run
 
 WORDS = "the cat sat on a mat and then it saw some dog run away from her big red house".split()
