@@ -129,8 +129,12 @@ def translation(label_smoothing: float) -> Objective:
     return Objective(
         coefficients={"target_token": 1.0},
         inputs=_select(
-            *("input_ids", "segment_ids", "position_ids"),
-            *("decoder_input_ids", "decoder_segment_ids", "decoder_position_ids"),
+            "input_ids",
+            "segment_ids",
+            "position_ids",
+            "decoder_input_ids",
+            "decoder_segment_ids",
+            "decoder_position_ids",
         ),
         counts=_target_counts,
         terms=terms,

@@ -13,9 +13,8 @@ from ...data.dataset import DataSplit
 from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tasks.causal_lm import CausalLMData
-from ...data.tasks.labelled import LabelledExamples
 from ...data.tasks.multiple_choice import MultipleChoiceData
-from ...data.tasks.question_answering import QuestionAnsweringData
+from ...data.tasks.question_answering import QuestionAnsweringData, QuestionAnsweringExamples
 from ...data.tasks.sequence_classification import (
     SequenceClassificationData,
     SequenceClassificationExamples,
@@ -154,7 +153,7 @@ def _tag_scores(evaluation: Evaluation, split: DataSplit, data: TokenClassificat
 
 def _span_scores(evaluation: Evaluation, split: DataSplit, data: QuestionAnsweringData) -> Scores:
     del data
-    examples = cast(LabelledExamples, split.examples)
+    examples = cast(QuestionAnsweringExamples, split.examples)
     predicted = {p["id"]: p["answer"] for p in examples.decode(evaluation.predictions)}
     gold = {g["id"]: g["answers"] for g in examples.gold()}
     return answer_scores(gold, predicted)
