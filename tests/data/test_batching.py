@@ -99,6 +99,7 @@ def test_processes_share_the_same_global_batch(corpus, reference, count):
     check_equal(joined, reference)
 
 
+@pytest.mark.slow
 def test_workers_change_nothing_and_resume_anywhere(corpus, reference):
     rows = CausalLMExamples(corpus, 32)
     iterator = train_iterator(rows, **RUN, num_workers=2)

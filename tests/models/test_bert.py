@@ -106,6 +106,7 @@ def test_positions_count_from_0_in_every_row(bert, assert_close, kind):
     assert np.isnan(logits[1:]).any((1, 2)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["none", *TOKENS])
 def test_packed_rows_are_their_texts_one_by_one(bert, assert_close, head):
     model, cuts = bert(head), ((7, 4, 1), (12,), (1, 7))
@@ -136,6 +137,7 @@ def test_masked_positions_are_the_same_as_all(bert, assert_close, head):
     assert_close(gathered["last_hidden_state"], every["last_hidden_state"])
 
 
+@pytest.mark.slow
 def test_choices_are_scored_one_by_one(bert, assert_close):
     choice, one = bert("choice"), bert("sequence")
     ids, mask = RNG.integers(0, 29, (2, 3, 8)), np.ones((2, 3, 8), int)
@@ -154,6 +156,7 @@ def test_choices_are_scored_one_by_one(bert, assert_close):
         assert_close(output.pooler_output[3 * b : 3 * b + 3], alone.pooler_output)
 
 
+@pytest.mark.slow
 def test_choices_drop_each_their_own(bert, assert_close):
     model = bert("choice", dropout_rate=0.5)
     ids = np.repeat(IDS[:, None], 2, axis=1)
@@ -163,6 +166,7 @@ def test_choices_drop_each_their_own(bert, assert_close):
     assert_close(part, logits[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["pretraining", "sequence", "token", "span"])
 @pytest.mark.parametrize(
     ("layers", "remat"), [("scan", "dots"), ("unroll", "none"), ("separate", "none")]
@@ -175,6 +179,7 @@ def test_all_ways_to_run_the_layers_answer_the_same(bert, assert_close, head, la
         assert_close(other[name], expected)
 
 
+@pytest.mark.slow
 def test_dropout_only_with_a_key(bert, assert_close):
     model = bert("sequence", dropout_rate=0.3)
     plain = model.logits(input_ids=IDS)
@@ -226,6 +231,7 @@ def test_the_causal_head_sees_nothing_ahead(bert, assert_close):
     assert np.abs(after[:, 5] - before[:, 5]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_generator_takes_the_causal_head(bert):
     model = bert("causal_lm")
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]

@@ -48,6 +48,7 @@ def test_attention_weights_only_when_asked(tiny):
     assert tiny()(input_ids=IDS).attentions is None
 
 
+@pytest.mark.slow
 def test_a_stack_of_bands_reaches_no_further_than_its_windows():
     config = models.GPTConfig(
         vocab_size=29, max_length=16, num_layers=2, d_model=8, num_heads=2, local_window=2
@@ -123,6 +124,7 @@ def loss_and_gradient(model):
     return float(value), gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "remat"),
     [("scan", "dots"), ("unroll", "none"), ("separate", "none")],
@@ -156,6 +158,7 @@ def test_separate_layers_hold_the_same_numbers(tiny):
     assert (again[0], again[1]) == (model, params)
 
 
+@pytest.mark.slow
 def test_compute_and_parameter_precision_are_apart(tiny):
     exact, fast = tiny(), tiny(dtype="bfloat16")
     out = fast(input_ids=IDS)
@@ -200,6 +203,7 @@ def test_biases_are_optional(position):
     assert ("final_norm/scale" in without) == (position == "pre")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [True, False])
 def test_initial_values(scaled):
     config = models.GPTConfig(

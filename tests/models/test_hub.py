@@ -44,10 +44,12 @@ def home(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_was_fetched_needs_no_network(home):
     assert loaded("owner/tiny", home, HF_HUB_OFFLINE="1") == "8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}]
 )
@@ -67,6 +69,7 @@ def test_a_path_is_never_looked_for_on_the_hub(path):
     assert not local_folder(path).exists()
 
 
+@pytest.mark.slow
 def test_what_exists_is_never_looked_for_on_the_hub(tmp_path, monkeypatch):
     (tmp_path / "owner" / "tiny").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

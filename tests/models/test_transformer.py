@@ -100,6 +100,7 @@ def test_padding_on_either_side_changes_nothing(name):
     np.testing.assert_allclose(left, alone, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["published", "learned", "asymmetric"])
 def test_packed_equals_unpacked(name):
     _, _, apply = make(**OTHERS[name])
@@ -135,6 +136,7 @@ def test_packed_equals_unpacked(name):
     assert np.isfinite(together).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layers"), [*((name, "separate") for name in OTHERS), ("asymmetric", "scan")]
 )
@@ -193,6 +195,7 @@ def test_attention_weights():
     assert model.config.decoder.head_dim == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_dropout_belongs_to_a_row_and_survives_remat(remat):
     fields = {"attention_dropout_rate": 0.2, "activation_dropout_rate": 0.2}
@@ -242,6 +245,7 @@ def test_the_base_and_the_scale_of_embeddings_matter():
     assert np.abs(logits[0] - logits[2]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_initial_values():
     config = config_of(vocab_size=500, d_model=64, d_ff=256, output_bias=True)
     params = jax.jit(lambda: models.init_params(models.create(config), jax.random.key(0)))()

@@ -48,6 +48,7 @@ def test_lines():
 words = st.sampled_from(["Mr.", "I", "saw", "it.", "“No!”", "\n", "\n\n", " ", "漢字。", "…", "?"])
 
 
+@pytest.mark.slow
 @given(text=st.lists(words | st.text(max_size=5), max_size=40).map(" ".join))
 def test_nothing_is_lost_and_blank_lines_part(text):
     for split in (lines_as_sentences, split_sentences):

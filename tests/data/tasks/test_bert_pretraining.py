@@ -167,6 +167,7 @@ def within(share, expected, count, deviations=5.0):
     return abs(share - expected) < deviations * np.sqrt(expected * (1 - expected) / count)
 
 
+@pytest.mark.slow
 def test_statistics_of_brown(datasets):
     source = f"text:{datasets}/docs/brown.train.txt.gz#sentences"
     bert = TokenizerConfig(path=str(datasets / "tok/bert_base_uncased_vocab.txt"))

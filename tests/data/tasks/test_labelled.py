@@ -115,6 +115,7 @@ def test_nothing_to_validate_on(tmp_path, tokenizer):
         SequenceClassificationData(source=one, tokenizer=TokenizerConfig(), length=7)
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(tmp_path, tokenizer):
     config = data(write(tmp_path / "a.tsv", ROWS))
     rows = config.train_split(tokenizer, config.labels(), 0).examples

@@ -320,6 +320,7 @@ def test_token_span(gaps, data):
     assert found == ((overlapping[0], overlapping[-1]) if overlapping else None)
 
 
+@pytest.mark.slow
 def test_real_files(datasets, train):
     tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
 
@@ -351,6 +352,7 @@ def test_real_files(datasets, train):
     assert "not at the stated locations" not in everything.summary
 
 
+@pytest.mark.slow
 def test_answers_come_back_exactly(datasets):
     """From characters to tokens and back, for every answer whose location is certain."""
     tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")

@@ -205,6 +205,7 @@ def test_input_of_labelled_files(config, tokenizer, tmp_path):
         data.input_split(f"{tmp_path}/in.jsonl", tokenizer, data.labels())
 
 
+@pytest.mark.slow
 def test_real_files(datasets):
     vocabulary = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
 

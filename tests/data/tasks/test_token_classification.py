@@ -310,6 +310,7 @@ def test_bad_json_lines(data_of_file, words, tags, message):
         data_of_file(TokenClassificationData, "jsonl:a.jsonl", row, length=10).labels()
 
 
+@pytest.mark.slow
 def test_real_files(datasets):
     tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
 

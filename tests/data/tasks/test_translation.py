@@ -234,6 +234,7 @@ def test_worker_processes_make_the_same_batches(numbers):
     assert batches(0) == batches(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [128, 64])
 def test_padding_of_real_pairs(datasets, length, capsys):
     name, held = (

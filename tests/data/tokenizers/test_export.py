@@ -166,6 +166,7 @@ def test_shared_files(ours, theirs, datasets):
     assert differing == dict.fromkeys(FILES, (0, 0))
 
 
+@pytest.mark.slow
 def test_published_vocabularies(datasets, tmp_path):
     for name in ("bert_base_uncased_vocab.txt", "gpt2_encoder.json"):
         ours = load_tokenizer(datasets / "tok" / name)

@@ -131,6 +131,7 @@ def test_equals_transformers_on_any_text(ours, theirs, text):
         check_equal(ours, theirs, side, [text])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separate", [False, True])
 def test_equals_transformers_on_multi30k(datasets, tmp_path, separate):
     def lines(split, language):

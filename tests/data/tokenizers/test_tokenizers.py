@@ -126,6 +126,7 @@ def test_gpt2_round_trips_any_text(text, gpt2):
     check_round_trip(gpt2, text)
 
 
+@pytest.mark.slow
 def test_gpt2_files_under_every_name(gpt2, datasets, tmp_path):
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         folder = tmp_path / merges

@@ -21,6 +21,7 @@ for kind in ("byte-bpe", "wordpiece", "sentencepiece-unigram", "sentencepiece-bp
 """
 
 
+@pytest.mark.slow
 def test_training_is_deterministic_across_processes(tmp_path):
     saved = []
     for seed in ("1", "2"):

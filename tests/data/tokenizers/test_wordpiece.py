@@ -103,6 +103,7 @@ ASSIGNED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_bert_equals_the_original_on_every_script(datasets, tmp_path, lowercase):
     shutil.copy(datasets / "tok/bert_base_uncased_vocab.txt", tmp_path / "vocab.txt")

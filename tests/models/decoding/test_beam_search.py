@@ -291,6 +291,7 @@ def test_nothing_left_to_choose_is_refused(large):
         large[2].search(SOURCES, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("eos_bias", "count"), [(20.0, 1), (-20.0, 12)], ids=["ends at once", "never ends"]
 )

@@ -80,6 +80,7 @@ def test_any_layout_of_layers_generates_the_same(tiny, generator):
     assert np.array_equal(ours, stream(generator, [[1, 2, 3]], 9, sampling=GREEDY))
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_do_not_know_of_each_other(generator):
     draw = np.random.default_rng(0)
     prompts = [draw.integers(0, 29, length).tolist() for length in (1, 14, 5, 40, 16)]
@@ -221,6 +222,7 @@ def test_picks_are_distributed_as_the_scores_say(sampling, weights):
     assert statistic < 18.5  # χ² of 4 degrees of freedom: above with probability 0.001
 
 
+@pytest.mark.slow
 def test_another_prompt_or_value_compiles_nothing(tiny, caplog):
     model = tiny(num_layers=2, max_length=64, vocab_size=31)  # no other test's
     generator = Generator(model.model, model.params)

@@ -54,6 +54,7 @@ def theirs():
     return marian.make(1, 0.3, eos_bias=3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its own flags
 def test_the_same_tokens_and_scores(tmp_path, theirs, name):

@@ -199,6 +199,7 @@ def test_the_same_scores(made, family, ending):
         assert len({len(hypothesis.tokens) for hypothesis in flat}) > 2
 
 
+@pytest.mark.slow
 def test_searches_of_banded_attention_score_as_a_forward_pass_does(tiny):
     model = tiny(local_window=3, num_layers=3)
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6]]
@@ -216,6 +217,7 @@ def test_searches_of_banded_attention_score_as_a_forward_pass_does(tiny):
             assert hypothesis.log_probability == pytest.approx(float(expected), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_search_ends_where_the_model_does_and_greedy_rows_go_on(tiny):
     model = tiny()  # of 16 positions
     prompts = [list(range(1, 14)), [4]]
@@ -238,6 +240,7 @@ def test_padding_may_stand_on_either_side(gpt2):
         np.testing.assert_array_equal(found[:, 9:], expected[:, 9:])
 
 
+@pytest.mark.slow
 def test_drawn_tokens(gpt2):
     _, *ours = gpt2
     asked = {"do_sample": True, "max_new_tokens": 8, "num_return_sequences": 3}
@@ -264,6 +267,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_what_a_folder_asks_for(tmp_path, name):
     theirs, *ours = make("gpt2", tmp_path)

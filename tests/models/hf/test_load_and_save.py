@@ -39,6 +39,7 @@ def test_what_is_written_is_read_bit_for_bit(folder, params):
     assert equal(again, params)
 
 
+@pytest.mark.slow
 def test_sizes_that_follow_from_others_are_written_out(tmp_path):
     config = models.BertConfig(**{**vars(CONFIG), "d_ff": None})
     write_weights(tmp_path, config, models.init_params(models.create(config), jax.random.key(0)))
@@ -251,6 +252,7 @@ def test_what_no_bert_can_say_is_refused(fields):
         bert.config_to_hf(models.BertConfig(**SMALL, **settings))
 
 
+@pytest.mark.slow
 def test_a_special_token_that_contradicts_the_model_is_refused(tmp_path):
     config = models.BertConfig(**SMALL, position_offset=2, head="span")
     params = models.init_params(models.create(config), jax.random.key(0))

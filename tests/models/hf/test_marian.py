@@ -158,6 +158,7 @@ def test_what_we_write_is_their_model(tmp_path, saved, shape):
     assert equal(back, params)
 
 
+@pytest.mark.slow
 def test_a_model_of_ours_without_a_bias_of_logits_comes_back(tmp_path):
     config = models.EncoderDecoderConfig(
         vocab_size=43,

@@ -59,6 +59,7 @@ def test_its_tokenizer_is_that_of_transformers(folder, encoded):
         assert theirs(text)["input_ids"][:256] == ids[mask == 1].tolist()
 
 
+@pytest.mark.slow
 def test_sentence_embeddings_are_those_of_torch(folder, encoded):
     model, params = models.load(folder)
     hidden = model.apply({"params": params}, **encoded).last_hidden_state

@@ -71,6 +71,7 @@ def test_every_gradient(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its own flags
 def test_tokens(tmp_path, beams):

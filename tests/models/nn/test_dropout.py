@@ -78,6 +78,7 @@ def test_dtype_stays_and_gradient_is_masked_alike():
     np.testing.assert_array_equal(np.asarray(gradient), np.asarray(y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["scan", "unroll"])
 def test_a_models_rows_do_not_depend_on_the_batch(tiny, layers):
     model = tiny(dropout_rate=0.3, layers=layers)
@@ -89,6 +90,7 @@ def test_a_models_rows_do_not_depend_on_the_batch(tiny, layers):
     assert np.abs(whole - without).max() > 0.1
 
 
+@pytest.mark.slow
 def test_all_ways_to_run_the_layers_drop_the_same(tiny):
     ids = np.random.default_rng(0).integers(0, 29, (2, 10))
     rng = models.row_keys(KEY, 2)

@@ -236,6 +236,7 @@ def test_every_reason_is_said(kernels, change, reason):
         assert said is None or reason in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config", [dataclasses.replace(GPT, local_window=None), LLAMA], ids=["gpt", "llama"]
 )

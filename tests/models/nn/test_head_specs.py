@@ -56,6 +56,7 @@ def test_the_output_has_what_the_record_says(head):
     assert all(getattr(outputs, name) is not None for name in HEADS[head].output_names)
 
 
+@pytest.mark.slow
 def test_a_head_registered_in_one_place_is_trained(monkeypatch):
     spec = dataclasses.replace(HEADS["token_classification"], name="last", module=LastTokenHead)
     monkeypatch.setitem(HEADS, "last", spec)

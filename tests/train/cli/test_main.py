@@ -125,6 +125,7 @@ def test_every_command_explains_itself(flaxzoo, arguments, expected):
     assert all(words in out for words in expected)
 
 
+@pytest.mark.slow
 def test_train_prints_a_sample_and_where_to_go_on(trained):
     done, run = trained
     assert done.returncode == 0, done.stderr
@@ -157,6 +158,7 @@ def test_evaluate_scores_an_unseen_file(run, tmp_path, flaxzoo):
     assert "; 1 of 28 tokens are unknown to the tokenizer\n" in messages
 
 
+@pytest.mark.slow
 def test_evaluate_in_a_process_of_its_own(run, flaxzoo):
     done = python("-m", "flaxzoo.train.cli.main", "evaluate", run)
     assert done.returncode == 0
@@ -166,6 +168,7 @@ def test_evaluate_in_a_process_of_its_own(run, flaxzoo):
     assert theirs == pytest.approx(ours, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_generate_is_deterministic(run, flaxzoo):
     greedy = ("generate", run, "--prompt", "the ", "--max-new-tokens", 12, "--temperature", 0)
     status, out, messages = flaxzoo(*greedy, "--json")
@@ -190,6 +193,7 @@ def test_generate_several(run, flaxzoo):
     assert [s["prompt"] + s["text"] for s in json.loads(out)["samples"]] == texts
 
 
+@pytest.mark.slow
 def test_list_has_every_preset_and_recipe(flaxzoo):
     status, out, _ = flaxzoo("list")
     assert status == 0

@@ -93,6 +93,7 @@ def encoder(request, place):
     return place / request.param
 
 
+@pytest.mark.slow
 def test_an_encoder_and_its_tokenizer(encoder, tmp_path):
     export_model(encoder, tmp_path / "out")
     model, params = models.load(encoder)
@@ -161,6 +162,7 @@ def gpt(request, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_gpt_and_its_tokenizer(gpt, tmp_path):
     notes = export_model(gpt, tmp_path / "out")
     assert notes
@@ -228,6 +230,7 @@ def translation(request, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_translation_model(translation, tmp_path):
     notes = export_model(translation, tmp_path / "out")
     assert any("(5 + n) / 6" in note for note in notes)
@@ -266,6 +269,7 @@ def test_a_translation_model_comes_back(translation, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_it_translates_from_either_folder(translation, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("the cat\n\na dog ran\n")
     export_model(translation, tmp_path / "out")

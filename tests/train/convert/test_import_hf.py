@@ -65,6 +65,7 @@ def classifying(place, init_from):
     )
 
 
+@pytest.mark.slow
 def test_others_begin_with_it_and_it_is_not_trained_on(tmp_path, theirs, params):
     import_model(theirs, tmp_path / "run")
     config = classifying(tmp_path, tmp_path / "run")
@@ -76,6 +77,7 @@ def test_others_begin_with_it_and_it_is_not_trained_on(tmp_path, theirs, params)
         train.train(config, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_body_without_a_pooler_is_fine_tuned_from_its_folder_and_exported(tmp_path):
     body = dataclasses.replace(CONFIG, num_token_types=0, pooler_activation=None)
     params = models.init_params(models.create(body), jax.random.key(0))

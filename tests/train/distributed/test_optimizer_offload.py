@@ -50,6 +50,7 @@ def equal(one, other):
     )
 
 
+@pytest.mark.slow
 def test_it_changes_no_bit(runs):
     (_, losses, state), (program, offloaded_losses, offloaded) = runs
     assert losses == offloaded_losses

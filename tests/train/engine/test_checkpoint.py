@@ -57,6 +57,7 @@ def test_a_state_comes_back_bit_for_bit(tmp_path):
     assert data == {"step": 3}
 
 
+@pytest.mark.slow
 def test_a_state_comes_back_onto_other_devices(tmp_path):
     def sharding(*devices):
         return NamedSharding(Mesh(np.asarray(devices), ("x",)), PartitionSpec("x"))

@@ -87,6 +87,7 @@ def never_stopped(config, tmp_path_factory):
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "stops"),
     [
@@ -109,6 +110,7 @@ def test_a_resumed_run_is_the_run_never_stopped(never_stopped, tmp_path, layout,
     assert_same(everything(tmp_path / "run", STEPS), everything(whole, STEPS))
 
 
+@pytest.mark.slow
 def test_another_mesh_takes_up_a_run(config, tmp_path):
     go(config, tmp_path / "whole")
     layouts = [LAYOUTS["fsdp 2"], LAYOUTS["pmap"], {}]
@@ -170,6 +172,7 @@ def test_evaluation_is_what_a_plain_loop_computes(config, tmp_path):
     assert scored == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_keeps_the_newest_and_the_best(config, tmp_path, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 2.5, *range(4, 12)])
     measured = loop.evaluate
@@ -208,6 +211,7 @@ def test_a_finished_run_is_left_as_it_is(config, tmp_path):
     assert (tmp_path / "run" / "report.md").read_bytes() == before[tmp_path / "run" / "report.md"]
 
 
+@pytest.mark.slow
 def test_the_report_has_a_sample(config, tmp_path):
     config = dataclasses.replace(config, sample_prompt="the cat")
     result = go(config, tmp_path / "run")
@@ -236,6 +240,7 @@ class Poison:
         return dataclasses.replace(program, step=step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "checkpoint_every", "message"),
     [

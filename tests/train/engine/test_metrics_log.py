@@ -77,6 +77,7 @@ def test_weights_and_biases_may_be_missing(tmp_path, monkeypatch):
         MetricsLog(tmp_path, first_step=0, wandb_project="zoo")
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported_for_it(tmp_path):
     """As tensorboardX would: it takes longer than the rest of what a training run imports."""
     program = (

@@ -35,6 +35,7 @@ def test_no_sample_no_heading(run):
     assert "sample" not in (run / "report.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_curve_is_a_picture(run, tmp_path):
     draw_curve(run, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -149,6 +149,7 @@ def test_an_empty_prompt_begins_a_document(say):
         say(bare, "abc", prompt="")
 
 
+@pytest.mark.slow
 def test_samples_of_each_prompt_stand_together(speaker):
     samples = speaker(["one", "other"], max_new_tokens=8, num_samples=3, seed=1)
     assert [sample.prompt for sample in samples] == ["one"] * 3 + ["other"] * 3

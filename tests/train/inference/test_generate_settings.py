@@ -61,6 +61,7 @@ def written(capsys, place, *options):
     return [sample["tokens"] for sample in samples], [sample["finished"] for sample in samples]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its own flags
 def test_as_transformers_from_every_form(theirs, folder, tmp_path, capsys, name):
@@ -86,6 +87,7 @@ def test_as_transformers_from_every_form(theirs, folder, tmp_path, capsys, name)
         np.testing.assert_array_equal(ours, output.numpy())
 
 
+@pytest.mark.slow
 def test_words_that_are_not_to_be_drawn(folder, capsys):
     place = folder({"do_sample": True, "top_k": 0, "suppress_tokens": list(range(1, V - 2))})
     tokens, _ = written(capsys, place)
@@ -98,6 +100,7 @@ def test_each_of_several_ends_ends_a_continuation(folder, capsys):
     assert written(capsys, place) == ([[], []], [True, True])
 
 
+@pytest.mark.slow
 def test_options_overrule_the_folder(folder, capsys):
     place = folder({"num_beams": 3, "max_length": 30, "repetition_penalty": 1.0})
     options = ("--temperature", "0", "--max-new-tokens", "6")
@@ -125,6 +128,7 @@ def test_length_penalty_without_beams_of_the_folder_either(folder, capsys):
     assert len(written(capsys, folder({"num_beams": 2}), "--length-penalty", "0.5")[0]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"eos_token_id": 5000}, {"eos_token_id": None}])
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_an_end_that_cannot_be_written_ends_nothing(folder, theirs, tmp_path, asked, num_beams):

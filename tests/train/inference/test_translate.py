@@ -67,6 +67,7 @@ def output(capsys, *arguments):
     return capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_it_learned_and_says_so(run):
     _, result = run
     assert result.sample == "two four\ndeux quatre"
@@ -76,6 +77,7 @@ def test_it_learned_and_says_so(run):
     assert from_dict(to_dict(result.run.stated)) == result.run.stated
 
 
+@pytest.mark.slow
 def test_evaluate_prints_losses_and_bleu(run, capsys):
     folder, _ = run
     printed = output(capsys, "evaluate", folder / "run")
@@ -91,6 +93,7 @@ def test_evaluate_prints_losses_and_bleu(run, capsys):
     assert json.loads(greedy)["num_beams"] == 1
 
 
+@pytest.mark.slow
 def test_bleu_counts_every_pair_and_the_loss_those_with_two_sides(run, tmp_path, capsys):
     folder, _ = run
     (tmp_path / "q.tsv").write_text("one\tun\ntwo\t\nthree\ttrois\n\tquatre\nfive\tcinq\n")
@@ -114,6 +117,7 @@ def test_a_translated_file_keeps_its_order_and_its_empty_lines(run, tmp_path, ca
     assert translated == ["quatre", "", "un deux trois cinq", "", "deux", ""]
 
 
+@pytest.mark.slow
 def test_n_best_on_standard_output(run, capsys, monkeypatch):
     folder, _ = run
     monkeypatch.setattr(sys, "stdin", type("", (), {"buffer": io.BytesIO(b"five\n\none two\n")}))
@@ -125,6 +129,7 @@ def test_n_best_on_standard_output(run, capsys, monkeypatch):
     assert float(rows[0][1]) >= float(rows[1][1])
 
 
+@pytest.mark.slow
 def test_a_text_does_not_depend_on_its_neighbours(run):
     folder, _ = run
     translator = TextTranslator.of_run(folder / "run")

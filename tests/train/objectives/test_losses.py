@@ -60,12 +60,14 @@ def test_by_hand():
     np.testing.assert_allclose(d_kernel.ravel(), [-0.75 + 0.5, 0.75 - 0.5], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_uniform_logits_cost_the_logarithm_of_the_vocabulary():
     hidden, kernel, labels, weights = problem(T=7)
     loss = ours(hidden, 0 * kernel, labels, weights)
     assert loss == pytest.approx(float(weights.sum()) * math.log(50), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 128, 131, 300])  # of 131, a prime, a chunk is padded
 @pytest.mark.usefixtures("few_positions")
 def test_value_and_gradient_are_those_of_optax(length):
@@ -157,6 +159,7 @@ def test_in_bfloat16_devices_sum_in_float32(sizes):
         np.testing.assert_allclose(a, b, rtol=2**-7, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_has_no_weight_does_not_matter():
     hidden, kernel, labels, weights = problem(T=40)
     other = jnp.where(weights == 0, (labels + 7) % 50, labels)

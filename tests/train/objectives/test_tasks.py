@@ -106,6 +106,7 @@ def test_a_head_learns(place, pretrained, kind, measure):
     assert result.validation[measure] > 0.9
 
 
+@pytest.mark.slow
 def test_a_pretraining_run_shows_what_fills_its_gap(place):
     config = pretraining(place, sample_prompt="the [MASK] sat", steps=1)
     sample = train.train(config, place / "sample", quiet=True).sample
@@ -119,6 +120,7 @@ def test_a_label_that_training_has_not(tuned, place, tmp_path):
         train.score_run(tuned("one").run.folder, f"tsv:{tmp_path}/new.tsv", log=print)
 
 
+@pytest.mark.slow
 def test_predict_says_what_continues_a_text(pretrained, tmp_path, capsys):
     (tmp_path / "input").write_text("the cat\tsat on a mat\na dog\trun away\n")
     assert cli.main(["predict", str(pretrained), "--input", str(tmp_path / "input")]) == 0
@@ -143,6 +145,7 @@ def test_predict_wants_a_head(masked, tmp_path, capsys):
     assert "pretraining data has no labels to predict" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_fill_mask(pretrained, capsys):
     filler = train.MaskFiller.of_run(pretrained)
     gaps = filler("the [MASK] sat on [MASK]", top_k=3)
@@ -178,6 +181,7 @@ def test_fill_mask_wants_a_masked_language_model(tuned, capsys):
     assert "a model with the head sequence_classification fills no masks" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_embed_is_the_mean_of_each_text_alone(pretrained, tmp_path, capsys):
     texts = ["the cat sat on a mat and then it saw some dog", "dog", "", "a big red house " * 20]
     (tmp_path / "texts").write_text("\n".join(texts) + "\n")

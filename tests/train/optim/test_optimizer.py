@@ -146,6 +146,7 @@ def test_path_names_and_counts():
     assert count_parameters(PARAMS) == count_parameters(jax.eval_shape(lambda: PARAMS)) == 6
 
 
+@pytest.mark.slow
 def test_plain_adamw_is_optax_s():
     """Its updates, and the form of its state, which checkpoints hold."""
     config = dataclasses.replace(CONFIG, max_gradient_norm=1.0)
@@ -195,6 +196,7 @@ def test_lamb_by_hand():
     np.testing.assert_allclose(updates["linear"]["bias"], -0.1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_lamb_of_a_stack_is_lamb_of_each_layer():
     params = bert_like()
     # Layers of very different sizes: a norm over the stack would show.
@@ -273,6 +275,7 @@ def test_a_parameter_of_unknown_depth():
         tx.init(PARAMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_frozen_parameters_stay_and_the_others_do_not_know(name):
     """As if the frozen ones were no parameters: also the norm that is clipped is without them."""

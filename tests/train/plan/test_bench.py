@@ -39,6 +39,7 @@ def test_other_commands_name_the_missing_package():
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_it_runs_with_nothing_but_jax_flax_and_optax(tmp_path):
     options = [*SMALL, "--timed-steps", "2", "--profile", str(tmp_path / "trace")]
     done = bare("bench", "quickstart", *options)

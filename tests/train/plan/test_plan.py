@@ -24,6 +24,7 @@ from ...support.encoders import KINDS, fine_tuning, pretraining
 CPUS = parse_topology("cpu:8")
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_real_run(train_config, batches):
     config = train_config(mesh=train.MeshConfig(data=2, fsdp=2, tensor=2))
     made = worker.plan_run(config, CPUS, jax.devices(), compiled=True)
@@ -52,6 +53,7 @@ def planned(train_config):
     return planned
 
 
+@pytest.mark.slow
 def test_model_flops_are_the_formula(train_config, planned):
     """6 for each weight of a matmul and token, and 12 L T² D for the scores of attention."""
     config, made = train_config(), planned()
@@ -62,6 +64,7 @@ def test_model_flops_are_the_formula(train_config, planned):
     assert made.device_flops * 8 == pytest.approx(made.model_flops, rel=0.02)
 
 
+@pytest.mark.slow
 def test_model_flops_are_what_xla_counts_without_a_scan(train_config, planned):
     made = planned()
     unrolled = train_config(execution=models.Execution(layers="unroll"))
@@ -73,11 +76,13 @@ def test_model_flops_are_what_xla_counts_without_a_scan(train_config, planned):
     assert made.model_flops < counted < 1.5 * made.model_flops
 
 
+@pytest.mark.slow
 def test_recomputation_adds_to_the_flops_of_the_devices(planned):
     made = planned(execution=models.Execution(remat="full"))
     assert 1.15 < made.device_flops * 8 / made.model_flops < 1.34
 
 
+@pytest.mark.slow
 def test_fsdp_sends_parameters_and_no_activations(planned):
     """Otherwise every device would compute the whole batch."""
     made = planned(mesh=train.MeshConfig(data=1, fsdp=8), execution=models.Execution(remat="full"))
@@ -85,6 +90,7 @@ def test_fsdp_sends_parameters_and_no_activations(planned):
     assert sent < 12 * 4 * made.num_parameters
 
 
+@pytest.mark.slow
 def test_the_output_projection_is_gathered_once_for_all_chunks(train_config, monkeypatch):
     sent = []
     for positions in (1024, 4):
@@ -137,6 +143,7 @@ def test_every_recipe_can_be_planned(name):
         step.trace(batch)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_report(capfd):
     arguments = "quickstart --topology cpu:4 --mesh.fsdp 2 --mesh.tensor 2"
     assert cli.main(["plan", *arguments.split(), "--model.num-layers", "2"]) == 0
@@ -174,6 +181,7 @@ def test_a_missing_tpu_compiler_is_named(monkeypatch, train_config):
         plan.make_plan(train_config(), parse_topology("v5e:4x4"))
 
 
+@pytest.mark.slow
 def test_a_compiler_that_breaks_off_is_quoted(monkeypatch, train_config):
     monkeypatch.setattr(Topology, "environment", lambda self: {"JAX_PLATFORMS": "nothing"})
     with pytest.raises(train.RunError, match="compiler for cpu:8 ended with status 1 and printed"):

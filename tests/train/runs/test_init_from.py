@@ -40,6 +40,7 @@ def begun(folder, model):
     return *flat, lines
 
 
+@pytest.mark.slow
 def test_the_body_is_copied_and_the_head_is_new(pretrained):
     source = train.open_run(pretrained)[0].model
     model = dataclasses.replace(source, head="token", labels=("O", "B-X", "I-X"))
@@ -54,6 +55,7 @@ def test_the_body_is_copied_and_the_head_is_new(pretrained):
     assert left.startswith("left behind: head/bias, head/next_sentence, head/transform")
 
 
+@pytest.mark.slow
 def test_the_head_of_other_labels_is_new(tuned):
     folder = tuned("one").run.folder
     source = train.open_run(folder)[0].model
@@ -73,6 +75,7 @@ def test_a_body_of_another_shape_is_refused(pretrained):
         begun(pretrained, dataclasses.replace(source, vocab_size=source.vocab_size + 1))
 
 
+@pytest.mark.slow
 def test_a_second_phase_takes_the_head_too(place, pretrained, capsys):
     config = pretraining(place, init_from=str(pretrained), steps=1)
     result = train.train(config, place / "second phase")
@@ -83,6 +86,7 @@ def test_a_second_phase_takes_the_head_too(place, pretrained, capsys):
     assert "left behind" not in messages
 
 
+@pytest.mark.slow
 def test_what_a_run_begins_with_decides_its_sizes(place, pretrained):
     config = fine_tuning(place, "one", init_from=str(pretrained))
     config = dataclasses.replace(
@@ -112,6 +116,7 @@ def test_what_a_run_cannot_begin_with_leaves_no_folder(place, pretrained):
     assert not (place / "from nothing").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pretraining", "tag"])
 def test_a_run_that_was_stopped_is_the_run_never_stopped(place, pretrained, kind):
     config = (

@@ -78,6 +78,7 @@ def say(line):
     assert "\n" not in line
 
 
+@pytest.mark.slow
 def test_a_run_folder_describes_itself(ended):
     config, run = ended
     assert {path.name for path in run.iterdir()} == {
@@ -104,6 +105,7 @@ def test_a_run_folder_describes_itself(ended):
     assert data.load_tokenizer(run / "tokenizer").fingerprint == tokenizer.fingerprint
 
 
+@pytest.mark.slow
 def test_load_gives_the_model_that_was_trained(ended, monkeypatch, tmp_path):
     config, run = ended
     from flaxzoo.train.engine import loop
@@ -204,6 +206,7 @@ def test_how_a_run_is_carried_out_may_change(config):
     assert from_dict(json.loads(json.dumps(to_dict(other)))) == other
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("trained", [False, True])
 def test_another_text_is_refused(config, tmp_path, trained):
