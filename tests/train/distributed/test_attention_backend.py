@@ -10,6 +10,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.train.distributed.attention_backend import KernelChoice, choose_kernel
 from flaxzoo.train.engine import compile as parallel
+from flaxzoo.train.engine import pmap
 from flaxzoo.train.objectives.objectives import CAUSAL
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
@@ -100,7 +101,8 @@ def test_a_step_with_a_kernel_is_that_of_xla(way, run, monkeypatch):
     batch = {name: x.astype(np.int32) for name, x in batch.items()}
 
     def metrics(choice):
-        monkeypatch.setattr(parallel, "choose_kernel", lambda *_: choice)
+        for module in (parallel, pmap):
+            monkeypatch.setattr(module, "choose_kernel", lambda *_: choice)
         program = parallel.compile_trainer(config, CAUSAL)
         assert choice.description in program.memory_summary
         return program.step(program.init(), batch)[1]
