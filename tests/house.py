@@ -297,7 +297,12 @@ def path_figure(root: Path) -> Figure:
         (folder / "flaxzoo").mkdir()
         for package in PACKAGES:
             (folder / "flaxzoo" / package).symlink_to(root / package)
-        settings = {"JAX_PLATFORMS": "cpu", "FLAXZOO_CACHE": scratch, "PYTHONPATH": scratch}
+        settings = {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "",  # one device, whatever the caller has
+            "FLAXZOO_CACHE": scratch,
+            "PYTHONPATH": scratch,
+        }
         child = subprocess.run(
             [sys.executable, __file__, "--root", str(root), "--record", str(folder)],
             env={**os.environ, **settings},
