@@ -93,13 +93,13 @@ def test_only_distances_between_tokens_matter(params, assert_close):
 def test_eight_devices_compute_the_same(params, assert_close, sizes):
     mesh = sharding.make_mesh(train.MeshConfig(**{"data": 1, **sizes}))
     model = models.create(CONFIG)
-    apply = sharding.rows_stay_apart(model.apply, mesh)
+    apply = sharding.constrain_activations(model.apply, mesh)
 
     def loss(params, ids):
         return jnp.mean(jnp.square(apply({"params": params}, input_ids=ids).logits))
 
     placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    ids = jax.device_put(IDS, sharding.row_sharding(mesh))
+    ids = jax.device_put(IDS, sharding.batch_sharding(mesh, IDS.shape))
     gradients = jax.jit(jax.grad(loss))(placed, ids)
     jax.tree.map(assert_close, gradients, jax.jit(jax.grad(loss_of(models.Execution())))(params))
 
