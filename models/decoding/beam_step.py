@@ -50,7 +50,7 @@ def beam_params(request: GenerationRequest, method: BeamSearch, vocab_size: int)
       UserError: an id is not in the vocabulary.
     """
     greedy = method.num_beams == 1
-    # An end that is not in the vocabulary ends nothing. The one that may be forced comes first.
+    # An end token beyond the vocabulary is never chosen. The one that may be forced comes first.
     forced = () if request.forced_eos_id is None else (request.forced_eos_id,)
     ends = [token for token in request.eos_ids if token < vocab_size and token not in forced]
     return BeamParams(

@@ -155,11 +155,21 @@ class Generator:
           For each row up to `request.num_return_sequences` hypotheses, the best first.
 
         Raises:
-          UserError: a row is empty or longer than `max_length`, an id is not in the vocabulary, or
-            the model's scores are not numbers.
+          UserError: the method is no `BeamSearch`, an encoder-decoder has no start token, a row is
+            empty or longer than `max_length`, an id is not in the vocabulary, or the model's
+            scores are not numbers.
         """
         config, method, model = self.config, request.method, beams_of(self._model)
-        assert isinstance(method, BeamSearch)
+        if not isinstance(method, BeamSearch):
+            raise UserError(
+                f"method {type(method).__name__} does not search: give a BeamSearch, or use "
+                "Generator.stream"
+            )
+        if isinstance(model, EncoderDecoderBeams) and request.start_id is None:
+            raise UserError(
+                "start_id is missing: give the token that the targets of the encoder-decoder "
+                "begin with"
+            )
         for number, row in enumerate(rows):
             if not 1 <= len(row) <= config.max_length:
                 raise UserError(

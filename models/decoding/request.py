@@ -95,7 +95,8 @@ class GenerationRequest:
     start_id: int | None = None
     """The first token of the targets of an encoder-decoder."""
     eos_ids: tuple[int, ...] = ()
-    """Tokens that end a row."""
+    """Tokens that end a row. Ids beyond the vocabulary, as some published folders have, end
+    nothing."""
     forced_eos_id: int | None = None
     """The token, one of `eos_ids`, that is written where there is space for only one more. The
     model does not choose it, and its probability is not counted (as in transformers)."""
@@ -117,6 +118,8 @@ class GenerationRequest:
             raise UserError(f"max_new_tokens {self.max_new_tokens} must be at least 1")
         if self.max_extra_tokens is not None and self.max_extra_tokens < 0:
             raise UserError(f"max_extra_tokens {self.max_extra_tokens} must be at least 0")
+        if min(self.eos_ids, default=0) < 0:
+            raise UserError(f"eos_ids {self.eos_ids} must be at least 0")
 
     def end(self, tokens: list[int]) -> int | None:
         """Returns the length of a row up to its end token, included; None: it has none yet."""

@@ -18,7 +18,7 @@ COMMANDS = {
     "launch": ("train", "train in several processes on this machine"),
     "evaluate": ("evaluate", "print the loss and metrics of a trained model as JSON"),
     "generate": ("generate", "continue a text with a trained model"),
-    "fill-mask": ("fill_mask", "fill the masks in a text with a trained model"),
+    "fill-mask": ("predict", "fill the masks in a text with a trained model"),
     "predict": ("predict", "print the predictions of a fine-tuned model as JSON lines"),
     "translate": ("translate", "translate a file line by line"),
     "average": ("convert", "average the last checkpoints of a run"),

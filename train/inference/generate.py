@@ -102,7 +102,7 @@ class TextGenerator(TextModel):
         Args:
           prompts: texts; an empty one begins a new document.
           max_new_tokens: the longest continuation, in tokens.
-          sampling: how tokens are chosen; of the stored settings only the end tokens are kept.
+          sampling: how tokens are chosen; end tokens and banned sequences stay as stored.
           num_samples: continuations of each prompt.
           stop: strings that end a continuation, and are not part of it.
           seed: the seed of the random choices.

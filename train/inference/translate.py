@@ -81,7 +81,8 @@ class TextTranslator(TextModel):
 
         Args:
           texts: sentences, each translated by itself.
-          search: the search; by default that of `self.request`.
+          search: the search; by default that of `self.request`, whose special tokens, banned
+            sequences and length limits hold in any case.
           num_return: translations of each text; by default as in `self.request`.
           places: the location of each text, for messages.
           on_batch: called after each batch with the number of its texts and of their tokens.

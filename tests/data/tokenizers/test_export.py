@@ -4,11 +4,12 @@ import gzip
 import io
 import json
 
+import numpy as np
 import pytest
 import sentencepiece
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.tokenizers.export import export_tokenizer
-from flaxzoo.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from flaxzoo.data.tokenizers.sentencepiece import SentencePieceTokenizer, parse_model
 from flaxzoo.data.tokenizers.sentencepiece_export import obstacle, sentencepiece_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,13 +45,29 @@ def exported(tokenizer, folder, **settings):
     return AutoTokenizer.from_pretrained(folder)
 
 
+def equally_probable(ours, a, b):
+    """Whether a unigram model gives two splits of one text the same score in float32.
+
+    Sentencepiece adds scores in float32, the exported tokenizer in float64, so they may choose
+    different ones of such splits (`data/tokenizers/sentencepiece_export.py`).
+    """
+    if not isinstance(ours, SentencePieceTokenizer) or ours.kind != "sentencepiece-unigram":
+        return False
+    pieces = parse_model(ours.model).pieces
+    totals = [sum(pieces[id].score for id in ids) for ids in (a, b)]
+    rounding = np.finfo(np.float32).eps * max(len(a), len(b)) * abs(totals[0])
+    return ours.decode(a) == ours.decode(b) and abs(totals[0] - totals[1]) <= rounding
+
+
 def differences(ours, theirs, texts):
-    """How many texts have other ids there, and how many ids give another text."""
+    """Counts the texts with other ids there, but for ties, and the ids that give another text."""
     # Where there is a mask users mean it by its name.
     options = {"split_special_tokens": True} if ours.special_ids.mask is not None else {}
     found = theirs(texts, add_special_tokens=False, **options).input_ids if texts else []
     ids = ours.encode_batch(texts)
-    other_ids = sum(a != b for a, b in zip(ids, found, strict=True))
+    other_ids = sum(
+        a != b and not equally_probable(ours, a, b) for a, b in zip(ids, found, strict=True)
+    )
     other_texts = sum(
         ours.decode(row, skip) != theirs.decode(row, skip_special_tokens=skip)
         for row in ids

@@ -259,6 +259,7 @@ def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormal
         ),
         ({"max_extra_tokens": -1}, "max_extra_tokens -1 must be at least 0"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
+        ({"eos_ids": (EOS, -1)}, r"eos_ids \(2, -1\) must be at least 0"),
     ],
 )
 def test_refused_settings(fields, message):
@@ -272,6 +273,7 @@ def test_refused_settings(fields, message):
         ([[5], []], {}, "source 1 has 0 tokens: the model takes 1 to 64"),
         ([[5] * 65], {}, "source 0 has 65 tokens: the model takes 1 to 64"),
         ([[5], [40]], {}, "token ids 40 … 40 of source 1 are not within the vocabulary"),
+        ([[5]], {"start_id": None}, "start_id is missing: give the token"),
         ([[5]], {"start_id": 37}, "start_id 37 is not within the vocabulary of 37"),
         (
             [[5]],
@@ -283,6 +285,12 @@ def test_refused_settings(fields, message):
 def test_refused_sources(large, sources, special, message):
     with pytest.raises(ValueError, match=message):
         large[2].search(sources, search(**special))
+
+
+def test_a_request_to_sample_does_not_search(large):
+    request = models.GenerationRequest(method=models.Sampling(), max_new_tokens=4, start_id=START)
+    with pytest.raises(ValueError, match="Sampling does not search: give a BeamSearch"):
+        large[2].search(SOURCES, request)
 
 
 def test_nothing_left_to_choose_is_refused(large):
