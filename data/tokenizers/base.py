@@ -94,6 +94,14 @@ class Tokenizer(ABC):
     def save(self, folder: str | PathLike[str]) -> None:
         """Writes the files from which ``load_tokenizer(folder)`` loads an equal tokenizer."""
 
+    def export(
+        self, folder: str | PathLike[str], *, closing: bool = False, max_length: int | None = None
+    ) -> str:
+        """Writes the files for transformers; see ``export_tokenizer``."""
+        from .export import export_tokenizer
+
+        return export_tokenizer(self, folder, closing=closing, max_length=max_length)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes one text; see ``encode_with_offsets``."""
         return self.encode_with_offsets(text, add_special_tokens)[0]
