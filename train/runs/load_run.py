@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...data.errors import UserError
 from ...data.io.json_text import JsonObject
 from ...data.tasks.sequence_classification import SequenceClassificationData, Target
 from ...data.tasks.translation import start_and_end
@@ -52,7 +53,10 @@ def _open_foreign(folder: Path, fields: JsonObject) -> tuple[TrainConfig, Tokeni
     """Returns the configuration of a run that would have made the folder, and its tokenizer."""
     model = model_config(folder)
     tokenizer = load_tokenizer(folder)
-    check_vocabulary(tokenizer, model, f"the tokenizer of {folder}")
+    try:
+        check_vocabulary(tokenizer, model, f"the tokenizer of {folder}")
+    except UserError as error:
+        raise RunError(str(error)) from None
     return config_of_model(model, fields.get("problem_type")), tokenizer
 
 
