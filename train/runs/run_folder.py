@@ -77,13 +77,19 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
     data, labels = config.data, config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     train = data.train_split(tokenizer, labels, config.seed)
-    log(f"training data: {train.summary}")
+    _log_split("training data", train, log)
     validation = data.validation_split(tokenizer, labels)
-    log(f"validation data: {validation.summary}")
+    _log_split("validation data", validation, log)
     run = Run(folder, config, tokenizer, train, validation, plan)
     if existing:
         _check_same_data(run)
     return run
+
+
+def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
+    """Logs the summary of a split, and a line for each of its notes."""
+    for line in (split.summary, *split.notes):
+        log(f"{name}: {line}")
 
 
 def _existing_run(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer]:
