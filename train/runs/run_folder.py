@@ -64,6 +64,9 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
     """
     existing = (folder / CONFIG_FILE).is_file()
     if existing:
+        writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
+        if writer not in (None, own):
+            log(f"{folder} was made by flaxzoo {writer}, and this is {own}")
         config, tokenizer = _existing_run(config, folder)
         plan = None if steps(folder) else _init_from_plan(config)
     else:
