@@ -25,8 +25,6 @@ from ..data.errors import UserError
 from .config import Execution, Settings, TransformerConfig
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
-from .nn.dropout import RowKeys, dropout, fold_in, row_keys
-from .nn.feed_forward import FeedForward
 from .nn.heads import (
     HEAD_ALIASES,
     HEADS,
@@ -39,9 +37,17 @@ from .nn.heads import (
     encoder_heads,
 )
 from .nn.input_checks import check_inputs
-from .nn.linear import Embedding, Linear
+from .nn.layers import (
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    RowKeys,
+    dropout,
+    fold_in,
+    row_keys,
+)
 from .nn.masks import AnyArray, AttentionMask
-from .nn.norms import LayerNorm
 from .nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
 from .nn.positions import default_positions
 from .nn.stack import (

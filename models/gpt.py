@@ -23,8 +23,6 @@ from ..data.errors import UserError
 from .config import Execution, TransformerConfig
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
-from .nn.dropout import RowKeys, dropout, fold_in
-from .nn.feed_forward import FeedForward
 from .nn.heads import (
     HEAD_ALIASES,
     CausalLMOutput,
@@ -35,9 +33,16 @@ from .nn.heads import (
     check_head,
 )
 from .nn.input_checks import check_inputs
-from .nn.linear import Embedding, embedding_lookup
+from .nn.layers import (
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    RowKeys,
+    dropout,
+    embedding_lookup,
+    fold_in,
+)
 from .nn.masks import AnyArray, AttentionMask
-from .nn.norms import LayerNorm
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from .nn.positions import default_positions, sinusoidal_positions
 from .nn.stack import (

@@ -21,13 +21,10 @@ from ..data.errors import UserError
 from .config import Execution, Settings, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
-from .nn.dropout import RowKeys, dropout, fold_in
-from .nn.feed_forward import GatedFeedForward
 from .nn.heads import CausalLMOutput, Projection
 from .nn.input_checks import check_inputs
-from .nn.linear import Embedding
+from .nn.layers import Embedding, GatedFeedForward, RMSNorm, RowKeys, dropout, fold_in
 from .nn.masks import AnyArray, AttentionMask
-from .nn.norms import RMSNorm
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from .nn.positions import default_positions, rotary_positions
 from .nn.stack import (

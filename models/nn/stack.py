@@ -11,8 +11,8 @@ from flax import struct
 
 from ..config import Execution, TransformerConfig
 from .cache import Cache, LayerCache, LayerCaches
-from .dropout import DROPOUT_MASK, RowKeys
 from .fused_attention import mask_for_backend
+from .layers import DROPOUT_MASK, RowKeys
 from .masks import AttentionMask, select_mask
 from .positions import Rotary
 from .typing import Array, Float, Int
