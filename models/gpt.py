@@ -32,7 +32,6 @@ from .nn.heads import (
     Projection,
     check_head,
 )
-from .nn.input_checks import check_inputs
 from .nn.layers import (
     Embedding,
     FeedForward,
@@ -42,15 +41,16 @@ from .nn.layers import (
     embedding_lookup,
     fold_in,
 )
-from .nn.masks import AnyArray, AttentionMask
+from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from .nn.positions import default_positions, sinusoidal_positions
+from .nn.positions import sinusoidal_positions
 from .nn.stack import (
     Layer,
     LayerContext,
     LayerInputs,
     LayerOutputs,
     make_layer_context,
+    prepare_inputs,
     run_layers,
 )
 from .nn.typing import Array, Bool, Float, Int
@@ -262,25 +262,18 @@ class GPT(nn.Module):
                 f"head {c.head!r} reads one sequence per row: leave cache and segment_ids out, "
                 "and give attention_mask [B, T]"
             )
-        check_inputs(
+        position_ids, mask = prepare_inputs(
             c,
             input_ids,
-            attention_mask=attention_mask,
+            attention_mask,
+            position_ids=position_ids,
             segment_ids=segment_ids,
             cache=cache,
+            causal=True,
         )
-        length = input_ids.shape[1]
-        num_keys = length if cache is None else cache.length
-        start = jnp.zeros((), jnp.int32) if cache is None else cache.index
-        if position_ids is None:
-            position_ids = default_positions(start, length, attention_mask, segment_ids)
         embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
         x = embed(input_ids) + self._positions(position_ids)
         x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
-
-        mask = AttentionMask(
-            length, num_keys, attention_mask, segment_ids, causal=True, start=start
-        )
         context = make_layer_context(
             c,
             e,
