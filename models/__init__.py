@@ -19,8 +19,8 @@ from .hf.generation_config import generation_arguments
 from .init import init_params
 from .load import load
 from .nn.cache import Cache, init_cache
-from .nn.dropout import row_keys
 from .nn.heads import mean_pool
+from .nn.layers import row_keys
 from .nn.positions import sinusoidal_positions
 from .registry import Preset, config_from_dict, config_to_dict, create, preset, presets
 from .transformer import EncoderDecoder, EncoderDecoderConfig
