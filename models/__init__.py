@@ -20,7 +20,7 @@ from .hf.sentence_embedding import EmbeddingSettings
 from .init import init_params
 from .load import load
 from .nn.cache import Cache, init_cache
-from .nn.dropout import row_keys
+from .nn.layers import row_keys
 from .nn.pooling import mean_pool
 from .nn.positions import sinusoidal_positions
 from .registry import Preset, config_from_dict, config_to_dict, create, preset, presets

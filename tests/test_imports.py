@@ -42,7 +42,7 @@ ORDER = {
         {"tasks"},
     ],
     "train": [
-        {"compilation_cache", "errors", "optimizer_config", "progress", "state", "tree"},
+        {"compilation_cache", "errors", "optimizer_config", "progress", "state"},
         {"config", "optim"},
         {"distributed", "recipes"},
         {"objectives"},
@@ -125,7 +125,7 @@ def test_every_room_is_packaged():
     folders = {path.parent for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py")}
     assert all((folder / "__init__.py").is_file() for folder in folders)
     names = {"flaxzoo." + ".".join(f.relative_to(REPOSITORY).parts) for f in folders}
-    assert set(settings["tool"]["setuptools"]["packages"]) == names
+    assert set(settings["tool"]["setuptools"]["packages"]) == {"flaxzoo", *names}
 
 
 @pytest.mark.parametrize("package", list(PACKAGES))

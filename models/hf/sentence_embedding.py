@@ -241,7 +241,8 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     pooled = _settings(_POOLING, folder / pooling_path / "config.json")
     stated = pooled["pooling_mode"] or [mode for mode in _KEYS if pooled[mode]] or ["mean"]
     stated = [stated] if isinstance(stated, str) else stated
-    modes = tuple(mode for name in stated for mode in POOLING_MODES if mode == name)
+    by_name: dict[str, PoolingMode] = {mode: mode for mode in POOLING_MODES}
+    modes = tuple(by_name[name] for name in stated if name in by_name)
     if len(modes) < len(stated):
         raise WeightsError(
             f"{folder / pooling_path / 'config.json'}: pooling_mode {stated!r} is not supported: "

@@ -19,11 +19,8 @@ from flax import struct
 from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache
-from .dropout import RowKeys, dropout
-from .feed_forward import ACTIVATIONS
-from .linear import Linear, affine
+from .layers import ACTIVATIONS, LayerNorm, Linear, RowKeys, affine, dropout
 from .masks import AnyArray
-from .norms import LayerNorm
 from .typing import Array, Float, Int
 
 AttentionWeights: TypeAlias = Array | tuple[Array, ...] | None

@@ -1,0 +1,33 @@
+"""`import flaxzoo`, `flaxzoo.models` and `python -m flaxzoo`."""
+
+import subprocess
+import sys
+
+import flaxzoo
+import pytest
+
+
+def python(*arguments):
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_importing_it_imports_nothing_heavy():
+    code = "import flaxzoo, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    assert not {"jax", "flax", "numpy", "importlib_metadata"} & set(python("-c", code).split())
+
+
+def test_the_packages_are_attributes():
+    code = "import flaxzoo; print(flaxzoo.data.Tokenizer, flaxzoo.models.load, flaxzoo.train.train)"
+    assert "load" in python("-c", code)
+    assert set(flaxzoo.__all__) == set(dir(flaxzoo))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="nothing"):
+        flaxzoo.nothing  # noqa: B018
+
+
+def test_the_module_is_the_command():
+    assert python("-m", "flaxzoo", "--version") == f"flaxzoo {flaxzoo.__version__}\n"
