@@ -89,9 +89,12 @@ class DataSplit:
         fingerprint: A stable hash of the texts or examples and of the tokenizer. For labelled
             data it also covers the settings; for other data config.json has the settings.
         summary: A line for the log: ``400 documents, 929,728 tokens``.
+        notes: Further lines for the log: the labels with their counts, a header that was
+            recognized, a label that occurs once.
     """
 
     examples: ExampleSource
     content: Any
     fingerprint: str
     summary: str
+    notes: tuple[str, ...] = ()

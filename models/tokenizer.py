@@ -1,7 +1,7 @@
 """The part of a tokenizer that models use: sizes, special tokens, and files for transformers."""
 
 from os import PathLike
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 
 @runtime_checkable
@@ -62,7 +62,12 @@ class Vocabulary(Protocol):
         ...
 
     def export(
-        self, folder: str | PathLike[str], *, closing: bool = False, max_length: int | None = None
+        self,
+        folder: str | PathLike[str],
+        *,
+        closing: bool = False,
+        padding_side: Literal["left", "right"] | None = None,
+        max_length: int | None = None,
     ) -> str:
         """Writes the files for transformers; returns a line that says what is exact."""
         ...

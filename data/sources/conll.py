@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from ..errors import DataError
 from ..io.files import Line
-from .labelled_records import LabelledSource, source_lines
+from .labelled_names import LabelledSource
+from .labelled_records import source_lines
 
 
 @dataclass(frozen=True)

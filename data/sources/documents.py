@@ -10,7 +10,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,6 +25,8 @@ Split = Literal["train", "validation"]
 _SPLITS: tuple[Split, ...] = ("train", "validation")
 _FORMAT = 1
 _READ_AT_ONCE = 256
+# Held-out documents, as a multiple of their intended fraction, that the log mentions.
+_LARGE_PART = 4
 
 
 class Records(Protocol):
@@ -48,6 +50,7 @@ class Documents(Sequence[str]):
         indices: The records that belong to the split, int64 [num_documents]; None for all.
         lines_are_sentences: Whether each line of a document is one sentence; for joined
             sources see the attribute of each of ``parts``.
+        note: A line for the log if far more documents are held out than was asked for; else empty.
     """
 
     records: Records
@@ -55,6 +58,7 @@ class Documents(Sequence[str]):
     fingerprint: str
     indices: np.ndarray | None = None
     lines_are_sentences: bool = False
+    note: str = ""
 
     @property
     def parts(self) -> tuple["Documents", ...]:
@@ -121,7 +125,8 @@ class JoinedRecords:
         whole = hashlib.blake2b(digest_size=16)
         for part in parts:
             whole.update(f"{part.fingerprint} {len(part)}\n".encode())
-        return Documents(cls(tuple(parts)), "text", whole.hexdigest())
+        note = next((part.note for part in parts if part.note), "")
+        return Documents(cls(tuple(parts)), "text", whole.hexdigest(), note=note)
 
 
 def default_cache_dir() -> Path:
@@ -220,11 +225,35 @@ def _load_local(
         raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
     digests = [Counter(map(text_digest, read_documents(source))) for source in local]
     division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name)
+    note = _large_part(digests, division, fraction, local) if split == "validation" else ""
     # The limit also depends on the other sources, if there are any.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for source, own in zip(local, digests, strict=True):
         key = _key(own, rule)
-        yield _load_one(source, own, division=division, key=key, split=split, cache=cache)
+        loaded = _load_one(source, own, division=division, key=key, split=split, cache=cache)
+        yield replace(loaded, note=note)
+
+
+def _large_part(
+    digests: Sequence[Counter[bytes]],
+    division: "HashSplit",
+    fraction: float,
+    sources: Sequence[Source],
+) -> str:
+    """Returns a line for the log if far more is held out than was asked for; else nothing."""
+    total = sum(own.total() for own in digests)
+    held = sum(
+        n for own in digests for key, n in own.items() if division.split(key) == "validation"
+    )
+    if held <= _LARGE_PART * fraction * total:
+        return ""
+    are_files = all(source.kind == "text" and source.part == "file" for source in sources)
+    remedy = f"{sources[0].name.removesuffix('#file')}#block or #line makes smaller documents, and "
+    return (
+        f"{held:,} of {total:,} {'files' if are_files else 'documents'} held out whole, where "
+        f"validation_fraction is {fraction}: {remedy if are_files else ''}data.validation names "
+        "another source"
+    )
 
 
 def _load_one(

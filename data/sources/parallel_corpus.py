@@ -3,7 +3,8 @@ r"""Sources of sentence pairs, named by the scheme of ``source_names``.
 =============================  ======================================================
 ``pairs:SRC,TGT``              two files; line n of one translates line n of the other
 ``tsv:GLOB#1,2``               columns separated by tabs, the source's first, by number
-                               from 1 or by name (then files begin with a line of names)
+                               from 1 or by name (then files begin with a line of names);
+                               ``csv:`` likewise, see ``tables``
 ``jsonl:GLOB#en,de``           JSON lines, fields by name
 ``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields by name; without
                                names its languages in their published order
@@ -28,7 +29,7 @@ from typing import Literal
 from ..errors import DataError
 from ..io.hashing import digest
 from .documents import HashSplit, Split, text_digest
-from .labelled_records import LabelledSource, parse_labelled
+from .labelled_names import LabelledSource, parse_labelled
 from .sentence_pairs import FieldPairs, FilePairs, PairSource, PublishedPairs, SentencePair
 from .source_names import listed_choices
 from .tfds_records import PublishedRecords, open_published
@@ -36,12 +37,13 @@ from .tfds_records import PublishedRecords, open_published
 FORMS = {
     "pairs": "pairs:SRC,TGT",
     "tsv": "tsv:GLOB#1,2",
+    "csv": "csv:GLOB#1,2",
     "jsonl": "jsonl:GLOB#en,de",
     "tfds": "tfds:NAME/CONFIG#en,de",
     "builtin": "builtin:numbers-en-fr",
 }
 # Kinds with named fields, and the default fields of each.
-_FIELDS = {"tsv": "1,2", "jsonl": "source,target", "tfds": ""}
+_FIELDS = {"tsv": "1,2", "csv": "1,2", "jsonl": "source,target", "tfds": ""}
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(FORMS)}):)")
 
 Which = Split | Literal["whole"]
@@ -67,6 +69,10 @@ class SplitView(PairSource):
             if self.division.split(text_digest(pair.source)) == self.split:
                 yield pair
 
+    def notes(self) -> tuple[str, ...]:
+        """See ``PairSource``; held-out pairs need no second note."""
+        return self.whole.notes() if self.split == "train" else ()
+
 
 @dataclass(frozen=True)
 class ParallelText:
@@ -88,6 +94,10 @@ class ParallelText:
     def name(self) -> str:
         """The names of the sources."""
         return " + ".join(part.name for part in self.parts)
+
+    def notes(self) -> tuple[str, ...]:
+        """Returns lines for the log on how the sources were read."""
+        return tuple(note for part in self.parts for note in part.notes())
 
     @cached_property
     def fingerprint(self) -> str:

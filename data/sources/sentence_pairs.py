@@ -12,7 +12,9 @@ from ..errors import DataError
 from ..io.files import file_lines
 from ..io.hashing import digest
 from .documents import Split
-from .labelled_records import LabelledSource, Record, read_fields
+from .labelled_names import LabelledSource, Record
+from .labelled_records import read_fields
+from .tables import SENTENCE_PAIRS, header_notes
 from .tfds_records import PublishedRecords
 
 
@@ -40,6 +42,10 @@ class PairSource(ABC):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def notes(self) -> tuple[str, ...]:
+        """Returns lines for the log on how the source was read."""
+        return ()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -85,14 +91,18 @@ class FieldPairs(PairSource):
     """Files each of whose lines has both sides.
 
     Attributes:
-        fields: A source of the kind ``tsv`` or ``jsonl``, with two fields.
+        fields: A source of the kind ``tsv``, ``csv`` or ``jsonl``, with two fields.
     """
 
     fields: LabelledSource
 
     def __iter__(self) -> Iterator[SentencePair]:
-        for record in read_fields(self.fields, "the source's and the target's"):
+        for record in read_fields(self.fields, SENTENCE_PAIRS):
             yield _pair(record, self.fields)
+
+    def notes(self) -> tuple[str, ...]:
+        """See ``PairSource``; says whether a header was recognized."""
+        return header_notes(self.fields, SENTENCE_PAIRS) if self.fields.kind != "jsonl" else ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from ..errors import DataError
 from ..io.files import Line
 from ..io.json_lines import parse_line, pick
 from ..io.json_text import parse_json
-from .labelled_records import LabelledSource, Record, are_json_lines, source_lines
+from .labelled_names import LabelledSource, Record
+from .labelled_records import are_json_lines, source_lines
 
 
 @dataclass(frozen=True)

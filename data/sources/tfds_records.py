@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import DataError
 from ..io.json_lines import pick
 from .documents import Split
-from .labelled_records import LabelledSource, Record, with_known_fields
+from .labelled_names import LabelledSource, Record, with_known_fields
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder

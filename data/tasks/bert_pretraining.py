@@ -168,8 +168,8 @@ class PretrainingData(DocumentsData):
             whole_word=self.whole_word,
         )
         rows = PretrainingExamples(segments, masking, special["pad"], seed)
-        summary = _summary(corpus, rows)
-        return DataSplit(rows, corpus, corpus.fingerprint, summary)
+        notes = (documents.note,) if documents.note else ()
+        return DataSplit(rows, corpus, corpus.fingerprint, _summary(corpus, rows), notes)
 
 
 def _checked(tokenizer: Tokenizer) -> dict[str, int]:

@@ -6,7 +6,7 @@ The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``posit
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -181,7 +181,8 @@ class CausalLMData(DocumentsData):
 
     def _every_token(self, documents: Documents, tokenizer: Tokenizer) -> DataSplit:
         corpus = _corpus(documents, tokenizer)
-        return _split(CausalLMEvaluationExamples(corpus, self.length), corpus)
+        split = _split(CausalLMEvaluationExamples(corpus, self.length), corpus)
+        return replace(split, notes=(documents.note,) if documents.note else ())
 
 
 def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:

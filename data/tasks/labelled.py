@@ -5,6 +5,7 @@ becomes an example, and how examples become arrays. The rest is here.
 """
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -18,19 +19,23 @@ from ..errors import DataError, UserError
 from ..features.predictions import Prediction
 from ..io.hashing import digest
 from ..sources.documents import HashSplit, Split, text_digest
-from ..sources.labelled_records import (
+from ..sources.labelled_names import (
     LabelledSource,
     Record,
     parse_labelled,
-    read_fields,
     with_known_fields,
 )
+from ..sources.labelled_records import read_fields
+from ..sources.tables import LABELED_TEXTS, ColumnRoles, header_notes
 from ..sources.tfds_records import PublishedRecords, open_published
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig
 
 # The fingerprint covers the effect of these settings: the examples and the tokenizer.
 _FOUND_AGAIN = ("source", "validation", "validation_fraction", "tokenizer", "num_workers")
+_LABELS_SHOWN = 20
+# Among fewer examples every label may be rare.
+_FEW_EXAMPLES = 8
 SHORTEST = 8
 """The smallest length that leaves room for two texts and their special tokens."""
 
@@ -67,12 +72,14 @@ class ExampleSet(Generic[E]):
     Attributes:
         examples: At least one.
         class_names: The names of the labels if the source declares them.
-        notes: Remarks for the log: ``IOB1 tags converted to BIO``.
+        notes: Remarks for the summary: ``IOB1 tags converted to BIO``.
+        lines: Further lines for the log: a header that was recognized.
     """
 
     examples: tuple[E, ...]
     class_names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
 
 class LabelledExamples(Protocol):
@@ -128,6 +135,8 @@ class LabelledData(DataConfig, Generic[E]):
     label_field: ClassVar[int] = 0
     """The index of the label among the fields."""
     noun: ClassVar[str] = "examples"
+    columns: ClassVar[ColumnRoles] = LABELED_TEXTS
+    """The roles of the columns of a table, and the names by which its header is recognized."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,6 +155,24 @@ class LabelledData(DataConfig, Generic[E]):
             split: The split of a published data set; other sources are read whole.
         """
 
+    def read_records(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> tuple[list[Record], tuple[str, ...]]:
+        """Reads the records of a source with fields; takes the arguments of ``read``.
+
+        Returns:
+            The records, and lines for the log.
+        """
+        if published is not None:
+            return list(published.read(split)), ()
+        tables = source.kind in ("tsv", "csv")
+        notes = header_notes(source, self.columns) if tables else ()
+        return list(read_fields(source, self.columns)), notes
+
+    def label_names(self, example: E) -> tuple[str, ...]:
+        """Returns the labels of an example that are counted for the log."""
+        return ()
+
     @abstractmethod
     def unlabelled(self, records: Iterable[Record]) -> list[E]:
         """Makes examples to predict from records without the label field."""
@@ -160,7 +187,7 @@ class LabelledData(DataConfig, Generic[E]):
         source = replace(source, fields=self.without_label(source.fields))
         if published is not None:
             return self.unlabelled(replace(published, source=source).read("validation"))
-        return self.unlabelled(read_fields(source))
+        return self.unlabelled(read_fields(source, self.columns.without(self.label_field)))
 
     def without_label(self, fields: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the fields other than the label."""
@@ -207,7 +234,8 @@ class LabelledData(DataConfig, Generic[E]):
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns the examples that are not held out, the same in every epoch."""
-        return self._split(self._part("train"), tokenizer, labels, training=True)
+        split = self._split(self._part("train"), tokenizer, labels, training=True)
+        return replace(split, notes=(*split.notes, *self._rare_labels()))
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns the source to validate on, the published split, or the examples held out."""
@@ -270,7 +298,10 @@ class LabelledData(DataConfig, Generic[E]):
         if loaded is None:
             loaded = self.read(source, published, split)
             if not loaded.examples:
-                raise DataError(f"no {self.noun} in {source.name!r}: give a source that has some")
+                raise DataError(
+                    f"no {self.noun} in {source.name!r} (it is empty, or has only blank lines or "
+                    "column names): give a source that has some"
+                )
             self._loaded[source, split] = loaded
         return loaded
 
@@ -291,7 +322,29 @@ class LabelledData(DataConfig, Generic[E]):
         decisive = (self.former_kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
         summary = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])
-        return DataSplit(rows, list(loaded.examples), fingerprint, summary)
+        counts = Counter(name for e in loaded.examples for name in self.label_names(e))
+        notes = loaded.lines
+        if counts:
+            order = [name for name in labels if name in counts] or sorted(counts)
+            shown = [f"{name} ({counts[name]:,})" for name in order[:_LABELS_SHOWN]]
+            hidden = len(order) - len(shown)
+            more = f" and {hidden:,} more" if hidden else ""
+            notes = (*notes, f"labels: {', '.join(shown)}{more}")
+        return DataSplit(rows, list(loaded.examples), fingerprint, summary, notes)
+
+    def _rare_labels(self) -> tuple[str, ...]:
+        """Returns a warning if a label occurs once in the source, held-out examples included."""
+        examples = self._whole().examples
+        counts = Counter(name for e in examples for name in self.label_names(e))
+        once = sorted(name for name, count in counts.items() if count == 1)
+        if not once or len(examples) < _FEW_EXAMPLES:
+            return ()
+        where = next(e.location for e in examples if once[0] in self.label_names(e))
+        number = f"{len(once):,} labels occur" if len(once) > 1 else "a label occurs"
+        return (
+            f"warning: {number} only once, {once[0]!r} at {where}: check that this is neither "
+            "misspelled nor a column name",
+        )
 
 
 def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, ExampleSet[E]]:
@@ -315,7 +368,10 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
     parts: dict[Split, list[E]] = {"train": [], "validation": []}
     for example, key in zip(whole.examples, digests, strict=True):
         parts[division.split(key)].append(example)
+    # How the file was read is said once, with the training examples.
     return {
-        split: ExampleSet(tuple(examples), whole.class_names, whole.notes)
+        split: replace(
+            whole, examples=tuple(examples), lines=whole.lines if split == "train" else ()
+        )
         for split, examples in parts.items()
     }

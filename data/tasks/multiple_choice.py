@@ -20,7 +20,9 @@ from ..features.bert_inputs import BertInputs, Template, encode_texts, token_spe
 from ..features.predictions import Prediction, output, softmax
 from ..io.files import input_lines
 from ..sources.documents import Split
-from ..sources.labelled_records import LabelledSource, Record, read_fields, read_objects
+from ..sources.labelled_names import LabelledSource, Record
+from ..sources.labelled_records import read_objects
+from ..sources.tables import CHOICES, ColumnRoles
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .labelled import ExampleSet, LabelledData
@@ -71,8 +73,10 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
     forms: ClassVar[dict[str, str]] = {
         "jsonl": "label,context,choices",
         "tsv": "1,2,3+4",
+        "csv": "1,2,3+4",
         "tfds": "label,context,choices",
     }
+    columns: ClassVar[ColumnRoles] = CHOICES
     published_fields: ClassVar[dict[str, str]] = {
         "hellaswag": "label,context,endings",
         "piqa": "label,goal,sol1+sol2",
@@ -94,9 +98,13 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
                 f"{source.name!r} names {len(source.fields)} fields: name the label, the context, "
                 "perhaps a question, and the choices, as #label,context,choice1+choice2"
             )
-        records = published.read(split) if published is not None else read_fields(source)
+        records, lines = self.read_records(source, published, split)
         examples = [_from_record(record, labelled=True) for record in records]
-        return ExampleSet(_equally_many(examples))
+        return ExampleSet(_equally_many(examples), lines=lines)
+
+    def label_names(self, example: ChoiceExample) -> tuple[str, ...]:
+        """See ``LabelledData``."""
+        return () if example.label is None else (str(example.label),)
 
     def unlabelled(self, records: Iterable[Record]) -> list[ChoiceExample]:
         """See ``LabelledData``."""

@@ -23,7 +23,7 @@ from ..features.predictions import Prediction
 from ..features.sliding_windows import windows
 from ..io.files import input_lines
 from ..sources.documents import Split
-from ..sources.labelled_records import LabelledSource, Record, parse_labelled
+from ..sources.labelled_names import LabelledSource, Record, parse_labelled
 from ..sources.squad import (
     SpanExample,
     from_record,
@@ -86,6 +86,10 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         wrong = [example for example in examples for _ in _misplaced(example)]
         note = f"{len(wrong):,} answers are not at the stated locations ({_named(wrong)})"
         return ExampleSet(examples, notes=(note,) if wrong else ())
+
+    def label_names(self, example: SpanExample) -> tuple[str, ...]:
+        """See ``LabelledData``; counts the questions with and without an answer."""
+        return () if example.answers is None else ("answer" if example.answers else NO_ANSWER,)
 
     def unlabelled(self, records: Iterable[Record]) -> list[SpanExample]:
         """See ``LabelledData``."""

@@ -8,6 +8,7 @@ The arrays of a batch are int32 [B, T] ``input_ids``, ``attention_mask``, ``toke
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -20,13 +21,8 @@ from ..features.bert_inputs import BertInputs, Template, encode_texts, token_spe
 from ..features.predictions import Prediction, label_id, output, sigmoid, softmax
 from ..io.files import input_lines
 from ..sources.documents import Split
-from ..sources.labelled_records import (
-    LabelledSource,
-    Record,
-    are_json_lines,
-    read_fields,
-    read_objects,
-)
+from ..sources.labelled_names import LabelledSource, Record
+from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .labelled import ExampleSet, LabelledData
@@ -80,7 +76,12 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
 
     kind: ClassVar[str] = "sequence_classification"
     former_kind: ClassVar[str] = "classify"
-    forms: ClassVar[dict[str, str]] = {"tsv": "1,2", "jsonl": "label,text", "tfds": "label,text"}
+    forms: ClassVar[dict[str, str]] = {
+        "tsv": "1,2",
+        "csv": "1,2",
+        "jsonl": "label,text",
+        "tfds": "label,text",
+    }
     published_fields: ClassVar[dict[str, str]] = {
         "glue/cola": "label,sentence",
         "glue/sst2": "label,sentence",
@@ -95,7 +96,8 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     }
 
     source: str
-    """tsv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text or tfds:glue/NAME."""
+    """tsv:GLOB#LABEL,TEXT[,TEXT_B], csv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text or
+    tfds:glue/NAME."""
     length: int = 128
     """Tokens in a sequence, T."""
     target: Target = "single_label"
@@ -116,13 +118,27 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
                 "and perhaps a second text, as #LABEL,TEXT[,TEXT_B]"
             )
         names = published.class_names(source.fields[0]) if published is not None else None
-        records = published.read(split) if published is not None else read_fields(source)
+        records, lines = self.read_records(source, published, split)
         examples = []
         for record in records:
             value, *texts = record.values
-            label = _label(value, self.target, names, record.location)
+            try:
+                label = _label(value, self.target, names, record.location)
+            except DataError as error:
+                hint = (
+                    "; if the line has the names of columns, name yours after a #, as #label,text"
+                )
+                raise DataError(f"{error}{hint}") if record.first else error from None
             examples.append(_example(texts, label, record.location))
-        return ExampleSet(tuple(examples), names)
+        if self.target == "single_label":
+            _check_first_lines(records, examples)
+        return ExampleSet(tuple(examples), names, lines=lines)
+
+    def label_names(self, example: ClassificationExample) -> tuple[str, ...]:
+        """See ``LabelledData``; numbers are not counted."""
+        if example.label is None or self.target == "regression":
+            return ()
+        return _names(example.label)
 
     def unlabelled(self, records: Iterable[Record]) -> list[ClassificationExample]:
         """See ``LabelledData``."""
@@ -298,6 +314,30 @@ class SequenceClassificationExamples:
                 found = {"labels": [name for name, p in named.items() if p > 0.5]}
             decoded.append({**texts, **found, "probabilities": named})
         return decoded
+
+
+def _check_first_lines(
+    records: Sequence[Record], examples: Sequence[ClassificationExample]
+) -> None:
+    """Refuses a first line that is no example in all likelihood, but a header.
+
+    Its label is a word that no other line has, where every other label occurs at least twice; and
+    its texts are single words.
+
+    Raises:
+        DataError: There is such a line.
+    """
+    counts = Counter(str(e.label) for r, e in zip(records, examples, strict=True) if not r.first)
+    if not counts or min(counts.values()) < 2:
+        return
+    for record, example in zip(records, examples, strict=True):
+        label, words = str(example.label), [text.strip() for text in example.texts]
+        if record.first and label not in counts and all(map(str.isidentifier, [label, *words])):
+            raise DataError(
+                f"{record.location} seems to have the names of columns, for no other line has the "
+                f"label {label!r}: name the columns after a #, as #{','.join([label, *words])}, or "
+                "move the line down if it is an example"
+            )
 
 
 def _example(texts: Sequence[object], label: Label | None, location: str) -> ClassificationExample:

@@ -23,13 +23,8 @@ from ..features.predictions import Prediction, label_id, output
 from ..io.files import input_lines
 from ..sources.conll import read_sentences, read_words
 from ..sources.documents import Split
-from ..sources.labelled_records import (
-    LabelledSource,
-    Record,
-    are_json_lines,
-    read_fields,
-    read_objects,
-)
+from ..sources.labelled_names import LabelledSource, Record
+from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .labelled import ExampleSet, LabelledData
@@ -69,8 +64,12 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         if len(source.fields) != 2:
             raise DataError(f"{source.name!r} must name two fields: the words' and the tags'")
         names = published.class_names(source.fields[1]) if published is not None else None
-        records = published.read(split) if published is not None else read_fields(source)
+        records, _ = self.read_records(source, published, split)
         return in_bio([from_record(record, names) for record in records], strict, names)
+
+    def label_names(self, example: TaggingExample) -> tuple[str, ...]:
+        """See ``LabelledData``; spans are counted by their beginnings."""
+        return tuple(tag for tag in example.tags or () if tag != "O" and not tag.startswith("I-"))
 
     def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
         """See ``LabelledData``; the only field is the one of the words."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ..errors import DataError
 from ..features.bio_tags import InconsistentTagError, find_scheme, misplaced_inside, to_bio
 from ..sources.conll import Sentence
-from ..sources.labelled_records import Record
+from ..sources.labelled_names import Record
 from .labelled import ExampleSet
 
 

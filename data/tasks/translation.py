@@ -329,7 +329,8 @@ class TranslationData(DataConfig):
         start, _ = start_and_end(tokenizer)
         corpus = build_pair_corpus(text, tokenizer, default_cache_dir() / "pairs")
         rows = TranslationExamples.plan(corpus, self.length, start, seed)
-        return DataSplit(rows, text, corpus.fingerprint, _summary(rows, text, left_out))
+        summary = _summary(rows, text, left_out)
+        return DataSplit(rows, text, corpus.fingerprint, summary, text.notes())
 
     def _endless(self, numbers: NumberWords, tokenizer: Tokenizer, seed: int) -> DataSplit:
         start_and_end(tokenizer)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import DataError
 
@@ -95,12 +95,19 @@ class Tokenizer(ABC):
         """Writes the files from which ``load_tokenizer(folder)`` loads an equal tokenizer."""
 
     def export(
-        self, folder: str | PathLike[str], *, closing: bool = False, max_length: int | None = None
+        self,
+        folder: str | PathLike[str],
+        *,
+        closing: bool = False,
+        padding_side: Literal["left", "right"] | None = None,
+        max_length: int | None = None,
     ) -> str:
         """Writes the files for transformers; see ``export_tokenizer``."""
         from .export import export_tokenizer
 
-        return export_tokenizer(self, folder, closing=closing, max_length=max_length)
+        return export_tokenizer(
+            self, folder, closing=closing, padding_side=padding_side, max_length=max_length
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes one text; see ``encode_with_offsets``."""
@@ -135,10 +142,14 @@ class Tokenizer(ABC):
         ids += self.encode(last, add_special_tokens=False)
         if not add_special_tokens:
             return ids
-        # Some text with and without special tokens shows what the template adds on each side.
+        before_text, after_text = self.added_tokens()
+        return [*before_text, *ids, *after_text]
+
+    def added_tokens(self) -> tuple[list[int], list[int]]:
+        """Returns the special tokens that ``encode`` adds before and after a text."""
         bare, full = (self.encode("a", add_special_tokens=added) for added in (False, True))
         front = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)
-        return full[:front] + ids + full[front + len(bare) :]
+        return full[:front], full[front + len(bare) :]
 
 
 def printable(piece: str) -> str:

@@ -16,6 +16,7 @@ from ..nn.heads import HEADS
 from ..nn.typing import Params
 from ..tokenizer import Vocabulary
 from .save_weights import FILE_BYTES, Precision, search_fields, write_json, write_weights
+from .sentence_embedding import EmbeddingSettings, write_embedding_settings
 
 NOTE_ON_SEARCH = (
     "flaxzoo divides the score of a translation by ((5 + n) / 6)^α, transformers by n^α, and "
@@ -37,6 +38,8 @@ class FolderSettings:
     the ids of special tokens, and for translation the search of Vaswani et al. 2017."""
     problem_type: str | None = None
     """The kind of labels of a classifier, under the names of transformers."""
+    embedding: EmbeddingSettings | None = None
+    """How sentence-transformers makes a vector of a text with the model, if it does."""
 
 
 def save(
@@ -48,6 +51,7 @@ def save(
     dtype: Precision = "float32",
     file_bytes: int = FILE_BYTES,
     generation: Mapping[str, JsonValue] | None = None,
+    embedding: EmbeddingSettings | None = None,
 ) -> list[str]:
     """Saves a model in Hugging Face's form: `config.json`, safetensors, the tokenizer's files.
 
@@ -69,6 +73,8 @@ def save(
         file_bytes: The largest size of a file; no tensor is split.
         generation: Settings for `generation_config.json`, such as those that
             `generation_arguments` returns of the folder from which the model was loaded.
+        embedding: How the package sentence-transformers makes a vector of a text; by default, for
+            a model without a head and with a tokenizer, the mean of the hidden states.
 
     Returns:
         Notes on the saved model, a line each: what is not exact in transformers.
@@ -81,7 +87,11 @@ def save(
     params = fitting_params(model, params)
     if tokenizer is not None:
         check_vocabulary(tokenizer, model.config)
-    settings = FolderSettings(dtype=dtype, file_bytes=file_bytes, generation=generation)
+    if embedding is None and tokenizer is not None and model.config.head == "none":
+        embedding = EmbeddingSettings()
+    settings = FolderSettings(
+        dtype=dtype, file_bytes=file_bytes, generation=generation, embedding=embedding
+    )
     notes: list[str] = []
 
     def fill(path: Path) -> None:
@@ -111,7 +121,7 @@ def check_vocabulary(
     ):
         if size > known:
             raise UserError(
-                f"{name} has {size:,} tokens{what}, more than the {known:,} of the model: "
+                f"{name} has {size:,} tokens{what}, more than the {known:,} of its model: "
                 "give the model's own"
             )
 
@@ -160,10 +170,18 @@ def write_model(
     generation = settings.generation
     if tokenizer is not None:
         length = config.max_length
-        notes.append(tokenizer.export(folder, closing=translates, max_length=length))
+        # sentence-transformers counts positions from the first token of a batch, padding or not.
+        side = None if settings.embedding is None else "right"
+        notes.append(
+            tokenizer.export(folder, closing=translates, padding_side=side, max_length=length)
+        )
         if generation is None and translates:
             request = published_request(tokenizer, config.vocab_size)
             generation = ids | search_fields(request, length)
+    if settings.embedding is not None:
+        write_embedding_settings(
+            folder, settings.embedding, d_model=config.d_model, max_length=config.max_length
+        )
     generation = ids if generation is None else generation
     given: JsonObject = {name: value for name, value in generation.items() if value is not None}
     if head.generates and given:

@@ -18,6 +18,7 @@ from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
 from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
+from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ...models.hub import local_folder
 from ...models.load import chosen_step, load, read_fields
 from ...models.nn.typing import Params
@@ -107,7 +108,11 @@ def export_model(
 
 def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     data, notes = exported.config.data, list[str]()
-    classifies = exported.config.model.head == "sequence_classification"
+    head = exported.config.model.head
+    embedding = read_embedding_settings(exported.folder)
+    if embedding is None and head == "none":
+        embedding = EmbeddingSettings()
+    classifies = head == "sequence_classification"
     settings = FolderSettings(
         dtype=exported.dtype,
         file_bytes=exported.file_bytes,
@@ -116,6 +121,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         problem_type=PROBLEM_TYPES[data.target]
         if classifies and isinstance(data, SequenceClassificationData)
         else None,
+        embedding=embedding,
     )
 
     def fill(folder: Path) -> None:
@@ -128,6 +134,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
             folder=exported.folder,
             step=exported.step,
             num_parameters=count_parameters(params),
+            embeds=embedding is not None,
             notes=notes,
         )
         (folder / FILE).write_text(card, encoding="utf-8")

@@ -67,7 +67,8 @@ def score_run(
             log("the validation data has changed since this run was made")
     else:
         split = data.whole_source(source, tokenizer, labels)
-    log(f"data: {split.summary}")
+    for line in (split.summary, *split.notes):
+        log(f"data: {line}")
     # Before the losses, so that what cannot be x.
     written = {}
     if generation_metrics is not None:

@@ -66,6 +66,22 @@ def test_joined_sources_are_divided_as_one(tmp_path):
         load(f"{alone} + {alone}", tmp_path / "cache")
 
 
+def test_a_large_part_that_is_held_out_is_mentioned(tmp_path):
+    name = write(tmp_path / "a", TEXTS[:2])
+    _, validation = load(name, tmp_path / "cache", 0.05)
+    assert validation.note == (
+        "1 of 2 files held out whole, where validation_fraction is 0.05: "
+        f"{name}#block or #line makes smaller documents, and data.validation names another source"
+    )
+    for part in (
+        load(name, tmp_path / "cache", 0.2)[0],
+        *load(write(tmp_path / "b", TEXTS), tmp_path),
+    ):
+        assert part.note == ""
+    joined = load(f"{name} + {name}", tmp_path / "cache", 0.05)
+    assert joined[1].note.startswith("2 of 4 ")
+
+
 def test_parts_of_one_source(tmp_path):
     name = write(tmp_path / "a", TEXTS)
     blocks, sentences = (

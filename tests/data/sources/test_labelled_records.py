@@ -6,13 +6,15 @@ import sys
 import pytest
 from flaxzoo.data import DataError
 from flaxzoo.data.io.files import input_lines
-from flaxzoo.data.sources.labelled_records import parse_labelled, read_fields, with_known_fields
+from flaxzoo.data.sources.labelled_names import parse_labelled, with_known_fields
+from flaxzoo.data.sources.labelled_records import read_fields
+from flaxzoo.data.sources.tables import LABELED_TEXTS
 
 FORMS = {"tsv": "1,2", "jsonl": "label,text", "tfds": "label,text"}
 
 
 def read(name):
-    return list(read_fields(parse_labelled(name, FORMS)))
+    return list(read_fields(parse_labelled(name, FORMS), LABELED_TEXTS))
 
 
 def values(name):

@@ -8,7 +8,7 @@ from flaxzoo.data.sources import (
 from flaxzoo.data.sources import (
     tfds_records as published_records,
 )
-from flaxzoo.data.sources.labelled_records import parse_labelled
+from flaxzoo.data.sources.labelled_names import parse_labelled
 from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
 from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
 from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData

@@ -96,7 +96,7 @@ def test_nothing_there(tmp_path, tokenizer, kind):
     config = kind(source=f"{form}:{tmp_path}/a", tokenizer=TokenizerConfig(), length=16)
     for use in (config.labels, config.texts, lambda: config.train_split(tokenizer, (), 0)):
         if not (use == config.labels and kind is MultipleChoiceData):
-            with pytest.raises(DataError, match=rf"no {kind.noun} in '{form}:.*a': give a source"):
+            with pytest.raises(DataError, match=rf"no {kind.noun} in '{form}:.*a' \(it is empty"):
                 use()
     with pytest.raises(DataError, match=r"nothing to predict in .*a: it is empty"):
         config.input_split(f"{tmp_path}/a", tokenizer, ())

@@ -184,9 +184,9 @@ def test_layers_for_decoding_are_refused(gpt, tmp_path):
 
 def test_a_tokenizer_of_another_size_is_refused(gpt, wordpiece, tmp_path):
     small = made(models.GPTConfig(vocab_size=48, **SIZES))
-    with pytest.raises(UserError, match="290 tokens, more than the 48 of the model"):
+    with pytest.raises(UserError, match="290 tokens, more than the 48 of its model"):
         train.save_run(tmp_path / "mine", *small, gpt[2])
-    with pytest.raises(UserError, match="290 tokens, more than the 48 of the model"):
+    with pytest.raises(UserError, match="290 tokens, more than the 48 of its model"):
         models.save(tmp_path / "mine", *small, gpt[2])
 
 

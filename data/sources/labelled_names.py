@@ -1,0 +1,131 @@
+r"""The names of sources of labeled examples, in the scheme of ``source_names``.
+
+=============================  ======================================================
+``tsv:GLOB#LABEL,TEXT``        columns separated by tabs, by number from 1 or by name, see
+                               ``tables``
+``csv:GLOB#LABEL,TEXT``        comma-separated values, likewise
+``jsonl:GLOB#label,text``      JSON lines, fields by name
+``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
+``squad:GLOB``                 questions about passages, see ``squad``
+``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
+=============================  ======================================================
+
+Each kind of data defines the forms that it reads and the fields that it uses; several
+fields that make up one list are joined by ``+``.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from ..errors import DataError
+from .source_names import Source, SourceKind, listed_choices
+
+FORMS = {
+    "tsv": "tsv:GLOB#LABEL,TEXT",
+    "csv": "csv:GLOB#LABEL,TEXT",
+    "jsonl": "jsonl:GLOB#fields",
+    "conll": "conll:GLOB#COLUMN",
+    "squad": "squad:GLOB",
+    "tfds": "tfds:NAME/CONFIG#fields",
+}
+# Kinds of source that only other kinds of data read; they are known, and no misspellings.
+_OTHER_KINDS = ("text", "builtin", "prepared", "pairs")
+
+
+@dataclass(frozen=True)
+class LabelledSource:
+    """A parsed source name.
+
+    Attributes:
+        name: The name as the user wrote it.
+        kind: The kind, a key of ``FORMS``.
+        location: The glob, or the ``name/config`` of a TensorFlow Dataset.
+        fields: The names or numbers of the fields.
+        named: Whether the user named these fields; False for default fields.
+    """
+
+    name: str
+    kind: str
+    location: str
+    fields: tuple[str, ...]
+    named: bool = True
+
+    @property
+    def plain(self) -> Source:
+        """The same source in the form that the readers of plain text take."""
+        return Source(self.name, cast(SourceKind, self.kind), self.location, "")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One labeled record as it was read.
+
+    Attributes:
+        location: The file and line, for messages: ``train.tsv line 7``.
+        values: One value for each field of the source, in the order of the fields.
+        first: Whether the record is the first line of a table, which might be a header.
+    """
+
+    location: str
+    values: tuple[Any, ...]
+    first: bool = False
+
+
+def parse_labelled(
+    name: str, forms: Mapping[str, str], like: LabelledSource | None = None
+) -> LabelledSource:
+    """Parses a source name, without access to files or the network.
+
+    Args:
+        name: For example ``tsv:cola.train.tsv#2,4``.
+        forms: The kinds that can be read, and the default fields of each.
+        like: A source of the same run; if it has the same kind, its fields are the default
+            (those of a published data set count as named only for that data set).
+
+    Raises:
+        DataError: The kind is not in ``forms``, or nothing follows it.
+    """
+    kind, colon, rest = name.partition(":")
+    if not colon or kind not in forms:
+        raise DataError(_unreadable(name, kind, forms))
+    if re.search(rf"\s\+\s+({'|'.join(forms)}):", rest):
+        raise DataError(
+            f"labelled sources are not joined ({name!r}): name several files by a glob, as "
+            f"{kind}:FOLDER/*"
+        )
+    location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
+    if not location or (mark and not part):
+        raise DataError(f"source {name!r} is incomplete: write {FORMS[kind]}")
+    if not mark and like is not None and like.kind == kind:
+        known = like.named and (kind != "tfds" or like.location == location)
+        return LabelledSource(name, kind, location, like.fields, known)
+    fields = (part or forms[kind]).split(",") if part or forms[kind] else []
+    if not all(fields):
+        raise DataError(f"source {name!r} has an empty field after the #: write {FORMS[kind]}")
+    return LabelledSource(name, kind, location, tuple(fields), bool(mark))
+
+
+def _unreadable(name: str, kind: str, forms: Mapping[str, str]) -> str:
+    """Returns the message for a name whose kind is missing, unknown, or for other data."""
+    known = tuple(FORMS[kind] for kind in forms)
+    if ":" not in name or "/" in kind or Path(name).expanduser().exists():
+        return f"source {name!r} has no kind: write one of {', '.join(known)}"
+    problem = f"this kind of data reads no {kind!r} source ({name!r})"
+    if kind not in FORMS and kind not in _OTHER_KINDS:
+        return f"{problem}: choose {listed_choices(kind, tuple(forms), known)}"
+    remedy = f"write one of {', '.join(known)}"
+    if kind in ("tsv", "csv") and "conll" in forms:
+        remedy += " (a file with a word and its tag on each line is conll:FILE)"
+    return f"{problem}: {remedy}"
+
+
+def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> LabelledSource:
+    """Sets the fields of a well-known published data set, unless the user named fields."""
+    if source.kind != "tfds" or source.named:
+        return source
+    name, _, _ = source.location.partition(":")
+    fields = known.get(name) or known.get(name.split("/")[0])
+    return replace(source, fields=tuple(fields.split(","))) if fields else source

@@ -1,0 +1,283 @@
+r"""Tables in text files: columns separated by tabs (TSV), and comma-separated values (CSV).
+
+A line of TSV is a record, without quotes, so no cell contains a tab or a line break. CSV follows
+RFC 4180: a cell in double quotes may contain commas, line breaks and doubled quotes. A byte order
+mark and empty lines are ignored, and a name that ends in ``.gz`` is decompressed.
+
+Fields are columns by number from 1, or by the names in the first line. For numbered columns the
+first line is a header if each of its cells in these columns is a customary name of a field, such
+as ``label`` and ``text``; it is then skipped. If the user named no columns, and exactly one cell
+of such a line names each field, the fields are taken by these names, in any order. Nothing but
+the first line decides, and ``header_notes`` says in a line how it was read.
+"""
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import DataError
+from ..io.files import file_lines, matching_files
+from .labelled_names import LabelledSource, Record
+
+_LANGUAGES = (
+    "ar bg cs da de el en es fa fi fr he hi hu id it ja ko nl pl pt ro ru sv tr uk vi zh "
+    "arabic chinese czech danish dutch english finnish french german greek hindi hungarian italian "
+    "japanese korean polish portuguese romanian russian spanish swedish turkish ukrainian"
+)
+_COLUMN_NAME = re.compile(r"[^\W\d][\w.-]*( [\w.-]+){0,2}|")  # pandas leaves its index nameless
+_LONGEST_CELL = 1 << 30
+
+
+@dataclass(frozen=True)
+class ColumnRoles:
+    """The fields of a table, and the column names by which a header is recognized.
+
+    Attributes:
+        description: The roles of the columns, for messages.
+        fields: The customary names of each field, in lower case; empty if any name will do.
+        further: Customary names of further columns that a field may be taken from.
+    """
+
+    description: str
+    fields: dict[str, frozenset[str]]
+    further: frozenset[str] = frozenset()
+
+    def without(self, index: int) -> "ColumnRoles":
+        """Returns the roles of a table in which one of the fields is not read."""
+        skipped = list(self.fields)[index]
+        fields = {name: names for name, names in self.fields.items() if name != skipped}
+        return replace(self, fields=fields, further=self.further | self.fields[skipped])
+
+
+_LABEL = frozenset(
+    "label labels class category target score sentiment rating stars polarity topic intent "
+    "gold_label similarity".split()
+)
+_TEXT = frozenset(
+    "text texts sentence review content document comment tweet message utterance question premise "
+    "text_a text1 sentence1 question1 phrase".split()
+)
+LABELED_TEXTS = ColumnRoles(
+    "the label's and those of the texts",
+    {"label": _LABEL, "text": _TEXT},
+    frozenset("text_b text2 sentence2 question2 hypothesis answer".split()),
+)
+CHOICES = ColumnRoles(
+    "the label's and those of the texts",
+    {"label": _LABEL, "context": _TEXT | {"context"}, "choices": frozenset()},
+)
+SENTENCE_PAIRS = ColumnRoles(
+    "the source's and the target's",
+    {
+        "source": frozenset(("source", "src", "input")),
+        "target": frozenset(("target", "tgt", "output", "translation")),
+    },
+    frozenset(_LANGUAGES.split()),
+)
+
+
+class _Row(NamedTuple):
+    """The cells of a record, and the line on which it begins."""
+
+    file: str
+    line: int
+    cells: list[str]
+
+    @property
+    def location(self) -> str:
+        return f"{self.file} line {self.line}"
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of the fields in one file.
+
+    Attributes:
+        indices: The index of each field's column, or the indices of a list's.
+        header: Whether the first line has column names instead of values.
+        note: A line for the log if this was inferred.
+    """
+
+    indices: list[int | list[int]]
+    header: bool
+    note: str = ""
+
+
+def read_tables(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
+    """Reads the records of all files of a source.
+
+    Args:
+        source: A source of the kind ``tsv`` or ``csv``.
+        roles: The roles of its fields.
+
+    Raises:
+        DataError: A file is missing or not UTF-8, is the other kind of table, has a line with too
+            many or too few columns or faulty quotes, or lacks a column (with file and line).
+    """
+    for path in matching_files(source.location, source.name):
+        rows = _rows(path, source.kind)
+        first = next(rows, None)
+        if first is None:
+            continue
+        columns = _find_columns(first, source, roles)
+        if not columns.header:
+            yield _record(first, columns, first=True)
+        for row in rows:
+            if len(row.cells) != len(first.cells):
+                raise DataError(_wrong_width(row, first, source.kind))
+            yield _record(row, columns)
+
+
+def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
+    """Returns a line that says which first lines were recognized as column names, if any."""
+    notes = []
+    for path in matching_files(source.location, source.name):
+        first = next(_rows(path, source.kind), None)
+        if first is not None and (note := _find_columns(first, source, roles).note):
+            notes.append(note)
+    more = f"; likewise in {len(notes) - 1:,} more files" if len(notes) > 1 else ""
+    return (notes[0] + more,) if notes else ()
+
+
+def _record(row: _Row, columns: _Columns, first: bool = False) -> Record:
+    cells = row.cells
+    values = [
+        [cells[i] for i in at] if isinstance(at, list) else cells[at] for at in columns.indices
+    ]
+    return Record(row.location, tuple(values), first)
+
+
+def _rows(path: Path, kind: str) -> Iterator[_Row]:
+    if kind == "csv":
+        yield from _csv_rows(path)
+        return
+    for file, number, line in file_lines(path):
+        if "\t" in line or line.strip():
+            yield _Row(file, number, line.split("\t"))
+
+
+def _csv_rows(path: Path) -> Iterator[_Row]:
+    number = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal number
+        for _, number, line in file_lines(path, keep_ends=True):  # noqa: B007
+            yield line
+
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))  # a text may be long
+    reader = csv.reader(lines(), strict=True)
+    while True:
+        start = number + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            problem = f"is not valid CSV ({error})"
+            if "unexpected end" in str(error):
+                problem = "opens a double quote that is never closed"
+            raise DataError(
+                f"{path} line {start} {problem}: put a cell that contains a comma, a quote or a "
+                "line break in double quotes, and double the quotes inside it"
+            ) from None
+        if cells is None:
+            return
+        if cells:
+            yield _Row(str(path), start, cells)
+
+
+def _wrong_width(row: _Row, first: _Row, kind: str) -> str:
+    seen = (
+        f"{row.location} has {len(row.cells)} columns where the first line has {len(first.cells)}"
+    )
+    if kind == "csv":
+        return f"{seen}: put a cell that contains a comma in double quotes"
+    return f"{seen}: separate the columns by one tab each, and put none inside a text"
+
+
+def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _Columns:
+    """Finds the columns of the fields from the first line of a file."""
+    _check_separator(first, source)
+    fields = source.fields
+    names = [cell.strip().casefold() for cell in first.cells]
+    looks_like_names = all(map(_COLUMN_NAME.fullmatch, names)) and len(set(names)) == len(names)
+    if not source.named and looks_like_names:
+        # The only column that has a customary name of each field, in any order.
+        found = [
+            [i for i, name in enumerate(names) if name in known] for known in roles.fields.values()
+        ]
+        if all(len(columns) == 1 for columns in found):
+            chosen = [columns[0] for columns in found]
+            described = ", ".join(
+                f"{role} from {first.cells[i]!r}"
+                for role, i in zip(roles.fields, chosen, strict=True)
+            )
+            note = f"line {first.line} of {first.file} read as column names: {described}"
+            return _Columns(list(chosen), True, note)
+    if not source.named:
+        _check_customary(first, source, roles, looks_like_names)
+    indices: list[int | list[int]] = []
+    for field in fields:
+        columns = [_column(part, first) for part in field.split("+")]
+        indices.append(columns if "+" in field else columns[0])
+    if not all(part.isdecimal() for field in fields for part in field.split("+")):
+        return _Columns(indices, True)
+    known = roles.further.union(*roles.fields.values())
+    for at, customary in zip_longest(indices, roles.fields.values(), fillvalue=known):
+        selected = at if isinstance(at, list) else [at] if isinstance(at, int) else []
+        if not looks_like_names or (customary and not known.issuperset(names[i] for i in selected)):
+            return _Columns(indices, False)
+    listed = ", ".join(first.cells)
+    note = f"line {first.line} of {first.file} read as column names and skipped: {listed}"
+    return _Columns(indices, True, note)
+
+
+def _check_separator(first: _Row, source: LabelledSource) -> None:
+    """Refuses a table of the other kind, whose lines have a single column."""
+    if len(first.cells) > 1:
+        return
+    (line,) = first.cells
+    other = "csv" if source.kind == "tsv" else "tsv"
+    if ("," if source.kind == "tsv" else "\t") in line:
+        separator, missing = ("commas", "tab") if source.kind == "tsv" else ("tabs", "comma")
+        raise DataError(
+            f"{first.location} has {separator} and no {missing}: name the file as "
+            f"{other}{source.name.removeprefix(source.kind)}"
+        )
+    if source.kind == "csv" and ";" in line:
+        raise DataError(
+            f"{first.location} has semicolons and no comma: separate the columns by commas"
+        )
+
+
+def _check_customary(
+    first: _Row, source: LabelledSource, roles: ColumnRoles, looks_like_names: bool
+) -> None:
+    """Refuses the default columns if the lines have further columns."""
+    width = len(first.cells)
+    if width != max(int(part) for field in source.fields for part in field.split("+")):
+        named = f" ({', '.join(first.cells)})" if looks_like_names else ""
+        raise DataError(
+            f"{first.location} has {width} columns{named}: name {roles.description} after a #, in "
+            "this order, as #2,4 or by the names in the first line"
+        )
+
+
+def _column(field: str, first: _Row) -> int:
+    """Returns the index of the column of a field, from 0."""
+    cells = first.cells
+    if field in cells and not field.isdecimal():
+        return cells.index(field)
+    if field.isdecimal() and 1 <= int(field) <= len(cells):
+        return int(field) - 1
+    if field.isdecimal():
+        raise DataError(
+            f"{first.location} has {len(cells)} columns, so there is no column {field}: "
+            "name others after a #, counted from 1"
+        )
+    raise DataError(
+        f"{first.location}, read as the line of column names, names no column {field!r}: its "
+        f"columns are {', '.join(cells)} (for a file without names give numbers, as #1,2)"
+    )
