@@ -19,7 +19,7 @@ from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import Prediction, output, softmax
 from ..io.files import input_lines
-from ..sources.documents import Split
+from ..sources.documents import SourceLike, Split
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import read_objects
 from ..sources.tables import CHOICES, ColumnRoles
@@ -75,6 +75,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         "tsv": "1,2,3+4",
         "csv": "1,2,3+4",
         "tfds": "label,context,choices",
+        "memory": "label,context,question?,choices",
     }
     columns: ClassVar[ColumnRoles] = CHOICES
     published_fields: ClassVar[dict[str, str]] = {
@@ -84,7 +85,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         "winogrande": "label,sentence,option1+option2",
     }
 
-    source: str
+    source: SourceLike
     """jsonl:GLOB#label,context[,question],choices (or choice1+choice2), or tfds:hellaswag."""
     length: int = 128
     """Tokens in the sequence of a choice, T."""

@@ -22,7 +22,7 @@ from ..features.bio_tags import span_labels
 from ..features.predictions import Prediction, label_id, output
 from ..io.files import input_lines
 from ..sources.conll import read_sentences, read_words
-from ..sources.documents import Split
+from ..sources.documents import SourceLike, Split
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
@@ -40,12 +40,17 @@ class TokenClassificationData(LabelledData[TaggingExample]):
 
     kind: ClassVar[str] = "token_classification"
     former_kind: ClassVar[str] = "tag"
-    forms: ClassVar[dict[str, str]] = {"conll": "", "jsonl": "tokens,tags", "tfds": "tokens,ner"}
+    forms: ClassVar[dict[str, str]] = {
+        "conll": "",
+        "jsonl": "tokens,tags",
+        "tfds": "tokens,ner",
+        "memory": "tokens,tags",
+    }
     published_fields: ClassVar[dict[str, str]] = {"wikiann": "tokens,tags"}
     label_field: ClassVar[int] = 1
     noun: ClassVar[str] = "sentences"
 
-    source: str
+    source: SourceLike
     """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags or tfds:conll2003."""
     length: int = 128
     """Tokens in a sequence, T."""
