@@ -7,7 +7,7 @@ lead from a source to examples.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
@@ -23,6 +23,13 @@ from ..sources.documents import (
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
 
+# A configuration takes examples in place of a source's name, and keeps a string in either case.
+# Readers of options look up the type, for which a string is all there is to read.
+if TYPE_CHECKING:
+    SourceField = SourceLike
+else:
+    SourceField = str
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(ABC):
@@ -35,12 +42,12 @@ class DataConfig(ABC):
     allows_label_smoothing: ClassVar[bool] = False
     """Whether the labels are tokens that `label_smoothing` may share their probability among."""
 
-    source: SourceLike
+    source: SourceField
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
     tfds:NAME/CONFIG#field, or several of them, joined by " + ". For next-token prediction also
     prepared:FOLDER, the output of `flaxzoo prepare`. For labeled examples tsv:GLOB, conll:GLOB,
     squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG. In Python also the examples themselves."""
-    validation: SourceLike | None = None
+    validation: SourceField | None = None
     """A source to validate on. By default a part of `source` is held out."""
     validation_fraction: float = 0.05
     """The fraction that is held out when `validation` is not given."""

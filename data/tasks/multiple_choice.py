@@ -19,12 +19,13 @@ from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import Prediction, output, softmax
 from ..io.files import input_lines
-from ..sources.documents import SourceLike, Split
+from ..sources.documents import Split
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import read_objects
 from ..sources.tables import CHOICES, ColumnRoles
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
+from .base import SourceField
 from .labelled import ExampleSet, LabelledData
 
 
@@ -85,7 +86,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         "winogrande": "label,sentence,option1+option2",
     }
 
-    source: SourceLike
+    source: SourceField
     """jsonl:GLOB#label,context[,question],choices (or choice1+choice2), or tfds:hellaswag."""
     length: int = 128
     """Tokens in the sequence of a choice, T."""

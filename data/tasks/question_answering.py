@@ -22,7 +22,7 @@ from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.predictions import Prediction
 from ..features.sliding_windows import windows
 from ..io.files import input_lines
-from ..sources.documents import SourceLike, Split
+from ..sources.documents import Split
 from ..sources.labelled_names import LabelledSource, Record, parse_labelled
 from ..sources.squad import (
     SpanExample,
@@ -34,6 +34,7 @@ from ..sources.squad import (
 )
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
+from .base import SourceField
 from .labelled import ExampleSet, LabelledData
 
 NO_ANSWER = "no answer"
@@ -57,7 +58,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     label_field: ClassVar[int] = 2
     noun: ClassVar[str] = "questions"
 
-    source: SourceLike
+    source: SourceField
     """squad:GLOB or tfds:squad/v1.1."""
     length: int = 384
     """Tokens in a sequence, T."""

@@ -20,11 +20,12 @@ from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import Prediction, label_id, output, sigmoid, softmax
 from ..io.files import input_lines
-from ..sources.documents import SourceLike, Split
+from ..sources.documents import Split
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
+from .base import SourceField
 from .labelled import ExampleSet, LabelledData
 
 Target = Literal["single_label", "multi_label", "regression", "one", "several", "score"]
@@ -96,7 +97,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         "ag_news_subset": "label,description",
     }
 
-    source: SourceLike
+    source: SourceField
     """tsv:GLOB#LABEL,TEXT[,TEXT_B], csv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text or
     tfds:glue/NAME."""
     length: int = 128

@@ -22,11 +22,12 @@ from ..features.bio_tags import span_labels
 from ..features.predictions import Prediction, label_id, output
 from ..io.files import input_lines
 from ..sources.conll import read_sentences, read_words
-from ..sources.documents import SourceLike, Split
+from ..sources.documents import Split
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
+from .base import SourceField
 from .labelled import ExampleSet, LabelledData
 from .token_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
@@ -50,7 +51,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
     label_field: ClassVar[int] = 1
     noun: ClassVar[str] = "sentences"
 
-    source: SourceLike
+    source: SourceField
     """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags or tfds:conll2003."""
     length: int = 128
     """Tokens in a sequence, T."""

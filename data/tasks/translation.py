@@ -27,7 +27,7 @@ from ..sources.documents import SourceLike, as_source, default_cache_dir
 from ..sources.parallel_corpus import ParallelText, open_parallel
 from ..sources.spelled_numbers import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell
 from ..tokenizers.base import Tokenizer
-from .base import DataConfig
+from .base import DataConfig, SourceField
 
 VOCABULARY_PAIRS = 1_000_000
 """The largest number of pairs that a vocabulary is trained on; they are evenly spaced."""
@@ -262,7 +262,7 @@ class TranslationData(DataConfig):
     kind: ClassVar[str] = "translation"
     allows_label_smoothing: ClassVar[bool] = True
 
-    source: SourceLike
+    source: SourceField
     """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, tfds:NAME/CONFIG#en,de, several of them
     joined by " + ", or builtin:numbers-en-fr. Swap the names for the other direction."""
     validation_fraction: float = 0.01
