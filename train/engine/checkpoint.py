@@ -4,6 +4,8 @@ import math
 import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +30,12 @@ DATA = "data"
 FROZEN = "frozen"
 """Parameters that no step changes; only in checkpoints of an objective with a `reference`."""
 METRICS = "metrics"
+DELETED = "deleted"
+"""A folder in `checkpoints` for those that are being removed, under names that nobody reads."""
 BYTES_BESIDE_ARRAYS = 1 << 20
 """An upper bound of what a checkpoint takes beside its arrays."""
+SECONDS_BETWEEN_LOOKS = 0.05
+"""Time between two looks whether a checkpoint is written."""
 
 
 class Checkpoints:
@@ -59,10 +65,17 @@ class Checkpoints:
                 best_fn=_loss,  # unused, but without it Orbax does not write metrics
                 create=True,
                 cleanup_tmp_directories=True,
+                # An old checkpoint disappears at once, by renaming: whatever interrupts the removal
+                # of its files, no half of it is taken for a damaged checkpoint.
+                todelete_subdir=DELETED,
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
             ),
         )
         self._saving = 0
+        # What a process left that was killed meanwhile; not in the background, for the next save
+        # renames into this folder.
+        self._remove_deleted()
+        self._removing: threading.Thread | None = None
 
     def _write_checksums(self) -> None:
         """Writes the checksums of a checkpoint that is complete and has not its final name yet."""
@@ -85,6 +98,9 @@ class Checkpoints:
         except RunError:
             if error is None:
                 raise
+        finally:
+            if self._removing is not None:
+                self._removing.join()
 
     @property
     def newest(self) -> int | None:
@@ -118,6 +134,16 @@ class Checkpoints:
         metrics = {} if validation_loss is None else {"loss": validation_loss}
         with self._writing():
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
+        # A daemon, so that a process may end meanwhile: the next one removes the rest.
+        self._removing = threading.Thread(target=self._remove_deleted, daemon=True)
+        self._removing.start()
+
+    def _remove_deleted(self) -> None:
+        """Removes what Orbax has renamed for deletion, when it has written the new checkpoint."""
+        while self._manager.is_saving_in_progress():
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        if jax.process_index() == 0:
+            shutil.rmtree(self._folder / DELETED, ignore_errors=True)
 
     def _check_room(self, state: TrainState) -> None:
         """Raises RunError if the disk is too full, before half a checkpoint is written."""
@@ -180,9 +206,11 @@ class Checkpoints:
         return state, restored[DATA]
 
     def wait(self) -> None:
-        """Waits until every checkpoint is on disk."""
+        """Waits until every checkpoint is on disk, and those that it replaces are removed."""
         with self._writing():
             self._manager.wait_until_finished()
+        if self._removing is not None:
+            self._removing.join()
 
 
 def set_aside_damaged(run: Path, log: LogFn) -> None:

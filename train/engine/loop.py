@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
+from ...models.load import CONFIG_FILE
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..errors import NonFiniteLoss, RunError
@@ -27,6 +28,7 @@ from ..optim.schedules import make_schedule
 from ..progress import LogFn, Progress
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.run_folder import Run, create_folder, prepare_run
+from ..runs.run_lock import RunLock
 from ..state import Metrics, TrainState, count_parameters
 from .checkpoint import Checkpoints, set_aside_damaged
 from .compile import CompiledTrainer, compile_trainer
@@ -73,6 +75,7 @@ class _Session:
     config: TrainConfig
     trainer: CompiledTrainer
     objective: Objective
+    lock: RunLock
     checkpoints: Checkpoints
     batches: BatchIterator
     log: MetricsLog | None
@@ -93,7 +96,7 @@ def train(
     A run that was stopped at any step and is called again ends with bit for bit the parameters
     of a run that was never stopped. SIGTERM, SIGHUP and Ctrl-C save and return.
     With several processes (`jax.distributed`) all must make the same call; a signal to one
-    stops all.
+    stops all. While a run trains, no other one can in its folder.
 
     Args:
       config: the run.
@@ -109,12 +112,41 @@ def train(
         checkpoint is kept.
     """
     progress = Progress(quiet or not is_primary())
-    run, objective, trainer = primary_first(lambda: _open(config, Path(workdir), progress.log))
-    config = run.config
-    progress.log(
-        f"model: {count_parameters(trainer.shapes.params):,} parameters, {trainer.description}"
+    with RunLock(Path(workdir), progress.log) as lock:
+        run, objective, trainer = primary_first(
+            lambda: _open(config, Path(workdir), lock, progress.log)
+        )
+        size = count_parameters(trainer.shapes.params)
+        progress.log(f"model: {size:,} parameters, {trainer.description}")
+        progress.log(trainer.memory_summary)
+        step, validation, stopped_by = _take_up(
+            run, objective, trainer, lock, resume=resume, progress=progress
+        )
+        finished, sample = step == run.config.steps, None
+        with barrier():
+            if finished and is_primary() and (last := validation or _left_unreported(run.folder)):
+                sample = _finish(run, last, trainer.description, progress)
+    return Result(
+        run=run,
+        step=step,
+        finished=finished,
+        signal=None if finished else stopped_by,
+        validation=validation,
+        sample=sample,
     )
-    progress.log(trainer.memory_summary)
+
+
+def _take_up(
+    run: Run,
+    objective: Objective,
+    trainer: CompiledTrainer,
+    lock: RunLock,
+    *,
+    resume: bool,
+    progress: Progress,
+) -> tuple[int, Scores | None, int | None]:
+    """Takes the steps that a run has left; returns the last step, its scores and the signal."""
+    config = run.config
     with (
         _stop_requested() as stopping,
         Checkpoints(
@@ -125,41 +157,29 @@ def train(
         state, step, skipped = _start(
             trainer, run, checkpoints=checkpoints, batches=batches, resume=resume, log=progress.log
         )
-        validation, stopped_by = None, None
         if step == config.steps:
             progress.log(f"{run.folder} is finished: all {step} steps are done")
-        else:
-            with (
-                _metrics_log(run.folder, step, config) as log,
-                progress.bar(config.steps, step, config.batch_size * config.data.length),
-            ):
-                session = _Session(
-                    run=run,
-                    config=config,
-                    trainer=trainer,
-                    objective=objective,
-                    checkpoints=checkpoints,
-                    batches=batches,
-                    log=log,
-                    progress=progress,
-                    state=state,
-                    step=step,
-                    skipped=skipped,
-                )
-                stopped_by = _run_steps(session, stopping)
-                step, validation = session.step, session.validation
-    finished, sample = step == config.steps, None
-    with barrier():
-        if finished and is_primary() and (last := validation or _left_unreported(run.folder)):
-            sample = _finish(run, last, trainer.description, progress)
-    return Result(
-        run=run,
-        step=step,
-        finished=finished,
-        signal=None if finished else stopped_by,
-        validation=validation,
-        sample=sample,
-    )
+            return step, None, None
+        with (
+            _metrics_log(run.folder, step, config) as log,
+            progress.bar(config.steps, step, config.batch_size * config.data.length),
+        ):
+            session = _Session(
+                run=run,
+                config=config,
+                trainer=trainer,
+                objective=objective,
+                lock=lock,
+                checkpoints=checkpoints,
+                batches=batches,
+                log=log,
+                progress=progress,
+                state=state,
+                step=step,
+                skipped=skipped,
+            )
+            stopped_by = _run_steps(session, stopping)
+            return session.step, session.validation, stopped_by
 
 
 @contextmanager
@@ -175,12 +195,18 @@ def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[Metri
         yield log
 
 
-def _open(config: TrainConfig, folder: Path, log: LogFn) -> tuple[Run, Objective, CompiledTrainer]:
+def _open(
+    config: TrainConfig, folder: Path, lock: RunLock, log: LogFn
+) -> tuple[Run, Objective, CompiledTrainer]:
     """Checks the run, the data and the devices, and only then makes the run folder."""
+    if is_primary() and (folder / CONFIG_FILE).is_file():
+        lock.acquire()  # before data are read: who may not train is told at once
     run = prepare_run(config, folder, log)
     objective = objective_of(run.config)
     trainer = compile_trainer(run.config, objective)
     create_folder(run)
+    if is_primary():
+        lock.acquire()
     set_aside_damaged(run.folder, log)
     return run, objective, trainer
 
@@ -275,6 +301,7 @@ def _run_steps(s: _Session, stopping: list[int]) -> int | None:
     started = time.monotonic()
     greatest, stopped_by = all_reduce_max(), 0
     while s.step < config.steps and not (stopped_by := greatest(stopping[0] if stopping else 0)):
+        s.lock.check()
         s.state, metrics = s.trainer.step(s.state, next(s.batches))
         s.step += 1
         if pending is not None:

@@ -4,6 +4,7 @@ A run folder contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metri
 `tensorboard/` and, in the end, `report.md`.
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -63,6 +64,9 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
     """
     existing = (folder / CONFIG_FILE).is_file()
     if existing:
+        writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
+        if writer not in (None, own):
+            log(f"{folder} was made by flaxzoo {writer}, and this is {own}")
         config, tokenizer = _existing_run(config, folder)
         plan = None if steps(folder) else _init_from_plan(config)
     else:
@@ -201,11 +205,15 @@ def _fingerprints(run: Run) -> dict[str, str]:
 
 
 def create_folder(run: Run) -> None:
-    """Makes the run folder unless it exists. Call it after all other checks."""
-    if (run.folder / CONFIG_FILE).is_file():
-        return
+    """Makes the run folder unless it exists. Call it after all other checks.
+
+    Raises:
+        RunError: Another process has made it meanwhile, for another run.
+    """
     if run.folder.is_dir():
-        run.folder.rmdir()  # it is empty: `prepare_run` refuses any other
+        # `prepare_run` refuses any folder that is neither a run nor empty.
+        with contextlib.suppress(OSError):
+            run.folder.rmdir()
     fields = to_dict(run.stated)
     content = {
         "flaxzoo": importlib.metadata.version("flaxzoo"),
@@ -219,6 +227,14 @@ def create_folder(run: Run) -> None:
         (folder / CONFIG_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     build_folder(run.folder, fill)
+    # Another process may have made it since it was looked for, and now has the lock or had it.
+    made, _ = open_run(run.folder)
+    if differences(made, run.stated):
+        raise RunError(
+            f"{run.folder} was made by another process in this moment, with another configuration: "
+            "give another --workdir"
+        )
+    _check_same_data(run)
 
 
 def _check_same_data(run: Run) -> None:
