@@ -7,7 +7,7 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
-from ...models.load import CONFIG_FILE
+from ...models.load import CHECKPOINTS, CONFIG_FILE
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..errors import NonFiniteLoss, RunError
@@ -26,6 +26,7 @@ from ..objectives.objectives import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
 from ..progress import LogFn, Progress
+from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.run_folder import Run, create_folder, prepare_run
 from ..runs.run_lock import RunLock
@@ -37,6 +38,9 @@ from .report import REPORT_FILE, write_report
 
 SKIPPED = "skipped"
 """The key of the skipped steps in a checkpoint, beside the data position."""
+
+CALLBACK_FAILED = 1 << 16
+"""Stands in place of a signal's number."""
 
 Scores = dict[str, float]
 """Loss and metrics of an evaluation by name."""
@@ -84,12 +88,22 @@ class _Session:
     state: TrainState
     step: int
     skipped: Skipped
+    callbacks: Sequence[Callback] = ()
+    failure: Exception | None = None
+    """The exception of a callback, which ends the run."""
     validation: Scores | None = None
     validated_step: int | None = None
 
 
 def train(
-    config: TrainConfig, workdir: str | Path, *, resume: bool = True, quiet: bool = False
+    config: TrainConfig,
+    workdir: str | Path,
+    *,
+    resume: bool = True,
+    quiet: bool = False,
+    objective: Objective | None = None,
+    examples: MakeExamples | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Trains, or resumes training, in a run folder.
 
@@ -104,6 +118,18 @@ def train(
       resume: whether to resume from the newest checkpoint; with False a folder
         that has checkpoints is refused.
       quiet: no progress bar.
+      objective: what is learned, instead of the objective of the data. Scores are then the loss
+        and the mean of each of its terms and measures.
+      examples: a function that returns the examples to train on and those to validate on, two
+        `data.ExampleSource`s, given the tokenizer. The head and the labels are then those of
+        `config.model`; of `config.data` only the tokenizer is used (and the source, if a new
+        vocabulary is trained), the length, which is the tokens of a sequence, and the number of
+        workers. The last batch of an evaluation is filled up with examples of zeros, which the
+        counts of the objective must leave out.
+      callbacks: called with the metrics of steps and evaluations, and with checkpoints.
+
+    The run folder records the names of an own objective and own examples; to resume the run, give
+    them again.
 
     Raises:
       DataError, RunError, UserError: the data, the folder or the devices do
@@ -112,15 +138,22 @@ def train(
         checkpoint is kept.
     """
     progress = Progress(quiet or not is_primary())
+    custom = Custom(objective, examples)
     with RunLock(Path(workdir), progress.log) as lock:
-        run, objective, trainer = primary_first(
-            lambda: _open(config, Path(workdir), lock, progress.log)
+        run, learned, trainer = primary_first(
+            lambda: _open(config, Path(workdir), lock, progress.log, custom=custom)
         )
         size = count_parameters(trainer.shapes.params)
         progress.log(f"model: {size:,} parameters, {trainer.description}")
         progress.log(trainer.memory_summary)
         step, validation, stopped_by = _take_up(
-            run, objective, trainer, lock, resume=resume, progress=progress
+            run,
+            learned,
+            trainer,
+            lock,
+            resume=resume,
+            progress=progress,
+            callbacks=callbacks,
         )
         finished, sample = step == run.config.steps, None
         with barrier():
@@ -144,6 +177,7 @@ def _take_up(
     *,
     resume: bool,
     progress: Progress,
+    callbacks: Sequence[Callback],
 ) -> tuple[int, Scores | None, int | None]:
     """Takes the steps that a run has left; returns the last step, its scores and the signal."""
     config = run.config
@@ -177,6 +211,7 @@ def _take_up(
                 state=state,
                 step=step,
                 skipped=skipped,
+                callbacks=callbacks,
             )
             stopped_by = _run_steps(session, stopping)
             return session.step, session.validation, stopped_by
@@ -196,13 +231,13 @@ def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[Metri
 
 
 def _open(
-    config: TrainConfig, folder: Path, lock: RunLock, log: LogFn
+    config: TrainConfig, folder: Path, lock: RunLock, log: LogFn, *, custom: Custom
 ) -> tuple[Run, Objective, CompiledTrainer]:
     """Checks the run, the data and the devices, and only then makes the run folder."""
     if is_primary() and (folder / CONFIG_FILE).is_file():
         lock.acquire()  # before data are read: who may not train is told at once
-    run = prepare_run(config, folder, log)
-    objective = objective_of(run.config)
+    run = prepare_run(config, folder, log, custom)
+    objective = objective_of(run.config, custom.objective)
     trainer = compile_trainer(run.config, objective)
     create_folder(run)
     if is_primary():
@@ -224,10 +259,13 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
     config = run.config
     summary = {
         "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
-        "training data": f"{config.data.source_name}: {run.train.summary}",
+        "training data": run.train.summary
+        if run.custom.examples is not None
+        else f"{config.data.source_name}: {run.train.summary}",
+        **{f"own {what}": name for what, name in run.custom.names.items()},
         "devices": devices,
     }
-    baseline = task_of(config.data).baseline
+    baseline = None if run.custom.names else task_of(config.data).baseline
     if baseline is not None:
         compared, name, value = baseline(run.train)
         summary[name] = f"{value:.4f} nats per token"
@@ -300,7 +338,7 @@ def _run_steps(s: _Session, stopping: list[int]) -> int | None:
     pending: tuple[int, Metrics] | None = None
     started = time.monotonic()
     greatest, stopped_by = all_reduce_max(), 0
-    while s.step < config.steps and not (stopped_by := greatest(stopping[0] if stopping else 0)):
+    while s.step < config.steps and not (stopped_by := greatest(_stop(s, stopping))):
         s.lock.check()
         s.state, metrics = s.trainer.step(s.state, next(s.batches))
         s.step += 1
@@ -320,10 +358,32 @@ def _run_steps(s: _Session, stopping: list[int]) -> int | None:
         _record(s, *pending, schedule)
     if stopped_by:
         _save(s)
-        name = signal.Signals(stopped_by).name
+        failed = stopped_by == CALLBACK_FAILED
+        name = "a callback failed" if failed else signal.Signals(stopped_by).name
         s.progress.log(f"{name}: saved step {s.step}; the same command resumes from there")
     s.progress.log(f"{s.step} steps done; trained for {time.monotonic() - started:.0f} s")
+    if s.callbacks:
+        with barrier():
+            if s.failure is not None:
+                raise s.failure
     return stopped_by or None
+
+
+def _stop(s: _Session, stopping: list[int]) -> int:
+    """Returns why this process wants to stop: a signal, a callback that failed, or 0."""
+    if s.failure is not None:
+        return CALLBACK_FAILED
+    return stopping[0] if stopping else 0
+
+
+def _call_back(s: _Session, call: Callable[[Callback], None]) -> None:
+    """Calls each callback on the primary process, until one fails."""
+    for callback in s.callbacks if is_primary() else ():
+        if s.failure is None:
+            try:
+                call(callback)
+            except Exception as error:
+                s.failure = error
 
 
 def _record(s: _Session, step: int, metrics: Metrics, schedule: optax.Schedule) -> None:
@@ -340,6 +400,7 @@ def _record(s: _Session, step: int, metrics: Metrics, schedule: optax.Schedule) 
         rate = float(jnp.asarray(schedule(updates - 1)))
         counted = {"learning_rate": rate, "skipped_steps": s.skipped.total}
         s.log.write(step, "train", {**numbers, **counted})
+    _call_back(s, lambda callback: callback.on_step(step, numbers))
 
 
 def _skip(s: _Session, what: str) -> None:
@@ -378,11 +439,17 @@ def _evaluate(s: _Session) -> None:
     )
     if not math.isfinite(evaluation.loss):
         raise _not_finite(s, f"the validation loss of step {s.step} is {evaluation.loss}")
-    s.validation = score(data, evaluation, split)
+    scores: Scores = {"loss": evaluation.loss}
+    # The metrics of a kind of data need the predictions of its own objective.
+    own = bool(s.run.custom.names)
+    s.validation = evaluation.means | scores if own else score(data, evaluation, split)
     s.validated_step = s.step
     if s.log is not None:
         s.log.write(s.step, "validation", s.validation)
-    s.progress.evaluated(s.step, s.validation, task_of(data).progress_metrics)
+    shown = tuple(evaluation.means) if own else task_of(data).progress_metrics
+    s.progress.evaluated(s.step, s.validation, shown)
+    step, validation = s.step, s.validation
+    _call_back(s, lambda callback: callback.on_evaluation(step, validation))
 
 
 def _save(s: _Session) -> None:
@@ -391,6 +458,10 @@ def _save(s: _Session) -> None:
     loss = None if measured is None else measured["loss"]
     data = {**s.batches.get_state(), SKIPPED: dataclasses.asdict(s.skipped)}
     s.checkpoints.save(s.trainer.to_global(s.state), data, loss)
+    if s.callbacks:
+        s.checkpoints.wait()
+        step, folder = s.step, s.run.folder / CHECKPOINTS / str(s.step)
+        _call_back(s, lambda callback: callback.on_checkpoint(step, folder))
 
 
 SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)

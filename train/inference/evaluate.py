@@ -14,6 +14,7 @@ from ..errors import RunError
 from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
 from ..progress import LogFn, Progress
+from ..runs.custom import CUSTOM
 from ..runs.load_run import beam_search_defaults, open_run
 from ..runs.params_only_run import SAVED_FROM_PYTHON
 from .translate import TextTranslator, note_of_empty
@@ -61,6 +62,17 @@ def score_run(
     recorded = recorded if isinstance(recorded, dict) else None
     if source is None and recorded is None and fields.get(SAVED_FROM_PYTHON) is not True:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
+    custom = fields.get(CUSTOM)
+    if source is None and isinstance(custom, dict) and "examples" in custom:
+        raise RunError(
+            f"{folder} has its own examples, {custom['examples']}: name the data (--data SOURCE)"
+        )
+    heads = task_of(config.data).heads_for(config.data)
+    if config.model.head not in heads:
+        raise RunError(
+            f"{folder} has the head {config.model.head}, which is not scored on "
+            f"{config.data.kind} data: evaluate it in Python"
+        )
     data, labels = config.data, config.model.labels
     model, params = load(folder, step=step)
     if source is None:

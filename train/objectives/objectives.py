@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...models.nn.layers import fold_in
 from ...models.nn.typing import Array, Float, Params
 from .losses import (
     CrossEntropy,
@@ -31,14 +32,19 @@ ApplyFn = Callable[..., Outputs]
 """`apply_fn({"params": params}, **inputs)` returns a model's outputs; with `rng`, under dropout."""
 
 
+Inputs = dict[str, Array]
+"""A model's keyword arguments, arrays `[B, …]`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """The functions that make a loss of a batch."""
 
     coefficients: Mapping[str, float]
     """The weight of each term in the loss."""
-    inputs: Callable[[Batch], dict[str, Array]]
-    """The model's keyword arguments."""
+    inputs: Callable[[Batch], "Inputs | tuple[Inputs, ...]"]
+    """The model's keyword arguments. A tuple of them lets the model run once with each, under
+    other dropout; the outputs are then a tuple, too."""
     counts: Callable[[Batch], Terms]
     """The number of items that each term, and each measure beside the terms, averages over."""
     terms: Callable[..., Terms]
@@ -49,6 +55,9 @@ class Objective:
     reference: bool = False
     """Whether `terms` also gets the outputs of the frozen parameters for the same batch, such as
     those of a reference policy: computed without dropout, and without gradient."""
+    whole_batch: bool = False
+    """Whether the terms of an example depend on the other examples of its batch, as those of
+    in-batch negatives do. Such a batch cannot be processed in micro-batches or under pmap."""
 
     def apply(
         self,
@@ -72,8 +81,7 @@ class Objective:
           ValueError: the objective has a `reference`, and there are no frozen parameters.
         """
         inputs = self.inputs(batch)
-        dropout = {} if rng is None else {"rng": rng}
-        outputs = apply_fn({"params": params}, **dropout, **inputs)
+        outputs = _run(apply_fn, params, inputs, rng)
         if not self.reference:
             return outputs, self.terms(outputs, batch)
         if frozen is None:
@@ -81,8 +89,19 @@ class Objective:
                 "the objective has a reference, and the state has no frozen parameters: give them "
                 "to init_state(params, tx, frozen=…)"
             )
-        reference = apply_fn({"params": jax.lax.stop_gradient(frozen)}, **inputs)
+        reference = _run(apply_fn, jax.lax.stop_gradient(frozen), inputs, None)
         return outputs, self.terms(outputs, batch, jax.lax.stop_gradient(reference))
+
+
+def _run(
+    apply_fn: ApplyFn, params: Params, inputs: Inputs | tuple[Inputs, ...], rng: Array | None
+) -> Outputs:
+    """Runs the model once, or once with each of several inputs, under dropout if there are keys."""
+    if isinstance(inputs, tuple):
+        keys = [fold_in(rng, number) for number in range(len(inputs))]
+        return tuple(_run(apply_fn, params, x, key) for x, key in zip(inputs, keys, strict=True))
+    dropout = {} if rng is None else {"rng": rng}
+    return apply_fn({"params": params}, **dropout, **inputs)
 
 
 def _select(*names: str) -> Callable[[Batch], dict[str, Array]]:

@@ -23,6 +23,7 @@ from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from ..errors import RunError
 from ..objectives.tasks import task_of
 from ..progress import LogFn
+from .custom import CUSTOM, Custom
 from .init_from import InitFromPlan, plan_init_from
 from .load_run import open_run
 from .params_only_run import TOKENIZER, check_trainable
@@ -40,6 +41,8 @@ class Run:
     validation: DataSplit
     init_from: InitFromPlan | None = None
     """The source of the initial parameters, if they are not random."""
+    custom: Custom = Custom()
+    """The objective and the examples that the caller gave."""
 
     @property
     def config(self) -> TrainConfig:
@@ -47,7 +50,7 @@ class Run:
         return in_steps(self.stated, self.train.examples.num_examples)
 
 
-def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
+def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = Custom()) -> Run:
     """Reads the data, makes the tokenizer, and inspects the run folder.
 
     Every error in data, tokenizer and folder is found here, before training starts; nothing is
@@ -57,6 +60,9 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
         config: The configuration from the recipe and the command line.
         folder: The run folder; it may exist if it contains the same run.
         log: Called with a line for each thing done.
+        custom: The objective and the examples that the caller gave. With own examples the source
+            of the configuration is read for a new vocabulary only, and the model keeps its head
+            and its labels.
 
     Raises:
         DataError: The data cannot be downloaded, read or split into examples.
@@ -67,11 +73,11 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
         writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
         if writer not in (None, own):
             log(f"{folder} was made by flaxzoo {writer}, and this is {own}")
-        config, tokenizer = _existing_run(config, folder)
+        config, tokenizer = _existing_run(config, folder, custom)
         plan = None if steps(folder) else _init_from_plan(config)
     else:
         _check_empty(folder)
-        config, tokenizer = _new_run(config)
+        config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
         plan = _init_from_plan(config)
     if plan is not None:
         log(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
@@ -79,11 +85,12 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
     data, labels = config.data, config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
-    train = data.train_split(tokenizer, labels, config.seed)
+    own = custom.splits(tokenizer)
+    train = data.train_split(tokenizer, labels, config.seed) if own is None else own[0]
     _log_split("training data", train, log)
-    validation = data.validation_split(tokenizer, labels)
+    validation = data.validation_split(tokenizer, labels) if own is None else own[1]
     _log_split("validation data", validation, log)
-    run = Run(folder, config, tokenizer, train, validation, plan)
+    run = Run(folder, config, tokenizer, train, validation, plan, custom)
     if existing:
         _check_same_data(run)
     return run
@@ -95,13 +102,17 @@ def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
         log(f"{name}: {line}")
 
 
-def _existing_run(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer]:
+def _existing_run(
+    config: TrainConfig, folder: Path, custom: Custom
+) -> tuple[TrainConfig, Tokenizer]:
     """Returns the run in `folder`, after checking that `config` requests the same run."""
     check_trainable(read_config(folder), folder)
+    custom.check_same(read_config(folder).get(CUSTOM), folder)
     old, tokenizer = open_run(folder)
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
-    config = fit_model(config, old.model, tokenizer.target.vocab_size, old.model.labels)
+    labels = None if custom.examples is not None else old.model.labels
+    config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
     changed = differences(old, config)
     if changed:
         listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
@@ -114,9 +125,9 @@ def _existing_run(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Token
     return config, tokenizer
 
 
-def _new_run(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
+def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, Tokenizer]:
     """Returns a new run, with its own vocabulary or that of the run it is initialized from."""
-    labels = config.data.labels()
+    labels = None if own_examples else config.data.labels()
     if config.init_from is None:
         tokenizer = config.data.make_tokenizer()
         return fit_model(config, None, tokenizer.target.vocab_size, labels), tokenizer
@@ -165,7 +176,7 @@ def fit_model(
     config: TrainConfig,
     initial_model: TransformerConfig | None,
     vocab_size: int,
-    labels: tuple[str, ...],
+    labels: tuple[str, ...] | None,
 ) -> TrainConfig:
     """Returns a run whose model has the sizes, the vocabulary and the head that it needs.
 
@@ -173,7 +184,7 @@ def fit_model(
         config: The configuration of the run.
         initial_model: The model whose parameters initialize it, if it is not new.
         vocab_size: Number of tokens in the vocabulary.
-        labels: Names of the labels in the data.
+        labels: Names of the labels in the data; None: the head is that of the configuration.
 
     Raises:
         RunError: The model has no head for this kind of data.
@@ -182,6 +193,10 @@ def fit_model(
     if config.init_from is not None and initial_model is not None:
         model = dataclasses.replace(initial_model, dropout_rate=model.dropout_rate)
     size = max(model.vocab_size, vocab_size)
+    if labels is None:
+        head, labels = config.model.head, config.model.labels
+        model = dataclasses.replace(model.with_head(head, labels), vocab_size=size)
+        return dataclasses.replace(config, model=model)
     heads = task_of(config.data).heads_for(config.data)
     able = [head for head in heads if head in model.heads]
     if not able:
@@ -220,6 +235,7 @@ def create_folder(run: Run) -> None:
         "model": fields.pop("model"),
         "train": fields,
         "data_fingerprints": _fingerprints(run),
+        **({CUSTOM: run.custom.names} if run.custom.names else {}),
     }
 
     def fill(folder: Path) -> None:
@@ -234,6 +250,7 @@ def create_folder(run: Run) -> None:
             f"{run.folder} was made by another process in this moment, with another configuration: "
             "give another --workdir"
         )
+    run.custom.check_same(read_config(run.folder).get(CUSTOM), run.folder)
     _check_same_data(run)
 
 
@@ -241,7 +258,7 @@ def _check_same_data(run: Run) -> None:
     """Refuses to resume with other data."""
     if read_config(run.folder)["data_fingerprints"] == _fingerprints(run):
         return
-    source = run.stated.data.source_name
+    source = run.custom.names.get("examples", run.stated.data.source_name)
     comes_with_python = source.startswith("builtin:")
     remedy = "restore it"
     if comes_with_python:
