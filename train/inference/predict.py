@@ -49,7 +49,7 @@ def predict(
 
     @jax.jit
     def predictions(params: PyTree, batch: PyTree) -> PyTree:
-        return objective.predictions(model.apply({"params": params}, **objective.inputs(batch)))
+        return objective.predictions(objective.outputs(model.apply, params, batch))
 
     number = split.examples.num_examples
     batches = evaluation_batches(split.examples, batch_size=rows_at_once(config, number))

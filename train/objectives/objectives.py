@@ -59,6 +59,27 @@ class Objective:
     """Whether the terms of an example depend on the other examples of its batch, as those of
     in-batch negatives do. Such a batch cannot be processed in micro-batches or under pmap."""
 
+    def outputs(
+        self, apply_fn: ApplyFn, params: Params, batch: Batch, *, rng: Array | None = None
+    ) -> Outputs:
+        """Returns the model's outputs for a batch; a tuple of them if `inputs` returns a tuple.
+
+        Args:
+          apply_fn: the model's.
+          params: its parameters.
+          batch: the batch, or a part of it.
+          rng: keys `[B]` for dropout; None for none.
+        """
+        inputs = self.inputs(batch)
+
+        def run(inputs: Inputs, rng: Array | None) -> Outputs:
+            dropout = {} if rng is None else {"rng": rng}
+            return apply_fn({"params": params}, **dropout, **inputs)
+
+        if isinstance(inputs, tuple):
+            return tuple(run(once, fold_in(rng, number)) for number, once in enumerate(inputs))
+        return run(inputs, rng)
+
     def apply(
         self,
         apply_fn: ApplyFn,
@@ -80,8 +101,7 @@ class Objective:
         Raises:
           ValueError: the objective has a `reference`, and there are no frozen parameters.
         """
-        inputs = self.inputs(batch)
-        outputs = _run(apply_fn, params, inputs, rng)
+        outputs = self.outputs(apply_fn, params, batch, rng=rng)
         if not self.reference:
             return outputs, self.terms(outputs, batch)
         if frozen is None:
@@ -89,19 +109,8 @@ class Objective:
                 "the objective has a reference, and the state has no frozen parameters: give them "
                 "to init_state(params, tx, frozen=…)"
             )
-        reference = _run(apply_fn, jax.lax.stop_gradient(frozen), inputs, None)
+        reference = self.outputs(apply_fn, jax.lax.stop_gradient(frozen), batch)
         return outputs, self.terms(outputs, batch, jax.lax.stop_gradient(reference))
-
-
-def _run(
-    apply_fn: ApplyFn, params: Params, inputs: Inputs | tuple[Inputs, ...], rng: Array | None
-) -> Outputs:
-    """Runs the model once, or once with each of several inputs, under dropout if there are keys."""
-    if isinstance(inputs, tuple):
-        keys = [fold_in(rng, number) for number in range(len(inputs))]
-        return tuple(_run(apply_fn, params, x, key) for x, key in zip(inputs, keys, strict=True))
-    dropout = {} if rng is None else {"rng": rng}
-    return apply_fn({"params": params}, **dropout, **inputs)
 
 
 def _select(*names: str) -> Callable[[Batch], dict[str, Array]]:
