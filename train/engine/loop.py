@@ -1,8 +1,10 @@
 """The training loop: what runs on the host."""
 
 import dataclasses
+import functools
 import math
 import os
+import shutil
 import signal
 import stat
 import threading
@@ -16,7 +18,8 @@ import jax.numpy as jnp
 import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
-from ...models.load import CONFIG_FILE
+from ...data.errors import UserError
+from ...models.load import CHECKPOINTS, CONFIG_FILE, steps
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..errors import NonFiniteLoss, RunError
@@ -32,6 +35,7 @@ from ..runs.run_lock import RunLock
 from ..state import Metrics, TrainState, count_parameters
 from .checkpoint import Checkpoints, set_aside_damaged
 from .compile import CompiledTrainer, compile_trainer
+from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
 from .metrics_log import MetricsLog, read_metrics
 from .report import REPORT_FILE, write_report
 
@@ -119,6 +123,8 @@ def train(
         size = count_parameters(trainer.shapes.params)
         progress.log(f"model: {size:,} parameters, {trainer.description}")
         progress.log(trainer.memory_summary)
+        with barrier():  # all processes compile together
+            _foresee_memory(run, trainer, progress.log)
         step, validation, stopped_by = _take_up(
             run, objective, trainer, lock, resume=resume, progress=progress
         )
@@ -204,11 +210,37 @@ def _open(
     run = prepare_run(config, folder, log)
     objective = objective_of(run.config)
     trainer = compile_trainer(run.config, objective)
+    is_begun = bool(steps(run.folder))
+    check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=is_begun)
     create_folder(run)
     if is_primary():
         lock.acquire()
     set_aside_damaged(run.folder, log)
     return run, objective, trainer
+
+
+def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
+    """Compiles the step, and removes the folder of a new run whose step does not fit."""
+    config, is_begun = run.config, bool(steps(run.folder))
+    example = run.train.examples.example(0, 0)
+    batch = {
+        name: jax.ShapeDtypeStruct((config.batch_size, *x.shape), x.dtype)
+        for name, x in example.items()
+    }
+    try:
+        check_batch_fits(config, batch, resumed=is_begun)
+        if trainer.compile is not None:
+            check_step_fits(
+                config,
+                functools.partial(trainer.compile, batch),
+                jax.local_devices(),
+                resumed=is_begun,
+                log=log,
+            )
+    except UserError:
+        if is_primary() and not (run.folder / CHECKPOINTS).exists():
+            shutil.rmtree(run.folder)  # so that the command may be given with other options
+        raise
 
 
 def _left_unreported(folder: Path) -> Scores | None:
