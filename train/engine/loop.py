@@ -380,12 +380,11 @@ def _next_batch(s: _Session, stop: StopRequest) -> NumpyBatch:
 def _wait_for(s: _Session, metrics: Metrics, stop: StopRequest) -> None:
     """Waits for the metrics of a step where Python handles signals, and tells of the first one."""
     is_told = False
-    while not all(value.is_ready() for value in metrics.values()):
+    # All arrays of jax have `is_ready`, though the class that type checkers see does not state it.
+    while not all(x.is_ready() for x in metrics.values()):  # pyright: ignore
         if stop.number and not is_told:
             name = signal.Signals(stop.number).name
-            s.progress.log(
-                f"{name}: ends the step in progress and saves; a second one ends at once"
-            )
+            s.progress.log(f"{name}: the step in progress ends first; a second one ends at once")
             is_told = True
         time.sleep(SECONDS_BETWEEN_LOOKS)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
 
@@ -10,9 +10,11 @@ from ...data.errors import UserError
 from ...models.nn.typing import PyTree
 from ..config import TrainConfig
 from ..distributed.optimizer_offload import HOST
-from ..progress import LogFn
 from ..state import TrainState
 from .machine_memory import Device, available_bytes, available_on_machine
+
+if TYPE_CHECKING:
+    from ..progress import LogFn  # needs rich, which `flaxzoo bench` does without
 
 BatchShapes = dict[str, jax.ShapeDtypeStruct]
 """The arrays of a global batch by name, as shapes."""
@@ -131,7 +133,7 @@ def check_step_fits(
     devices: Sequence[Device],
     *,
     resumed: bool,
-    log: LogFn,
+    log: "LogFn",
 ) -> None:
     """Checks that a step fits into memory, and says what it needs, before the first one.
 
