@@ -18,6 +18,7 @@ and the options that a case names, and takes turns with the case step by step.
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import shlex
@@ -94,9 +95,8 @@ def configuration(case: Training, tiny: bool, dtype: str = "bfloat16") -> "Train
         sizes = {name: value for name, value in TINY.items() if hasattr(model, name)}
         model = dataclasses.replace(model, **sizes)
         tokenizer = dataclasses.replace(data.tokenizer, vocab_size=TINY["vocab_size"])
-        data = dataclasses.replace(data, length=TINY["max_length"], tokenizer=tokenizer)
-        if hasattr(data, "max_predictions"):
-            data = dataclasses.replace(data, max_predictions=4)
+        fewer: Row = {"max_predictions": 4} if hasattr(data, "max_predictions") else {}
+        data = dataclasses.replace(data, length=TINY["max_length"], tokenizer=tokenizer, **fewer)
     config = dataclasses.replace(
         config,
         model=model,
@@ -323,6 +323,13 @@ class Peer:
         raise RuntimeError(f"the peer ended with status {self._process.returncode}")
 
 
+def finished(function: Callable[..., Any], inputs: Any) -> object:
+    """Return the result of a function when the device has computed it."""
+    import jax
+
+    return jax.block_until_ready(function(inputs))
+
+
 def measure(name: str, tiny: bool, peers: str | None) -> Row:
     """Measure one case in this process."""
     import jax
@@ -337,11 +344,7 @@ def measure(name: str, tiny: bool, peers: str | None) -> Row:
         inputs, _ = attention_inputs(tiny)
         for kind, functions in attention_functions(tiny).items():
             for implementation, function in functions.items():
-
-                def run(function: Callable[..., Any] = function) -> object:
-                    return jax.block_until_ready(function(inputs))
-
-                found = timed(run, None, tiny)
+                found = timed(functools.partial(finished, function, inputs), None, tiny)
                 row |= {f"{kind}, {implementation}, {key}": x for key, x in found.items()}
         return row
     assert not isinstance(case, str)
@@ -373,6 +376,7 @@ def run_cases(names: list[str], output: Path, tiny: bool, peers: str | None) -> 
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if tiny:
         environment["JAX_PLATFORMS"] = "cpu"
+        environment.pop("XLA_FLAGS", None)  # one device
     failed = 0
     for name in (name for name in names if name not in done):
         command = [sys.executable, __file__, "--one", name]

@@ -43,6 +43,8 @@ def signal_slow_run(kind, source, folder, *numbers):
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
         try:
             assert process.stdout.readline() == "slow\n", process.stderr.read()
             time.sleep(1)

@@ -147,13 +147,15 @@ def test_the_step_is_compiled_once(config, tmp_path):
     assert trainer.compile is not None
     trainer.compile(batch)
     state = trainer.init()
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: compiled.append(name)
-    )
+
+    def listen(event, duration_secs, **_):
+        compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         trainer.step(state, {name: np.zeros((8, 16), np.int32) for name in example})
     finally:
-        jax.monitoring.clear_event_listeners()
+        jax.monitoring.unregister_event_duration_listener(listen)
     assert "/jax/core/compile/backend_compile_duration" not in compiled
 
 
