@@ -175,6 +175,10 @@ def _of_split(part: PairSource, split: Split) -> PairSource:
 
 def _divide(parts: Sequence[PairSource], fraction: float, name: str) -> HashSplit:
     digests = {text_digest(pair.source) for part in parts for pair in part}
+    if not digests:
+        raise DataError(
+            f"no pairs in {name!r} (it is empty, or has only blank lines): name another"
+        )
     if len(digests) < 2:
         raise DataError(
             f"{name!r} has {len(digests)} different source texts, so nothing is left to validate "
@@ -209,8 +213,10 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
     known = tuple(FORMS.values())
     if not has_colon or "/" in kind or Path(name).expanduser().exists():
         return f"source {name!r} has no kind: write one of {', '.join(known)}"
-    nearest = listed_choices(kind, tuple(FORMS), known)
-    return f"pairs come from no {kind!r} source ({name!r}): choose {nearest}"
+    choice = listed_choices(kind, tuple(FORMS), known)
+    if kind in ("text", "conll", "squad", "prepared"):  # known, and no misspellings
+        choice = f"from {', '.join(known)}"
+    return f"pairs come from no {kind!r} source ({name!r}): choose {choice}"
 
 
 def _open_files(name: str, rest: str) -> FilePairs:

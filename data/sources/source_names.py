@@ -44,6 +44,8 @@ _DEFAULT_PART: dict[SourceKind, str] = {
     "tfds": "text",
     "prepared": "",
 }
+# Kinds of source that only other kinds of data read; they are known, and no misspellings.
+_OF_OTHER_DATA = ("tsv", "csv", "conll", "squad", "pairs")
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("python-docs",)
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_EXAMPLES)}):)")
@@ -204,6 +206,11 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
     if not has_colon or "/" in kind or Path(name).expanduser().exists():
         return f"source {name!r} has no kind: for a file write text:{name}" + (
             f"; known forms: {', '.join(_EXAMPLES.values())}"
+        )
+    if kind in _OF_OTHER_DATA:
+        return (
+            f"this kind of data reads documents, not a {kind!r} source ({name!r}): write one of "
+            f"{', '.join(_EXAMPLES.values())}"
         )
     return f"unknown source kind {kind!r} in {name!r}: choose " + listed_choices(
         kind, tuple(_EXAMPLES), tuple(_EXAMPLES.values())

@@ -72,7 +72,8 @@ def read_questions(source: LabelledSource, *, labelled: bool = True) -> Iterator
             field and its location).
     """
     for lines in source_lines(source):
-        if read := list(lines):  # an empty file has no questions
+        read = list(lines)
+        if any(line.strip() for _, _, line in read):  # an empty file has no questions
             file = read[0][0]
             content = parse_json("\n".join(line for _, _, line in read), file)
             yield from _questions(content, file, labelled)

@@ -178,13 +178,15 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
             problem = f"is not valid CSV ({error})"
             if "unexpected end" in str(error):
                 problem = "opens a double quote that is never closed"
+            elif "new-line" in str(error):
+                problem = "has a carriage return outside of quotes"
             raise DataError(
                 f"{path} line {start} {problem}: put a cell that contains a comma, a quote or a "
                 "line break in double quotes, and double the quotes inside it"
             ) from None
         if cells is None:
             return
-        if cells:
+        if len(cells) > 1 or any(cell.strip() for cell in cells):
             yield _Row(str(path), start, cells)
 
 
