@@ -31,13 +31,13 @@ class PairCorpus(PickledByFields):
     """The tokens of the pairs of one split.
 
     Attributes:
-        folder: The folder of the arrays.
-        num_read: Pairs of the text, those with an empty side included.
-        num_empty: Of these the pairs with an empty side, which are not in the arrays.
-        first_empty: The number of the first of them in the text, from 0; None without any.
-        vocab_size: Of the larger of the tokenizer's vocabularies; every token is smaller.
-        fingerprint: A stable hash of the text and the tokenizer.
-        num_unknown: The number of tokens for text unknown to the tokenizer.
+      folder: The folder of the arrays.
+      num_read: Pairs of the text, those with an empty side included.
+      num_empty: Of these the pairs with an empty side, which are not in the arrays.
+      first_empty: The number of the first of them in the text, from 0; None without any.
+      vocab_size: Of the larger of the tokenizer's vocabularies; every token is smaller.
+      fingerprint: A stable hash of the text and the tokenizer.
+      num_unknown: The number of tokens for text unknown to the tokenizer.
     """
 
     folder: Path
@@ -84,13 +84,13 @@ def build_pair_corpus(
     """Tokenizes pairs, or opens the result of an earlier call.
 
     Args:
-        text: The pairs; read once, in chunks.
-        tokenizer: Its fingerprint and that of the text are the cache's key.
-        folder: The cache; the corpus gets a folder of its own inside.
+      text: The pairs; read once, in chunks.
+      tokenizer: Its fingerprint and that of the text are the cache's key.
+      folder: The cache; the corpus gets a folder of its own inside.
 
     Raises:
-        DataError: The text has a fault, no pair has two sides, the tokenizer has no token
-            that ends a text, or the folder cannot be written.
+      DataError: The text has a fault, no pair has two sides, the tokenizer has no token
+        that ends a text, or the folder cannot be written.
     """
     key = corpus_key("pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint)
 
@@ -105,7 +105,7 @@ def end_of_text(tokenizer: Tokenizer) -> int:
     """The id of the token that ends a text.
 
     Raises:
-        DataError: The vocabulary has none.
+      DataError: The vocabulary has none.
     """
     end = tokenizer.special_ids.eos
     if end is None:

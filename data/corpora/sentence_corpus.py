@@ -38,10 +38,10 @@ class SentenceCorpus(PickledByFields):
     """The tokens of one split, sentence by sentence.
 
     Attributes:
-        folder: The folder of the arrays.
-        vocab_size: The size of the vocabulary; every token is smaller.
-        fingerprint: A stable hash of documents, tokenizer and the way of splitting.
-        num_unknown: The number of tokens for text unknown to the tokenizer.
+      folder: The folder of the arrays.
+      vocab_size: The size of the vocabulary; every token is smaller.
+      fingerprint: A stable hash of documents, tokenizer and the way of splitting.
+      num_unknown: The number of tokens for text unknown to the tokenizer.
     """
 
     folder: Path
@@ -104,17 +104,17 @@ def build_sentence_corpus(
     """Splits and tokenises documents, or opens the result of an earlier call.
 
     Args:
-        documents: The texts of one split; read once, in chunks. Where their lines are
-            sentences these are taken, elsewhere the text is split.
-        tokenizer: Its fingerprint and that of the documents are part of the cache's key.
-        folder: The cache; the corpus gets a folder of its own inside.
-        language: The language of text that must be split, see ``split_sentences``.
+      documents: The texts of one split; read once, in chunks. Where their lines are
+        sentences these are taken, elsewhere the text is split.
+      tokenizer: Its fingerprint and that of the documents are part of the cache's key.
+      folder: The cache; the corpus gets a folder of its own inside.
+      language: The language of text that must be split, see ``split_sentences``.
 
     Returns:
-        The corpus.
+      The corpus.
 
     Raises:
-        DataError: There is no token at all, or the folder cannot be written.
+      DataError: There is no token at all, or the folder cannot be written.
     """
     split = any(not part.lines_are_sentences for part in documents.parts)
     way = splitter(language) if split else language
@@ -130,7 +130,7 @@ def open_sentence_corpus(folder: str | PathLike[str]) -> SentenceCorpus:
     """Opens a corpus that ``build_sentence_corpus`` wrote.
 
     Raises:
-        DataError: There is no corpus.
+      DataError: There is no corpus.
     """
     return SentenceCorpus(Path(folder), **read_metadata(Path(folder)))
 

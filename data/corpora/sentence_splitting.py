@@ -16,10 +16,10 @@ def lines_as_sentences(text: str) -> list[str]:
     """Takes each line as a sentence.
 
     Args:
-        text: One document.
+      text: One document.
 
     Returns:
-        Its lines without the white space around them; empty ones are left out.
+      Its lines without the white space around them; empty ones are left out.
     """
     return [line.strip() for line in text.split("\n") if line and not line.isspace()]
 
@@ -36,12 +36,12 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
     other white space it becomes a single space.
 
     Args:
-        text: One document.
-        language: Its language's code, such as ``en`` or ``de``; the nearest relative's rules
-            are used for a language without any of its own.
+      text: One document.
+      language: Its language's code, such as ``en`` or ``de``; the nearest relative's rules
+        are used for a language without any of its own.
 
     Returns:
-        The sentences without the white space around them, none of them empty.
+      The sentences without the white space around them, none of them empty.
     """
     # 4 MB of rules, only when asked for; the library states no types.
     segment: Any = importlib.import_module("sentencex").segment

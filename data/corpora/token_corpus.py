@@ -52,11 +52,11 @@ class TokenCorpus(PickledByFields):
     """The tokens of one split.
 
     Attributes:
-        folder: The folder of the arrays.
-        num_bytes: UTF-8 bytes of all documents; for bits per byte.
-        vocab_size: The size of the vocabulary; every token is smaller.
-        fingerprint: A stable hash of documents and tokenizer.
-        num_unknown: The number of tokens for text unknown to the tokenizer.
+      folder: The folder of the arrays.
+      num_bytes: UTF-8 bytes of all documents; for bits per byte.
+      vocab_size: The size of the vocabulary; every token is smaller.
+      fingerprint: A stable hash of documents and tokenizer.
+      num_unknown: The number of tokens for text unknown to the tokenizer.
     """
 
     folder: Path
@@ -107,15 +107,15 @@ def build_corpus(
     """Tokenizes documents, or opens the result of an earlier call.
 
     Args:
-        documents: The texts of one split; read once, in chunks.
-        tokenizer: Its fingerprint and that of the documents are the cache's key.
-        folder: The cache; the corpus gets a folder of its own inside.
+      documents: The texts of one split; read once, in chunks.
+      tokenizer: Its fingerprint and that of the documents are the cache's key.
+      folder: The cache; the corpus gets a folder of its own inside.
 
     Returns:
-        The corpus.
+      The corpus.
 
     Raises:
-        DataError: No document has a single pair, or the folder cannot be written.
+      DataError: No document has a single pair, or the folder cannot be written.
     """
     key = corpus_key(_FORMAT, documents.fingerprint, tokenizer.fingerprint)
 
@@ -129,13 +129,13 @@ def open_corpus(folder: str | PathLike[str]) -> TokenCorpus:
     """Opens a corpus that ``build_corpus`` wrote.
 
     Args:
-        folder: The corpus's own folder (``TokenCorpus.folder``).
+      folder: The corpus's own folder (``TokenCorpus.folder``).
 
     Returns:
-        The corpus.
+      The corpus.
 
     Raises:
-        DataError: There is no corpus.
+      DataError: There is no corpus.
     """
     folder = Path(folder)
     metadata = read_metadata(folder)
@@ -182,7 +182,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     """Reads what ``write_metadata`` wrote.
 
     Raises:
-        DataError: There is no corpus.
+      DataError: There is no corpus.
     """
     try:
         return json.loads((folder / _METADATA).read_text(encoding="utf-8"))
@@ -199,11 +199,11 @@ def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[
     """Groups items for the tokenizer: enough for its threads, small in memory.
 
     Args:
-        items: Texts, or lists of them.
-        size: The number of characters of an item.
+      items: Texts, or lists of them.
+      size: The number of characters of an item.
 
     Yields:
-        Lists of items, none empty.
+      Lists of items, none empty.
     """
     chunk: list[Item] = []
     filled = 0
@@ -224,9 +224,9 @@ class TokenWriter:
         """Makes the file.
 
         Args:
-            folder: Of the corpus.
-            vocab_size: Every token is smaller.
-            unknown: The token to count, which stands for what the tokenizer does not know.
+          folder: Of the corpus.
+          vocab_size: Every token is smaller.
+          unknown: The token to count, which stands for what the tokenizer does not know.
         """
         self._place = folder / "tokens.npy"
         self._raw = folder / "tokens.raw"
