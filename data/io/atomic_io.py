@@ -88,6 +88,23 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     return path
 
 
+def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Makes a folder atomically, in place of nothing or of an empty folder.
+
+    Args:
+        path: The final path; missing parent folders are made.
+        fill: Called with an empty folder to write into.
+
+    Raises:
+        DataError: The path holds something, or cannot be written.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise DataError(f"{path} exists and holds something: give a folder that does not")
+    if path.is_dir():
+        path.rmdir()
+    build_folder(path, fill)
+
+
 def _make_parent(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import DataError
 
@@ -93,6 +93,21 @@ class Tokenizer(ABC):
     @abstractmethod
     def save(self, folder: str | PathLike[str]) -> None:
         """Writes the files from which ``load_tokenizer(folder)`` loads an equal tokenizer."""
+
+    def export(
+        self,
+        folder: str | PathLike[str],
+        *,
+        closing: bool = False,
+        padding_side: Literal["left", "right"] | None = None,
+        max_length: int | None = None,
+    ) -> str:
+        """Writes the files for transformers; see ``export_tokenizer``."""
+        from .export import export_tokenizer
+
+        return export_tokenizer(
+            self, folder, closing=closing, padding_side=padding_side, max_length=max_length
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes one text; see ``encode_with_offsets``."""
