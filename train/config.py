@@ -125,6 +125,17 @@ class TrainConfig:
             )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A named configuration, and what a person is told of it."""
+
+    summary: str
+    """One line, for a list of recipes."""
+    details: str
+    """Further lines: the command, the result to expect, the source of the settings."""
+    config: TrainConfig
+
+
 def check_length(config: TrainConfig) -> None:
     """Checks that the model can read sequences as long as those of the data.
 

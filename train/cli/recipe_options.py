@@ -68,7 +68,7 @@ class RecipeParser(argparse.ArgumentParser):
         Args:
           command: `train`, `plan` or `bench`.
           arguments: the name of the recipe, and the options.
-          description: of the command; None: the docstring of the recipe.
+          description: of the command; None: that of the recipe.
 
         Raises:
           UserError: no recipe has this name.
@@ -78,7 +78,7 @@ class RecipeParser(argparse.ArgumentParser):
         super().__init__(
             prog=f"flaxzoo {command} {name}",
             usage=f"flaxzoo {command} {name} [options]",
-            description=description or inspect.getdoc(RECIPES[name]),
+            description=description or f"{RECIPES[name].summary}\n\n{RECIPES[name].details}",
             formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )

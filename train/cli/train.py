@@ -11,7 +11,7 @@ import tyro
 from ...data.errors import UserError
 from ..compilation_cache import enable_compilation_cache
 from ..config import TrainConfig
-from ..recipes import RECIPES, describe
+from ..recipes import RECIPES
 from .arguments import log, split_at_dashes
 from .recipe_options import RecipeParser
 
@@ -23,7 +23,7 @@ def train_command(arguments: list[str]) -> int:
       0; or, when a signal stopped the run, 128 plus the number of the signal, as a shell has it.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<18} {describe(name)}" for name in RECIPES)
+        listed = "\n".join(f"  {name:<18} {recipe.summary}" for name, recipe in RECIPES.items())
         print(
             "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n\n"
             f"recipes:\n{listed}\n\nAll options of a recipe: flaxzoo train quickstart --help"

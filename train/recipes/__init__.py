@@ -1,16 +1,15 @@
-"""Named recipes: functions that return the typed configuration of a run.
+"""Named recipes: the typed configurations of runs, each with what a person is told of it.
 
 The command line can set any field: `flaxzoo train quickstart --steps 500`.
 """
 
-from collections.abc import Callable
 from importlib import import_module
 
 from ...data.errors import UserError, suggest
 from ...models.registry import FAMILIES
-from ..config import TrainConfig
+from ..config import Recipe, TrainConfig
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Recipe] = {
     name: recipe
     for family in FAMILIES
     for name, recipe in import_module(f".{family}", __name__).RECIPES.items()
@@ -26,9 +25,4 @@ def recipe(name: str) -> TrainConfig:
     """
     if name not in RECIPES:
         raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
-    return RECIPES[name]()
-
-
-def describe(name: str) -> str:
-    """Returns the first line of a recipe's description."""
-    return (RECIPES[name].__doc__ or "").split("\n")[0]
+    return RECIPES[name].config

@@ -1,47 +1,45 @@
 """Recipes of the Llamas."""
 
-from collections.abc import Callable
-
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution
 from ...models.llama import LlamaConfig
-from ..config import TrainConfig
+from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 
-
-def llama_quickstart() -> TrainConfig:
-    """A small Llama on the English prose that every Python ships.
-
-    Run: flaxzoo train llama-quickstart
-    Expect a validation loss of 3.9 nats per token, 1.5 bits per byte. The text, and
-    therefore the vocabulary, differs between Python versions.
-    The sizes are those of `quickstart`, with two key/value heads for the four query heads.
-    """
-    return TrainConfig(
-        model=LlamaConfig(
-            vocab_size=2048,
-            max_length=128,
-            num_layers=4,
-            d_model=192,
-            num_heads=4,
-            num_kv_heads=2,
-            d_ff=512,
-            tie_output=True,
+RECIPES: dict[str, Recipe] = {
+    "llama-quickstart": Recipe(
+        summary="A small Llama on the English prose that every Python ships.",
+        details=(
+            "Run: flaxzoo train llama-quickstart\n"
+            "Expect a validation loss of 3.9 nats per token, 1.5 bits per byte. The text, and\n"
+            "therefore the vocabulary, differs between Python versions.\n"
+            "The sizes are those of `quickstart`, with two key/value heads for the four query "
+            "heads."
         ),
-        data=CausalLMData(
-            source="builtin:python-docs",
-            length=128,
-            tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=2048),
+        config=TrainConfig(
+            model=LlamaConfig(
+                vocab_size=2048,
+                max_length=128,
+                num_layers=4,
+                d_model=192,
+                num_heads=4,
+                num_kv_heads=2,
+                d_ff=512,
+                tie_output=True,
+            ),
+            data=CausalLMData(
+                source="builtin:python-docs",
+                length=128,
+                tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=2048),
+            ),
+            optimizer=OptimizerConfig(peak_learning_rate=3e-3, warmup_steps=50),
+            execution=Execution(remat="dots"),
+            steps=600,
+            batch_size=16,
+            evaluate_every=150,
+            checkpoint_every=150,
+            sample_prompt="The for statement is used to",
         ),
-        optimizer=OptimizerConfig(peak_learning_rate=3e-3, warmup_steps=50),
-        execution=Execution(remat="dots"),
-        steps=600,
-        batch_size=16,
-        evaluate_every=150,
-        checkpoint_every=150,
-        sample_prompt="The for statement is used to",
-    )
-
-
-RECIPES: dict[str, Callable[[], TrainConfig]] = {"llama-quickstart": llama_quickstart}
+    ),
+}

@@ -24,16 +24,16 @@ def test_options_are_read_as_tyro_reads_them(name):
         "--optimizer.frozen a b --execution.remat full --mesh.fsdp 2 --optimizer.max-gradient-norm "
         "None --steps=1000000 --data.tokenizer.vocab_size 99 --mesh.data -1"
     ).split()
-    if hasattr(RECIPES[name]().data, "next_sentence"):
+    if hasattr(RECIPES[name].config.data, "next_sentence"):
         arguments.append("--data.no-next-sentence")
     _, config = RecipeParser("train", [name, *arguments]).read()
-    assert config == tyro.cli(TrainConfig, default=RECIPES[name](), args=arguments)
+    assert config == tyro.cli(TrainConfig, default=RECIPES[name].config, args=arguments)
     assert config.mesh.fsdp == 2
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_without_options_a_recipe_is_unchanged(name):
-    assert RecipeParser("train", [name]).read()[1] == RECIPES[name]()
+    assert RecipeParser("train", [name]).read()[1] == RECIPES[name].config
 
 
 def help_of(arguments, capsys):
@@ -79,7 +79,7 @@ def test_other_commands_show_their_own_options_first(command, own, capsys):
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_every_option_is_explained(name):
-    config = RECIPES[name]()
+    config = RECIPES[name].config
     parts = [config, config.model, config.data, config.data.tokenizer, config.optimizer]
     for part in (*parts, config.execution, config.mesh):
         options = {
