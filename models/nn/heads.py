@@ -270,9 +270,9 @@ class LastTokenClassificationHead(_Head):
         """Returns scores `[B, L]`.
 
         Args:
-            body: The output of the layers.
-            attention_mask: 1 for real tokens; None: all are. A sequence without real tokens is
-                read at its first position.
+          body: The output of the layers.
+          attention_mask: 1 for real tokens; None: all are. A sequence without real tokens is
+            read at its first position.
         """
         x = body.last_hidden_state
         last = jnp.full(x.shape[:1], x.shape[1] - 1)
@@ -475,7 +475,7 @@ def check_head(config: TransformerConfig) -> None:
     """Checks that a family has the head of a configuration, and that the labels suit it.
 
     Raises:
-        UserError: The head is unknown, or labels are missing or not all different.
+      UserError: The head is unknown, or labels are missing or not all different.
     """
     if config.head not in config.heads:
         raise UserError(f"head {config.head!r} is unknown: choose {', '.join(config.heads)}")

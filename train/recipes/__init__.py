@@ -21,7 +21,7 @@ def recipe(name: str) -> TrainConfig:
     """Returns the configuration of a named recipe.
 
     Raises:
-        UserError: There is no such recipe; the message names the nearest.
+      UserError: There is no such recipe; the message names the nearest.
     """
     if name not in RECIPES:
         raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
