@@ -4,11 +4,9 @@ import dataclasses
 import io
 from pathlib import Path
 
-import tyro
-
 from ...data.errors import UserError
 from ..compilation_cache import enable_compilation_cache
-from .arguments import RunName, log
+from .options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +25,7 @@ class EmbedArguments:
 
 def embed_command(arguments: list[str]) -> None:
     """Runs `flaxzoo embed RUN --input FILE --output FILE.npy`."""
-    parsed = tyro.cli(EmbedArguments, args=arguments, prog="flaxzoo embed")
+    parsed = parse(EmbedArguments, arguments, "flaxzoo embed")
     if parsed.output.suffix != ".npy":
         raise UserError(f"output {parsed.output} must end in .npy, the format it is written in")
     enable_compilation_cache()

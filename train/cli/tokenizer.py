@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import tyro
-
 from ...data.errors import UserError
 from ...data.tokenizers.training import TokenizerKind
-from .arguments import OutputPath, SourceName, log
+from .options import OutputPath, SourceName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +28,7 @@ def tokenizer_command(arguments: list[str]) -> None:
         if not arguments or arguments[0] not in ("-h", "--help"):
             raise UserError("flaxzoo tokenizer knows one action: train")
         return
-    parsed = tyro.cli(TokenizerArguments, args=arguments[1:], prog="flaxzoo tokenizer train")
+    parsed = parse(TokenizerArguments, arguments[1:], "flaxzoo tokenizer train")
     if parsed.output.exists():
         raise UserError(f"{parsed.output} exists: give a folder that does not")
     from ...data.sources.documents import load_documents
