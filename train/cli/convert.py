@@ -53,10 +53,10 @@ def export_command(arguments: list[str]) -> None:
     """Runs `flaxzoo export RUN OUTPUT`."""
     parsed = parse(ExportArguments, arguments, "flaxzoo export")
     if parsed.file_gb is not None and parsed.form != "huggingface":
-        raise UserError(f"file-gb applies to the form huggingface: omit it for {parsed.form}")
+        raise UserError(f"--file-gb applies to the form huggingface: omit it for {parsed.form}")
     file_gb = 5.0 if parsed.file_gb is None else parsed.file_gb
     if not 0 < file_gb < math.inf:
-        raise UserError(f"file-gb {file_gb} must be above 0, for example 5")
+        raise UserError(f"--file-gb {file_gb} must be above 0, for example 5")
     from ..convert.export import export_model
 
     notes = export_model(

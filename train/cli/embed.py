@@ -27,7 +27,7 @@ def embed_command(arguments: list[str]) -> None:
     """Runs `flaxzoo embed RUN --input FILE --output FILE.npy`."""
     parsed = parse(EmbedArguments, arguments, "flaxzoo embed")
     if parsed.output.suffix != ".npy":
-        raise UserError(f"output {parsed.output} must end in .npy, the format it is written in")
+        raise UserError(f"--output {parsed.output} must end in .npy, the format it is written in")
     enable_compilation_cache()
     import numpy as np
 

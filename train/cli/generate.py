@@ -47,7 +47,12 @@ class GenerateArguments:
 
 def generate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo generate RUN --prompt TEXT`."""
-    parsed = parse(GenerateArguments, arguments, "flaxzoo generate")
+    parsed = parse(
+        GenerateArguments,
+        arguments,
+        "flaxzoo generate",
+        renamed={"num_return_sequences": "--num-samples"},
+    )
     enable_compilation_cache()
     from ..inference.generate import TextGenerator, merged_request, samples_to_json
 

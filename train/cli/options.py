@@ -16,7 +16,7 @@ import shutil
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import (
     Annotated,
@@ -120,7 +120,9 @@ def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:cut], arguments[cut + 1 :]
 
 
-def parse(cls: type[Options], arguments: list[str], command: str) -> Options:
+def parse(
+    cls: type[Options], arguments: list[str], command: str, *, renamed: Mapping[str, str] = {}
+) -> Options:
     """Reads the options of a command.
 
     Args:
@@ -128,6 +130,7 @@ def parse(cls: type[Options], arguments: list[str], command: str) -> Options:
         below each field the option.
       arguments: what the user typed after the name of the command.
       command: the command, for messages: "flaxzoo generate".
+      renamed: names in the library's messages → options, where they differ.
 
     Raises:
       UserError: an option or a value is wrong, or missing.
@@ -148,6 +151,7 @@ def parse(cls: type[Options], arguments: list[str], command: str) -> Options:
     optional = len(words) <= len(dataclasses.fields(cls))  # pyright: ignore[reportArgumentType]
     parser.usage = " ".join([*words, *(["[options]"] if optional else [])])
     given = vars(parser.read(arguments))
+    _flags.update(renamed)
     return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in given.items()})
 
 
@@ -169,7 +173,9 @@ class OptionParser(argparse.ArgumentParser):
             formatter_class=HelpFormatter,
             allow_abbrev=False,
             exit_on_error=False,
+            add_help=False,
         )
+        self.add_argument("-h", "--help", action="help", help="Show this help.")
 
     def read(self, arguments: Iterable[str]) -> argparse.Namespace:
         """Returns the values of the options that are given.
@@ -197,7 +203,8 @@ class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises UserError instead of ending the process."""
         if message.startswith("the following arguments are required: "):
-            message = f"{self.prog} needs {message.partition(': ')[2]}"
+            missing = message.partition(": ")[2].replace(", ", " and ")
+            message = f"{self.prog.removeprefix('flaxzoo ')} needs {missing}"
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
@@ -289,7 +296,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, width=min(shutil.get_terminal_size().columns, 100) - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in text.splitlines())
+        paragraphs = re.sub(r"(?<![.:\n])\n(?=\S)", " ", text).splitlines()
+        lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in paragraphs)
         return "\n".join(indent + part for line in lines for part in line or [""])
 
     def _split_lines(self, text: str, width: int) -> list[str]:

@@ -8,6 +8,7 @@ in titled groups. This file needs only the standard library, as `options.py` doe
 import argparse
 import dataclasses
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
@@ -112,8 +113,8 @@ class RecipeParser(OptionParser):
         """Returns the help: an example and the most used options, or all of them."""
         if self.everything:
             return super().format_help()
-        fields = {field for field, *_ in _fields(self._config, helping=False)} | {"preset"}
-        own = [action for action in self._actions if action.dest not in fields]
+        grouped = {action for group in self.groups.values() for action in group._group_actions}
+        own = [action for action in self._actions if action not in grouped]
         by_field = {action.dest: action for action in self._actions}
         shown = [*own, *(by_field[name] for name in MOST_USED if name in by_field)]
         formatter = self.formatter_class(prog=self.prog)
@@ -139,7 +140,7 @@ class _HelpAll(argparse.Action):
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:
     """Returns the value of an option that has to be known before all others are."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if name == f"--{option}":
             return value if equals else following

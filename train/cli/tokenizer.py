@@ -23,11 +23,12 @@ class TokenizerArguments:
 
 def tokenizer_command(arguments: list[str]) -> None:
     """Runs `flaxzoo tokenizer train SOURCE OUTPUT`."""
-    if not arguments or arguments[0] != "train":
-        print("usage: flaxzoo tokenizer train SOURCE OUTPUT [--kind KIND] [--vocab-size N]")
-        if not arguments or arguments[0] not in ("-h", "--help"):
-            raise UserError("flaxzoo tokenizer knows one action: train")
+    usage = "flaxzoo tokenizer train SOURCE OUTPUT [--kind KIND] [--vocab-size N]"
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: {usage}")
         return
+    if not arguments or arguments[0] != "train":
+        raise UserError(f"flaxzoo tokenizer knows one action: train, as in {usage}")
     parsed = parse(TokenizerArguments, arguments[1:], "flaxzoo tokenizer train")
     if parsed.output.exists():
         raise UserError(f"{parsed.output} exists: give a folder that does not")

@@ -55,13 +55,14 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         help=f"The run folder. An unfinished run continues from its newest checkpoint. "
         f"(default: {workdir})",
     )
-    parser.add_argument(
+    saving = parser.groups["checkpoints and evaluation"]
+    saving.add_argument(
         "--resume",
         action="store_true",
         default=True,
         help="Continue a run folder that has checkpoints. (default: True)",
     )
-    parser.add_argument(
+    saving.add_argument(
         "--no-resume",
         dest="resume",
         action="store_false",

@@ -81,7 +81,7 @@ def _search(parsed: TranslateArguments, stored: "GenerationRequest") -> "BeamSea
         search = dataclasses.replace(search, length_penalty=parsed.length_penalty)
     if not 1 <= parsed.num_best <= search.num_beams:
         raise UserError(
-            f"num-best {parsed.num_best} must be at least 1 and at most num-beams "
+            f"--num-best {parsed.num_best} must be at least 1 and at most --num-beams "
             f"{search.num_beams}"
         )
     return search
