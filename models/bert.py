@@ -25,8 +25,6 @@ from ..data.errors import UserError
 from .config import Execution, Settings, TransformerConfig
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
-from .nn.dropout import RowKeys, dropout, fold_in, row_keys
-from .nn.feed_forward import FeedForward
 from .nn.heads import (
     HEAD_ALIASES,
     HEADS,
@@ -38,18 +36,25 @@ from .nn.heads import (
     check_head,
     encoder_heads,
 )
-from .nn.input_checks import check_inputs
-from .nn.linear import Embedding, Linear
-from .nn.masks import AnyArray, AttentionMask
-from .nn.norms import LayerNorm
+from .nn.layers import (
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    RowKeys,
+    dropout,
+    fold_in,
+    row_keys,
+)
+from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
-from .nn.positions import default_positions
 from .nn.stack import (
     Layer,
     LayerContext,
     LayerInputs,
     LayerOutputs,
     make_layer_context,
+    prepare_inputs,
     run_layers,
 )
 from .nn.typing import Array, Bool, Float, Int
@@ -236,28 +241,20 @@ class BERT(nn.Module):
             )
         if rng is not None and num_choices > 1:
             rng = jax.vmap(lambda key: row_keys(key, num_choices))(rng).reshape(-1)
-        check_inputs(
-            self.config,
+
+        c, e = self.config, self.execution
+        causal = c.head == "causal_lm"
+        position_ids, mask = prepare_inputs(
+            c,
             input_ids,
-            attention_mask=attention_mask,
+            attention_mask,
+            position_ids=position_ids,
             segment_ids=segment_ids,
             cache=cache,
+            causal=causal,
+            skip_padding=causal,
         )
-
-        start = jnp.zeros((), jnp.int32) if cache is None else cache.index
-        if position_ids is None:
-            counted = attention_mask if self.config.head == "causal_lm" else None
-            position_ids = default_positions(start, input_ids.shape[1], counted, segment_ids)
         x, table = self._embed(input_ids, token_type_ids, position_ids, rng)
-        mask = AttentionMask(
-            input_ids.shape[1],
-            input_ids.shape[1] if cache is None else cache.length,
-            attention_mask,
-            segment_ids,
-            causal=self.config.head == "causal_lm",
-            start=start,
-        )
-        c, e = self.config, self.execution
         context = make_layer_context(
             c, e, mask, cache=cache, rng=rng, output_attentions=output_attentions
         )

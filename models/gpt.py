@@ -23,8 +23,6 @@ from ..data.errors import UserError
 from .config import Execution, TransformerConfig
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
-from .nn.dropout import RowKeys, dropout, fold_in
-from .nn.feed_forward import FeedForward
 from .nn.heads import (
     HEAD_ALIASES,
     CausalLMOutput,
@@ -34,18 +32,25 @@ from .nn.heads import (
     Projection,
     check_head,
 )
-from .nn.input_checks import check_inputs
-from .nn.linear import Embedding, embedding_lookup
-from .nn.masks import AnyArray, AttentionMask
-from .nn.norms import LayerNorm
+from .nn.layers import (
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    RowKeys,
+    dropout,
+    embedding_lookup,
+    fold_in,
+)
+from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from .nn.positions import default_positions, sinusoidal_positions
+from .nn.positions import sinusoidal_positions
 from .nn.stack import (
     Layer,
     LayerContext,
     LayerInputs,
     LayerOutputs,
     make_layer_context,
+    prepare_inputs,
     run_layers,
 )
 from .nn.typing import Array, Bool, Float, Int
@@ -257,25 +262,18 @@ class GPT(nn.Module):
                 f"head {c.head!r} reads one sequence per row: leave cache and segment_ids out, "
                 "and give attention_mask [B, T]"
             )
-        check_inputs(
+        position_ids, mask = prepare_inputs(
             c,
             input_ids,
-            attention_mask=attention_mask,
+            attention_mask,
+            position_ids=position_ids,
             segment_ids=segment_ids,
             cache=cache,
+            causal=True,
         )
-        length = input_ids.shape[1]
-        num_keys = length if cache is None else cache.length
-        start = jnp.zeros((), jnp.int32) if cache is None else cache.index
-        if position_ids is None:
-            position_ids = default_positions(start, length, attention_mask, segment_ids)
         embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
         x = embed(input_ids) + self._positions(position_ids)
         x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
-
-        mask = AttentionMask(
-            length, num_keys, attention_mask, segment_ids, causal=True, start=start
-        )
         context = make_layer_context(
             c,
             e,

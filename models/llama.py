@@ -15,27 +15,23 @@ import dataclasses
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
-import jax.numpy as jnp
 
 from ..data.errors import UserError
 from .config import Execution, Settings, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
-from .nn.dropout import RowKeys, dropout, fold_in
-from .nn.feed_forward import GatedFeedForward
 from .nn.heads import CausalLMOutput, Projection
-from .nn.input_checks import check_inputs
-from .nn.linear import Embedding
-from .nn.masks import AnyArray, AttentionMask
-from .nn.norms import RMSNorm
+from .nn.layers import Embedding, GatedFeedForward, RMSNorm, RowKeys, dropout, fold_in
+from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
-from .nn.positions import default_positions, rotary_positions
+from .nn.positions import rotary_positions
 from .nn.stack import (
     Layer,
     LayerContext,
     LayerInputs,
     LayerOutputs,
     make_layer_context,
+    prepare_inputs,
     run_layers,
 )
 from .nn.typing import Array, Bool, Float, Int
@@ -186,24 +182,17 @@ class Llama(nn.Module):
             are given, or a cache is given together with packed sequences.
         """
         c, e = self.config, self.execution
-        check_inputs(
+        position_ids, mask = prepare_inputs(
             c,
             input_ids,
-            attention_mask=attention_mask,
+            attention_mask,
+            position_ids=position_ids,
             segment_ids=segment_ids,
             cache=cache,
+            causal=True,
         )
-        length = input_ids.shape[1]
-        num_keys = length if cache is None else cache.length
-        start = jnp.zeros((), jnp.int32) if cache is None else cache.index
-        if position_ids is None:
-            position_ids = default_positions(start, length, attention_mask, segment_ids)
         embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
         x = dropout(embed(input_ids), c.dropout_rate, rng, "embedding")
-
-        mask = AttentionMask(
-            length, num_keys, attention_mask, segment_ids, causal=True, start=start
-        )
         context = make_layer_context(
             c,
             e,

@@ -52,8 +52,7 @@ def one_token(config: TransformerConfig) -> dict[str, np.ndarray]:
 class Family:
     """Everything that belongs to one family of models.
 
-    A parameter path has the same meaning in every family: a family that needs other axes or
-    another group for a parameter gives the parameter another name.
+    Patterns of parameter paths concern the models of this family only.
     """
 
     config: type[TransformerConfig]
@@ -85,9 +84,14 @@ def family_name(config: TransformerConfig) -> str:
     return next(name for name, f in families().items() if type(config) is f.config)
 
 
+def family_of(config: TransformerConfig) -> Family:
+    """Returns the record of the family to which a configuration belongs."""
+    return families()[family_name(config)]
+
+
 def smallest_inputs(config: TransformerConfig) -> dict[str, np.ndarray]:
     """Returns the smallest arrays with which a model can be called."""
-    return families()[family_name(config)].smallest_inputs(config)
+    return family_of(config).smallest_inputs(config)
 
 
 def presets() -> dict[str, Preset]:
@@ -109,7 +113,7 @@ def preset(name: str) -> TransformerConfig:
 
 def create(config: TransformerConfig, execution: Execution | None = None) -> Any:
     """Returns the Flax module of `config`: `create(preset("gpt2")).init(key, input_ids=…)`."""
-    return families()[family_name(config)].module(config, execution or Execution())
+    return family_of(config).module(config, execution or Execution())
 
 
 def config_to_dict(config: TransformerConfig) -> dict[str, Any]:

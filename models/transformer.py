@@ -17,7 +17,9 @@ vector for the kind of target to every token of the source. Its layer normalizat
 adds 1e-6; the default here is 1e-5 as in Marian, so that trained models can be exported.
 
 Options beyond the paper are those of Marian's models (Junczys-Dowmunt et al.
-2018, "Marian: fast neural machine translation in C++").
+2018, "Marian: fast neural machine translation in C++"), and the norms before each
+sublayer of Pegasus (Zhang et al. 2020), whose layers are classes of their own: a layer
+reads as its paper has it, and a flag in it is for what one paper varies.
 """
 
 import dataclasses
@@ -30,22 +32,27 @@ import numpy as np
 from ..data.errors import UserError
 from .config import Execution, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
-from .nn.cache import Cache, advance_cache
-from .nn.dropout import RowKeys, dropout, fold_in
-from .nn.feed_forward import FeedForward
+from .nn.cache import Cache, LayerCache, advance_cache
 from .nn.heads import Projection, Seq2SeqLMOutput
-from .nn.input_checks import check_inputs, check_source_mask, source_length
-from .nn.linear import Embedding, embedding_lookup
-from .nn.masks import AnyArray, AttentionMask
-from .nn.norms import LayerNorm
+from .nn.layers import (
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    RowKeys,
+    dropout,
+    embedding_lookup,
+    fold_in,
+)
+from .nn.masks import AnyArray, AttentionMask, Size
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
-from .nn.positions import default_positions, sinusoidal_positions
+from .nn.positions import sinusoidal_positions
 from .nn.stack import (
     Layer,
     LayerContext,
     LayerInputs,
     LayerOutputs,
     make_layer_context,
+    prepare_inputs,
     run_layers,
 )
 from .nn.typing import Array, Bool, Float, Int
@@ -168,30 +175,48 @@ CROSS = 1
 
 
 class EncoderLayer(Layer[EncoderDecoderConfig]):
-    """Self-attention and feed-forward, each with a residual (section 3.1)."""
+    """Self-attention and feed-forward; each residual sum is normalized (section 3.1)."""
 
     @nn.compact
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
-        c, e, pre = self.config, self.execution, self.config.norm_position == "pre"
+        c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
 
-        norm = LayerNorm(c.norm_eps, e, name="attention_norm")
         y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
-            norm(x) if pre else x,
-            context.mask,
-            rng=rng,
-            output_attentions=context.output_attentions,
+            x, context.mask, rng=rng, output_attentions=context.output_attentions
         )
         x = x + dropout(y, c.dropout_rate, rng, "attention")
-        x = x if pre else norm(x)
+        x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
 
-        norm = LayerNorm(c.norm_eps, e, name="feed_forward_norm")
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(norm(x) if pre else x, rng)
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, rng)
         x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
-        x = x if pre else norm(x)
+        x = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        return x, LayerOutputs(None, weights)
+
+
+class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
+    """The same with the input of each sublayer normalized (Pegasus)."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+
+        y = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+        y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
+            y, context.mask, rng=rng, output_attentions=context.output_attentions
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "attention")
+
+        y = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
         return x, LayerOutputs(None, weights)
 
 
@@ -203,12 +228,11 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
-        c, e, pre = self.config, self.execution, self.config.norm_position == "pre"
+        c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
 
-        norm = LayerNorm(c.norm_eps, e, name="attention_norm")
         y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
-            norm(x) if pre else x,
+            x,
             context.mask,
             cache=inputs.cache,
             index=context.cache_index,
@@ -216,30 +240,71 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
             output_attentions=context.output_attentions,
         )
         x = x + dropout(y, c.dropout_rate, rng, "attention")
-        x = x if pre else norm(x)
+        x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
 
+        y, cross, cross_weights = self._cross_attend(x, inputs, context, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "cross_attention")
+        x = LayerNorm(c.norm_eps, e, name="cross_attention_norm")(x)
+
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        return x, LayerOutputs(cache, weights, cross, cross_weights)
+
+    def _cross_attend(
+        self,
+        x: Float[Array, "B T D"],
+        inputs: LayerInputs,
+        context: LayerContext,
+        rng: RowKeys | None,
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None, Float[Array, "B N T S"] | None]:
+        """Attends to the source; returns its keys and values too where a cache is to keep them."""
+        c, e = self.config, self.execution
         # Keys and values of the source: those of an earlier call, or projected by this one.
         source = context.encoder_hidden_states if inputs.cross is None else inputs.cross
-        assert context.cross_mask is not None
         assert source is not None
-        norm = LayerNorm(c.norm_eps, e, name="cross_attention_norm")
-        y, cross, cross_weights = MultiHeadAttention(c, e, c.init_std, name="cross_attention")(
-            norm(x) if pre else x,
+        assert context.cross_mask is not None
+        y, cross, weights = MultiHeadAttention(c, e, c.init_std, name="cross_attention")(
+            x,
             context.cross_mask,
             rng=fold_in(rng, CROSS),
             output_attentions=context.output_attentions,
             encoder_hidden_states=source,
         )
-        x = x + dropout(y, c.dropout_rate, rng, "cross_attention")
-        x = x if pre else norm(x)
-
-        norm = LayerNorm(c.norm_eps, e, name="feed_forward_norm")
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(norm(x) if pre else x, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
-        x = x if pre else norm(x)
         # The cache keeps the projected source once; later calls only read it.
-        new_cross = cross if inputs.cache is not None and inputs.cross is None else None
-        return x, LayerOutputs(cache, weights, new_cross, cross_weights)
+        return y, cross if inputs.cache is not None and inputs.cross is None else None, weights
+
+
+class PreNormDecoderLayer(DecoderLayer):
+    """The same with the input of each sublayer normalized (Pegasus)."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+
+        y = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
+            y,
+            context.mask,
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+        )
+        x = x + dropout(y, c.dropout_rate, rng, "attention")
+
+        y = LayerNorm(c.norm_eps, e, name="cross_attention_norm")(x)
+        y, cross, cross_weights = self._cross_attend(y, inputs, context, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "cross_attention")
+
+        y = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
+        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        return x, LayerOutputs(cache, weights, cross, cross_weights)
 
 
 class Stack(nn.Module):
@@ -309,8 +374,9 @@ class EncoderDecoder(nn.Module):
         if c.output_bias:
             zeros = nn.initializers.zeros
             self.output_bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
-        self.encoder = Stack(c, e, EncoderLayer)
-        self.decoder = Stack(c.decoder, e, DecoderLayer)
+        pre = c.norm_position == "pre"
+        self.encoder = Stack(c, e, PreNormEncoderLayer if pre else EncoderLayer)
+        self.decoder = Stack(c.decoder, e, PreNormDecoderLayer if pre else DecoderLayer)
 
     def __call__(
         self,
@@ -372,15 +438,23 @@ class EncoderDecoder(nn.Module):
                 rng=rng,
                 output_attentions=output_attentions,
             )
-        check_source_mask(attention_mask, encoded, cache)
-        start = jnp.zeros((), jnp.int32) if cache is None else cache.index
-        mask, positions = self._target_mask(
+        cross_mask = AttentionMask(
+            decoder_input_ids.shape[1],
+            _source_length(attention_mask, encoded, cache),
+            attention_mask,
+            segment_ids,
+            decoder_segment_ids,
+        )
+        per_query = decoder_attention_mask is not None and decoder_attention_mask.ndim == 3
+        positions, mask = prepare_inputs(
+            self.config,
             decoder_input_ids,
             decoder_attention_mask,
-            segment_ids=decoder_segment_ids,
             position_ids=decoder_position_ids,
-            start=start,
+            segment_ids=decoder_segment_ids,
             cache=cache,
+            causal=not per_query,
+            prefix="decoder_",
         )
         context = make_layer_context(
             self.config.decoder,
@@ -390,13 +464,7 @@ class EncoderDecoder(nn.Module):
             rng=fold_in(rng, 1),
             output_attentions=output_attentions,
             encoder_hidden_states=encoded,
-            cross_mask=AttentionMask(
-                decoder_input_ids.shape[1],
-                source_length(encoded, cache),
-                attention_mask,
-                segment_ids,
-                decoder_segment_ids,
-            ),
+            cross_mask=cross_mask,
         )
         x = self._scaled(self.token_embedding(decoder_input_ids))
         x, outputs = self.decoder(x, positions, cache, context)
@@ -427,21 +495,19 @@ class EncoderDecoder(nn.Module):
         """Returns the encoder's output for the sources, and its attention weights."""
         if input_ids is None:
             raise UserError("there is no source: give input_ids, encoder_outputs or a used cache")
-        check_inputs(
+        position_ids, mask = prepare_inputs(
             self.config,
             input_ids,
-            attention_mask=attention_mask,
+            attention_mask,
+            position_ids=position_ids,
             segment_ids=segment_ids,
             cache=None,
+            causal=False,
         )
-        if position_ids is None:
-            zero = jnp.zeros((), jnp.int32)
-            position_ids = default_positions(zero, input_ids.shape[1], attention_mask, segment_ids)
-        length = input_ids.shape[1]
         context = make_layer_context(
             self.config,
             self.execution,
-            AttentionMask(length, length, attention_mask, segment_ids),
+            mask,
             cache=None,
             rng=fold_in(rng, 0),
             output_attentions=output_attentions,
@@ -449,41 +515,6 @@ class EncoderDecoder(nn.Module):
         table = self.token_embedding if self.config.share_embeddings else self.source_embedding
         x, outputs = self.encoder(self._scaled(table(input_ids)), position_ids, None, context)
         return x, outputs.attentions
-
-    def _target_mask(
-        self,
-        input_ids: Int[AnyArray, "B T"],
-        attention_mask: Bool[AnyArray, "B #T slots"] | Int[AnyArray, "B slots"] | None,
-        *,
-        segment_ids: Int[AnyArray, "B T"] | None,
-        position_ids: Int[AnyArray, "#B #T"] | None,
-        start: Int[Array, ""],
-        cache: Cache | None,
-    ) -> tuple[AttentionMask, Int[AnyArray, "#B #T"]]:
-        """Returns the mask of the decoder's self-attention, and the positions of its tokens."""
-        length = input_ids.shape[1]
-        if attention_mask is not None and attention_mask.ndim == 3:
-            if position_ids is None:  # the tokens need not be one sequence
-                raise UserError(
-                    "a decoder_attention_mask [B, T, slots] does not determine positions: give "
-                    "decoder_position_ids"
-                )
-            slots = attention_mask.shape[2]
-            return AttentionMask(length, slots, attention_mask, start=start), position_ids
-        check_inputs(
-            self.config,
-            input_ids,
-            attention_mask=attention_mask,
-            segment_ids=segment_ids,
-            cache=cache,
-        )
-        num_keys = length if cache is None else cache.length
-        mask = AttentionMask(
-            length, num_keys, attention_mask, segment_ids, causal=True, start=start
-        )
-        if position_ids is None:
-            position_ids = default_positions(start, length, attention_mask, segment_ids)
-        return mask, position_ids
 
     def _scaled(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Multiplies embeddings by √D (section 3.4)."""
@@ -495,6 +526,25 @@ class EncoderDecoder(nn.Module):
         table = self.token_embedding if c.tie_output else self.output_embedding
         bias = self.output_bias if c.output_bias else None
         return Projection(x, table.embedding.astype(self.execution.dtype), bias)
+
+
+def _source_length(
+    mask: Int[AnyArray, "B columns"] | None,
+    encoder_hidden_states: Array | None,
+    cache: Cache | None,
+) -> Size:
+    """Returns the number of encoder positions; raises UserError if the mask has another number."""
+    if encoder_hidden_states is not None:
+        length = encoder_hidden_states.shape[1]
+    else:
+        assert cache is not None
+        length = cache.source_length
+    if mask is not None and mask.shape[1] != length:
+        raise UserError(
+            f"attention_mask has {mask.shape[1]} columns for {length} encoded tokens: give one "
+            "for each"
+        )
+    return length
 
 
 def _smallest_inputs(_: EncoderDecoderConfig) -> dict[str, np.ndarray]:

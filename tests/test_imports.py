@@ -42,7 +42,7 @@ ORDER = {
         {"tasks"},
     ],
     "train": [
-        {"compilation_cache", "errors", "optimizer_config", "progress", "state", "tree"},
+        {"compilation_cache", "errors", "optimizer_config", "progress", "state"},
         {"config", "optim"},
         {"distributed", "recipes"},
         {"objectives"},

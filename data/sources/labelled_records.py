@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ..io.files import Line, file_lines, matching_files
 from ..io.json_lines import parse_line, pick
+from .in_memory import KIND, read_memory
 from .labelled_names import LabelledSource, Record
 from .tables import ColumnRoles, read_tables
 
@@ -15,7 +16,7 @@ def read_fields(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
     """Reads a local source whose records have named fields.
 
     Args:
-        source: A source of the kind ``tsv``, ``csv`` or ``jsonl``.
+        source: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``.
         roles: The roles of its fields, if it is a table.
 
     Yields:
@@ -27,6 +28,10 @@ def read_fields(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
     """
     if source.kind in ("tsv", "csv"):
         yield from read_tables(source, roles)
+        return
+    if source.kind == KIND:
+        for location, values in read_memory(source.name, source.fields):
+            yield Record(location, values)
         return
     for lines in source_lines(source):
         yield from read_objects(lines, source.fields)

@@ -91,7 +91,7 @@ class FieldPairs(PairSource):
     """Files each of whose lines has both sides.
 
     Attributes:
-        fields: A source of the kind ``tsv``, ``csv`` or ``jsonl``, with two fields.
+        fields: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``, with two fields.
     """
 
     fields: LabelledSource
@@ -102,7 +102,9 @@ class FieldPairs(PairSource):
 
     def notes(self) -> tuple[str, ...]:
         """See ``PairSource``; says whether a header was recognized."""
-        return header_notes(self.fields, SENTENCE_PAIRS) if self.fields.kind != "jsonl" else ()
+        return (
+            header_notes(self.fields, SENTENCE_PAIRS) if self.fields.kind in ("tsv", "csv") else ()
+        )
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from typing import Literal, cast
 from ..errors import DataError, UserError, similar_names
 from ..io.files import file_lines, matching_files
 from ..io.json_lines import parse_line, pick
+from .in_memory import KIND, Examples, fields_of, read_memory
 
-SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared"]
+SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared", "memory"]
 
 _EXAMPLES: dict[SourceKind, str] = {
     "builtin": "builtin:python-docs",
@@ -57,7 +58,7 @@ class Source:
         kind: The kind, which determines the reader.
         location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
         part: The unit of a document: ``file``, ``line``, ``block`` or ``sentences`` for text,
-            the field's name for JSON lines and TFDS, else empty.
+            the field's name for JSON lines, TFDS and examples in memory, else empty.
     """
 
     name: str
@@ -68,6 +69,8 @@ class Source:
     @property
     def lines_are_sentences(self) -> bool:
         """Whether each line of a document is one sentence, so that nothing must be split."""
+        if isinstance(self.name, Examples):
+            return self.name.lines_are_sentences
         return self.kind == "text" and self.part == "sentences"
 
 
@@ -83,6 +86,8 @@ def parse_sources(name: str) -> tuple[Source, ...]:
     Raises:
         DataError: See ``parse_source``.
     """
+    if isinstance(name, Examples):
+        return (parse_source(name),)
     return tuple(parse_source(part.strip()) for part in _JOIN.split(name))
 
 
@@ -100,6 +105,11 @@ def parse_source(name: str) -> Source:
             follows the kind. The message gives the nearest valid form.
     """
     kind, colon, rest = name.partition(":")
+    if colon and kind == KIND:
+        field, *more = fields_of(name, "text")
+        if more:
+            raise DataError(f"{name!r} names {1 + len(more)} fields: name the one of the text")
+        return Source(name, KIND, rest, field)
     if not colon or kind not in _EXAMPLES:
         raise DataError(_unknown_kind(name, kind, bool(colon)))
     kind = cast(SourceKind, kind)
@@ -151,15 +161,30 @@ def documents_in(source: Source) -> Iterator[str]:
             f"{source.name!r} contains sequences for causal language modeling, not text: name "
             "the text that it was made from"
         )
-    texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source)
+    if source.kind == KIND:
+        texts = _texts_in_memory(source)
+    else:
+        texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source)
     yield from (text for text in texts if text and not text.isspace())
 
 
 def _no_text(source: Source) -> DataError:
     """Makes the error for a local source without documents."""
+    if source.kind == KIND:
+        return DataError(f"no text in {source.name!r}: only white space; give some text")
     paths = matching_files(source.location, source.name)
     files = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files of {source.name!r}"
     return DataError(f"no text in {files}: empty or only white space; give a file with text")
+
+
+def _texts_in_memory(source: Source) -> Iterator[str]:
+    for location, (text,) in read_memory(source.name, (source.part,)):
+        if not isinstance(text, str):
+            raise DataError(
+                f"{location} field {source.part!r} is a {type(text).__name__}, not a string: name "
+                "the field of the text, as data.Examples.of(examples, fields='body')"
+            )
+        yield text
 
 
 def _texts_of_files(source: Source) -> Iterator[str]:

@@ -107,15 +107,19 @@ def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
 
 
 def from_record(record: Record) -> SpanExample:
-    """Makes a question from a published record: passage, question, answers, optionally an id.
+    """Makes a question from a record: passage, question, answers, optionally an id.
 
-    The answers are ``{"text": [...], "answer_start": [...]}``.
+    The answers are ``{"text": [...], "answer_start": [...]}``, or a list of such answers, one each.
 
     Raises:
         DataError: The answers have another form.
     """
     passage, question, answers, *id = record.values
     fields = ("text", "answer_start")
+    if isinstance(answers, list) and all(isinstance(answer, dict) for answer in answers):
+        answers = {
+            name: [pick(answer, name, record.location) for answer in answers] for name in fields
+        }
     if not isinstance(answers, dict) or not all(name in answers for name in fields):
         raise DataError(
             f"{record.location} has no answers of text and answer_start: name the fields as "

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from ..errors import DataError
 from ..io.json_lines import pick
 from .documents import Split
+from .in_memory import plain
 from .labelled_names import LabelledSource, Record, with_known_fields
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class PublishedRecords:
         rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
             location = f"{self.source.name} {name} example {number}"
-            values = tuple(_plain(pick(row, field, location)) for field in self.source.fields)
+            values = tuple(plain(pick(row, field, location)) for field in self.source.fields)
             yield Record(location, values)
 
     def class_names(self, field: str) -> tuple[str, ...] | None:
@@ -90,16 +89,3 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
 def _features(builder: "DatasetBuilder") -> Mapping[str, object]:
     """The features of a data set of records, for which TFDS states a wider type."""
     return cast(Mapping[str, object], builder.info.features)
-
-
-def _plain(value: object) -> object:
-    """Converts numpy values to Python values, and bytes to text."""
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value

@@ -18,7 +18,7 @@ from ..features.masking import Masking, prediction_specs, usual_predictions
 from ..features.nsp_inputs import SentencePairExamples, read_pairs
 from ..features.segment_pairs import Segments
 from ..io.hashing import digest
-from ..sources.documents import Documents, default_cache_dir, load_whole
+from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 
@@ -121,11 +121,15 @@ class PretrainingData(DocumentsData):
         """Returns the same examples and masks each time."""
         return self._split(self.validation_documents(), tokenizer, _EVALUATION_SEED, jitter=False)
 
-    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Returns the same as ``validation_split``, from another source."""
         return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, jitter=False)
 
-    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def input_split(
+        self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Reads two texts separated by a tab from each line, to predict if one continues the other.
 
         Raises:
@@ -133,6 +137,8 @@ class PretrainingData(DocumentsData):
         """
         if not self.next_sentence:
             return super().input_split(path, tokenizer, labels)
+        if not isinstance(path, str):
+            raise DataError("pairs of segments are read from a file: give its name")
         pairs = read_pairs(path)
         template = Template.of(tokenizer, self.length)
         tokens, num_truncated = encode_texts(pairs, tokenizer, template)

@@ -25,6 +25,7 @@ from ..sources.labelled_records import read_objects
 from ..sources.tables import CHOICES, ColumnRoles
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
+from .base import SourceField
 from .labelled import ExampleSet, LabelledData
 
 
@@ -75,6 +76,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         "tsv": "1,2,3+4",
         "csv": "1,2,3+4",
         "tfds": "label,context,choices",
+        "memory": "label,context,question?,choices",
     }
     columns: ClassVar[ColumnRoles] = CHOICES
     published_fields: ClassVar[dict[str, str]] = {
@@ -84,7 +86,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         "winogrande": "label,sentence,option1+option2",
     }
 
-    source: str
+    source: SourceField
     """jsonl:GLOB#label,context[,question],choices (or choice1+choice2), or tfds:hellaswag."""
     length: int = 128
     """Tokens in the sequence of a choice, T."""

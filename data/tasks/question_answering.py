@@ -34,6 +34,7 @@ from ..sources.squad import (
 )
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
+from .base import SourceField
 from .labelled import ExampleSet, LabelledData
 
 NO_ANSWER = "no answer"
@@ -49,11 +50,15 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
 
     kind: ClassVar[str] = "question_answering"
     former_kind: ClassVar[str] = "span"
-    forms: ClassVar[dict[str, str]] = {"squad": "", "tfds": "context,question,answers,id"}
+    forms: ClassVar[dict[str, str]] = {
+        "squad": "",
+        "tfds": "context,question,answers,id",
+        "memory": "context,question,answers,id?",
+    }
     label_field: ClassVar[int] = 2
     noun: ClassVar[str] = "questions"
 
-    source: str
+    source: SourceField
     """squad:GLOB or tfds:squad/v1.1."""
     length: int = 384
     """Tokens in a sequence, T."""
@@ -74,12 +79,13 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[SpanExample]:
         """See ``LabelledData``; the fields are passage, question, answers and perhaps an id."""
-        if published is None:
+        if source.kind == "squad":
             examples = in_groups(list(read_questions(source)))
         else:
             if not 3 <= len(source.fields) <= 4:
                 raise DataError(f"{source.name!r} must name #context,question,answers[,id]")
-            examples = in_groups([from_record(record) for record in published.read(split)])
+            records, _ = self.read_records(source, published, split)
+            examples = in_groups([from_record(record) for record in records])
         _check_ids(examples)
         if examples and not any(example.answers for example in examples):
             raise DataError(f"no question of {source.name!r} has an answer: give a labeled source")

@@ -25,6 +25,7 @@ from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
+from .base import SourceField
 from .labelled import ExampleSet, LabelledData
 
 Target = Literal["single_label", "multi_label", "regression", "one", "several", "score"]
@@ -81,6 +82,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         "csv": "1,2",
         "jsonl": "label,text",
         "tfds": "label,text",
+        "memory": "label,text,text_b?",
     }
     published_fields: ClassVar[dict[str, str]] = {
         "glue/cola": "label,sentence",
@@ -95,7 +97,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         "ag_news_subset": "label,description",
     }
 
-    source: str
+    source: SourceField
     """tsv:GLOB#LABEL,TEXT[,TEXT_B], csv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text or
     tfds:glue/NAME."""
     length: int = 128
@@ -185,17 +187,17 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         found = {name for example in loaded.examples for name in _names(example.label)}
         if len(found) < 2 and self.target == "single_label":
             raise DataError(
-                f"all examples of {self.source!r} have the label {min(found)!r}: name the column "
-                "of the labels, as #LABEL,TEXT"
+                f"all examples of {self.source_name!r} have the label {min(found)!r}: name the "
+                "column of the labels, as #LABEL,TEXT"
             )
         if len(loaded.examples) > _FEW and 2 * len(found) > len(loaded.examples):
             raise DataError(
-                f"{len(loaded.examples):,} examples of {self.source!r} have {len(found):,} "
+                f"{len(loaded.examples):,} examples of {self.source_name!r} have {len(found):,} "
                 f"different labels, {min(found)[:40]!r} among them: name the column of the "
                 "labels, as #LABEL,TEXT, or choose target regression for numbers"
             )
         if not found:
-            raise DataError(f"no example of {self.source!r} has a label: name their column")
+            raise DataError(f"no example of {self.source_name!r} has a label: name their column")
         whole = all(name.removeprefix("-").isdecimal() and name.isascii() for name in found)
         return tuple(sorted(found, key=lambda name: (int(name) if whole else 0, name)))
 

@@ -27,6 +27,7 @@ from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
+from .base import SourceField
 from .labelled import ExampleSet, LabelledData
 from .token_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
@@ -40,12 +41,17 @@ class TokenClassificationData(LabelledData[TaggingExample]):
 
     kind: ClassVar[str] = "token_classification"
     former_kind: ClassVar[str] = "tag"
-    forms: ClassVar[dict[str, str]] = {"conll": "", "jsonl": "tokens,tags", "tfds": "tokens,ner"}
+    forms: ClassVar[dict[str, str]] = {
+        "conll": "",
+        "jsonl": "tokens,tags",
+        "tfds": "tokens,ner",
+        "memory": "tokens,tags",
+    }
     published_fields: ClassVar[dict[str, str]] = {"wikiann": "tokens,tags"}
     label_field: ClassVar[int] = 1
     noun: ClassVar[str] = "sentences"
 
-    source: str
+    source: SourceField
     """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags or tfds:conll2003."""
     length: int = 128
     """Tokens in a sequence, T."""

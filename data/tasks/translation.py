@@ -23,11 +23,11 @@ from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ..errors import DataError
 from ..io.hashing import digest
 from ..packing.packing import best_fit
-from ..sources.documents import default_cache_dir
+from ..sources.documents import SourceLike, as_source, default_cache_dir
 from ..sources.parallel_corpus import ParallelText, open_parallel
 from ..sources.spelled_numbers import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell
 from ..tokenizers.base import Tokenizer
-from .base import DataConfig
+from .base import DataConfig, SourceField
 
 VOCABULARY_PAIRS = 1_000_000
 """The largest number of pairs that a vocabulary is trained on; they are evenly spaced."""
@@ -262,7 +262,7 @@ class TranslationData(DataConfig):
     kind: ClassVar[str] = "translation"
     allows_label_smoothing: ClassVar[bool] = True
 
-    source: str
+    source: SourceField
     """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, tfds:NAME/CONFIG#en,de, several of them
     joined by " + ", or builtin:numbers-en-fr. Swap the names for the other direction."""
     validation_fraction: float = 0.01
@@ -272,7 +272,7 @@ class TranslationData(DataConfig):
 
     def texts(self) -> VocabularyTexts:
         """Returns both sides of the training pairs, for a shared vocabulary."""
-        numbers = NumberWords.parse(self.source)
+        numbers = NumberWords.parse(self.source_name)
         text = self._open("train") if numbers is None else ParallelText((numbers.vocabulary,))
         return VocabularyTexts(text)
 
@@ -285,7 +285,7 @@ class TranslationData(DataConfig):
 
         Spelled-out numbers are new in every epoch.
         """
-        numbers = NumberWords.parse(self.source)
+        numbers = NumberWords.parse(self.source_name)
         if numbers is None:
             return self._split(self._open("train"), tokenizer, seed, "left out")
         return self._endless(numbers, tokenizer, seed)
@@ -294,24 +294,28 @@ class TranslationData(DataConfig):
         """Returns the source to validate on, the published split, or the held-out pairs."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
-        numbers = NumberWords.parse(self.source)
+        numbers = NumberWords.parse(self.source_name)
         text = ParallelText((numbers.validation,)) if numbers else self._open("validation")
         return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
 
-    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Returns all pairs of another source, or the validation split of a published one.
 
         The content has every pair as it was read. The examples leave out pairs with an empty side
         and pairs that are longer than a row.
         """
-        numbers = NumberWords.parse(source)
+        numbers = NumberWords.parse(as_source(source))
         if numbers is not None:
             text = ParallelText((numbers.validation,))
         else:
-            text = open_parallel(source, "whole", like=self.source)
+            text = open_parallel(source, "whole", like=self.source_name)
         return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
 
-    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def input_split(
+        self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Refuses, because translations are not predicted example by example.
 
         Raises:

@@ -127,10 +127,14 @@ class Tokenizer(ABC):
         ids += self.encode(last, add_special_tokens=False)
         if not add_special_tokens:
             return ids
-        # Some text with and without special tokens shows what the template adds on each side.
+        before_text, after_text = self.added_tokens()
+        return [*before_text, *ids, *after_text]
+
+    def added_tokens(self) -> tuple[list[int], list[int]]:
+        """Returns the special tokens that ``encode`` adds before and after a text."""
         bare, full = (self.encode("a", add_special_tokens=added) for added in (False, True))
         front = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)
-        return full[:front] + ids + full[front + len(bare) :]
+        return full[:front], full[front + len(bare) :]
 
 
 def printable(piece: str) -> str:

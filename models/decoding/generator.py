@@ -11,8 +11,8 @@ import numpy as np
 
 from ...data.errors import UserError
 from ..model import Model
-from ..nn.dropout import row_keys
 from ..nn.heads import require_head
+from ..nn.layers import row_keys
 from ..nn.typing import Params
 from .banned_sequences import last_tokens
 from .beam_adapters import CausalBeams, EncoderDecoderBeams, beams_of

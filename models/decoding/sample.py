@@ -13,8 +13,8 @@ from flax import struct
 from ..model import Model
 from ..nn.attention import HIDDEN
 from ..nn.cache import Cache, init_cache
-from ..nn.dropout import fold_in
 from ..nn.heads import CausalLMOutput
+from ..nn.layers import fold_in
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
 from .banned_sequences import BannedSequences, append_recent, banned_sequences, hide_banned
 from .beam_adapters import last_logits

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 
 from ..config import Execution, TransformerConfig
 from .cache import LayerCache
-from .dropout import RowKeys, dropout
 from .fused_attention import FusedAttention
-from .linear import Linear
+from .layers import Linear, RowKeys, dropout
 from .masks import AttentionMask
 from .positions import Rotary
 from .typing import Array, Bool, Float, Int

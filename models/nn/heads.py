@@ -19,11 +19,8 @@ from flax import struct
 from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache
-from .dropout import RowKeys, dropout
-from .feed_forward import ACTIVATIONS
-from .linear import Linear, affine
+from .layers import ACTIVATIONS, LayerNorm, Linear, RowKeys, affine, dropout
 from .masks import AnyArray
-from .norms import LayerNorm
 from .typing import Array, Float, Int
 
 AttentionWeights: TypeAlias = Array | tuple[Array, ...] | None
@@ -502,18 +499,6 @@ def check_head(config: TransformerConfig) -> None:
         raise UserError(f"head {config.head!r} has no labels: give at least one name")
     if len(set(config.labels)) < len(config.labels):
         raise UserError(f"labels {', '.join(config.labels)} are not all different")
-
-
-def mean_pool(
-    last_hidden_state: Float[Array, "B T D"], attention_mask: Int[AnyArray, "B T"]
-) -> Float[Array, "B D"]:
-    """Sentence embeddings: the mean over the real tokens of each row, float32.
-
-    Reimers and Gurevych 2019, "Sentence-BERT". A row without real tokens gives 0.
-    """
-    real = jnp.asarray(attention_mask != 0, jnp.float32)[..., None]
-    total = jnp.sum(last_hidden_state.astype(jnp.float32) * real, axis=1)
-    return total / jnp.maximum(jnp.sum(real, axis=1), 1)
 
 
 def require_head(

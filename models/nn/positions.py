@@ -9,16 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ...data.errors import UserError
 from ..config import Execution
 from .masks import AnyArray, Size
-from .typing import Array, Bool, Float, Int
+from .typing import Array, Float, Int
 
 
 def default_positions(
     start: Int[Array, ""],
     length: Size,
-    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
+    attention_mask: Int[AnyArray, "B S"] | None,
     segment_ids: Int[AnyArray, "B T"] | None,
 ) -> Int[Array, "#B T"]:
     """Counts 0, 1, 2 … over the real tokens of each sequence, or of each packed document.
@@ -28,15 +27,7 @@ def default_positions(
       length: number of requested slots, T.
       attention_mask: over all slots; the padding may be on either side.
       segment_ids: document of each token of a packed sequence.
-
-    Raises:
-      UserError: the mask has an entry for each query and key, whose tokens need not be one
-        sequence.
     """
-    if attention_mask is not None and attention_mask.ndim == 3:
-        raise UserError(
-            "an attention_mask [B, T, S] does not determine positions: give position_ids"
-        )
     index = jnp.arange(length)
     if segment_ids is not None:
         # The index of the token minus the index at which its document begins.

@@ -1,21 +1,22 @@
-"""The one function that runs a stack of layers, and what goes in and out of a layer."""
+"""From the inputs of a model through its layers: checks, positions, masks, and the stack itself."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache, LayerCache, LayerCaches
-from .dropout import DROPOUT_MASK, RowKeys
 from .fused_attention import mask_for_backend
-from .masks import AttentionMask, select_mask
-from .positions import Rotary
-from .typing import Array, Float, Int
+from .layers import DROPOUT_MASK, RowKeys
+from .masks import AnyArray, AttentionMask, select_mask
+from .positions import Rotary, default_positions
+from .typing import Array, Bool, Float, Int
 
 Config = TypeVar("Config", bound=TransformerConfig)
 RematPolicy = Callable[..., bool]
@@ -27,6 +28,71 @@ REMAT_POLICIES: dict[str, RematPolicy | None] = {
     ),
     "full": None,
 }
+
+
+class PreparedInputs(NamedTuple):
+    """The position of each token, and the keys that it may attend to."""
+
+    position_ids: Int[AnyArray, "#B #T"]
+    mask: AttentionMask
+
+
+def prepare_inputs(
+    config: TransformerConfig,
+    input_ids: Int[AnyArray, "B T"],
+    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
+    *,
+    position_ids: Int[AnyArray, "#B #T"] | None,
+    segment_ids: Int[AnyArray, "B T"] | None,
+    cache: Cache | None,
+    causal: bool,
+    skip_padding: bool = True,
+    prefix: str = "",
+) -> PreparedInputs:
+    """Checks the inputs that every model has, and returns positions and mask of its tokens.
+
+    Args:
+      config: sizes.
+      input_ids: token ids.
+      attention_mask: 1 for the tokens (or slots of the cache) that may be attended to.
+      position_ids: position of each token, if the caller gives them.
+      segment_ids: document of each token of a packed sequence.
+      cache: keys and values of earlier calls.
+      causal: whether a token attends only to itself and to earlier ones.
+      skip_padding: whether default positions count the real tokens only.
+      prefix: the beginning of the arguments' names, for messages: "decoder_".
+
+    Raises:
+      UserError: there are more tokens than `max_length`, `attention_mask` does not cover the
+        tokens (or the slots of the cache), a cache is given together with packed sequences, or
+        a mask `[B, T, S]` is given without positions.
+    """
+    length = input_ids.shape[1]
+    per_query = attention_mask is not None and attention_mask.ndim == 3
+    # With a mask per query the query axis holds beams, so `max_length` does not apply.
+    if length > config.max_length and not per_query:
+        raise UserError(
+            f"input of {length} tokens exceeds max_length {config.max_length}: shorten it"
+        )
+    if cache is not None and segment_ids is not None:
+        raise UserError(f"a cache cannot continue packed sequences: leave {prefix}segment_ids out")
+    num_keys = length if cache is None else cache.length
+    if attention_mask is not None and attention_mask.shape[-1] != num_keys:
+        raise UserError(
+            f"{prefix}attention_mask has {attention_mask.shape[-1]} columns for {num_keys} "
+            f"{'tokens' if cache is None else 'slots of the cache'}: give one for each"
+        )
+    start = jnp.zeros((), jnp.int32) if cache is None else cache.index
+    if position_ids is None:
+        if per_query and skip_padding:  # the tokens need not be one sequence
+            raise UserError(
+                f"{prefix}attention_mask [B, T, S] does not determine positions: "
+                f"give {prefix}position_ids"
+            )
+        counted = attention_mask if skip_padding else None
+        position_ids = default_positions(start, length, counted, segment_ids)
+    mask = AttentionMask(length, num_keys, attention_mask, segment_ids, causal=causal, start=start)
+    return PreparedInputs(position_ids, mask)
 
 
 @struct.dataclass

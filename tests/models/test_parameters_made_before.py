@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from flaxzoo import models
-from flaxzoo.models.nn.dropout import row_keys
+from flaxzoo.models.nn.layers import row_keys
 from flaxzoo.models.registry import config_from_dict
 
 FOLDER = Path(__file__).parent / "made_before"

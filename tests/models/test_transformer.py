@@ -330,7 +330,7 @@ def test_refused_configurations(fields, message):
         ),
         (
             {"decoder_attention_mask": np.ones((2, 6, 6), bool)},
-            r"a decoder_attention_mask \[B, T, slots\] does not determine positions",
+            r"decoder_attention_mask \[B, T, S\] does not determine positions",
         ),
     ],
 )

@@ -341,7 +341,7 @@ def add_option(
     if get_origin(hint) is Annotated:
         hint, positional = get_args(hint)[:2]
     flag = f"--{name.replace('_', '-')}"
-    if hint is bool:
+    if hint in (bool, bool | None):
         parent, dot, own = flag.removeprefix("--").rpartition(".")
         return group.add_argument(
             *(flag, f"--{parent}{dot}no-{own}"),

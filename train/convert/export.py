@@ -28,6 +28,11 @@ from ...models.hf.save_weights import (
     write_json,
     write_weights,
 )
+from ...models.hf.sentence_embedding import (
+    EmbeddingSettings,
+    read_embedding_settings,
+    write_embedding_settings,
+)
 from ...models.hub import local_folder
 from ...models.load import chosen_step, load, read_fields
 from ...models.nn.heads import HEADS
@@ -136,6 +141,9 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         notes.append("without a pooler: load it with add_pooling_layer=False")
     if translates and stored is None:
         notes.append(NOTE_ON_SEARCH)
+    embedding = read_embedding_settings(exported.folder)
+    if embedding is None and head.name == "none":
+        embedding = EmbeddingSettings()
     # Generation settings: those that were imported with the model, else the ids of special tokens
     # and the search that evaluates a translation model trained here.
     settings = stored
@@ -155,7 +163,15 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
             fields=fields,
         )
         length = config.max_length
-        notes.append(export_tokenizer(tokenizer, folder, closing=translates, max_length=length))
+        # sentence-transformers counts positions from the first token of a batch, padding or not.
+        side = None if embedding is None else "right"
+        notes.append(
+            export_tokenizer(
+                tokenizer, folder, closing=translates, padding_side=side, max_length=length
+            )
+        )
+        if embedding is not None:
+            write_embedding_settings(folder, embedding, d_model=config.d_model, max_length=length)
         if head.generates:
             given: JsonObject = {
                 name: value for name, value in settings.items() if value is not None
@@ -168,6 +184,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
             folder=exported.folder,
             step=exported.step,
             num_parameters=count_parameters(exported.params),
+            embeds=embedding is not None,
             notes=notes,
         )
         (folder / FILE).write_text(card, encoding="utf-8")

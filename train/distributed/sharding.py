@@ -1,7 +1,8 @@
 """The mesh, and how parameters and batches are sharded over it.
 
-The rules of the families (`models.registry.Family.parameter_axes`) name the logical axis of each
-dimension of a parameter; `MESH_AXES` says over which axis of the mesh a logical axis is sharded.
+The rules of a model's family (`models.registry.Family.parameter_axes`) name the logical axis of
+each dimension of a parameter; `MESH_AXES` says over which axis of the mesh a logical axis is
+sharded.
 Models know nothing of the mesh.
 
 The sequences of a batch are sharded over `BATCH_AXES`, their tokens over `CONTEXT`: the
@@ -22,14 +23,14 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ...data.errors import UserError
-from ...models.config import divisors
+from ...models.config import TransformerConfig, divisors
 from ...models.nn.fused_attention import FusedAttention
 from ...models.nn.stack import Layer
 from ...models.nn.typing import Params, PyTree
-from ...models.registry import families
+from ...models.registry import families, family_of
 from ..config import MeshConfig
+from ..optim.optimizer import map_named
 from ..state import TrainState
-from ..tree import path_name
 
 Apply = Callable[..., Any]
 Args = tuple[PyTree, ...]
@@ -77,20 +78,30 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
     return Mesh(np.asarray(devices).reshape(shape), MESH_AXIS_NAMES, axis_types=kinds)
 
 
-def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+def parameter_spec(
+    name: str, shape: tuple[int, ...], mesh: Mesh, model: TransformerConfig | None = None
+) -> PartitionSpec:
     """Returns the mesh axes that a parameter's dimensions are sharded over.
+
+    Args:
+      name: the parameter's path.
+      shape: its shape.
+      mesh: from `make_mesh`.
+      model: the model's configuration, whose family has the rules; None: those of all families.
 
     Raises:
       UserError: not exactly one rule matches the path, or a dimension cannot
         be divided evenly.
     """
-    rules = {rule for family in families().values() for rule in family.parameter_axes.items()}
+    known = families().values() if model is None else [family_of(model)]
+    rules = {rule for family in known for rule in family.parameter_axes.items()}
     matches = [axes for pattern, axes in rules if re.fullmatch(pattern, name)]
     if len(matches) != 1 or len(matches[0]) != len(shape):
+        remedy = "" if model is not None else "; or say which by the model's configuration"
         raise UserError(
-            f"parameter {name} {shape} matches {len(matches)} rules in the parameter_axes of the "
-            "families: exactly one must name its dimensions; add a pattern to those of the model's "
-            "FAMILY, or give the parameter another name"
+            f"parameter {name} {shape} matches {len(matches)} rules in the parameter_axes of "
+            f"{'all families' if model is None else 'its family'}: exactly one must name its "
+            f"dimensions; change the patterns of the model's FAMILY{remedy}"
         )
     spec = [MESH_AXES[axis] for axis in matches[0]]
     for size, axis in zip(shape, spec, strict=True):
@@ -103,25 +114,39 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
     return PartitionSpec(*spec)
 
 
-def parameter_shardings(params: Params, mesh: Mesh) -> Params:
+def parameter_shardings(
+    params: Params, mesh: Mesh, model: TransformerConfig | None = None
+) -> Params:
     """Returns the sharding of each parameter, given as an array or a shape.
+
+    Args:
+      params: the parameters, or their shapes.
+      mesh: from `make_mesh`.
+      model: the model's configuration, whose family names the axes of each parameter. None: all
+        families together must name them, in one way.
 
     Raises:
       UserError: a parameter cannot be divided over the mesh.
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: NamedSharding(mesh, parameter_spec(path_name(path), x.shape, mesh)), params
+    return map_named(
+        lambda name, x: NamedSharding(mesh, parameter_spec(name, x.shape, mesh, model)), params
     )
 
 
-def state_shardings(state: TrainState, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def state_shardings(
+    state: TrainState,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    model: TransformerConfig | None = None,
+) -> TrainState:
     """Returns the sharding of each array of a state, given as arrays or shapes.
 
-    Moments are sharded as their parameter, frozen parameters as those that are trained.
+    Moments are sharded as their parameter, frozen parameters as those that are trained. For
+    `model` see `parameter_shardings`.
     """
     replicated = NamedSharding(mesh, PartitionSpec())
-    params = parameter_shardings(state.params, mesh)
-    frozen = None if state.frozen is None else parameter_shardings(state.frozen, mesh)
+    params = parameter_shardings(state.params, mesh, model)
+    frozen = None if state.frozen is None else parameter_shardings(state.frozen, mesh, model)
     opt_state = optax.tree_utils.tree_map_params(
         tx,
         lambda _, sharding: sharding,

@@ -5,13 +5,13 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-import flax.linen as nn
 import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...models.init import init_params
+from ...models.model import Model
 from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
 from ..config import TrainConfig
@@ -66,7 +66,7 @@ class ShardedStep:
 
 
 def make_sharded_step(
-    model: nn.Module,
+    model: Model,
     objective: Objective,
     tx: optax.GradientTransformation,
     mesh: Mesh,
@@ -101,13 +101,9 @@ def make_sharded_step(
         of their host.
     """
     apply_fn = shard_map_attention(constrain_activations(model.apply, mesh), mesh)
-
-    def init(rng: Key[Array, ""]) -> TrainState:
-        params = init_params(model, rng)
-        return init_state(params, tx, frozen=params if objective.reference else None)
-
+    init = make_init(model, objective, tx)
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
-    shardings = state_shardings(shapes, tx, mesh)
+    shardings = state_shardings(shapes, tx, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
     step = make_train_step(apply_fn, objective, tx, num_micro_batches=num_micro_batches)
     step = _on_mesh(step, mesh)
@@ -130,6 +126,21 @@ def make_sharded_step(
         state=with_shardings(shapes, shardings),
         mesh=mesh,
     )
+
+
+def make_init(
+    model: Model, objective: Objective, tx: optax.GradientTransformation
+) -> Callable[[Key[Array, ""]], TrainState]:
+    """Makes the function from a key to the state before the first step.
+
+    An objective with a `reference` gets a frozen copy of the initial parameters.
+    """
+
+    def init(rng: Key[Array, ""]) -> TrainState:
+        params = init_params(model, rng)
+        return init_state(params, tx, frozen=params if objective.reference else None)
+
+    return init
 
 
 def _on_mesh(function: Callable[P, T], mesh: Mesh) -> Callable[P, T]:
@@ -162,7 +173,7 @@ def configured_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> Sh
     sharded = make_sharded_step(
         create(config.model, config.execution),
         objective,
-        make_optimizer(config.optimizer, config.steps),
+        make_optimizer(config.optimizer, config.steps, config.model),
         mesh,
         num_micro_batches=config.micro_batches,
         opt_state_on_host=config.optimizer.state_memory == "host",

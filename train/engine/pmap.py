@@ -11,17 +11,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...data.errors import UserError
-from ...models.init import init_params
-from ...models.nn.typing import Array, Key, Params
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
 from ..distributed.sharding import check_batch_divides
 from ..objectives.eval_step import make_evaluate_fn
-from ..objectives.objectives import Batch, Objective, Predictions, Terms
+from ..objectives.objectives import Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
-from ..state import Metrics, TrainState, init_state
-from .compile import CompiledTrainer, NumpyBatch, run_keys, with_shardings
+from ..state import Metrics, TrainState
+from .compile import CompiledTrainer, NumpyBatch, make_init, run_keys, with_shardings
 from .memory_summary import memory_summary
 from .train_step import make_train_step
 
@@ -42,12 +40,9 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
     config = with_kernel(config, chosen.kernel)
     check_batch_divides(config.batch_size, number, config.micro_batches)
     model = create(config.model, config.execution)
-    tx = make_optimizer(config.optimizer, config.steps)
-    init_rng, step_rng = run_keys(config.seed)
-
-    def init(rng: Key[Array, ""]) -> TrainState:
-        params = init_params(model, rng)
-        return init_state(params, tx, frozen=params if objective.reference else None)
+    tx = make_optimizer(config.optimizer, config.steps, config.model)
+    init, (init_rng, step_rng) = make_init(model, objective, tx), run_keys(config.seed)
+    shapes = jax.eval_shape(init, init_rng)
 
     # Each device splits its own examples into micro-batches.
     step = jax.pmap(
@@ -58,15 +53,7 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
         in_axes=(0, 0, None),
         donate_argnums=0,
     )
-    evaluate_part = make_evaluate_fn(model.apply, objective)
-
-    def evaluate_on_device(
-        params: Params, batch: Batch, frozen: Params | None
-    ) -> tuple[Terms, Terms, Predictions]:
-        sums, counts, predictions = evaluate_part(params, batch, frozen)
-        return *jax.lax.psum((sums, counts), AXIS), predictions
-
-    evaluate = jax.pmap(evaluate_on_device, AXIS)
+    evaluate = jax.pmap(make_evaluate_fn(model.apply, objective, axis_name=AXIS), AXIS)
     # pmap needs a mapped argument to know the number of devices.
     copy = jax.pmap(lambda x, _: x, in_axes=(None, 0))
     one_device = NamedSharding(Mesh(np.asarray(devices[:1]), ("one",)), PartitionSpec())
@@ -83,7 +70,6 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
         whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in predictions.items()}
         return _first(sums), _first(counts), whole
 
-    shapes = jax.eval_shape(init, init_rng)
     placed = with_shardings(shapes, jax.tree.map(lambda _: one_device, shapes))
     return CompiledTrainer(
         init=lambda: replicate(jax.jit(init)(init_rng)),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ...models.nn.dropout import row_keys
+from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Key, Params
 from ..objectives.objectives import ApplyFn, Batch, Objective, Terms
 from ..state import Metrics, StepFn, TrainState

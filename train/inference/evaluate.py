@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 
 from ...data.batching import evaluation_batches
+from ...data.sources.documents import SourceLike
 from ...models.decoding.request import BeamSearch
 from ...models.hub import local_folder
 from ...models.load import load, read_fields
@@ -19,7 +20,7 @@ from .translate import TextTranslator, note_of_empty
 
 def score_run(
     folder: str | Path,
-    source: str | None = None,
+    source: SourceLike | None = None,
     *,
     step: int | None = None,
     num_beams: int | None = None,
@@ -29,7 +30,8 @@ def score_run(
 
     Args:
       folder: a run folder.
-      source: a source such as the run was trained on; by default what it validates on.
+      source: a source such as the run was trained on, or a list of examples; by default what
+        it validates on.
       step: which checkpoint; by default the newest.
       num_beams: of the search for translations, by default 4; no other kind of data has one.
       log: told what is in the data, in a line.

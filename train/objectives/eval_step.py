@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import jax
 import numpy as np
 
 from ...models.nn.typing import ArrayLike, Params
@@ -33,18 +34,22 @@ class Evaluation:
 
 
 def make_evaluate_fn(
-    apply_fn: ApplyFn, objective: Objective
+    apply_fn: ApplyFn, objective: Objective, axis_name: str | None = None
 ) -> Callable[..., tuple[Terms, Terms, Predictions]]:
     """Makes `evaluate_fn(params, batch, frozen=None) -> (sums, counts, predictions)`.
 
     It is to be compiled by the caller. `frozen` is for an objective with a `reference`.
+    `axis_name` is the mapped axis under pmap, over which sums and counts are added up.
     """
 
     def evaluate_fn(
         params: Params, batch: Batch, frozen: Params | None = None
     ) -> tuple[Terms, Terms, Predictions]:
-        outputs, terms = objective.apply(apply_fn, params, batch, frozen=frozen)
-        return terms, objective.counts(batch), objective.predictions(outputs)
+        outputs, sums = objective.apply(apply_fn, params, batch, frozen=frozen)
+        counts = objective.counts(batch)
+        if axis_name is not None:
+            sums, counts = jax.lax.psum((sums, counts), axis_name)
+        return sums, counts, objective.predictions(outputs)
 
     return evaluate_fn
 

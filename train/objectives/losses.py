@@ -2,21 +2,37 @@
 
 Logits over a vocabulary `[B, T, V]` are by far the largest array of a language model's
 step.  `cross_entropy` and `token_log_probs` compute them for a chunk of the positions at a
-time: the logits of a chunk, their softmax and their gradient are no longer needed when the
-next chunk begins.  The other heads have few logits, which are used whole.
+time (`over_positions`): the logits of a chunk, their softmax and their gradient are no longer
+needed when the next chunk begins.  On a mesh every device goes through its own positions.  The
+other heads have few logits, which are used whole.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from ...models.nn.heads import Projection
-from ...models.nn.typing import Array, Bool, Float, Int
-from .chunked_loss import Sums, over_positions
+from ...models.nn.typing import Array, Bool, Float, Int, PyTree
+from ..distributed.sharding import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES
+
+MOST_POSITIONS = 1024
+"""The positions, over all sequences of a device, whose logits exist at one time.
+
+The kernel's gradient, in float32, is read and written once a chunk: with so many positions its
+product takes 256 operations for each of those bytes, about what a v5e or an H200 can do meanwhile.
+"""
+
+Sums = tuple[PyTree, Array | None, Array | None]
+"""Losses, the gradient `[D, V]` of the kernel and that of the bias; None for those not computed."""
+ChunkFn = Callable[..., tuple[Sums, PyTree]]
+"""`function(projection, *others) -> (sums, own)` of a chunk of positions."""
+DeviceFn = Callable[[Array, Array | None, tuple[PyTree, ...]], tuple[Sums, PyTree]]
+"""`function(kernel, bias, positions) -> (sums, own)` of the positions of a device."""
 
 
 class CrossEntropy(NamedTuple):
@@ -28,32 +44,6 @@ class CrossEntropy(NamedTuple):
     """Σ weight of the items whose label has the highest logit. No gradient."""
     nll: Float[Array, ""]
     """The loss without label smoothing. No gradient."""
-
-
-def cross_entropy(
-    projection: Projection,
-    labels: Int[Array, "B T"],
-    weights: Float[Array, "B T"],
-    label_smoothing: float = 0.0,
-) -> CrossEntropy:
-    """Sums weight · -log softmax(h Wᵀ + b)[label] over positions, and counts correct labels.
-
-    With label smoothing ε (Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4)
-    the loss is KL(q ‖ softmax), where q has 1 - ε at the label and ε / (V - 1) at every
-    other token: its least value is 0, unlike that of the cross-entropy of q.
-
-    The gradient is computed together with the loss, while a chunk's logits are
-    at hand, so that each of the three matrix products is computed once.
-
-    Args:
-      projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its
-        bias, if any. T is the number of positions that are predicted.
-      labels: the correct token at each position.
-      weights: 0 where there is nothing to predict; the label is ignored
-        there. Not differentiated.
-      label_smoothing: ε, at least 0 and below 1.
-    """
-    return _cross_entropy(label_smoothing, projection, labels, weights)
 
 
 def softmax_cross_entropy(
@@ -112,13 +102,144 @@ def _sums(
         return CrossEntropy(nll, correct, nll), log_normalizer
     others = logits.shape[-1] - 1
     mean_of_others = (jnp.sum(logits, axis=-1) - label_logit) / others
-    negative_entropy = _x_log_x(1 - smoothing) + others * _x_log_x(smoothing / others)
+    right, wrong = 1 - smoothing, smoothing / others
+    negative_entropy = right * math.log(right) + others * (wrong * math.log(wrong))
     smoothed = each + smoothing * (label_logit - mean_of_others) + negative_entropy
     return CrossEntropy(jnp.sum(weights * smoothed), correct, nll), log_normalizer
 
 
-def _x_log_x(x: float) -> float:
-    return x * math.log(x)
+def over_positions(
+    function: ChunkFn, projection: Projection, *others: PyTree
+) -> tuple[Sums, PyTree]:
+    """Applies `function(projection, *others) -> (sums, own)` chunk by chunk.
+
+    Args:
+      function: its `sums` are added up over chunks and devices; `own` is a tree of arrays
+        `[B, T, …]` with an entry for each position.
+      projection: hidden states `[B, T, D]`, of which the function gets a chunk, kernel and bias.
+      others: trees of further arrays `[B, T, …]`, such as labels.
+
+    Returns:
+      The sums over all chunks and devices, and the entries of all positions.
+    """
+
+    def over_chunks(
+        kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
+    ) -> tuple[Sums, PyTree]:
+        rows, length = jax.tree.leaves(positions)[0].shape[:2]
+        chunk = chunk_length(rows, length)
+        num_chunks = -(-length // chunk)
+
+        def split(x: Array) -> Array:  # [B, T, …] to [num_chunks, B, chunk, …]
+            padding = ((0, 0), (0, num_chunks * chunk - length), *((0, 0),) * (x.ndim - 2))
+            x = jnp.pad(x, padding)
+            return jnp.moveaxis(x.reshape(rows, num_chunks, chunk, *x.shape[2:]), 1, 0)
+
+        def of_chunk(part: PyTree) -> tuple[Sums, PyTree]:
+            hidden, *further = part
+            return function(Projection(hidden, kernel, bias), *further)
+
+        def add(total: Sums, part: PyTree) -> tuple[Sums, PyTree]:
+            sums, own = of_chunk(part)
+            return jax.tree.map(jnp.add, total, sums), own
+
+        chunks = jax.tree.map(split, positions)
+        first = jax.tree.map(lambda x: x[0], chunks)
+        if num_chunks == 1:  # nothing is summed, and no zeros are made to begin with
+            sums, own = of_chunk(first)
+            own = jax.tree.map(lambda x: x[None], own)
+        else:
+            shapes, _ = jax.eval_shape(of_chunk, first)
+            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            sums, own = jax.lax.scan(add, zeros, chunks)
+
+        def join(x: Array) -> Array:  # [num_chunks, B, chunk, …] to [B, T, …]
+            return jnp.moveaxis(x, 0, 1).reshape(rows, -1, *x.shape[3:])[:, :length]
+
+        return sums, jax.tree.map(join, own)
+
+    run = _on_each_device(over_chunks, projection.hidden.shape[1])
+    return run(projection.kernel, projection.bias, (projection.hidden, *others))
+
+
+def chunk_length(rows: int, length: int) -> int:
+    """Returns how many positions of each of `rows` sequences of `length` are taken together."""
+    needed = -(-length // min(max(MOST_POSITIONS // rows, 1), length))
+    even = next(number for number in range(needed, length + 1) if length % number == 0)
+    # Nothing is padded where that takes less than twice as many chunks.
+    return -(-length // (even if even < 2 * needed else needed))
+
+
+def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
+    """Returns `function(kernel, bias, positions)` run on each device, for its own positions.
+
+    On a mesh (`jax.sharding.use_abstract_mesh`) the compiler, left to itself, gathers the kernel
+    for every chunk and sums its gradient over all devices after every chunk. Here a device gathers
+    it once and sums over its own chunks first, in float32: it holds both at full width, except
+    for what is sharded over `tensor`, which is left to the compiler.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.axis_names != MESH_AXIS_NAMES:  # none, or that of pmap
+        return function
+    positions = None if length % mesh.shape[CONTEXT] else CONTEXT
+    axes = (*BATCH_AXES, positions) if positions else BATCH_AXES
+    if math.prod(mesh.shape[axis] for axis in axes) == 1:
+        return function
+    width = MESH_AXES["model"]
+
+    def on_one(
+        kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
+    ) -> tuple[Sums, PyTree]:
+        whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)  # [V, D]
+        (total, kernel_gradient, bias_gradient), own = function(whole, bias, positions)
+        others = tuple(axis for axis in axes if axis != width)
+        if kernel_gradient is not None:
+            part = jax.lax.psum_scatter(kernel_gradient, width, tiled=True)
+            kernel_gradient = jax.lax.psum(part, others)
+        return (*jax.lax.psum((total, bias_gradient), axes), kernel_gradient), own
+
+    rows = PartitionSpec(BATCH_AXES, positions)
+    manual = axes if mesh.shape[MESH_AXES["vocabulary"]] > 1 else mesh.axis_names
+
+    def on_mesh(
+        kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
+    ) -> tuple[Sums, PyTree]:
+        (total, bias_gradient, kernel_gradient), own = jax.shard_map(
+            on_one,
+            in_specs=(PartitionSpec(None, width), PartitionSpec(), rows),
+            out_specs=((PartitionSpec(), PartitionSpec(), PartitionSpec(width)), rows),
+            axis_names=set(manual),
+            check_vma=False,  # the zeros of a scan would have to be declared to vary
+        )(kernel, bias, positions)
+        return (total, kernel_gradient, bias_gradient), own
+
+    return on_mesh
+
+
+def cross_entropy(
+    projection: Projection,
+    labels: Int[Array, "B T"],
+    weights: Float[Array, "B T"],
+    label_smoothing: float = 0.0,
+) -> CrossEntropy:
+    """Sums weight · -log softmax(h Wᵀ + b)[label] over positions, and counts correct labels.
+
+    With label smoothing ε (Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4)
+    the loss is KL(q ‖ softmax), where q has 1 - ε at the label and ε / (V - 1) at every
+    other token: its least value is 0, unlike that of the cross-entropy of q.
+
+    The gradient is computed together with the loss, while a chunk's logits are
+    at hand, so that each of the three matrix products is computed once.
+
+    Args:
+      projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its
+        bias, if any. T is the number of positions that are predicted.
+      labels: the correct token at each position.
+      weights: 0 where there is nothing to predict; the label is ignored
+        there. Not differentiated.
+      label_smoothing: ε, at least 0 and below 1.
+    """
+    return _cross_entropy(label_smoothing, projection, labels, weights)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -158,9 +279,15 @@ def _gradients(exact: Array, part: Projection) -> tuple[Array, Array, Array | No
     """Returns the gradients of hidden states, kernel `[D, V]` and bias from that of the logits."""
     gradient = exact.astype(part.hidden.dtype)
     hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
-    kernel_gradient = jax.lax.platform_dependent(
-        part.hidden, gradient, cpu=_product_on_cpu, default=_product
-    )
+
+    def product(h: Array, gradient: Array) -> Array:
+        # Sums over both axes: merged into one, a TPU's program moves 6% more (GPT-2, two layers).
+        return jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
+
+    def on_cpu(h: Array, gradient: Array) -> Array:  # has no bfloat16 product over two axes
+        return product(h.astype(jnp.float32), gradient.astype(jnp.float32))
+
+    kernel_gradient = jax.lax.platform_dependent(part.hidden, gradient, cpu=on_cpu, default=product)
     bias_gradient = None if part.bias is None else jnp.sum(exact, axis=(0, 1))
     return hidden_gradient, kernel_gradient, bias_gradient
 
@@ -174,16 +301,6 @@ def _as_projection(
     assert kernel_gradient is not None
     in_dtype = None if bias is None or bias_gradient is None else bias_gradient.astype(bias.dtype)
     return Projection(hidden_gradient, kernel_gradient.T.astype(kernel.dtype), in_dtype)
-
-
-def _product(h: Array, gradient: Array) -> Array:
-    """Sums over both axes: merged into one, a TPU's program moves 6% more (GPT-2, two layers)."""
-    return jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
-
-
-def _product_on_cpu(h: Array, gradient: Array) -> Array:
-    """Computes the same: XLA's CPU has no bfloat16 product over two axes."""
-    return _product(h.astype(jnp.float32), gradient.astype(jnp.float32))
 
 
 def _backward(

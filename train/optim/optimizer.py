@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.tree_util import keystr
 
 from ...data.errors import UserError, suggest
+from ...models.config import TransformerConfig
 from ...models.nn.typing import PyTree
-from ...models.registry import families
+from ...models.registry import Family, families, family_of
 from ..optimizer_config import OptimizerConfig
-from ..tree import path_name
 from .schedules import make_schedule
 
 # Matrices by the name of the array: biases and the scales of norms do not decay.
@@ -44,7 +45,9 @@ def is_stacked(name: str) -> bool:
 
 def map_named(f: Callable[..., object], tree: PyTree, *rest: PyTree) -> PyTree:
     """Returns a tree with `f(name, leaf, …)` in place of every parameter."""
-    return jax.tree_util.tree_map_with_path(lambda path, *x: f(path_name(path), *x), tree, *rest)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, *x: f(keystr(path, simple=True, separator="/"), *x), tree, *rest
+    )
 
 
 def decay_mask(params: PyTree) -> PyTree:
@@ -52,7 +55,9 @@ def decay_mask(params: PyTree) -> PyTree:
     return map_named(lambda name, _: is_decayed(name), params)
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, steps: int, model: TransformerConfig | None = None
+) -> optax.GradientTransformation:
     """Clips the gradient, then AdamW or LAMB, each parameter at its own rate.
 
     AdamW (Loshchilov & Hutter 2019, algorithm 2) corrects the bias of its young
@@ -71,6 +76,8 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     Args:
       config: hyper-parameters.
       steps: length of the run, for the schedule.
+      model: the model's configuration, whose family says which parameters are below and above
+        the layers, for `config.layer_decay`; None: as every family says.
 
     Returns:
       The transformation; its `init` raises ValueError if a pattern of
@@ -81,6 +88,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     lamb, frozen = config.name == "lamb", bool(config.frozen)
     uneven = frozen or config.layer_decay != 1
     trained = functools.partial(trained_factors, patterns=config.frozen)
+    rates = functools.partial(rate_factors, config=config, model=model)
     return optax.chain(
         *([scale_by_factors(trained)] if frozen else []),
         optax.identity() if clip is None else optax.clip_by_global_norm(clip),
@@ -92,7 +100,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
             *([scale_by_trust_ratio_per_layer()] if lamb else []),
             optax.scale_by_learning_rate(make_schedule(config, steps)),
         ),
-        *([scale_by_factors(functools.partial(rate_factors, config=config))] if uneven else []),
+        *([scale_by_factors(rates)] if uneven else []),
     )
 
 
@@ -169,7 +177,9 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
     return factors
 
 
-def rate_factors(params: PyTree, config: OptimizerConfig) -> PyTree:
+def rate_factors(
+    params: PyTree, config: OptimizerConfig, model: TransformerConfig | None = None
+) -> PyTree:
     """Returns each parameter's learning rate over the schedule's: 0 if frozen, else by its depth.
 
     The head, and all else above the stack, has 1, the top layer `layer_decay`,
@@ -177,16 +187,21 @@ def rate_factors(params: PyTree, config: OptimizerConfig) -> PyTree:
     (Sun et al. 2019 begin to count at the top layer; at the head do ELECTRA and
     BEiT).
 
+    Args:
+      params: parameters or their shapes.
+      config: hyper-parameters.
+      model: the model's configuration; see `make_optimizer`.
+
     Raises:
       UserError: see `trained_factors`; or a parameter's depth is unknown.
     """
+    known = list(families().values()) if model is None else [family_of(model)]
     layers = max((x.shape[0] for name, x in named(params) if is_stacked(name)), default=0)
 
     def factor(name: str, param: Leaf, trained: np.ndarray) -> np.ndarray:
         if config.layer_decay == 1:
             return trained
-        steps_below_head = _steps_below_head(name, layers)
-        decayed = [config.layer_decay**steps for steps in steps_below_head]
+        decayed = [config.layer_decay**n for n in _steps_below_head(name, layers, known)]
         return np.asarray(trained * _along_leading_axis(decayed, name, param))
 
     return map_named(factor, params, trained_factors(params, config.frozen))
@@ -194,7 +209,8 @@ def rate_factors(params: PyTree, config: OptimizerConfig) -> PyTree:
 
 def named(params: PyTree) -> Iterator[tuple[str, Leaf]]:
     """Yields every parameter (or its shape) with its path."""
-    return ((path_name(path), x) for path, x in jax.tree.leaves_with_path(params))
+    leaves = jax.tree.leaves_with_path(params)
+    return ((keystr(path, simple=True, separator="/"), x) for path, x in leaves)
 
 
 def own_names(name: str, param: Leaf) -> list[str]:
@@ -205,12 +221,11 @@ def own_names(name: str, param: Leaf) -> list[str]:
     return [f"{above}{STACK}/{layer}/{below}" for layer in range(param.shape[0])]
 
 
-def _steps_below_head(name: str, layers: int) -> list[int]:
+def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[int]:
     """Returns the number of rates above that of a parameter; for a stack, of each layer."""
     part = name.split("/", 1)[0]
     if part == STACK:
         return list(range(layers, 0, -1))
-    known = families().values()
     if any(re.fullmatch(family.below_layers, part) for family in known):
         return [layers + 1]
     if any(re.fullmatch(family.above_layers, part) for family in known):

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import jax
-from jax.tree_util import KeyPath
 
 from ...models.config import TransformerConfig
 from ...models.init import parameter_shapes
@@ -14,8 +13,8 @@ from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
 from ..errors import RunError
+from ..optim.optimizer import map_named, named
 from ..progress import LogFn
-from ..tree import path_name
 
 HEAD = "head/"
 """Prefix of the parameters that belong to an objective; all others are the body."""
@@ -51,11 +50,11 @@ def plan_init_from(
         RunError: A parameter of the body has another shape.
     """
     source_shapes = parameter_shapes(create(source))
-    wanted = _by_name(parameter_shapes(create(model)))
+    wanted = dict(named(parameter_shapes(create(model))))
     same = (source.head, source.labels) == (model.head, model.labels)
     own = tuple(f"{HEAD}{part}/" for part in HEADS[source.head].own_params)
     copied = set()
-    for name, x in _by_name(source_shapes).items():
+    for name, x in named(source_shapes):
         if name not in wanted or (name.startswith(own) and not same):
             continue
         if wanted[name].shape == x.shape:
@@ -77,17 +76,16 @@ def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) 
         shardings: The sharding of each parameter, a tree like `fresh`.
         log: Called with a line each for what was copied, what is new and what was left behind.
     """
-    sharding_of = _by_name(shardings)
+    sharding_of = dict(named(shardings))
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
-    def target(path: KeyPath, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        name = path_name(path)
+    def target(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         sharding = sharding_of[name] if name in plan.copied else first_device
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    shapes = jax.tree_util.tree_map_with_path(target, plan.source_shapes)
-    source = _by_name(read_params(plan.folder, plan.step, plan.source, shapes))
-    own = _by_name(fresh)
+    shapes = map_named(target, plan.source_shapes)
+    source = dict(named(read_params(plan.folder, plan.step, plan.source, shapes)))
+    own = dict(named(fresh))
     checkpoint = plan.folder if plan.step is None else f"step {plan.step} of {plan.folder}"
     log(f"from {checkpoint}: copied {_summary(plan.copied, own)}")
     for what, names, params in (
@@ -96,14 +94,8 @@ def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) 
     ):
         if names:
             log(f"{what}: {_summary(names, params)}")
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: source[name] if (name := path_name(path)) in plan.copied else x, fresh
-    )
-
-
-def _by_name(tree: PyTree) -> Params:
-    """Returns the leaves of a tree (arrays, shapes or shardings) by their paths."""
-    return {path_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
+    merged = [source[name] if name in plan.copied else x for name, x in own.items()]
+    return jax.tree.unflatten(jax.tree.structure(fresh), merged)
 
 
 def _summary(names: Iterable[str], params: Params) -> str:

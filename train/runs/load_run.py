@@ -11,7 +11,14 @@ from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...models.decoding.request import GenerationRequest
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
 from ...models.hub import local_folder
-from ...models.load import check_run, is_foreign, model_config, object_field, read_fields
+from ...models.load import (
+    check_run,
+    is_foreign,
+    model_config,
+    naming_writer,
+    object_field,
+    read_fields,
+)
 from ...models.nn.heads import HEADS
 from ..config import TrainConfig
 from ..errors import RunError
@@ -43,7 +50,9 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
         return _open_foreign(folder, fields)
     check_run(fields, folder)
     train = object_field(fields, "train", folder)
-    return from_dict({**train, "model": fields["model"]}), load_tokenizer(folder / TOKENIZER)
+    with naming_writer(fields, folder):
+        config = from_dict({**train, "model": fields["model"]})
+    return config, load_tokenizer(folder / TOKENIZER)
 
 
 def _open_foreign(folder: Path, fields: JsonObject) -> tuple[TrainConfig, Tokenizer]:

@@ -40,6 +40,7 @@ def make_params_only_run(
     fields: JsonObject,
     *,
     save_tokenizer: Callable[[Path], object],
+    save_more: Callable[[Path], object] = lambda folder: None,
     step: int,
     params: Params,
 ) -> None:
@@ -49,6 +50,7 @@ def make_params_only_run(
         output: The folder to make; it does not exist yet.
         fields: The content of its `config.json`, including the origin of the model.
         save_tokenizer: Writes the tokenizer into a folder.
+        save_more: Writes further files into the run folder.
         step: The step of the checkpoint.
         params: The parameters of the model.
     """
@@ -57,6 +59,7 @@ def make_params_only_run(
         import orbax.checkpoint as ocp
 
         save_tokenizer(folder / TOKENIZER)
+        save_more(folder)
         content = {"flaxzoo": importlib.metadata.version("flaxzoo"), **fields}
         text = json.dumps(content, indent=2) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")

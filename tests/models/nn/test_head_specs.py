@@ -8,7 +8,7 @@ import optax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.nn.heads import HEAD_ALIASES, HEADS, ClassifierOutput, encoder_heads
-from flaxzoo.models.nn.linear import Linear
+from flaxzoo.models.nn.layers import Linear
 from flaxzoo.models.registry import families
 from flaxzoo.train.recipes import RECIPES
 
@@ -71,3 +71,12 @@ def test_a_head_registered_in_one_place_is_trained(monkeypatch):
     assert np.isfinite(metrics["loss"])
     assert (before != after).any()
     assert train.parameter_shardings(params, train.make_mesh(train.MeshConfig()))
+
+
+def test_logits_are_hidden_states_times_the_tied_embedding(tiny):
+    model = tiny()
+    out = model(input_ids=np.arange(5)[None])
+    table = model.params["token_embedding"]["embedding"]
+    expected = np.einsum("BTD,VD->BTV", out.last_hidden_state, table)
+    np.testing.assert_allclose(out.logits, expected, rtol=0, atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, out.projection.kernel, table)

@@ -1,3 +1,5 @@
+"""The parts of a layer: affine maps, norms, dropout, feed-forward blocks."""
+
 import dataclasses
 import math
 
@@ -9,41 +11,63 @@ import torch
 import transformers
 from flaxzoo import models
 from flaxzoo.models.llama import LlamaConfig
-from flaxzoo.models.nn.attention import MultiHeadAttention, attention_weights
-from flaxzoo.models.nn.feed_forward import ACTIVATIONS, GatedFeedForward
-from flaxzoo.models.nn.masks import AttentionMask, causal_mask, padding_mask
-from flaxzoo.models.nn.norms import LayerNorm, RMSNorm
-from flaxzoo.models.nn.positions import (
-    RelativePositionBias,
-    default_positions,
-    relative_buckets,
+from flaxzoo.models.nn.layers import (
+    ACTIVATIONS,
+    FEW_ROWS,
+    GatedFeedForward,
+    LayerNorm,
+    RMSNorm,
+    affine,
+    dropout,
+    fold_in,
 )
 from transformers.models.llama import modeling_llama
-from transformers.models.t5.modeling_t5 import T5Attention
 
 LLAMA = LlamaConfig(
     vocab_size=8, max_length=8, num_layers=1, d_model=16, num_heads=4, num_kv_heads=2, d_ff=24
 )
+KEY = jax.random.key(7)
+
+jitted = jax.jit(dropout, static_argnums=(1, 3))
 
 
-@pytest.mark.parametrize("base", [10_000.0, 100_000.0])
-@pytest.mark.parametrize("width", [8, 7])
-def test_sinusoidal_positions(base, width):
-    table = models.sinusoidal_positions(50, width, base)
-    assert (table.shape, table.dtype) == ((50, width), np.float32)
-    for p in (0, 1, 49):
-        for d in range(width):
-            angle = p / base ** (2 * (d // 2) / width)
-            assert table[p, d] == pytest.approx([math.sin, math.cos][d % 2](angle), abs=1e-6)
+def operands(*batch):
+    draw = np.random.default_rng(0).standard_normal
+    return draw((*batch, 16), np.float32), draw((24, 16), np.float32)
 
 
-def test_position_base_reaches_the_model(tiny):
-    ids = np.arange(12)[None]
-    usual, wide = (
-        tiny(positions="sinusoidal", position_base=base).logits(input_ids=ids)
-        for base in (10_000.0, 100_000.0)
-    )
-    assert np.abs(usual - wide).max() > 1e-3
+@pytest.mark.parametrize("batch", [(1,), (2, 1), (2, 4), (9,)], ids=str)
+def test_rows_are_multiplied_with_the_transposed_matrix(assert_close, batch):
+    x, matrix = operands(*batch)
+    bias = np.arange(24, dtype=np.float32)
+    assert_close(jax.jit(affine)(x, matrix), x @ matrix.T)
+    assert_close(jax.jit(affine)(x, matrix, bias), x @ matrix.T + bias)
+
+
+def test_gradients_of_a_few_rows(assert_close):
+    (x, matrix), bias = operands(2, 3), np.arange(24, dtype=np.float32)
+    assert 6 in FEW_ROWS
+    gradients = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(affine(*a))), (0, 1, 2)))
+    slope = np.cos(x @ matrix.T + bias)
+    of_x, of_matrix, of_bias = gradients(x, matrix, bias)
+    assert_close(of_x, slope @ matrix)
+    assert_close(of_bias, slope.sum((0, 1)))
+    assert_close(of_matrix, np.einsum("bto,bti->oi", slope, x))
+
+
+def test_few_rows_keep_the_matrix_on_the_left():
+    """XLA would turn the operands around again, and with them the packing of the matrix."""
+    (x, matrix), bias = operands(4), np.zeros(24, np.float32)
+    for inputs in ((x, matrix), (x, matrix, bias)):
+        program = jax.jit(affine).lower(*inputs).compile().as_text()
+        assert program is not None
+        assert "f32[24,4]" in program
+
+
+def test_sums_have_the_type_that_is_asked_for():
+    x, matrix = (jnp.asarray(a, jnp.bfloat16) for a in operands(4))
+    assert affine(x, matrix).dtype == jnp.bfloat16
+    assert affine(x, matrix, dtype=jnp.float32).dtype == jnp.float32
 
 
 def test_layer_norm_by_hand():
@@ -69,6 +93,95 @@ def test_rms_norm_is_that_of_transformers(dtype):
     np.testing.assert_allclose(np.asarray(found, np.float32), expected, tolerance, 1e-6)
 
 
+def mask(rows=8, shape=(5, 4), rate=0.3, place="here", first_row=0, key=KEY):
+    keys = models.row_keys(key, rows, first_row)
+    return np.asarray(jitted(jnp.ones((rows, *shape)), rate, keys, place)) != 0
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5, 7), (2, 3, 4)])
+def test_a_row_has_the_same_mask_in_any_part_of_the_batch(shape):
+    whole = mask(8, shape)
+    for start, rows in ((0, 4), (4, 4), (7, 1)):
+        np.testing.assert_array_equal(mask(rows, shape, first_row=start), whole[start:][:rows])
+
+
+def test_rows_places_layers_and_steps_differ():
+    same = mask(2, (1000,))
+    keys = models.row_keys(KEY, 2)
+    others = {
+        "row": same[::-1],
+        "place": mask(2, (1000,), place="there"),
+        "step": mask(2, (1000,), key=jax.random.fold_in(KEY, 1)),
+        "layer": np.asarray(jitted(jnp.ones((2, 1000)), 0.3, fold_in(keys, 0), "here")) != 0,
+    }
+    for what, other in others.items():
+        agreement = np.mean(other == same)  # 0.7² + 0.3² when independent
+        assert abs(agreement - 0.58) < 4 * np.sqrt(0.58 * 0.42 / 2000), what
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("size", [50_000, 50_001])
+def test_rate(rate, size):
+    kept = mask(4, (size,), rate)
+    sigma = np.sqrt(rate * (1 - rate) / kept.size)
+    assert abs(kept.mean() - (1 - rate)) < 4 * sigma
+    # Neighbours share a word of the generator, and must not know of each other.
+    for distance in (1, 2, size // 2):
+        together = np.mean(kept[:, distance:] & kept[:, :-distance])
+        expected = (1 - rate) ** 2
+        pairs = kept[:, distance:].size
+        # Pairs overlap: a bound on their dependence, not exact independence.
+        assert abs(together - expected) < 6 * np.sqrt(expected / pairs)
+
+
+def test_expectation_is_preserved():
+    x = jnp.linspace(-2, 3, 60_000).reshape(6, 10_000)
+    y = np.asarray(jitted(x, 0.25, models.row_keys(KEY, 6), "here"))
+    kept = y != 0
+    np.testing.assert_allclose(y[kept], np.asarray(x)[kept] / 0.75, rtol=1e-6)
+    assert abs(y.mean() - float(x.mean())) < 4 * float(jnp.std(x)) / np.sqrt(x.size)
+
+
+def test_without_a_key_or_a_rate_nothing_happens():
+    x = jnp.arange(6.0).reshape(2, 3)
+    assert dropout(x, 0.5, None, "here") is x
+    assert dropout(x, 0.0, models.row_keys(KEY, 2), "here") is x
+    assert fold_in(None, 3) is None
+
+
+def test_dtype_stays_and_gradient_is_masked_alike():
+    x = jnp.ones((3, 8), jnp.bfloat16)
+    keys = models.row_keys(KEY, 3)
+    y = dropout(x, 0.5, keys, "here")
+    assert y.dtype == jnp.bfloat16
+    gradient = jax.grad(lambda x: dropout(x, 0.5, keys, "here").sum())(x)
+    np.testing.assert_array_equal(np.asarray(gradient), np.asarray(y))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_a_models_rows_do_not_depend_on_the_batch(tiny, layers):
+    model = tiny(dropout_rate=0.3, layers=layers)
+    ids = np.random.default_rng(0).integers(0, 29, (8, 10))
+    whole = model.logits(input_ids=ids, rng=models.row_keys(KEY, 8))
+    part = model.logits(input_ids=ids[4:], rng=models.row_keys(KEY, 4, 4))
+    np.testing.assert_allclose(part, whole[4:], rtol=0, atol=1e-5)
+    without = model.logits(input_ids=ids)
+    assert np.abs(whole - without).max() > 0.1
+
+
+@pytest.mark.slow
+def test_all_ways_to_run_the_layers_drop_the_same(tiny):
+    ids = np.random.default_rng(0).integers(0, 29, (2, 10))
+    rng = models.row_keys(KEY, 2)
+    scan, unroll, separate = (
+        tiny(dropout_rate=0.3, layers=layers).logits(input_ids=ids, rng=rng)
+        for layers in ("scan", "unroll", "separate")
+    )
+    np.testing.assert_allclose(unroll, scan, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(separate, scan, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("ours", "theirs"), [("silu", "silu"), ("gelu_tanh", "gelu_new")])
 def test_gated_feed_forward_is_that_of_transformers(ours, theirs):
     rng = np.random.default_rng(0)
@@ -88,58 +201,6 @@ def test_gated_feed_forward_is_that_of_transformers(ours, theirs):
         rtol=1e-5,
         atol=1e-6,
     )
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (64, 300)])
-def test_relative_buckets_are_those_of_transformers(bidirectional, num_buckets, max_distance):
-    distance = np.arange(-400, 401)
-    expected = T5Attention._relative_position_bucket(
-        torch.tensor(distance), bidirectional, num_buckets, max_distance
-    )
-    found = jax.jit(relative_buckets, static_argnums=(1, 2, 3))(
-        distance, num_buckets, max_distance, bidirectional
-    )
-    np.testing.assert_array_equal(found, expected)
-    unused = {num_buckets // 2} if bidirectional else set()  # "later, by 0 tokens"
-    assert set(np.unique(found)) == set(range(num_buckets)) - unused
-
-
-def test_relative_biases_reach_the_scores():
-    """Attention with biases, two key/value heads for four query heads, one head at a time."""
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(2, 6, 16)), jnp.float32)
-    positions = jnp.arange(6)[None]
-    relative = RelativePositionBias(
-        num_heads=4,
-        num_buckets=8,
-        max_distance=20,
-        bidirectional=False,
-        init_std=1.0,
-        execution=models.Execution(),
-    )
-    table = relative.init(jax.random.key(0), positions, positions)["params"]["embedding"]
-    bias = relative.apply({"params": {"embedding": table}}, positions, positions)
-    for query, key in ((5, 2), (3, 3), (1, 4)):
-        bucket = relative_buckets(jnp.array(key - query), 8, 20, False)
-        np.testing.assert_array_equal(bias[0, :, query, key], table[bucket])
-
-    attention = MultiHeadAttention(LLAMA, models.Execution(), None)
-    mask = AttentionMask(6, 6, None, None, causal=True).materialized()
-    variables = attention.init(jax.random.key(1), x, mask)
-    kernels = {name: p["kernel"] for name, p in variables["params"].items()}
-    found, _, weights = attention.apply(variables, x, mask, output_attentions=True, bias=bias)
-    expected = np.zeros(x.shape)
-    for head in range(4):
-        group = head // 2
-        query = x @ kernels["query"][:, head]
-        key, value = (x @ kernels[name][:, group] for name in ("key", "value"))
-        scores = np.einsum("BTH,BSH->BTS", query, key) / 2 + bias[:, head]
-        scores = np.where(np.tri(6, dtype=bool), scores, -np.inf)
-        expected_weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-        np.testing.assert_allclose(weights[:, head], expected_weights, rtol=1e-4, atol=1e-6)
-        expected += expected_weights @ value @ kernels["output"][head]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -164,55 +225,3 @@ def test_exact_gelu_everywhere(dtype, rtol):
     np.testing.assert_allclose(np.asarray(y, float), expected, rtol=rtol, atol=1e-6)
     slope = jax.vmap(jax.grad(ACTIVATIONS["gelu"]))(x.astype(jnp.float32))
     assert np.isfinite(slope).all()
-
-
-def test_attention_by_hand():
-    # H = 4, so scores are halved: ln 3 and 0 give 3/4 and 1/4.
-    query = jnp.array([2 * math.log(3), 0, 0, 0]).reshape(1, 1, 1, 4)
-    key = jnp.eye(4)[:, :3].reshape(1, 1, 4, 3)
-    weights = attention_weights(query, key, jnp.array([True, True, False]).reshape(1, 1, 1, 3))
-    np.testing.assert_allclose(weights.ravel(), [0.75, 0.25, 0], atol=1e-6)
-    unscaled = attention_weights(query / 2, key, jnp.ones((1, 1, 1, 3), bool), scale=1.0)
-    np.testing.assert_allclose(unscaled.ravel(), [0.6, 0.2, 0.2], atol=1e-6)
-    nothing = attention_weights(query, key, jnp.zeros((1, 1, 1, 3), bool))
-    np.testing.assert_allclose(nothing.ravel(), [1 / 3] * 3, atol=1e-6)
-
-
-def test_causal_mask():
-    dense = causal_mask(jnp.arange(2, 4), jnp.arange(5))[0, 0]
-    np.testing.assert_array_equal(dense, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])
-    band = causal_mask(jnp.arange(2, 4), jnp.arange(5), 2)[0, 0]
-    np.testing.assert_array_equal(band, [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0]])
-
-
-def test_padding_mask():
-    assert padding_mask(None, None).all()
-    attention, segments = jnp.array([[1, 1, 0]]), jnp.array([[1, 2, 2]])
-    np.testing.assert_array_equal(padding_mask(attention, None)[0, 0], [[1, 1, 0]])
-    np.testing.assert_array_equal(
-        padding_mask(attention, segments)[0, 0], [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
-    )
-    assert not padding_mask(None, jnp.zeros((1, 3), int)).any()
-
-
-def test_default_positions():
-    def positions(start, length, mask=None, segments=None):
-        start = jnp.asarray(start)
-        mask, segments = (None if x is None else jnp.array([x]) for x in (mask, segments))
-        return default_positions(start, length, mask, segments)[0].tolist()
-
-    assert positions(0, 4) == [0, 1, 2, 3]
-    assert positions(3, 2) == [3, 4]
-    assert positions(0, 5, mask=[0, 0, 1, 1, 1]) == [0, 0, 0, 1, 2]
-    assert positions(3, 2, mask=[0, 0, 1, 1, 1]) == [1, 2]
-    assert positions(0, 5, mask=[1, 1, 0, 0, 0])[:2] == [0, 1]
-    assert positions(0, 7, segments=[1, 1, 1, 2, 3, 3, 0]) == [0, 1, 2, 0, 0, 1, 0]
-
-
-def test_logits_are_hidden_states_times_the_tied_embedding(tiny):
-    model = tiny()
-    out = model(input_ids=np.arange(5)[None])
-    table = model.params["token_embedding"]["embedding"]
-    expected = np.einsum("BTD,VD->BTV", out.last_hidden_state, table)
-    np.testing.assert_allclose(out.logits, expected, rtol=0, atol=1e-5)
-    jax.tree.map(np.testing.assert_array_equal, out.projection.kernel, table)

@@ -8,8 +8,8 @@ from flaxzoo import models, train
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.registry import families
 from flaxzoo.train.distributed import sharding
-from flaxzoo.train.tree import path_name
 from jax.sharding import PartitionSpec
+from jax.tree_util import keystr
 
 
 def mesh(**sizes):
@@ -40,13 +40,13 @@ def with_heads(config):
 def shapes(name):
     trees = [parameter_shapes(models.create(c)) for c in with_heads(models.preset(name))]
     leaves = [leaf for tree in trees for leaf in jax.tree.leaves_with_path(tree)]
-    return {(path_name(path), x.shape) for path, x in leaves}
+    return {(keystr(path, simple=True, separator="/"), x.shape) for path, x in leaves}
 
 
 @pytest.mark.parametrize("name", list(models.presets()))
 def test_every_parameter_of_every_preset_and_head_fits_one_row(name):
     for parameter, shape in shapes(name):
-        spec = sharding.parameter_spec(parameter, shape, mesh())
+        spec = sharding.parameter_spec(parameter, shape, mesh(), models.preset(name))
         assert len(spec) == len(shape)
 
 

@@ -7,7 +7,7 @@ import pytest
 from flaxzoo.models.nn.heads import Projection
 from flaxzoo.train import MeshConfig, token_log_probs
 from flaxzoo.train.distributed.sharding import make_mesh
-from flaxzoo.train.objectives import chunked_loss as chunks
+from flaxzoo.train.objectives import losses
 
 
 def problem(B=2, T=20, D=6, V=50, dtype=jnp.float32):
@@ -51,7 +51,7 @@ def assert_close(actual, expected, atol=1e-6):
 @pytest.mark.parametrize("length", [1, 19, 20])  # chunks of 4 positions, some padded
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, temperature, length, with_bias):
-    monkeypatch.setattr(chunks, "MOST_POSITIONS", 8)
+    monkeypatch.setattr(losses, "MOST_POSITIONS", 8)
     hidden, kernel, bias, labels, factors = problem(T=length)
     arrays = (hidden, kernel, bias if with_bias else None, labels)
     actual, expected = chunked(*arrays, temperature), whole(*arrays, temperature)
@@ -122,7 +122,7 @@ def test_eight_devices_are_one(monkeypatch, sizes):
     hidden, kernel, bias, labels, factors = problem(B=8, D=8)
     arrays = (hidden, kernel, bias, labels)
     expected = whole(*arrays, 0.7), gradients(whole, 0.7)(*arrays, factors)
-    monkeypatch.setattr(chunks, "MOST_POSITIONS", 4)
+    monkeypatch.setattr(losses, "MOST_POSITIONS", 4)
     with jax.sharding.set_mesh(make_mesh(MeshConfig(**sizes))):
         values = jax.jit(chunked, static_argnums=4)(*arrays, 0.7)
         found = gradients(chunked, 0.7)(*arrays, factors)

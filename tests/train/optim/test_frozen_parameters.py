@@ -8,7 +8,7 @@ import pytest
 from flaxzoo.train.optim.optimizer import make_optimizer, trained_factors
 from flaxzoo.train.optimizer_config import OptimizerConfig
 from flaxzoo.train.state import init_state
-from flaxzoo.train.tree import path_name
+from jax.tree_util import keystr
 
 CONFIG = OptimizerConfig(peak_learning_rate=0.1, schedule="constant")
 LAYERS = 3
@@ -39,7 +39,7 @@ PARAMS = {
 def frozen_names(*patterns):
     """The frozen parameters, and those of which some layers are: `{name: layers}`."""
     factors = {
-        path_name(path): x
+        keystr(path, simple=True, separator="/"): x
         for path, x in jax.tree.leaves_with_path(trained_factors(PARAMS, patterns))
     }
     frozen = {name: np.flatnonzero(x == 0).tolist() for name, x in factors.items()}

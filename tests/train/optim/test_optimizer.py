@@ -7,10 +7,9 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models
-from flaxzoo.train.optim.optimizer import decay_mask, make_optimizer, rate_factors
+from flaxzoo.train.optim.optimizer import decay_mask, make_optimizer, named, rate_factors
 from flaxzoo.train.optimizer_config import OptimizerConfig
 from flaxzoo.train.state import count_parameters, init_state
-from flaxzoo.train.tree import path_name
 
 CONFIG = OptimizerConfig(
     peak_learning_rate=0.1, schedule="constant", weight_decay=0.5, max_gradient_norm=None
@@ -67,7 +66,7 @@ def run(tx, params: Any, steps=3) -> tuple[Any, Any]:
 
 
 def flat(tree):
-    return {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}
+    return {name: np.asarray(x) for name, x in named(tree)}
 
 
 def assert_close(ours, expected, rtol=1e-6):
@@ -141,7 +140,7 @@ def test_clipping_is_by_the_global_norm():
 
 
 def test_path_names_and_counts():
-    names = [path_name(path) for path, _ in jax.tree.leaves_with_path(PARAMS)]
+    names = [name for name, _ in named(PARAMS)]
     assert names == ["linear/bias", "linear/kernel"]
     assert count_parameters(PARAMS) == count_parameters(jax.eval_shape(lambda: PARAMS)) == 6
 

@@ -9,7 +9,7 @@ from flaxzoo.train.cli import main as cli
 from flaxzoo.train.distributed.sharding import make_mesh
 from flaxzoo.train.engine.compile import compile_trainer, configured_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device
-from flaxzoo.train.objectives import chunked_loss as chunks
+from flaxzoo.train.objectives import losses
 from flaxzoo.train.objectives.tasks import objective_of
 from flaxzoo.train.plan import plan, worker
 from flaxzoo.train.plan.hardware import GIB, Topology, parse_topology
@@ -94,7 +94,7 @@ def test_fsdp_sends_parameters_and_no_activations(planned):
 def test_the_output_projection_is_gathered_once_for_all_chunks(train_config, monkeypatch):
     sent = []
     for positions in (1024, 4):
-        monkeypatch.setattr(chunks, "MOST_POSITIONS", positions)
+        monkeypatch.setattr(losses, "MOST_POSITIONS", positions)
         config = train_config(mesh=train.MeshConfig(data=2, fsdp=4))
         made = worker.plan_run(config, CPUS, jax.devices(), compiled=True)
         sent.append(sum(x.bytes_sent for x in made.collectives))

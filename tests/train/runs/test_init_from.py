@@ -10,10 +10,10 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.models.load import newest_step, steps
 from flaxzoo.train.config import in_steps, to_dict
+from flaxzoo.train.optim.optimizer import named
 from flaxzoo.train.recipes import RECIPES
 from flaxzoo.train.runs.config_json import from_dict
 from flaxzoo.train.runs.init_from import init_from, plan_init_from
-from flaxzoo.train.tree import path_name
 
 from ...support.encoders import OPTIMIZER, SIZES, fine_tuning, pretraining
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("on_one_device")
 
 def parameters(folder):
     _, params = models.load(folder)
-    return {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)}
+    return {name: np.asarray(x) for name, x in named(params)}
 
 
 def begun(folder, model):
@@ -33,10 +33,7 @@ def begun(folder, model):
     shardings = jax.tree.map(lambda x: x.sharding, fresh)
     plan = plan_init_from(folder, newest_step(folder), source, model)
     params = init_from(plan, fresh, shardings, lines.append)
-    flat = [
-        {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}
-        for tree in (params, fresh)
-    ]
+    flat = [{name: np.asarray(x) for name, x in named(tree)} for tree in (params, fresh)]
     return *flat, lines
 
 

@@ -1,0 +1,61 @@
+"""Positions: counted, as vectors, as buckets of distances."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flaxzoo import models
+from flaxzoo.models.nn.positions import default_positions, relative_buckets
+from transformers.models.t5.modeling_t5 import T5Attention
+
+
+def test_default_positions():
+    def positions(start, length, mask=None, segments=None):
+        start = jnp.asarray(start)
+        mask, segments = (None if x is None else jnp.array([x]) for x in (mask, segments))
+        return default_positions(start, length, mask, segments)[0].tolist()
+
+    assert positions(0, 4) == [0, 1, 2, 3]
+    assert positions(3, 2) == [3, 4]
+    assert positions(0, 5, mask=[0, 0, 1, 1, 1]) == [0, 0, 0, 1, 2]
+    assert positions(3, 2, mask=[0, 0, 1, 1, 1]) == [1, 2]
+    assert positions(0, 5, mask=[1, 1, 0, 0, 0])[:2] == [0, 1]
+    assert positions(0, 7, segments=[1, 1, 1, 2, 3, 3, 0]) == [0, 1, 2, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("base", [10_000.0, 100_000.0])
+@pytest.mark.parametrize("width", [8, 7])
+def test_sinusoidal_positions(base, width):
+    table = models.sinusoidal_positions(50, width, base)
+    assert (table.shape, table.dtype) == ((50, width), np.float32)
+    for p in (0, 1, 49):
+        for d in range(width):
+            angle = p / base ** (2 * (d // 2) / width)
+            assert table[p, d] == pytest.approx([math.sin, math.cos][d % 2](angle), abs=1e-6)
+
+
+def test_position_base_reaches_the_model(tiny):
+    ids = np.arange(12)[None]
+    usual, wide = (
+        tiny(positions="sinusoidal", position_base=base).logits(input_ids=ids)
+        for base in (10_000.0, 100_000.0)
+    )
+    assert np.abs(usual - wide).max() > 1e-3
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (64, 300)])
+def test_relative_buckets_are_those_of_transformers(bidirectional, num_buckets, max_distance):
+    distance = np.arange(-400, 401)
+    expected = T5Attention._relative_position_bucket(
+        torch.tensor(distance), bidirectional, num_buckets, max_distance
+    )
+    found = jax.jit(relative_buckets, static_argnums=(1, 2, 3))(
+        distance, num_buckets, max_distance, bidirectional
+    )
+    np.testing.assert_array_equal(found, expected)
+    unused = {num_buckets // 2} if bidirectional else set()  # "later, by 0 tokens"
+    assert set(np.unique(found)) == set(range(num_buckets)) - unused
