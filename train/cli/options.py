@@ -145,7 +145,9 @@ def parse(
         required = default is dataclasses.MISSING
         if isinstance(default, str | int | float) and default != "" and default is not False:
             text = f"{text} (default: {default})"
-        action = add_option(parser, field.name, hints[field.name], text, default, required=required)
+        action = add_option(
+            parser, field.name, hints[field.name], text, default=default, required=required
+        )
         if required:
             words.append(" ".join([*action.option_strings[:1], str(action.metavar)]))
     optional = len(words) <= len(dataclasses.fields(cls))  # pyright: ignore[reportArgumentType]
@@ -322,8 +324,8 @@ def add_option(
     name: str,
     hint: Any,
     help_text: str,
-    default: object = None,
     *,
+    default: object = None,
     required: bool = False,
 ) -> argparse.Action:
     """Adds the option of a field.
@@ -344,7 +346,8 @@ def add_option(
     if hint in (bool, bool | None):
         parent, dot, own = flag.removeprefix("--").rpartition(".")
         return group.add_argument(
-            *(flag, f"--{parent}{dot}no-{own}"),
+            flag,
+            f"--{parent}{dot}no-{own}",
             action=_Switch,
             nargs=0,
             dest=name,

@@ -177,7 +177,7 @@ def add_options(
         group = groups[title_of.get(entry_of[name], next(iter(GROUPS)))]
         shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
         help_text = f"{text} (default: {shown if shown != '' else 'none'})".strip()
-        add_option(group, name, hint, help_text, value)
+        add_option(group, name, hint, help_text, default=value)
 
 
 def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -> Config:

@@ -124,7 +124,7 @@ def test_options_overrule_the_folder(folder, capsys):
 def test_length_penalty_without_beams_of_the_folder_either(folder, capsys):
     place = folder({})
     assert main(["generate", str(place), "--length-penalty", "0.5"]) == 2
-    assert "length_penalty 0.5 is for beams" in capsys.readouterr().err
+    assert "--length-penalty 0.5 is for beams" in capsys.readouterr().err
     assert len(written(capsys, folder({"num_beams": 2}), "--length-penalty", "0.5")[0]) == 2
 
 
@@ -174,8 +174,8 @@ def test_fewer_answers_than_asked_for_are_an_error(folder, capsys):
             ("--temperature", "0", "--num-samples", "2"),
             "--num-samples 2 must be at least 1, and at most --num-beams 1",
         ),
-        (("--temperature", "0", "--top-p", "7"), "top_p 7.0 must be in"),
-        (("--max-new-tokens", "0"), "max_new_tokens 0 must be at least 1"),
+        (("--temperature", "0", "--top-p", "7"), "--top-p 7.0 must be in"),
+        (("--max-new-tokens", "0"), "--max-new-tokens 0 must be at least 1"),
     ],
 )
 def test_options_out_of_range_are_refused_before_anything_is_read(capsys, options, message):
