@@ -35,12 +35,12 @@ def example_from_spans(
     """Makes one example.
 
     Args:
-        corpus: The tokens.
-        spans: Ranges of target tokens, each inside one document.
-        length: The example's length T, at least the sum of the spans' lengths.
+      corpus: The tokens.
+      spans: Ranges of target tokens, each inside one document.
+      length: The example's length T, at least the sum of the spans' lengths.
 
     Returns:
-        See ``packed_arrays``.
+      See ``packed_arrays``.
     """
     return packed_arrays(gather_tokens(corpus, spans), length)
 
@@ -53,10 +53,10 @@ class CausalLMExamples(PickledByFields):
     same examples.
 
     Attributes:
-        corpus: The tokens.
-        length: The example's length T.
-        packing: ``concat`` or ``first-fit``.
-        seed: The seed of the offsets for ``concat``.
+      corpus: The tokens.
+      length: The example's length T.
+      packing: ``concat`` or ``first-fit``.
+      seed: The seed of the offsets for ``concat``.
     """
 
     corpus: TokenCorpus
@@ -78,11 +78,11 @@ class CausalLMExamples(PickledByFields):
         """Makes one example: a pure function of its arguments.
 
         Args:
-            epoch: From 0.
-            index: In ``[0, num_examples)``.
+          epoch: From 0.
+          index: In ``[0, num_examples)``.
 
         Returns:
-            See ``example_from_spans``.
+          See ``example_from_spans``.
         """
         if self.packing == "concat":
             total = self.corpus.num_targets
@@ -105,8 +105,8 @@ class CausalLMEvaluationExamples:
     """Every target token of a corpus exactly once, in order; the last example is padded.
 
     Attributes:
-        corpus: The tokens.
-        length: The length of a row, T.
+      corpus: The tokens.
+      length: The length of a row, T.
     """
 
     corpus: TokenCorpus

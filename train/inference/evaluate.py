@@ -15,6 +15,7 @@ from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
 from ..progress import LogFn, Progress
 from ..runs.load_run import beam_search_defaults, open_run
+from ..runs.params_only_run import SAVED_FROM_PYTHON
 from .translate import TextTranslator, note_of_empty
 
 
@@ -55,9 +56,10 @@ def score_run(
     assert isinstance(search, BeamSearch)
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams)
-    recorded = read_fields(local_folder(folder)).get("data_fingerprints")
+    fields = read_fields(local_folder(folder))
+    recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
-    if source is None and recorded is None:
+    if source is None and recorded is None and fields.get(SAVED_FROM_PYTHON) is not True:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
     data, labels = config.data, config.model.labels
     model, params = load(folder, step=step)
