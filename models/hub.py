@@ -11,9 +11,12 @@ FILES = tuple(
     config.json generation_config.json model*.safetensors model.safetensors.index.json
     tokenizer.json tokenizer_config.json vocab.json vocab.txt merges.txt *.model *.spm
     target_vocab.json special_tokens_map.json
+    modules.json sentence_bert_config.json config_sentence_transformers.json
+    ?_*/config.json ?_*/model.safetensors
     """.split()
 )
-"""The files to download: never a pickled one, nor weights for another library."""
+"""The files to download: never a pickled one, nor weights for another library. The modules of
+sentence-transformers have folders of their own, such as `1_Pooling`."""
 
 
 def local_folder(path: str | Path) -> Path:

@@ -5,7 +5,9 @@ A run folder contains a `config.json`, whose "model" entry defines the model, an
 `config.json`, which names the family, and safetensors files.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,33 @@ def model_config(folder: Path) -> TransformerConfig:
     fields = read_fields(folder)
     if is_foreign(fields):
         return config_of_folder(folder, fields)
-    return config_from_dict(object_field(check_run(fields, folder), "model", folder))
+    described = object_field(check_run(fields, folder), "model", folder)
+    with naming_writer(fields, folder):
+        return config_from_dict(described)
+
+
+@contextlib.contextmanager
+def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
+    """Adds to an error about the content of a `config.json` its path, its writer and the remedy.
+
+    Args:
+        fields: The content of the file.
+        folder: The folder of the file.
+
+    Raises:
+        UserError: The block raises one.
+    """
+    try:
+        yield
+    except UserError as error:
+        own, writer = version("flaxzoo"), fields.get("flaxzoo")
+        if writer is None:
+            remedy = f"it does not name the flaxzoo that wrote it, and this is {own}: restore it"
+        elif writer == own:
+            remedy = f"this version, flaxzoo {own}, wrote it: restore it"
+        else:
+            remedy = f"flaxzoo {writer} wrote it, and this is {own}: use flaxzoo {writer}"
+        raise UserError(f"{Path(folder) / CONFIG_FILE}: {error}; {remedy}") from error
 
 
 def is_foreign(fields: JsonObject) -> bool:

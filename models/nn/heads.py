@@ -485,18 +485,6 @@ def check_head(config: TransformerConfig) -> None:
         raise UserError(f"labels {', '.join(config.labels)} are not all different")
 
 
-def mean_pool(
-    last_hidden_state: Float[Array, "B T D"], attention_mask: Int[AnyArray, "B T"]
-) -> Float[Array, "B D"]:
-    """Sentence embeddings: the mean over the real tokens of each row, float32.
-
-    Reimers and Gurevych 2019, "Sentence-BERT". A row without real tokens gives 0.
-    """
-    real = jnp.asarray(attention_mask != 0, jnp.float32)[..., None]
-    total = jnp.sum(last_hidden_state.astype(jnp.float32) * real, axis=1)
-    return total / jnp.maximum(jnp.sum(real, axis=1), 1)
-
-
 def require_head(
     config: TransformerConfig, heads: Container[str], refusal: str, remedy: str
 ) -> None:

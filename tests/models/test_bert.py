@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.models import Generator, Sampling
-from flaxzoo.models.nn.heads import mean_pool
+from flaxzoo.models.nn.pooling import mean_pool
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 29, (3, 12))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from ...data.io.json_text import JsonValue
+from ...models.hf.sentence_embedding import IN_RUN
 from ...models.init import parameter_shapes
 from ...models.load import model_config, read_config, restore_params, steps
 from ...models.nn.typing import Params, PyTree
@@ -52,10 +53,16 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     check_not_existing(output)
     taken = kept[-last:]
     mean = _mean(folder, taken, parameter_shapes(create(model_config(folder))))
+
+    def copy_embedding_settings(run: Path) -> None:
+        if (folder / IN_RUN).is_dir():
+            shutil.copytree(folder / IN_RUN, run / IN_RUN)
+
     make_params_only_run(
         output,
         {**config, AVERAGED_STEPS: list[JsonValue](taken)},
         save_tokenizer=lambda target: shutil.copytree(folder / TOKENIZER, target),
+        save_more=copy_embedding_settings,
         step=taken[-1],
         params=mean,
     )

@@ -4,6 +4,11 @@ from pathlib import Path
 
 from ...data.io.json_text import JsonObject
 from ...models.hf.generation_config import GENERATION
+from ...models.hf.sentence_embedding import (
+    IN_RUN,
+    read_embedding_settings,
+    write_embedding_settings,
+)
 from ...models.hub import local_folder
 from ...models.load import is_foreign, load, read_fields
 from ...models.registry import family_name
@@ -45,7 +50,22 @@ def import_model(source: str | Path, output: str | Path) -> str:
     settings = generation_defaults(folder)
     if settings is not None:
         fields[GENERATION] = settings
+    embedding, model = read_embedding_settings(folder), config.model
     _, params = load(folder)
-    make_params_only_run(output, fields, save_tokenizer=tokenizer.save, step=0, params=params)
-    kind = f"{family_name(config.model)}, head {config.model.head}"
+
+    def save_embedding_settings(run: Path) -> None:
+        if embedding is not None:
+            write_embedding_settings(
+                run / IN_RUN, embedding, d_model=model.d_model, max_length=model.max_length
+            )
+
+    make_params_only_run(
+        output,
+        fields,
+        save_tokenizer=tokenizer.save,
+        save_more=save_embedding_settings,
+        step=0,
+        params=params,
+    )
+    kind = f"{family_name(model)}, head {model.head}"
     return f"{kind}, {count_parameters(params):,} parameters, from {source}"

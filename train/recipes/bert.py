@@ -1,5 +1,7 @@
 """Recipes for BERT: pretraining at the published sizes and at a small one, and fine-tuning."""
 
+import dataclasses
+
 from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tasks.multiple_choice import MultipleChoiceData
@@ -7,9 +9,9 @@ from ...data.tasks.question_answering import QuestionAnsweringData
 from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tasks.token_classification import TokenClassificationData
 from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
 from ...models.bert import BertConfig
 from ...models.config import Execution
-from ...models.registry import preset
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 
@@ -30,6 +32,29 @@ def _small(dropout_rate: float) -> BertConfig:
 _SMALL_VOCABULARY = TokenizerConfig(kind="wordpiece", vocab_size=8192)
 
 
+def _of_size(preset: str) -> TrainConfig:
+    """Returns the settings of any published size, on the user's own text."""
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    return TrainConfig(
+        model=model,
+        data=PretrainingData(source="builtin:python-docs", length=128, tokenizer=_SMALL_VOCABULARY),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=round(1e-4 * 768 / model.d_model, 6),
+            schedule="linear",
+            final_fraction=0.0,
+            warmup_steps=500,
+            beta2=0.999,
+            epsilon=1e-6,
+            weight_decay=0.01,
+        ),
+        execution=Execution(remat="dots"),
+        steps=10_000,
+        batch_size=64,
+        evaluate_every=500,
+        checkpoint_every=500,
+    )
+
+
 def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
     """Returns one of the two phases of the original pretraining.
 
@@ -48,7 +73,7 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
         warmup = 10_000 / steps
     kind = f"{name}-lamb" if lamb else name
     return TrainConfig(
-        model=preset(name),
+        model=registry.preset(name),
         data=PretrainingData(
             source="tfds:wikipedia/20230601.en#text",
             length=length,
@@ -124,6 +149,21 @@ RECIPES: dict[str, Recipe] = {
             checkpoint_every=500,
             sample_prompt="The [MASK] statement is used to exit a loop.",
         ),
+    ),
+    "bert": Recipe(
+        summary="A BERT of any published size, pretrained on your own text.",
+        details=(
+            "Run: flaxzoo train bert --preset bert-small --data.source "
+            "'text:books/*.txt#sentences'\n"
+            "The vocabulary is trained on the text, and the size of the embedding follows "
+            "from it. The\n"
+            "learning rate is 1e-4 at a width of 768 (Devlin et al. 2019, appendix A.2) and "
+            "larger in\n"
+            "proportion for narrower models."
+        ),
+        config=_of_size("bert-base"),
+        of_preset=_of_size,
+        preset="bert-base",
     ),
     "bert-base-128": Recipe(
         summary="BERT-base as published, phase 1: 900,000 steps of 256 sequences of 128 tokens.",

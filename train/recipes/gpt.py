@@ -4,11 +4,32 @@ import dataclasses
 
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
 from ...models.config import Execution
 from ...models.gpt import GPTConfig
-from ...models.registry import preset
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
+
+
+def _of_size(preset: str) -> TrainConfig:
+    """Returns the settings of any published size, on the user's own text."""
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    return TrainConfig(
+        model=model,
+        data=CausalLMData(
+            source="builtin:python-docs",
+            length=min(model.max_length, 512),
+            tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
+        ),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=round(6e-4 * 768 / model.d_model, 6), warmup_steps=500
+        ),
+        execution=Execution(remat="dots"),
+        steps=10_000,
+        batch_size=32,
+        evaluate_every=500,
+        checkpoint_every=500,
+    )
 
 
 def _published(name: str, rate: float, rows: int) -> TrainConfig:
@@ -19,7 +40,7 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
     the batch does not grow at the beginning; the rate decays over the whole run instead of its
     first 260 billion tokens. There is no dropout, because no text is seen often.
     """
-    model = dataclasses.replace(preset(name), dropout_rate=0.0)
+    model = dataclasses.replace(registry.preset(name), dropout_rate=0.0)
     length = model.max_length
     return TrainConfig(
         model=model,
@@ -106,6 +127,20 @@ RECIPES: dict[str, Recipe] = {
             checkpoint_every=500,
             sample_prompt="ROMEO:",
         ),
+    ),
+    "gpt": Recipe(
+        summary="A GPT of any published size on your own text.",
+        details=(
+            "Run: flaxzoo train gpt --preset gpt2-large --data.source 'text:books/*.txt#block'\n"
+            "The vocabulary is trained on the text, and the size of the embedding follows "
+            "from it. The\n"
+            "learning rate is 6e-4 at a width of 768 and smaller in proportion for wider "
+            "models, which is\n"
+            "near the rates of Brown et al. 2020, table 2.1."
+        ),
+        config=_of_size("gpt2"),
+        of_preset=_of_size,
+        preset="gpt2",
     ),
     "gpt2": Recipe(
         summary="GPT-2 small (124 million parameters): 512 sequences of 1,024 tokens.",

@@ -4,8 +4,8 @@ import dataclasses
 
 from ...data.tasks.translation import TranslationData
 from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
 from ...models.config import Execution
-from ...models.registry import preset
 from ...models.transformer import EncoderDecoderConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
@@ -38,10 +38,30 @@ def _to_zero(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
     return dataclasses.replace(optimizer, schedule="linear", final_fraction=0.0)
 
 
+def _of_size(preset: str) -> TrainConfig:
+    """Returns the settings of any published size, on the user's own pairs of sentences."""
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    return TrainConfig(
+        model=model,
+        data=TranslationData(
+            source="builtin:numbers-en-fr",
+            length=64,
+            tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=400),
+        ),
+        optimizer=_published_schedule(model.d_model),
+        execution=Execution(remat="dots"),
+        label_smoothing=0.1,
+        steps=10_000,
+        batch_size=64,
+        evaluate_every=500,
+        checkpoint_every=500,
+    )
+
+
 def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None) -> TrainConfig:
     """Returns the published run: batches of 25,000 tokens per side, as 104 sequences of 256."""
     vocab_size = 37_000 if target == "de" else 32_000
-    model = dataclasses.replace(preset(f"transformer-{size}"), vocab_size=vocab_size)
+    model = dataclasses.replace(registry.preset(f"transformer-{size}"), vocab_size=vocab_size)
     if dropout_rate is not None:
         model = dataclasses.replace(model, dropout_rate=dropout_rate)
     corpus = "de-en" if target == "de" else "fr-en"
@@ -134,6 +154,19 @@ RECIPES: dict[str, Recipe] = {
             keep_last=5,
             sample_prompt="A man in a blue shirt is standing on a ladder.",
         ),
+    ),
+    "transformer": Recipe(
+        summary="A Transformer of any published size on your own pairs of sentences.",
+        details=(
+            "Run: flaxzoo train transformer --preset transformer-big --data.source "
+            "pairs:train.en,train.de\n"
+            "The vocabulary is trained on the pairs, and the size of the embedding follows "
+            "from it. The\n"
+            "learning rate is that of Vaswani et al. 2017, section 5.3."
+        ),
+        config=_of_size("transformer-base"),
+        of_preset=_of_size,
+        preset="transformer-base",
     ),
     "wmt14-en-de-base": Recipe(
         summary="The base Transformer on WMT 2014 English to German as published: 100,000 steps.",

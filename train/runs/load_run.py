@@ -4,14 +4,24 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...data.errors import UserError
 from ...data.io.json_text import JsonObject
 from ...data.tasks.sequence_classification import SequenceClassificationData, Target
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer, load_tokenizer
+from ...models.config import TransformerConfig
 from ...models.decoding.request import GenerationRequest
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
+from ...models.hf.save import check_vocabulary
 from ...models.hub import local_folder
-from ...models.load import check_run, is_foreign, model_config, object_field, read_fields
+from ...models.load import (
+    check_run,
+    is_foreign,
+    model_config,
+    naming_writer,
+    object_field,
+    read_fields,
+)
 from ...models.nn.heads import HEADS
 from ..config import TrainConfig
 from ..errors import RunError
@@ -43,32 +53,37 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
         return _open_foreign(folder, fields)
     check_run(fields, folder)
     train = object_field(fields, "train", folder)
-    return from_dict({**train, "model": fields["model"]}), load_tokenizer(folder / TOKENIZER)
+    with naming_writer(fields, folder):
+        config = from_dict({**train, "model": fields["model"]})
+    return config, load_tokenizer(folder / TOKENIZER)
 
 
 def _open_foreign(folder: Path, fields: JsonObject) -> tuple[TrainConfig, Tokenizer]:
     """Returns the configuration of a run that would have made the folder, and its tokenizer."""
     model = model_config(folder)
     tokenizer = load_tokenizer(folder)
-    if tokenizer.target.vocab_size > model.vocab_size:
-        raise RunError(
-            f"the tokenizer of {folder} has {tokenizer.target.vocab_size:,} tokens, more than the "
-            f"{model.vocab_size:,} of its model: give the model's own"
-        )
-    sources = model.source_vocab_size or model.vocab_size
-    if tokenizer.vocab_size > sources:
-        raise RunError(
-            f"the tokenizer of {folder} has {tokenizer.vocab_size:,} tokens for sources, more than "
-            f"the {sources:,} of its model: give the model's own"
-        )
+    try:
+        check_vocabulary(tokenizer, model, f"the tokenizer of {folder}")
+    except UserError as error:
+        raise RunError(str(error)) from None
+    return config_of_model(model, fields.get("problem_type")), tokenizer
+
+
+def config_of_model(model: TransformerConfig, problem_type: object = None) -> TrainConfig:
+    """Returns the configuration of a run that would have made a model.
+
+    Args:
+        model: The configuration of the model.
+        problem_type: The kind of a classifier's labels, as transformers names it; by default one
+            label is a number, and several exclude each other.
+    """
     config = recipe(HEADS[model.head].default_recipe)
     data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
     if model.head == "sequence_classification" and isinstance(data, SequenceClassificationData):
-        # As in transformers, one label without a problem type is a number.
         by_count = "regression" if len(model.labels) == 1 else None
-        problem = fields.get("problem_type") or by_count
-        data = dataclasses.replace(data, target=TARGETS.get(str(problem), "single_label"))
-    return dataclasses.replace(config, model=model, data=data, sample_prompt=None), tokenizer
+        target = TARGETS.get(str(problem_type or by_count), "single_label")
+        data = dataclasses.replace(data, target=target)
+    return dataclasses.replace(config, model=model, data=data, sample_prompt=None)
 
 
 def generation_defaults(folder: str | Path) -> JsonObject | None:

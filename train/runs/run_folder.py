@@ -64,12 +64,21 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
     """
     existing = (folder / CONFIG_FILE).is_file()
     if existing:
+        writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
+        if writer not in (None, own):
+            log(f"{folder} was made by flaxzoo {writer}, and this is {own}")
         config, tokenizer = _existing_run(config, folder)
         plan = None if steps(folder) else _init_from_plan(config)
     else:
         _check_empty(folder)
+        given = config.model.vocab_size
         config, tokenizer = _new_run(config)
         plan = _init_from_plan(config)
+        if plan is None and 1 < given < config.model.vocab_size:
+            log(
+                f"model.vocab_size {given:,} is too small for the vocabulary: the model has "
+                f"{config.model.vocab_size:,}"
+            )
     if plan is not None:
         log(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
     check_length(config)
@@ -83,6 +92,9 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
     run = Run(folder, config, tokenizer, train, validation, plan)
     if existing:
         _check_same_data(run)
+    warmup, fitting = config.optimizer.warmup_steps, run.config.optimizer.warmup_steps
+    if fitting < warmup:
+        log(f"warm-up: {fitting} of the {run.config.steps} steps; {warmup} do not fit")
     return run
 
 
@@ -238,7 +250,7 @@ def _check_same_data(run: Run) -> None:
     """Refuses to resume with other data."""
     if read_config(run.folder)["data_fingerprints"] == _fingerprints(run):
         return
-    source = run.stated.data.source
+    source = run.stated.data.source_name
     comes_with_python = source.startswith("builtin:")
     remedy = "restore it"
     if comes_with_python:

@@ -2,12 +2,16 @@
 
 import copy
 import dataclasses
+import importlib.metadata
 import json
 
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data.errors import UserError
 from flaxzoo.train.runs.config_json import from_dict
+from flaxzoo.train.runs.load_run import open_run
+
+from ...support.run_folders import small_run
 
 # As the first version wrote it; its kinds of data and its heads had other names.
 TOKENIZER = {"kind": "wordpiece", "vocab_size": 8192, "lowercase": True, "path": None}
@@ -129,13 +133,72 @@ def test_a_former_gpt_predicts_next_tokens():
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "message"),
     [
-        ({"data": {**COMMON, "kind": "clasify"}}, "clasify"),
-        ({"data": {**COMMON, "kind": "tag", "stride": 3}}, "stride"),
-        ({"speed": 3}, "speed"),
+        ({"data": {**COMMON, "kind": "clasify"}}, "'clasify' is not known"),
+        ({"data": {**COMMON, "kind": "tag", "stride": 3}}, "unknown field data.stride"),
+        ({"speed": 3}, "unknown field speed"),
+        ({"mesh": {"data": 1, "expert": 2}}, "unknown field mesh.expert"),
+        ({"mesh": 3}, "a value has another form"),
+        ({"model": {**FORMER["model"], "rope": 3}}, r"unknown fields \['rope'\]"),
     ],
 )
-def test_unknown_names_are_refused(change, named):
-    with pytest.raises(UserError, match=f"config.json does not fit.*{named}"):
+def test_unknown_names_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
         from_dict({**FORMER, **change})
+
+
+def test_a_field_that_must_be_there_is_named():
+    fields = {name: value for name, value in FORMER.items() if name != "batch_size"}
+    with pytest.raises(UserError, match="the field batch_size is missing"):
+        from_dict(fields)
+
+
+OWN = importlib.metadata.version("flaxzoo")
+WRITERS = [
+    ("9.1", f"flaxzoo 9.1 wrote it, and this is {OWN}: use flaxzoo 9.1"),
+    (OWN, f"this version, flaxzoo {OWN}, wrote it: restore it"),
+    (None, f"it does not name the flaxzoo that wrote it, and this is {OWN}: restore it"),
+]
+
+
+@pytest.mark.parametrize(("writer", "remedy"), WRITERS)
+@pytest.mark.parametrize(
+    ("train_fields", "model_fields", "told"),
+    [
+        ({"speed": 3}, {}, "unknown field speed"),
+        ({}, {"rope": 3}, "bert configuration has unknown fields ['rope']"),
+    ],
+)
+def test_a_file_of_another_version_is_told(
+    tmp_path, writer, remedy, train_fields, model_fields, told
+):
+    train_config = {name: value for name, value in FORMER.items() if name != "model"}
+    content = {"model": {**FORMER["model"], **model_fields}, "train": train_config | train_fields}
+    if writer is not None:
+        content["flaxzoo"] = writer
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    message = f"{tmp_path}/config.json: {told}; {remedy}"
+    with pytest.raises(UserError) as caught:
+        open_run(tmp_path)
+    assert str(caught.value) == message
+    if model_fields:
+        with pytest.raises(UserError) as caught:
+            models.load(tmp_path)
+        assert str(caught.value) == message
+
+
+def test_a_run_of_another_version_is_taken_up_and_that_is_told(tmp_path, capsys, on_one_device):
+    config = small_run(tmp_path, steps=4, evaluate_every=4, checkpoint_every=4)
+    train.train(config, tmp_path / "run", quiet=True)
+    file = tmp_path / "run" / "config.json"
+    content = json.loads(file.read_text())
+    assert content["flaxzoo"] == OWN
+    for writer, expected in (("0.0.9", 1), (OWN, 0), (None, 0)):
+        changed = {**content, "flaxzoo": writer}
+        if writer is None:
+            del changed["flaxzoo"]
+        file.write_text(json.dumps(changed))
+        assert train.train(config, tmp_path / "run").finished
+        told = f"{tmp_path / 'run'} was made by flaxzoo 0.0.9, and this is {OWN}\n"
+        assert capsys.readouterr().err.count(told) == expected
