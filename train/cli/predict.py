@@ -1,11 +1,11 @@
 """The commands `flaxzoo predict` and `flaxzoo fill-mask`."""
 
 import dataclasses
-import json
 from typing import Annotated
 
 import tyro
 
+from ...data.io.json_text import to_json
 from ..compilation_cache import enable_compilation_cache
 from .arguments import Positional, RunName, log, named
 
@@ -33,7 +33,7 @@ def predict_command(arguments: list[str]) -> None:
     from ..inference.predict import predict
 
     for prediction in predict(parsed.run, parsed.input, step=parsed.step, log=log):
-        print(json.dumps(prediction, ensure_ascii=False))
+        print(to_json(prediction))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +59,12 @@ def fill_mask_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ..inference.fill_mask import MaskFiller
 
-    masks = MaskFiller.of_run(parsed.run, step=parsed.step)(parsed.text, top_k=parsed.top_k)
+    masks = MaskFiller.of_run(parsed.run, step=parsed.step, log=log)(
+        parsed.text, top_k=parsed.top_k
+    )
     if parsed.json:
         listed = [[dataclasses.asdict(candidate) for candidate in mask] for mask in masks]
-        print(json.dumps({"masks": listed}, ensure_ascii=False))
+        print(to_json({"masks": listed}))
         return
     for mask in masks:
         for candidate in mask:

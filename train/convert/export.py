@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import flax.linen as nn
 import numpy as np
 from flax.traverse_util import flatten_dict
 
@@ -34,13 +33,15 @@ from ...models.hf.sentence_embedding import (
     write_embedding_settings,
 )
 from ...models.hub import local_folder
-from ...models.load import chosen_step, load, read_fields
+from ...models.load import chosen_step, read_fields
+from ...models.model import Model
 from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
 from ..errors import RunError
 from ..inference.translate import published_request
+from ..runs.finite import load_finite
 from ..runs.load_run import TARGETS, generation_defaults, open_run
 from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
@@ -68,7 +69,7 @@ class Exported:
     """Its checkpoint; None for a folder in Hugging Face's form."""
     config: TrainConfig
     tokenizer: Tokenizer
-    model: nn.Module
+    model: Model
     params: Params
     dtype: Precision
     """The precision of the written parameters."""
@@ -107,13 +108,13 @@ def export_model(
 
     Raises:
         FileNotFoundError: `source` does not exist, or has no such checkpoint.
-        RunError: `output` exists.
+        RunError: `output` exists, or a parameter is NaN or infinite.
         UserError: The form cannot express the model.
     """
     output, folder = Path(output), local_folder(source)
     check_not_existing(output)
     config, tokenizer = open_run(folder)
-    model, params = load(folder, step=step)
+    model, params = load_finite(folder, step=step)
     exported = Exported(
         folder=folder,
         step=chosen_step(folder, step),
