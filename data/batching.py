@@ -30,12 +30,12 @@ class TrainBatches:
     """The batches of a training run in order, for Grain to read at random.
 
     Attributes:
-        rows: The examples.
-        batch_size: Of the global batch, B.
-        seed: Of the order; any integer.
-        num_steps: The number of batches.
-        process_index: Which part of the batch, in ``[0, process_count)``.
-        process_count: The number of parts.
+      rows: The examples.
+      batch_size: Of the global batch, B.
+      seed: Of the order; any integer.
+      num_steps: The number of batches.
+      process_index: Which part of the batch, in ``[0, process_count)``.
+      process_count: The number of parts.
     """
 
     rows: ExampleSource
@@ -74,8 +74,8 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         """Makes an iterator that stands at step 0.
 
         Args:
-            batches: The batches in order.
-            num_workers: Worker processes that make batches; 0 makes them in a thread.
+          batches: The batches in order.
+          num_workers: Worker processes that make batches; 0 makes them in a thread.
         """
         super().__init__()
         self._batches = batches
@@ -101,7 +101,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         """Goes to the step of a state.
 
         Raises:
-            DataError: The state is not one of ours, or lies behind the end of the run.
+          DataError: The state is not one of ours, or lies behind the end of the run.
         """
         step = state.get("step")
         if not isinstance(step, int) or not 0 <= step <= len(self._batches):
@@ -151,19 +151,19 @@ def train_iterator(
     another number of workers or processes. Close the iterator when done.
 
     Args:
-        rows: The examples.
-        batch_size: Of the global batch, B.
-        seed: Of the order; any integer.
-        num_steps: The number of batches.
-        process_index: Which part of the batch this process reads.
-        process_count: The number of processes that share a batch.
-        num_workers: Worker processes that make batches; 0 makes them in a thread.
+      rows: The examples.
+      batch_size: Of the global batch, B.
+      seed: Of the order; any integer.
+      num_steps: The number of batches.
+      process_index: Which part of the batch this process reads.
+      process_count: The number of processes that share a batch.
+      num_workers: Worker processes that make batches; 0 makes them in a thread.
 
     Returns:
-        The iterator; each batch has arrays of [B / process_count, ...].
+      The iterator; each batch has arrays of [B / process_count, ...].
 
     Raises:
-        DataError: ``batch_size`` is not divisible by ``process_count``.
+      DataError: ``batch_size`` is not divisible by ``process_count``.
     """
     batches = TrainBatches(rows, batch_size, seed, num_steps, process_index, process_count)
     return BatchIterator(batches, num_workers)
@@ -175,17 +175,17 @@ def evaluation_batches(
     """Iterates once over the rows of epoch 0, in order.
 
     Args:
-        rows: The examples.
-        batch_size: Of the global batch, B.
-        process_index: Which part of the batch this process reads.
-        process_count: The number of processes that share a batch.
+      rows: The examples.
+      batch_size: Of the global batch, B.
+      process_index: Which part of the batch this process reads.
+      process_count: The number of processes that share a batch.
 
     Yields:
-        Batches of [B / process_count, ...]; the last one is filled up with rows of zeros,
-        which are padding. Every process gets the same number of batches.
+      Batches of [B / process_count, ...]; the last one is filled up with rows of zeros,
+      which are padding. Every process gets the same number of batches.
 
     Raises:
-        DataError: ``batch_size`` is not divisible by ``process_count``.
+      DataError: ``batch_size`` is not divisible by ``process_count``.
     """
     local = local_batch_size(batch_size, process_count)
     nothing = {name: np.zeros_like(array) for name, array in rows.example(0, 0).items()}
@@ -203,7 +203,7 @@ def local_batch_size(batch_size: int, process_count: int) -> int:
     """Divides the global batch.
 
     Raises:
-        DataError: It does not divide evenly.
+      DataError: It does not divide evenly.
     """
     if batch_size <= 0 or batch_size % process_count:
         raise DataError(

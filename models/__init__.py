@@ -16,6 +16,7 @@ from .decoding.unstack_layers import unstack_layers
 from .gpt import GPT, GPTConfig
 from .hf.generate import generate
 from .hf.generation_config import generation_arguments
+from .hf.save import save
 from .hf.sentence_embedding import EmbeddingSettings
 from .init import init_params
 from .load import load
@@ -55,6 +56,7 @@ __all__ = [
     "preset",
     "presets",
     "row_keys",
+    "save",
     "sinusoidal_positions",
     "unstack_layers",
 ]

@@ -2,7 +2,7 @@
 
 `checksums.json` beside a checkpoint's parts contains the SHA-256 of every file in them. It is
 written before the checkpoint gets its final name, so that every checkpoint has one, except those of
-models that were not trained here (imported and averaged ones).
+imported and averaged models that older versions made.
 """
 
 import hashlib

@@ -5,20 +5,20 @@
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from .config import TransformerConfig
 from .init import parameter_shapes
-from .model import Model
 from .nn.heads import HEADS
 from .nn.typing import Array, Params
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def export_forward(model: Model) -> bytes:
+def export_forward(model: nn.Module) -> bytes:
     """Returns a model's forward pass, without dropout, as a serialized program.
 
     Args:

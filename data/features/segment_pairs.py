@@ -36,9 +36,9 @@ class Example(NamedTuple):
     """An example before masking.
 
     Attributes:
-        input_ids: ``[CLS] A [SEP] B [SEP]`` or ``[CLS] A [SEP]``, int32 [n].
-        token_type_ids: 1 for B and its ``[SEP]``, int32 [n].
-        label: 0 if B continues A, 1 if it is from another document, None without B.
+      input_ids: ``[CLS] A [SEP] B [SEP]`` or ``[CLS] A [SEP]``, int32 [n].
+      token_type_ids: 1 for B and its ``[SEP]``, int32 [n].
+      label: 0 if B continues A, 1 if it is from another document, None without B.
     """
 
     input_ids: np.ndarray
@@ -50,12 +50,12 @@ class Place(NamedTuple):
     """The sentences of an example, as numbers in the corpus.
 
     Attributes:
-        document: The document of A.
-        first: The first sentence of A.
-        middle: The first sentence after A.
-        other: The first sentence of B; None without B.
-        end: The first sentence after B, without B after A.
-        short: Whether the target length was a random shorter one.
+      document: The document of A.
+      first: The first sentence of A.
+      middle: The first sentence after A.
+      other: The first sentence of B; None without B.
+      end: The first sentence after B, without B after A.
+      short: Whether the target length was a random shorter one.
     """
 
     document: int
@@ -71,14 +71,14 @@ class Segments(PickledByFields):
     """The examples of all epochs, at random access.
 
     Attributes:
-        corpus: The sentences.
-        length: The most tokens in an example, T.
-        cls: The id of ``[CLS]``.
-        sep: The id of ``[SEP]``.
-        seed: The seed of the positions at which examples begin.
-        next_sentence: Whether examples are pairs; otherwise ``[CLS] sentences [SEP]``.
-        short_fraction: The fraction of examples with a random shorter target.
-        jitter: Whether the positions at which examples begin differ between epochs.
+      corpus: The sentences.
+      length: The most tokens in an example, T.
+      cls: The id of ``[CLS]``.
+      sep: The id of ``[SEP]``.
+      seed: The seed of the positions at which examples begin.
+      next_sentence: Whether examples are pairs; otherwise ``[CLS] sentences [SEP]``.
+      short_fraction: The fraction of examples with a random shorter target.
+      jitter: Whether the positions at which examples begin differ between epochs.
     """
 
     corpus: SentenceCorpus
@@ -141,12 +141,12 @@ class Segments(PickledByFields):
         """Makes one example.
 
         Args:
-            epoch: From 0.
-            index: In ``[0, num_examples)``.
-            rng: The source of all random choices but the start of the example.
+          epoch: From 0.
+          index: In ``[0, num_examples)``.
+          rng: The source of all random choices but the start of the example.
 
         Returns:
-            At most ``length`` tokens.
+          At most ``length`` tokens.
         """
         place = self.place(epoch, index, rng)
         a = self._tokens(place.first, place.middle)

@@ -16,13 +16,13 @@ def parse_json(
     """Parses JSON.
 
     Args:
-        text: The JSON.
-        location: The file, or file and line, for messages.
-        remedy: The remedy to name if the text is not JSON.
-        error: The class of the error to raise.
+      text: The JSON.
+      location: The file, or file and line, for messages.
+      remedy: The remedy to name if the text is not JSON.
+      error: The class of the error to raise.
 
     Raises:
-        UserError: The text is not JSON.
+      UserError: The text is not JSON.
     """
     try:
         return json.loads(text)
@@ -52,7 +52,7 @@ def parse_object(
     """Parses a JSON object; takes the arguments of `parse_json`.
 
     Raises:
-        UserError: The text is not a JSON object.
+      UserError: The text is not a JSON object.
     """
     value = parse_json(text, location, remedy, error)
     if not isinstance(value, dict):
@@ -64,7 +64,7 @@ def read_object(file: Path, error: type[UserError] = UserError) -> JsonObject:
     """Reads a file that holds one JSON object.
 
     Raises:
-        UserError: The file cannot be read, or does not hold a JSON object.
+      UserError: The file cannot be read, or does not hold a JSON object.
     """
     try:
         text = file.read_text(encoding="utf-8")

@@ -33,8 +33,8 @@ class PackedTokens(NamedTuple):
     """The tokens of a row before they become arrays.
 
     Attributes:
-        tokens: The tokens of all spans, int [sum of sizes + number of spans].
-        sizes: The number of target tokens of each span, one less than its tokens, int [spans].
+      tokens: The tokens of all spans, int [sum of sizes + number of spans].
+      sizes: The number of target tokens of each span, one less than its tokens, int [spans].
     """
 
     tokens: np.ndarray
@@ -45,8 +45,8 @@ def gather_tokens(corpus: TokenCorpus, spans: Sequence[Span]) -> PackedTokens:
     """Reads the tokens of a row.
 
     Args:
-        corpus: The tokens.
-        spans: Ranges of target tokens, at least one, each inside one document.
+      corpus: The tokens.
+      spans: Ranges of target tokens, at least one, each inside one document.
     """
     firsts, sizes = np.asarray(spans, np.int64).T
     # Every earlier document has one token more than target tokens.
@@ -60,13 +60,13 @@ def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
     """Makes one example.
 
     Args:
-        pieces: The tokens of the row.
-        length: The row's length T, at least the sum of the sizes.
+      pieces: The tokens of the row.
+      length: The row's length T, at least the sum of the sizes.
 
     Returns:
-        Four int32 [T] arrays. ``labels`` are the tokens that follow ``input_ids`` in the
-        document; ``segment_ids`` count the spans from 1; ``position_ids`` start at 0 in
-        each span. Padding, at the end, is 0 in all four.
+      Four int32 [T] arrays. ``labels`` are the tokens that follow ``input_ids`` in the
+      document; ``segment_ids`` count the spans from 1; ``position_ids`` start at 0 in
+      each span. Padding, at the end, is 0 in all four.
     """
     tokens, sizes = pieces
     spans = np.repeat(np.arange(len(sizes)), sizes)
@@ -107,7 +107,7 @@ def require_bos_eos(tokenizer: Tokenizer) -> None:
     bits per byte.
 
     Raises:
-        DataError: The tokenizer has no token that begins, or none that ends a document.
+      DataError: The tokenizer has no token that begins, or none that ends a document.
     """
     if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
         raise DataError(

@@ -30,12 +30,12 @@ def spans_of_range(first: int, length: int, target_starts: np.ndarray) -> list[S
     """Splits a range of target tokens where documents end.
 
     Args:
-        first: The first target token.
-        length: The number of target tokens, at least 1.
-        target_starts: The first target token of each document, int64 [num_documents], ascending.
+      first: The first target token.
+      length: The number of target tokens, at least 1.
+      target_starts: The first target token of each document, int64 [num_documents], ascending.
 
     Returns:
-        The spans in order; their lengths sum to ``length``.
+      The spans in order; their lengths sum to ``length``.
     """
     low = np.searchsorted(target_starts, first, "right")
     high = np.searchsorted(target_starts, first + length, "left")
@@ -52,14 +52,14 @@ def concat_then_split(
     that fill no row are left out of this epoch; another epoch's offset leaves out others.
 
     Args:
-        row: In ``[0, total // length)``.
-        length: Target tokens in a row, T.
-        target_starts: The first target token of each document, int64 [num_documents].
-        total: The number of target tokens.
-        offset: Where the first row starts, in ``[0, total)``.
+      row: In ``[0, total // length)``.
+      length: Target tokens in a row, T.
+      target_starts: The first target token of each document, int64 [num_documents].
+      total: The number of target tokens.
+      offset: Where the first row starts, in ``[0, total)``.
 
     Returns:
-        The spans of the row, ``length`` target tokens in total.
+      The spans of the row, ``length`` target tokens in total.
     """
     first = (offset + row * length) % total
     before_end = min(length, total - first)
@@ -73,13 +73,13 @@ def split_once(row: int, length: int, target_starts: np.ndarray, total: int) -> 
     """Returns one of ``ceil(total / length)`` rows that hold every target token once, in order.
 
     Args:
-        row: In ``[0, ceil(total / length))``.
-        length: Target tokens in a row, T.
-        target_starts: The first target token of each document, int64 [num_documents].
-        total: The number of target tokens.
+      row: In ``[0, ceil(total / length))``.
+      length: Target tokens in a row, T.
+      target_starts: The first target token of each document, int64 [num_documents].
+      total: The number of target tokens.
 
     Returns:
-        The spans of the row; the last row may be shorter than ``length``.
+      The spans of the row; the last row may be shorter than ``length``.
     """
     first = row * length
     return spans_of_range(first, min(length, total - first), target_starts)
@@ -93,14 +93,14 @@ def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.nd
     lost, and the plan is a pure function of its arguments.
 
     Args:
-        target_counts: The number of target tokens of each document, all positive, int64
-            [num_documents].
-        length: Target tokens in a row, T.
+      target_counts: The number of target tokens of each document, all positive, int64
+        [num_documents].
+      length: Target tokens in a row, T.
 
     Returns:
-        ``spans`` int64 [num_spans, 2] of (first target token, length), grouped by row, and
-        ``row_starts`` int64 [num_rows + 1]: row ``r`` has ``spans[row_starts[r] :
-        row_starts[r + 1]]``.
+      ``spans`` int64 [num_spans, 2] of (first target token, length), grouped by row, and
+      ``row_starts`` int64 [num_rows + 1]: row ``r`` has ``spans[row_starts[r] :
+      row_starts[r + 1]]``.
     """
     closed: list[list[Span]] = []
     rows: list[list[Span]] = []
@@ -138,14 +138,14 @@ def best_fit(
     side longer than a row is in no row. The plan is a pure function of its arguments.
 
     Args:
-        source_sizes: Tokens of each source, int64 [num_pairs].
-        target_sizes: Tokens of each target, int64 [num_pairs].
-        length: Tokens in a row on each side.
-        seed: Of the order; any integer.
+      source_sizes: Tokens of each source, int64 [num_pairs].
+      target_sizes: Tokens of each target, int64 [num_pairs].
+      length: Tokens in a row on each side.
+      seed: Of the order; any integer.
 
     Returns:
-        ``pairs`` int64 [num_fitting], grouped by row, and ``row_starts`` int64
-        [num_rows + 1]: row ``r`` has ``pairs[row_starts[r] : row_starts[r + 1]]``.
+      ``pairs`` int64 [num_fitting], grouped by row, and ``row_starts`` int64
+      [num_rows + 1]: row ``r`` has ``pairs[row_starts[r] : row_starts[r + 1]]``.
     """
     order = np.flatnonzero(np.maximum(source_sizes, target_sizes) <= length)
     np.random.default_rng(seed % 2**64).shuffle(order)
@@ -176,11 +176,11 @@ def check_fills_a_row(total: int, length: int) -> None:
     """Checks that a corpus has at least one row.
 
     Args:
-        total: The number of target tokens in the corpus.
-        length: Target tokens in a row, T.
+      total: The number of target tokens in the corpus.
+      length: Target tokens in a row, T.
 
     Raises:
-        DataError: It has not.
+      DataError: It has not.
     """
     if total < length:
         raise DataError(

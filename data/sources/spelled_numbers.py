@@ -38,8 +38,8 @@ class SpelledNumbers(PairSource):
     """Some numbers in two languages; a part of a ``ParallelText``.
 
     Attributes:
-        numbers: The numbers, in order.
-        languages: Of the sources and of the targets, as num2words names them.
+      numbers: The numbers, in order.
+      languages: Of the sources and of the targets, as num2words names them.
     """
 
     numbers: tuple[int, ...]
@@ -61,8 +61,8 @@ class NumberWords:
     """The endless source of spelled-out numbers in two languages.
 
     Attributes:
-        name: The name as the user wrote it.
-        languages: Of the sources and of the targets, as num2words names them.
+      name: The name as the user wrote it.
+      languages: Of the sources and of the targets, as num2words names them.
     """
 
     name: str
@@ -73,10 +73,10 @@ class NumberWords:
         """Parses a source name; None if it is of another kind.
 
         Args:
-            name: The name, for example ``builtin:numbers-en-fr``.
+          name: The name, for example ``builtin:numbers-en-fr``.
 
         Raises:
-            DataError: No built-in source has this name, or a language is unknown.
+          DataError: No built-in source has this name, or a language is unknown.
         """
         if not name.startswith(_BUILTIN):
             return None
@@ -114,7 +114,7 @@ def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
     former alone one in a thousand is below a thousand.
 
     Args:
-        rng: The generator, which alone determines the numbers.
+      rng: The generator, which alone determines the numbers.
     """
     while True:
         any_size = 10.0 ** rng.integers(1, 7, _DRAWN_AT_ONCE)
@@ -128,11 +128,11 @@ def spell(number: int, language: str) -> str:
     """Spells out a number.
 
     Args:
-        number: In ``[0, LIMIT)``.
-        language: As num2words names it.
+      number: In ``[0, LIMIT)``.
+      language: As num2words names it.
 
     Raises:
-        DataError: num2words knows the language but not this number.
+      DataError: num2words knows the language but not this number.
     """
     from num2words import CONVERTER_CLASSES  # only who asks for numbers needs it
 

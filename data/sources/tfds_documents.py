@@ -36,17 +36,17 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
     """Loads one split of a published data set, and downloads it first if necessary.
 
     Args:
-        source: A source of the kind ``tfds``.
-        split: ``train`` or ``validation``.
-        fraction: The share for validation where no such split is published, in [0, 1).
-        cache: The folder in which the division into splits is cached.
+      source: A source of the kind ``tfds``.
+      split: ``train`` or ``validation``.
+      fraction: The share for validation where no such split is published, in [0, 1).
+      cache: The folder in which the division into splits is cached.
 
     Returns:
-        The documents, in the published order.
+      The documents, in the published order.
 
     Raises:
-        DataError: The name, configuration or field is unknown; the data is not on this
-            machine and cannot be downloaded or prepared; or it allows no random access.
+      DataError: The name, configuration or field is unknown; the data is not on this
+        machine and cannot be downloaded or prepared; or it allows no random access.
     """
     builder = open_builder(source)
     # builder.is_prepared() would warn about a missing folder.
@@ -69,7 +69,7 @@ def open_builder(source: Source) -> tfds.core.DatasetBuilder:
     """Returns the builder of a published data set; downloads nothing.
 
     Raises:
-        DataError: The name or the configuration is unknown, or a package is missing.
+      DataError: The name or the configuration is unknown, or a package is missing.
     """
     # TFDS registers these only when they are imported.
     importlib.import_module("tensorflow_datasets.text")
@@ -110,7 +110,7 @@ def download(builder: tfds.core.DatasetBuilder, source: Source) -> None:
     """Downloads and prepares a published data set.
 
     Raises:
-        DataError: The data set cannot be downloaded, parsed or written.
+      DataError: The data set cannot be downloaded, parsed or written.
     """
     try:
         urls: list[str] = list(builder.url_infos or ())
@@ -173,7 +173,7 @@ def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object
     """Opens a split of a data set that is on this machine.
 
     Raises:
-        DataError: The data set allows no random access.
+      DataError: The data set allows no random access.
     """
     try:
         return builder.as_data_source(split)

@@ -24,7 +24,7 @@ from ..packing.packing import (
     split_once,
 )
 from ..prepared.read_shards import SPLITS, is_prepared, prepared_split, prepared_tokenizer
-from ..sources.documents import Documents, default_cache_dir, load_whole
+from ..sources.documents import Documents, SourceLike, as_source, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 
@@ -35,12 +35,12 @@ def example_from_spans(
     """Makes one example.
 
     Args:
-        corpus: The tokens.
-        spans: Ranges of target tokens, each inside one document.
-        length: The example's length T, at least the sum of the spans' lengths.
+      corpus: The tokens.
+      spans: Ranges of target tokens, each inside one document.
+      length: The example's length T, at least the sum of the spans' lengths.
 
     Returns:
-        See ``packed_arrays``.
+      See ``packed_arrays``.
     """
     return packed_arrays(gather_tokens(corpus, spans), length)
 
@@ -53,10 +53,10 @@ class CausalLMExamples(PickledByFields):
     same examples.
 
     Attributes:
-        corpus: The tokens.
-        length: The example's length T.
-        packing: ``concat`` or ``first-fit``.
-        seed: The seed of the offsets for ``concat``.
+      corpus: The tokens.
+      length: The example's length T.
+      packing: ``concat`` or ``first-fit``.
+      seed: The seed of the offsets for ``concat``.
     """
 
     corpus: TokenCorpus
@@ -78,11 +78,11 @@ class CausalLMExamples(PickledByFields):
         """Makes one example: a pure function of its arguments.
 
         Args:
-            epoch: From 0.
-            index: In ``[0, num_examples)``.
+          epoch: From 0.
+          index: In ``[0, num_examples)``.
 
         Returns:
-            See ``example_from_spans``.
+          See ``example_from_spans``.
         """
         if self.packing == "concat":
             total = self.corpus.num_targets
@@ -105,8 +105,8 @@ class CausalLMEvaluationExamples:
     """Every target token of a corpus exactly once, in order; the last example is padded.
 
     Attributes:
-        corpus: The tokens.
-        length: The length of a row, T.
+      corpus: The tokens.
+      length: The length of a row, T.
     """
 
     corpus: TokenCorpus
@@ -141,8 +141,8 @@ class CausalLMData(DocumentsData):
 
     def make_tokenizer(self) -> Tokenizer:
         """See ``DataConfig``; a prepared source has its own tokenizer."""
-        if is_prepared(self.source) and self.tokenizer.path is None:
-            return prepared_tokenizer(self.source)
+        if is_prepared(self.source_name) and self.tokenizer.path is None:
+            return prepared_tokenizer(self.source_name)
         return super().make_tokenizer()
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
@@ -151,10 +151,10 @@ class CausalLMData(DocumentsData):
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns packed examples, split anew in every epoch with `concat` unless prepared."""
-        if is_prepared(self.source):
+        if is_prepared(self.source_name):
             requested = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
-            return prepared_split(self.source, splits, tokenizer, requested)
+            return prepared_split(self.source_name, splits, tokenizer, requested)
         corpus = _corpus(self.texts(), tokenizer)
         rows = CausalLMExamples(corpus, self.length, self.packing, seed)
         _ = rows.num_examples  # plans the rows of first-fit now, not in the first batch
@@ -164,16 +164,19 @@ class CausalLMData(DocumentsData):
         """Returns every validation token once."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
-        if is_prepared(self.source):
+        if is_prepared(self.source_name):
             requested = {"length": self.length, **self._held_out()}
-            return prepared_split(self.source, SPLITS[1:], tokenizer, requested)
+            return prepared_split(self.source_name, SPLITS[1:], tokenizer, requested)
         return self._every_token(self.validation_documents(), tokenizer)
 
-    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Returns every token of a source once."""
-        if is_prepared(source):
-            return prepared_split(source, SPLITS, tokenizer, {"length": self.length})
-        return self._every_token(load_whole(source), tokenizer)
+        name = as_source(source)
+        if is_prepared(name):
+            return prepared_split(name, SPLITS, tokenizer, {"length": self.length})
+        return self._every_token(load_whole(name), tokenizer)
 
     def _held_out(self) -> dict[str, float]:
         """Returns the held-out fraction a prepared source must have, unless another validates."""

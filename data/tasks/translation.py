@@ -23,11 +23,11 @@ from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ..errors import DataError
 from ..io.hashing import digest
 from ..packing.packing import best_fit
-from ..sources.documents import default_cache_dir
+from ..sources.documents import SourceLike, as_source, default_cache_dir
 from ..sources.parallel_corpus import ParallelText, open_parallel
 from ..sources.spelled_numbers import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell
 from ..tokenizers.base import Tokenizer
-from .base import DataConfig
+from .base import DataConfig, SourceField
 
 VOCABULARY_PAIRS = 1_000_000
 """The largest number of pairs that a vocabulary is trained on; they are evenly spaced."""
@@ -61,7 +61,7 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
     """Returns the ids of the tokens that start and end a translation.
 
     Raises:
-        DataError: The vocabulary has none.
+      DataError: The vocabulary has none.
     """
     special = tokenizer.target.special_ids
     if special.bos is None or special.eos is None:
@@ -76,7 +76,7 @@ def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
     """Returns the input of the encoder: the tokens of the text, and the end token.
 
     Raises:
-        DataError: The vocabulary has no end token.
+      DataError: The vocabulary has no end token.
     """
     return [*tokenizer.encode(text, add_special_tokens=False), end_of_text(tokenizer)]
 
@@ -85,16 +85,16 @@ def arrays_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict
     """Makes one example.
 
     Args:
-        pairs: Pairs whose sources together have at most ``length`` tokens, as have their targets.
-        length: The length of the example, S = T.
-        start: The id that begins each target in the decoder.
+      pairs: Pairs whose sources together have at most ``length`` tokens, as have their targets.
+      length: The length of the example, S = T.
+      start: The id that begins each target in the decoder.
 
     Returns:
-        Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
-        ``decoder_input_ids`` (the labels shifted right, after the start token),
-        ``decoder_segment_ids``, ``decoder_position_ids`` and ``labels``. A pair has the same
-        segment id on both sides, counted from 1; positions start at 0 in each pair. Padding, at
-        the end, is 0 in all arrays.
+      Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
+      ``decoder_input_ids`` (the labels shifted right, after the start token),
+      ``decoder_segment_ids``, ``decoder_position_ids`` and ``labels``. A pair has the same
+      segment id on both sides, counted from 1; positions start at 0 in each pair. Padding, at
+      the end, is 0 in all arrays.
     """
     row = {name: np.zeros(length, np.int32) for name in ARRAYS}
     positions = np.arange(length)
@@ -119,11 +119,11 @@ class TranslationExamples:
     """Each fitting pair exactly once, in the same examples in every epoch.
 
     Attributes:
-        corpus: The tokens.
-        length: The length of a row, S = T.
-        start: The id that begins each target in the decoder.
-        pairs: The indices of the pairs, row by row, int64 [num_fitting].
-        row_starts: The start of each row in ``pairs``, and the end, int64 [num_rows + 1].
+      corpus: The tokens.
+      length: The length of a row, S = T.
+      start: The id that begins each target in the decoder.
+      pairs: The indices of the pairs, row by row, int64 [num_fitting].
+      row_starts: The start of each row in ``pairs``, and the end, int64 [num_rows + 1].
     """
 
     corpus: PairCorpus
@@ -137,7 +137,7 @@ class TranslationExamples:
         """Packs the pairs; see ``packing.best_fit``.
 
         Raises:
-            DataError: No pair fits a row.
+          DataError: No pair fits a row.
         """
         pairs, row_starts = best_fit(*corpus.sizes, length, seed)
         if not len(pairs):
@@ -157,7 +157,7 @@ class TranslationExamples:
         """Makes one example; the same in every epoch.
 
         Returns:
-            See ``arrays_of_pairs``.
+          See ``arrays_of_pairs``.
         """
         chosen = self.pairs[self.row_starts[index] : self.row_starts[index + 1]]
         return arrays_of_pairs(map(self.corpus.pair, chosen.tolist()), self.length, self.start)
@@ -179,10 +179,10 @@ class NumberExamples:
     """Examples of spelled-out numbers, which are drawn anew in each epoch.
 
     Attributes:
-        languages: The languages of the sources and of the targets, as named by num2words.
-        tokenizer: The tokenizer of the sources; its ``target`` is that of the targets.
-        length: The length of a row, S = T.
-        seed: The seed of the numbers, any integer.
+      languages: The languages of the sources and of the targets, as named by num2words.
+      tokenizer: The tokenizer of the sources; its ``target`` is that of the targets.
+      length: The length of a row, S = T.
+      seed: The seed of the numbers, any integer.
     """
 
     languages: tuple[str, str]
@@ -199,7 +199,7 @@ class NumberExamples:
         """Makes one example: a pure function of the seed and its arguments.
 
         Returns:
-            See ``arrays_of_pairs``.
+          See ``arrays_of_pairs``.
         """
         rng = np.random.default_rng([self.seed % 2**64, epoch, index])
         start, _ = start_and_end(self.tokenizer)
@@ -237,7 +237,7 @@ class VocabularyTexts:
     """The texts of pairs, each target right after its source; see ``token_corpus.Texts``.
 
     Attributes:
-        text: The sentence pairs.
+      text: The sentence pairs.
     """
 
     text: ParallelText
@@ -262,7 +262,7 @@ class TranslationData(DataConfig):
     kind: ClassVar[str] = "translation"
     allows_label_smoothing: ClassVar[bool] = True
 
-    source: str
+    source: SourceField
     """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, tfds:NAME/CONFIG#en,de, several of them
     joined by " + ", or builtin:numbers-en-fr. Swap the names for the other direction."""
     validation_fraction: float = 0.01
@@ -272,7 +272,7 @@ class TranslationData(DataConfig):
 
     def texts(self) -> VocabularyTexts:
         """Returns both sides of the training pairs, for a shared vocabulary."""
-        numbers = NumberWords.parse(self.source)
+        numbers = NumberWords.parse(self.source_name)
         text = self._open("train") if numbers is None else ParallelText((numbers.vocabulary,))
         return VocabularyTexts(text)
 
@@ -285,7 +285,7 @@ class TranslationData(DataConfig):
 
         Spelled-out numbers are new in every epoch.
         """
-        numbers = NumberWords.parse(self.source)
+        numbers = NumberWords.parse(self.source_name)
         if numbers is None:
             return self._split(self._open("train"), tokenizer, seed, "left out")
         return self._endless(numbers, tokenizer, seed)
@@ -294,28 +294,32 @@ class TranslationData(DataConfig):
         """Returns the source to validate on, the published split, or the held-out pairs."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
-        numbers = NumberWords.parse(self.source)
+        numbers = NumberWords.parse(self.source_name)
         text = ParallelText((numbers.validation,)) if numbers else self._open("validation")
         return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
 
-    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Returns all pairs of another source, or the validation split of a published one.
 
         The content has every pair as it was read. The examples leave out pairs with an empty side
         and pairs that are longer than a row.
         """
-        numbers = NumberWords.parse(source)
+        numbers = NumberWords.parse(as_source(source))
         if numbers is not None:
             text = ParallelText((numbers.validation,))
         else:
-            text = open_parallel(source, "whole", like=self.source)
+            text = open_parallel(source, "whole", like=self.source_name)
         return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
 
-    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def input_split(
+        self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Refuses, because translations are not predicted example by example.
 
         Raises:
-            DataError: Always; the message names the command that translates.
+          DataError: Always; the message names the command that translates.
         """
         raise DataError("translation data has no labels to predict: use the command translate")
 

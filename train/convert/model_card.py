@@ -10,7 +10,7 @@ from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
 from ..engine.metrics_log import read_metrics
-from ..runs.params_only_run import AVERAGED_STEPS, IMPORTED_FROM
+from ..runs.params_only_run import AVERAGED_STEPS, IMPORTED_FROM, SAVED_FROM_PYTHON
 
 FILE = "README.md"
 _EMBEDS = """Vectors of texts:
@@ -63,7 +63,7 @@ def model_card(
         *(f"{note}\n" for note in notes),
         *([_EMBEDS.format(name)] if embeds else []),
     ]
-    if "train" in stored_fields and IMPORTED_FROM not in stored_fields:
+    if "train" in stored_fields and not {IMPORTED_FROM, SAVED_FROM_PYTHON} & stored_fields.keys():
         parts += [_data(config), _settings(config), _scores(folder, step)]
     return "\n".join(parts)
 
@@ -74,6 +74,8 @@ def _origin(stored_fields: JsonObject, step: int | None) -> str:
     if IMPORTED_FROM in stored_fields:
         source = _without_folders(str(stored_fields[IMPORTED_FROM]))
         return f"Imported by flaxzoo {version} from `{source}`."
+    if SAVED_FROM_PYTHON in stored_fields:
+        return f"Saved by flaxzoo {version}."
     averaged = stored_fields.get(AVERAGED_STEPS)
     if isinstance(averaged, list):
         steps = ", ".join(map(str, averaged))

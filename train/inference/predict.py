@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from ...data.batching import evaluation_batches
+from ...data.sources.documents import SourceLike
 from ...models.nn.typing import PyTree
 from ..errors import RunError
 from ..objectives.eval_step import rows_at_once, whole_rows
@@ -16,13 +17,14 @@ from ..runs.load_run import open_run, vocabulary_note
 
 
 def predict(
-    folder: str | Path, path: str, *, step: int | None = None, log: LogFn = print
+    folder: str | Path, path: SourceLike, *, step: int | None = None, log: LogFn = print
 ) -> list[Any]:
     """Predicts for each example of a file.
 
     Args:
       folder: the run folder of a model with a classification, tagging, span or choice head.
-      path: the file, in the form that this kind of data reads; "-" is standard input.
+      path: the file, in the form that this kind of data reads; "-" is standard input; or a list
+        of examples.
       step: which checkpoint; by default the newest.
       log: told what is in the file, in a line.
 

@@ -5,10 +5,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...data.errors import UserError
-from ...data.tasks.translation import encode_source, start_and_end
+from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.generator import Generator
-from ...models.decoding.request import BeamSearch, GenerationRequest, Hypothesis
+from ...models.decoding.request import (
+    BeamSearch,
+    GenerationRequest,
+    Hypothesis,
+    published_request,
+)
 from ...models.model import Model
 from ...models.nn.typing import Params
 from ..progress import LogFn
@@ -18,8 +23,6 @@ from .text_model import TextModel
 
 BATCH_SIZE = 32
 """The number of sentences that are searched together."""
-MAX_EXTRA_TOKENS = 50
-"""The longest translation, in tokens beyond its source's (Vaswani et al. 2017, section 6.1)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,25 +146,6 @@ class TextTranslator(TextModel):
         text = self._target.decode(hypothesis.tokens).strip()
         number = len(hypothesis.tokens) + hypothesis.ended
         return Translation(text, hypothesis.score, hypothesis.log_probability, number)
-
-
-def published_request(tokenizer: Tokenizer, vocab_size: int) -> GenerationRequest:
-    """Returns the search of Vaswani et al. 2017, for a model that was trained here.
-
-    It bans tokens that are no text: special ones but the end, and rows of the vocabulary without a
-    token.
-    """
-    start, end = start_and_end(tokenizer)
-    target = tokenizer.target
-    special = set(dataclasses.astuple(target.special_ids)) - {None, target.special_ids.eos}
-    banned = (*sorted(special), *range(target.vocab_size, vocab_size))
-    return GenerationRequest(
-        method=BeamSearch(),
-        max_extra_tokens=MAX_EXTRA_TOKENS,
-        banned=tuple((token,) for token in banned),
-        start_id=start,
-        eos_ids=(end,),
-    )
 
 
 def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list[str]:

@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...models.load import load
-from ...models.model import Model
 from ...models.nn.typing import Params, PyTree
 from ..errors import RunError
 
 
-def load_finite(folder: str | Path, *, step: int | None = None) -> tuple[Model, Params]:
+def load_finite(folder: str | Path, *, step: int | None = None) -> tuple[Any, Params]:
     """Loads a model like `models.load`, and checks its parameters.
 
     Raises:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...data.errors import UserError
 from ...data.io.json_text import JsonObject
 from ...data.tasks.sequence_classification import SequenceClassificationData, Target
 from ...data.tasks.translation import start_and_end
@@ -12,6 +13,7 @@ from ...models.bert import BertConfig
 from ...models.config import TransformerConfig
 from ...models.decoding.request import GenerationRequest
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
+from ...models.hf.save import check_vocabulary
 from ...models.hub import local_folder
 from ...models.load import (
     check_run,
@@ -74,14 +76,7 @@ def _open_foreign(folder: Path, fields: JsonObject) -> tuple[TrainConfig, Tokeni
             f"tokens and pads with {pads[1]}, the model has {model.vocab_size:,} and pads with "
             f"{pads[0]}: give the model's own"
         )
-    config = recipe(HEADS[model.head].default_recipe)
-    data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
-    if model.head == "sequence_classification" and isinstance(data, SequenceClassificationData):
-        # As in transformers, one label without a problem type is a number.
-        by_count = "regression" if len(model.labels) == 1 else None
-        problem = fields.get("problem_type") or by_count
-        data = dataclasses.replace(data, target=TARGETS.get(str(problem), "single_label"))
-    return dataclasses.replace(config, model=model, data=data, sample_prompt=None), tokenizer
+    return config_of_model(model, fields.get("problem_type")), tokenizer
 
 
 def _check_vocabulary(folder: Path, model: TransformerConfig, tokenizer: Tokenizer) -> None:
@@ -89,17 +84,10 @@ def _check_vocabulary(folder: Path, model: TransformerConfig, tokenizer: Tokeniz
 
     Fewer ids than rows are usual: published embeddings are padded to a multiple of some number.
     """
-    if tokenizer.target.vocab_size > model.vocab_size:
-        raise RunError(
-            f"the tokenizer of {folder} has {tokenizer.target.vocab_size:,} tokens, more than the "
-            f"{model.vocab_size:,} of its model: give the model's own"
-        )
-    sources = model.source_vocab_size or model.vocab_size
-    if tokenizer.vocab_size > sources:
-        raise RunError(
-            f"the tokenizer of {folder} has {tokenizer.vocab_size:,} tokens for sources, more than "
-            f"the {sources:,} of its model: give the model's own"
-        )
+    try:
+        check_vocabulary(tokenizer, model, f"the tokenizer of {folder}")
+    except UserError as error:
+        raise RunError(str(error)) from None
 
 
 def vocabulary_note(
@@ -116,6 +104,23 @@ def vocabulary_note(
         f"note: the tokenizer of {folder} has {tokens:,} tokens, its model {rows:,}: make sure "
         "that it is the model's own"
     )
+
+
+def config_of_model(model: TransformerConfig, problem_type: object = None) -> TrainConfig:
+    """Returns the configuration of a run that would have made a model.
+
+    Args:
+        model: The configuration of the model.
+        problem_type: The kind of a classifier's labels, as transformers names it; by default one
+            label is a number, and several exclude each other.
+    """
+    config = recipe(HEADS[model.head].default_recipe)
+    data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
+    if model.head == "sequence_classification" and isinstance(data, SequenceClassificationData):
+        by_count = "regression" if len(model.labels) == 1 else None
+        target = TARGETS.get(str(problem_type or by_count), "single_label")
+        data = dataclasses.replace(data, target=target)
+    return dataclasses.replace(config, model=model, data=data, sample_prompt=None)
 
 
 def generation_defaults(folder: str | Path) -> JsonObject | None:

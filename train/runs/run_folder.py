@@ -241,7 +241,7 @@ def _check_same_data(run: Run) -> None:
     """Refuses to resume with other data."""
     if read_config(run.folder)["data_fingerprints"] == _fingerprints(run):
         return
-    source = run.stated.data.source
+    source = run.stated.data.source_name
     comes_with_python = source.startswith("builtin:")
     remedy = "restore it"
     if comes_with_python:
