@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import tyro
-
 from ...data.io.json_text import to_json
 from ..compilation_cache import enable_compilation_cache
-from .arguments import RunName, log
+from .options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +23,7 @@ class EvaluateArguments:
 
 def evaluate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo evaluate RUN [--data SOURCE]`."""
-    parsed = tyro.cli(EvaluateArguments, args=arguments, prog="flaxzoo evaluate")
+    parsed = parse(EvaluateArguments, arguments, "flaxzoo evaluate")
     enable_compilation_cache()
     from ..inference.evaluate import score_run
 

@@ -3,10 +3,8 @@
 import dataclasses
 import sys
 
-import tyro
-
 from ..compilation_cache import enable_compilation_cache
-from .arguments import RunName, log
+from .options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +47,12 @@ class GenerateArguments:
 
 def generate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo generate RUN --prompt TEXT`."""
-    parsed = tyro.cli(GenerateArguments, args=arguments, prog="flaxzoo generate")
+    parsed = parse(
+        GenerateArguments,
+        arguments,
+        "flaxzoo generate",
+        renamed={"num_return_sequences": "--num-samples"},
+    )
     enable_compilation_cache()
     from ..inference.generate import TextGenerator, merged_request, samples_to_json
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -11,6 +10,7 @@ from ...models.init import parameter_shapes
 from ...models.registry import create, presets
 from ..recipes import RECIPES, describe
 from ..state import count_parameters
+from .options import parse
 
 
 def preset_parameters(config: TransformerConfig) -> int:
@@ -25,7 +25,7 @@ class ListArguments:
 
 def list_command(arguments: list[str]) -> None:
     """Runs `flaxzoo list`: the sizes with paper, parameters and context length, and the recipes."""
-    tyro.cli(ListArguments, args=arguments, prog="flaxzoo list")
+    parse(ListArguments, arguments, "flaxzoo list")
     console = Console(soft_wrap=True, width=160)  # lines wrap in a narrow terminal
     columns = ("preset", "paper", "parameters", "published as", "context")
     table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)

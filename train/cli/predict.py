@@ -3,11 +3,9 @@
 import dataclasses
 from typing import Annotated
 
-import tyro
-
 from ...data.io.json_text import to_json
 from ..compilation_cache import enable_compilation_cache
-from .arguments import Positional, RunName, log, named
+from .options import Positional, RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +26,7 @@ class PredictArguments:
 
 def predict_command(arguments: list[str]) -> None:
     """Runs `flaxzoo predict RUN --input FILE`."""
-    parsed = tyro.cli(PredictArguments, args=arguments, prog="flaxzoo predict")
+    parsed = parse(PredictArguments, arguments, "flaxzoo predict")
     enable_compilation_cache()
     from ..inference.predict import predict
 
@@ -43,7 +41,7 @@ class FillMaskArguments:
     run: RunName
     """A run folder of a masked language model, a folder in the Hugging Face format, or a name on
     the Hugging Face hub."""
-    text: Positional[Annotated[str, named("TEXT")]]
+    text: Annotated[str, Positional("TEXT")]
     """A text with [MASK] in place of each missing token."""
     top_k: int = 5
     """The number of tokens to print for each [MASK]."""
@@ -55,7 +53,7 @@ class FillMaskArguments:
 
 def fill_mask_command(arguments: list[str]) -> None:
     """Runs `flaxzoo fill-mask RUN TEXT`."""
-    parsed = tyro.cli(FillMaskArguments, args=arguments, prog="flaxzoo fill-mask")
+    parsed = parse(FillMaskArguments, arguments, "flaxzoo fill-mask")
     enable_compilation_cache()
     from ..inference.fill_mask import MaskFiller
 

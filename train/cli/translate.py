@@ -5,11 +5,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
 from ...data.errors import UserError
 from ..compilation_cache import enable_compilation_cache
-from .arguments import RunName, log
+from .options import RunName, log, parse
 
 if TYPE_CHECKING:
     from ...models.decoding.request import BeamSearch, GenerationRequest
@@ -44,7 +42,7 @@ class TranslateArguments:
 
 def translate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo translate RUN --input FILE --output FILE`."""
-    parsed = tyro.cli(TranslateArguments, args=arguments, prog="flaxzoo translate")
+    parsed = parse(TranslateArguments, arguments, "flaxzoo translate")
     enable_compilation_cache()
     from ...data.io.atomic_io import check_output_path, write_file
     from ...data.io.files import input_lines
@@ -92,7 +90,7 @@ def _search(parsed: TranslateArguments, stored: "GenerationRequest") -> "BeamSea
         search = dataclasses.replace(search, length_penalty=parsed.length_penalty)
     if not 1 <= parsed.num_best <= search.num_beams:
         raise UserError(
-            f"num-best {parsed.num_best} must be at least 1 and at most num-beams "
+            f"--num-best {parsed.num_best} must be at least 1 and at most --num-beams "
             f"{search.num_beams}"
         )
     return search

@@ -1,16 +1,18 @@
 """Named recipes: functions that return the typed configuration of a run.
 
-The command line can set any field: `flaxzoo train quickstart --steps 500`.
+The command line can set any field: `flaxzoo train quickstart --steps 500`. The recipe of a family
+trains any of its published sizes: `flaxzoo train gpt --preset gpt2-large`.
 """
 
+import inspect
 from collections.abc import Callable
 from importlib import import_module
 
 from ...data.errors import UserError, suggest
-from ...models.registry import FAMILIES
+from ...models.registry import FAMILIES, families
 from ..config import TrainConfig
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Callable[..., TrainConfig]] = {
     name: recipe
     for family in FAMILIES
     for name, recipe in import_module(f".{family}", __name__).RECIPES.items()
@@ -18,15 +20,41 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 """Every recipe by name: the `RECIPES` of the file that each family has in this folder."""
 
 
-def recipe(name: str) -> TrainConfig:
+def recipe(name: str, preset: str | None = None) -> TrainConfig:
     """Returns the configuration of a named recipe.
 
+    Args:
+        name: The recipe: `quickstart`, or a family: `gpt`.
+        preset: A published size of the family: `gpt2-large`. Only for the recipe of a family.
+
     Raises:
-        UserError: There is no such recipe; the message names the nearest.
+        UserError: There is no such recipe or preset (the message names the nearest), or the
+            recipe has a size of its own.
     """
+    family_of = {size: family for family, x in families().items() for size in x.presets}
     if name not in RECIPES:
+        if name in family_of:
+            raise UserError(
+                f"{name} is a preset, not a recipe: train it by its family's recipe, "
+                f"flaxzoo train {family_of[name]} --preset {name}"
+            )
         raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
-    return RECIPES[name]()
+    if preset is None:
+        return RECIPES[name]()
+    if preset not in family_of:
+        own = [size for size, family in family_of.items() if name in (family, preset)]
+        raise UserError(f"no preset named {preset!r}: {suggest(preset, own or list(family_of))}")
+    if family_of[preset] != name:
+        raise UserError(
+            f"the recipe {name} does not have the preset {preset!r}: "
+            f"flaxzoo train {family_of[preset]} --preset {preset}"
+        )
+    return RECIPES[name](preset)
+
+
+def takes_preset(name: str) -> bool:
+    """Returns whether a recipe is that of a family, which trains any of its sizes."""
+    return "preset" in inspect.signature(RECIPES[name]).parameters
 
 
 def describe(name: str) -> str:

@@ -1,5 +1,6 @@
 """Recipes for BERT: pretraining at the published sizes and at a small one, and fine-tuning."""
 
+import dataclasses
 from collections.abc import Callable
 
 from ...data.tasks.base import DataConfig
@@ -9,9 +10,9 @@ from ...data.tasks.question_answering import QuestionAnsweringData
 from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tasks.token_classification import TokenClassificationData
 from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
 from ...models.bert import BertConfig
 from ...models.config import Execution
-from ...models.registry import preset
 from ..config import TrainConfig
 from ..optimizer_config import OptimizerConfig
 
@@ -58,6 +59,35 @@ def bert_quickstart() -> TrainConfig:
     )
 
 
+def bert(preset: str = "bert-base") -> TrainConfig:
+    """A BERT of any published size, pretrained on your own text.
+
+    Run: flaxzoo train bert --preset bert-small --data.source 'text:books/*.txt#sentences'
+    The vocabulary is trained on the text, and the size of the embedding follows from it. The
+    learning rate is 1e-4 at a width of 768 (Devlin et al. 2019, appendix A.2) and larger in
+    proportion for narrower models.
+    """
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    return TrainConfig(
+        model=model,
+        data=PretrainingData(source="builtin:python-docs", length=128, tokenizer=_SMALL_VOCABULARY),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=round(1e-4 * 768 / model.d_model, 6),
+            schedule="linear",
+            final_fraction=0.0,
+            warmup_steps=500,
+            beta2=0.999,
+            epsilon=1e-6,
+            weight_decay=0.01,
+        ),
+        execution=Execution(remat="dots"),
+        steps=10_000,
+        batch_size=64,
+        evaluate_every=500,
+        checkpoint_every=500,
+    )
+
+
 def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
     """Returns one of the two phases of the original pretraining.
 
@@ -76,7 +106,7 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
         warmup = 10_000 / steps
     kind = f"{name}-lamb" if lamb else name
     return TrainConfig(
-        model=preset(name),
+        model=registry.preset(name),
         data=PretrainingData(
             source="tfds:wikipedia/20230601.en#text",
             length=length,
@@ -215,8 +245,9 @@ def bert_choice() -> TrainConfig:
     )
 
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Callable[..., TrainConfig]] = {
     "bert-quickstart": bert_quickstart,
+    "bert": bert,
     "bert-base-128": bert_base_128,
     "bert-base-512": bert_base_512,
     "bert-large-128": bert_large_128,

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
 from ...models.config import Execution
 from ...models.gpt import GPTConfig
-from ...models.registry import preset
 from ..config import TrainConfig
 from ..optimizer_config import OptimizerConfig
 
@@ -75,6 +75,33 @@ def shakespeare_char() -> TrainConfig:
     )
 
 
+def gpt(preset: str = "gpt2") -> TrainConfig:
+    """A GPT of any published size on your own text.
+
+    Run: flaxzoo train gpt --preset gpt2-large --data.source 'text:books/*.txt#block'
+    The vocabulary is trained on the text, and the size of the embedding follows from it. The
+    learning rate is 6e-4 at a width of 768 and smaller in proportion for wider models, which is
+    near the rates of Brown et al. 2020, table 2.1.
+    """
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    return TrainConfig(
+        model=model,
+        data=CausalLMData(
+            source="builtin:python-docs",
+            length=min(model.max_length, 512),
+            tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
+        ),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=round(6e-4 * 768 / model.d_model, 6), warmup_steps=500
+        ),
+        execution=Execution(remat="dots"),
+        steps=10_000,
+        batch_size=32,
+        evaluate_every=500,
+        checkpoint_every=500,
+    )
+
+
 def _published(name: str, rate: float, rows: int) -> TrainConfig:
     """Returns GPT-3's training on 300 billion tokens (Brown et al. 2020, table 2.1, appendix B).
 
@@ -83,7 +110,7 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
     the batch does not grow at the beginning; the rate decays over the whole run instead of its
     first 260 billion tokens. There is no dropout, because no text is seen often.
     """
-    model = dataclasses.replace(preset(name), dropout_rate=0.0)
+    model = dataclasses.replace(registry.preset(name), dropout_rate=0.0)
     length = model.max_length
     return TrainConfig(
         model=model,
@@ -143,9 +170,10 @@ def gpt3_175b() -> TrainConfig:
     return _published("gpt3-175b", 0.6e-4, 1536)
 
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Callable[..., TrainConfig]] = {
     "quickstart": quickstart,
     "shakespeare-char": shakespeare_char,
+    "gpt": gpt,
     "gpt2": gpt2,
     "gpt2-medium": gpt2_medium,
     "gpt2-xl": gpt2_xl,

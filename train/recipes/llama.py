@@ -1,9 +1,11 @@
 """Recipes of the Llamas."""
 
+import dataclasses
 from collections.abc import Callable
 
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
 from ...models.config import Execution
 from ...models.llama import LlamaConfig
 from ..config import TrainConfig
@@ -44,4 +46,34 @@ def llama_quickstart() -> TrainConfig:
     )
 
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {"llama-quickstart": llama_quickstart}
+def llama(preset: str = "llama-7b") -> TrainConfig:
+    """A Llama of any published size on your own text.
+
+    Run: flaxzoo train llama --preset llama2-7b --data.source 'text:books/*.txt#block'
+    The vocabulary is trained on the text, and the size of the embedding follows from it. The
+    learning rate is 3e-4 at a width of 4,096 (Touvron et al. 2023, table 2) and smaller in
+    proportion for wider models.
+    """
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    return TrainConfig(
+        model=model,
+        data=CausalLMData(
+            source="builtin:python-docs",
+            length=512,
+            tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
+        ),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=round(3e-4 * 4096 / model.d_model, 6), warmup_steps=500
+        ),
+        execution=Execution(dtype="bfloat16", remat="dots"),
+        steps=10_000,
+        batch_size=32,
+        evaluate_every=500,
+        checkpoint_every=500,
+    )
+
+
+RECIPES: dict[str, Callable[..., TrainConfig]] = {
+    "llama-quickstart": llama_quickstart,
+    "llama": llama,
+}

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from ...data.tasks.translation import TranslationData
 from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
 from ...models.config import Execution
-from ...models.registry import preset
 from ...models.transformer import EncoderDecoderConfig
 from ..config import TrainConfig
 from ..optimizer_config import OptimizerConfig
@@ -108,10 +108,35 @@ def multi30k_en_de() -> TrainConfig:
     )
 
 
+def transformer(preset: str = "transformer-base") -> TrainConfig:
+    """A Transformer of any published size on your own pairs of sentences.
+
+    Run: flaxzoo train transformer --preset transformer-big --data.source pairs:train.en,train.de
+    The vocabulary is trained on the pairs, and the size of the embedding follows from it. The
+    learning rate is that of Vaswani et al. 2017, section 5.3.
+    """
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    return TrainConfig(
+        model=model,
+        data=TranslationData(
+            source="builtin:numbers-en-fr",
+            length=64,
+            tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=400),
+        ),
+        optimizer=_published_schedule(model.d_model),
+        execution=Execution(remat="dots"),
+        label_smoothing=0.1,
+        steps=10_000,
+        batch_size=64,
+        evaluate_every=500,
+        checkpoint_every=500,
+    )
+
+
 def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None) -> TrainConfig:
     """Returns the published run: batches of 25,000 tokens per side, as 104 sequences of 256."""
     vocab_size = 37_000 if target == "de" else 32_000
-    model = dataclasses.replace(preset(f"transformer-{size}"), vocab_size=vocab_size)
+    model = dataclasses.replace(registry.preset(f"transformer-{size}"), vocab_size=vocab_size)
     if dropout_rate is not None:
         model = dataclasses.replace(model, dropout_rate=dropout_rate)
     corpus = "de-en" if target == "de" else "fr-en"
@@ -166,9 +191,10 @@ def wmt14_en_fr_big() -> TrainConfig:
     return _wmt14("big", "fr", 300_000, dropout_rate=0.1)
 
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Callable[..., TrainConfig]] = {
     "numbers-en-fr": numbers_en_fr,
     "multi30k-en-de": multi30k_en_de,
+    "transformer": transformer,
     "wmt14-en-de-base": wmt14_en_de_base,
     "wmt14-en-de-big": wmt14_en_de_big,
     "wmt14-en-fr-base": wmt14_en_fr_base,

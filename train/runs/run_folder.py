@@ -71,8 +71,14 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
         plan = None if steps(folder) else _init_from_plan(config)
     else:
         _check_empty(folder)
+        given = config.model.vocab_size
         config, tokenizer = _new_run(config)
         plan = _init_from_plan(config)
+        if plan is None and 1 < given < config.model.vocab_size:
+            log(
+                f"model.vocab_size {given:,} is too small for the vocabulary: the model has "
+                f"{config.model.vocab_size:,}"
+            )
     if plan is not None:
         log(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
     check_length(config)
@@ -86,6 +92,9 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
     run = Run(folder, config, tokenizer, train, validation, plan)
     if existing:
         _check_same_data(run)
+    warmup, fitting = config.optimizer.warmup_steps, run.config.optimizer.warmup_steps
+    if fitting < warmup:
+        log(f"warm-up: {fitting} of the {run.config.steps} steps; {warmup} do not fit")
     return run
 
 
