@@ -193,6 +193,11 @@ def test_what_is_refused(run, tmp_path, capsys):
     (tmp_path / "long.txt").write_text("one\n" + "one two " * 40 + "\n" + "one " * 90 + "\n")
     fails(capsys, "more than the 48 that the model reads (2 texts are too long): split",
           "translate", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
+    said = output(capsys, "translate", folder / "run", "--input", tmp_path / "long.txt",
+                  "--truncate", "--output", tmp_path / "short.txt").err  # fmt: skip
+    assert "\n2 of 3 texts are truncated to 48 tokens\n" in f"\n{said}"
+    assert said.endswith(f"{tmp_path}/short.txt: 3 lines translated\n")
+    assert len((tmp_path / "short.txt").read_text().splitlines()) == 3
     fails(capsys, "is a folder", "translate", folder / "run", "--input", folder / "valid.en",
           "--output", tmp_path)  # fmt: skip
     for command in (("translate", "--input", folder / "valid.en"), ("evaluate",)):
