@@ -1,6 +1,5 @@
 """Writes a model as a folder in Hugging Face's form."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from numpy.typing import DTypeLike
 from safetensors.numpy import save_file
 
-from ...data.io.json_text import JsonObject, JsonValue
+from ...data.io.json_text import JsonObject, JsonValue, to_json
 from ..config import TransformerConfig
 from ..decoding.request import BeamSearch, GenerationRequest
 from ..nn.typing import Params
@@ -145,4 +144,4 @@ def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
 
 def write_json(file: Path, content: JsonValue) -> None:
     """Writes a JSON file in the format of transformers."""
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    file.write_text(to_json(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -7,11 +7,11 @@ A run folder contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metri
 import contextlib
 import dataclasses
 import importlib.metadata
-import json
 from pathlib import Path
 
 from ...data.dataset import DataSplit
 from ...data.io.atomic_io import build_folder
+from ...data.io.json_text import to_json
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
@@ -233,7 +233,7 @@ def create_folder(run: Run) -> None:
 
     def fill(folder: Path) -> None:
         run.tokenizer.save(folder / TOKENIZER)
-        (folder / CONFIG_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
 
     build_folder(run.folder, fill)
     # Another process may have made it since it was looked for, and now has the lock or had it.

@@ -136,6 +136,7 @@ def test_train_prints_a_sample_and_where_to_go_on(trained):
     assert (run / "report.md").is_file()
 
 
+@pytest.mark.slow
 def test_evaluate_prints_one_json_object(run, flaxzoo):
     status, out, _ = flaxzoo("evaluate", run)
     assert status == 0
