@@ -31,9 +31,11 @@ from .packing.packing import Packing as Packing
 from .prepared.read_shards import PreparedExamples as PreparedExamples
 from .prepared.write_shards import prepare as prepare
 from .sources.documents import Documents as Documents
+from .sources.documents import SourceLike as SourceLike
 from .sources.documents import default_cache_dir as default_cache_dir
 from .sources.documents import load_documents as load_documents
 from .sources.documents import load_whole as load_whole
+from .sources.in_memory import Examples as Examples
 from .sources.parallel_corpus import ParallelText as ParallelText
 from .sources.parallel_corpus import open_parallel as open_parallel
 from .sources.sentence_pairs import SentencePair as SentencePair

@@ -16,11 +16,13 @@ from .decoding.unstack_layers import unstack_layers
 from .gpt import GPT, GPTConfig
 from .hf.generate import generate
 from .hf.generation_config import generation_arguments
+from .hf.save import save
+from .hf.sentence_embedding import EmbeddingSettings
 from .init import init_params
 from .load import load
 from .nn.cache import Cache, init_cache
-from .nn.heads import mean_pool
 from .nn.layers import row_keys
+from .nn.pooling import mean_pool
 from .nn.positions import sinusoidal_positions
 from .registry import Preset, config_from_dict, config_to_dict, create, preset, presets
 from .transformer import EncoderDecoder, EncoderDecoderConfig
@@ -31,6 +33,7 @@ __all__ = [
     "BeamSearch",
     "BertConfig",
     "Cache",
+    "EmbeddingSettings",
     "EncoderDecoder",
     "EncoderDecoderConfig",
     "Execution",
@@ -53,6 +56,7 @@ __all__ = [
     "preset",
     "presets",
     "row_keys",
+    "save",
     "sinusoidal_positions",
     "unstack_layers",
 ]

@@ -2,7 +2,7 @@
 
 `checksums.json` beside a checkpoint's parts contains the SHA-256 of every file in them. It is
 written before the checkpoint gets its final name, so that every checkpoint has one, except those of
-models that were not trained here (imported and averaged ones).
+imported and averaged models that older versions made.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ def find_damage(checkpoint: Path, part: str = "") -> str | None:
     """Compares the files of a checkpoint with their checksums.
 
     Args:
-        checkpoint: The folder of the checkpoint.
-        part: The part to check, such as `params`; by default all parts.
+      checkpoint: The folder of the checkpoint.
+      part: The part to check, such as `params`; by default all parts.
 
     Returns:
-        A description of the first damaged file; None if there is none, or no checksums.
+      A description of the first damaged file; None if there is none, or no checksums.
     """
     file = checkpoint / CHECKSUMS_FILE
     if not file.is_file():

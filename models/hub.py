@@ -11,20 +11,23 @@ FILES = tuple(
     config.json generation_config.json model*.safetensors model.safetensors.index.json
     tokenizer.json tokenizer_config.json vocab.json vocab.txt merges.txt *.model *.spm
     target_vocab.json special_tokens_map.json
+    modules.json sentence_bert_config.json config_sentence_transformers.json
+    ?_*/config.json ?_*/model.safetensors
     """.split()
 )
-"""The files to download: never a pickled one, nor weights for another library."""
+"""The files to download: never a pickled one, nor weights for another library. The modules of
+sentence-transformers have folders of their own, such as `1_Pooling`."""
 
 
 def local_folder(path: str | Path) -> Path:
     """Returns the folder of a model.
 
     Args:
-        path: A folder, or a name on the hub, whose files are downloaded once and kept in the hub's
-            own cache. A path that exists, or is a `Path`, is never searched for on the hub.
+      path: A folder, or a name on the hub, whose files are downloaded once and kept in the hub's
+        own cache. A path that exists, or is a `Path`, is never searched for on the hub.
 
     Raises:
-        FileNotFoundError: There is neither a folder nor a model of that name.
+      FileNotFoundError: There is neither a folder nor a model of that name.
     """
     folder = Path(path).expanduser()
     if isinstance(path, Path) or folder.exists() or not NAME.fullmatch(path):
@@ -37,7 +40,7 @@ def _download(name: str) -> Path:
     """Returns the folder in the hub's cache; once per process, so that all files match.
 
     Raises:
-        FileNotFoundError: The download failed.
+      FileNotFoundError: The download failed.
     """
     import huggingface_hub
 

@@ -5,9 +5,15 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.core import unfreeze
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+from ..data.errors import UserError
+from .model import Model
 from .nn.typing import Array, Key, Params
-from .registry import smallest_inputs
+from .registry import create, smallest_inputs
 
 
 def init_params(model: Any, rng: Key[Array, ""]) -> Params:
@@ -29,3 +35,43 @@ def _traced_shapes(model: nn.Module) -> Params:
     """Caches the shapes: tracing a model takes as long as reading a hundred megabytes."""
     rng = jax.eval_shape(jax.random.key, 0)  # only its shape: a real key would compile a program
     return jax.eval_shape(lambda rng: init_params(model, rng), rng)
+
+
+def fitting_params(model: Model, params: Params) -> Params:
+    """Returns the parameters of a model as they are stored, after checking that they fit it.
+
+    Args:
+        model: The model, from `create` or `load`.
+        params: Its parameters, a nested dict of arrays of any floating type.
+
+    Returns:
+        A nested dict of float32 arrays, on the devices where `params` are.
+
+    Raises:
+        UserError: A parameter is missing, unknown, of another shape, or not of numbers; the
+            message names its path.
+    """
+    if model.execution.layers == "separate":
+        raise UserError(
+            'the model has execution layers="separate", which is for decoding: give the model and '
+            "the parameters before unstack_layers"
+        )
+    wanted: Params = flatten_dict(parameter_shapes(create(model.config)), sep="/")
+    given: Params = flatten_dict(unfreeze(params), sep="/")
+    if given.keys() == {f"params/{path}" for path in wanted}:
+        raise UserError('params has one entry, "params": give what is in it, params["params"]')
+    for path in sorted(wanted.keys() | given.keys()):
+        shape = wanted[path].shape if path in wanted else None
+        if path not in given:
+            raise UserError(f"params has no {path} {shape}: give all parameters of the model")
+        x = given[path]
+        if shape is None:
+            raise UserError(f"params has {path}, which the model does not have: leave it out")
+        if getattr(x, "shape", None) != shape:
+            found = getattr(x, "shape", type(x).__name__)
+            raise UserError(
+                f"params has {path} {found} where the model has {shape}: give the model they are of"
+            )
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise UserError(f"params has {path} of {x.dtype}: give numbers of a floating type")
+    return unflatten_dict({path: given[path].astype(np.float32) for path in wanted}, sep="/")

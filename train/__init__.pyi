@@ -49,6 +49,7 @@ from .plan.hardware import parse_topology as parse_topology
 from .plan.plan import make_plan as make_plan
 from .recipes import recipe as recipe
 from .runs.load_run import open_run as open_run
+from .runs.save_run import save_run as save_run
 from .state import TrainState as TrainState
 from .state import count_parameters as count_parameters
 from .state import init_state as init_state

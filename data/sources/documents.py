@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..io.atomic_io import build_folder
+from .in_memory import Examples
 from .source_names import Source, parse_sources, read_documents
 
 Split = Literal["train", "validation"]
@@ -44,13 +45,13 @@ class Documents(Sequence[str]):
     """The documents of one split, read from disk on access.
 
     Attributes:
-        records: Random access to dicts of features, such as a TFDS data source.
-        field: The feature that contains the text.
-        fingerprint: A stable hash of all documents.
-        indices: The records that belong to the split, int64 [num_documents]; None for all.
-        lines_are_sentences: Whether each line of a document is one sentence; for joined
-            sources see the attribute of each of ``parts``.
-        note: A line for the log if far more documents are held out than was asked for; else empty.
+      records: Random access to dicts of features, such as a TFDS data source.
+      field: The feature that contains the text.
+      fingerprint: A stable hash of all documents.
+      indices: The records that belong to the split, int64 [num_documents]; None for all.
+      lines_are_sentences: Whether each line of a document is one sentence; for joined
+        sources see the attribute of each of ``parts``.
+      note: A line for the log if far more documents are held out than was asked for; else empty.
     """
 
     records: Records
@@ -59,6 +60,28 @@ class Documents(Sequence[str]):
     indices: np.ndarray | None = None
     lines_are_sentences: bool = False
     note: str = ""
+
+    @classmethod
+    def of(cls, texts: Iterable[str], *, lines_are_sentences: bool = False) -> "Documents":
+        """Makes documents of texts in memory, which may stand wherever a source name may.
+
+        Args:
+          texts: The documents, at least one.
+          lines_are_sentences: Whether each line is one sentence.
+
+        Raises:
+          DataError: There is no text, or an item is not a text.
+
+        Example::
+
+            documents = data.Documents.of(["First text.", "Second text."])
+            dataclasses.replace(config.data, source=documents)
+        """
+        examples = Examples.of(texts, lines_are_sentences=lines_are_sentences)
+        kept = tuple(row for row in examples.rows if isinstance(row, str))
+        if len(kept) < len(examples.rows):
+            raise DataError("documents are texts, not dicts of fields: give a list of str")
+        return cls(_Texts(kept), "text", str(examples), lines_are_sentences=lines_are_sentences)
 
     @property
     def parts(self) -> tuple["Documents", ...]:
@@ -83,7 +106,7 @@ class Documents(Sequence[str]):
         """Reads several documents at once.
 
         Args:
-            indices: The indices of the documents, each in ``[0, len(self))``.
+          indices: The indices of the documents, each in ``[0, len(self))``.
         """
         if not len(indices):
             return []
@@ -92,12 +115,44 @@ class Documents(Sequence[str]):
         return [row[self.field].decode() for row in self.records.__getitems__(list(indices))]
 
 
+SourceLike = (
+    str | Documents | Iterable[str] | Iterable[Mapping[str, Any]] | Iterable[tuple[str, str]]
+)
+"""The name of a source; or the examples themselves: documents or texts, dicts of the fields of
+labeled examples (``{"label": …, "text": …}``), or pairs of a sentence and its translation."""
+
+
+def as_source(source: SourceLike) -> str:
+    """Returns the name of a source, or the examples that were given in its place.
+
+    Raises:
+      DataError: See ``Examples.of``.
+    """
+    if isinstance(source, str):
+        return source
+    sentences = isinstance(source, Documents) and source.lines_are_sentences
+    return Examples.of(source, lines_are_sentences=sentences)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Texts in memory as records, see ``Records``."""
+
+    texts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitems__(self, record_keys: Sequence[int], /) -> list[dict[str, bytes]]:
+        return [{"text": self.texts[key].encode()} for key in record_keys]
+
+
 @dataclass(frozen=True)
 class JoinedRecords:
     """The documents of several sources as the records of one.
 
     Attributes:
-        parts: The documents of each source; some may be empty.
+      parts: The documents of each source; some may be empty.
     """
 
     parts: tuple[Documents, ...]
@@ -135,7 +190,7 @@ def default_cache_dir() -> Path:
 
 
 def load_documents(
-    name: str,
+    source: SourceLike,
     split: Split,
     *,
     validation_fraction: float,
@@ -144,32 +199,33 @@ def load_documents(
     """Loads one split of a source, and caches it if it is not cached yet.
 
     Args:
-        name: A source name, or several joined, see ``sources``.
-        split: ``train`` or ``validation``. Local text and published data without a
-            validation split are divided by the hash of each document's text.
-        validation_fraction: The share of documents for validation, in [0, 1); 0 leaves
-            all in ``train``. A split that would be empty by chance gets the document with the
-            smallest (validation) or largest (train) hash. All local sources of a joined name
-            are divided together.
-        cache_dir: The folder of cached data; None for ``default_cache_dir()``.
+      source: A source name, or several joined, see ``source_names``; or the documents.
+      split: ``train`` or ``validation``. Local text and published data without a
+        validation split are divided by the hash of each document's text.
+      validation_fraction: The share of documents for validation, in [0, 1); 0 leaves
+        all in ``train``. A split that would be empty by chance gets the document with the
+        smallest (validation) or largest (train) hash. All local sources of a joined name
+        are divided together.
+      cache_dir: The folder of cached data; None for ``default_cache_dir()``.
 
     Returns:
-        The documents, in an order that depends only on their texts.
+      The documents, in an order that depends only on their texts.
 
     Raises:
-        DataError: The source has an error (see ``read_documents``), has no second document
-            to validate on, or is published and can be neither found here nor downloaded.
+      DataError: The source has an error (see ``read_documents``), has no second document
+        to validate on, or is published and can be neither found here nor downloaded.
     """
     check_validation_fraction(validation_fraction)
+    name = as_source(source)
     sources = parse_sources(name)
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
     local = _load_local(sources, split=split, fraction=validation_fraction, cache=cache, name=name)
     parts: list[Documents] = []
-    for source in sources:
-        if source.kind == "tfds":
+    for one in sources:
+        if one.kind == "tfds":
             from .tfds_documents import load_published
 
-            parts.append(load_published(source, split, validation_fraction, cache))
+            parts.append(load_published(one, split, validation_fraction, cache))
         else:
             parts.append(next(local))
     return JoinedRecords.join(parts)
@@ -179,37 +235,37 @@ def check_validation_fraction(fraction: float, name: str = "validation_fraction"
     """Checks that a share of documents can be held out.
 
     Args:
-        fraction: The share.
-        name: The name of the setting, for the message.
+      fraction: The share.
+      name: The name of the setting, for the message.
 
     Raises:
-        DataError: The share is not in [0, 1).
+      DataError: The share is not in [0, 1).
     """
     if not 0 <= fraction < 1:
         raise DataError(f"{name} {fraction} must be at least 0 and below 1")
 
 
-def load_whole(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Documents:
+def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None = None) -> Documents:
     """Loads all of a local source, or the validation split of a published one.
 
     Args:
-        name: A source name, or several joined, see ``source_names``.
-        cache_dir: The folder of cached data; None for ``default_cache_dir()``.
+      source: A source name, or several joined, see ``source_names``; or the documents.
+      cache_dir: The folder of cached data; None for ``default_cache_dir()``.
 
     Returns:
-        The documents.
+      The documents.
 
     Raises:
-        DataError: See ``load_documents``; a published data set has no validation split.
+      DataError: See ``load_documents``; a published data set has no validation split.
     """
     parts = [
         load_documents(
-            source.name,
-            "validation" if source.kind == "tfds" else "train",
+            one.name,
+            "validation" if one.kind == "tfds" else "train",
             validation_fraction=0.0,
             cache_dir=cache_dir,
         )
-        for source in parse_sources(name)
+        for one in parse_sources(as_source(source))
     ]
     return JoinedRecords.join(parts)
 
@@ -291,7 +347,7 @@ class HashSplit:
     """A division into splits: documents whose digest is below a limit are for validation.
 
     Attributes:
-        limit: The exclusive upper bound of validation digests, 16 bytes; empty for none.
+      limit: The exclusive upper bound of validation digests, 16 bytes; empty for none.
     """
 
     limit: bytes
@@ -301,12 +357,12 @@ class HashSplit:
         """Chooses the limit so that no split is empty.
 
         Args:
-            digests: The digests of the documents, at least one.
-            fraction: The share for validation, in [0, 1).
-            name: The source's name, for the message.
+          digests: The digests of the documents, at least one.
+          fraction: The share for validation, in [0, 1).
+          name: The source's name, for the message.
 
         Raises:
-            DataError: All documents are equal, and ``fraction`` is not 0.
+          DataError: All documents are equal, and ``fraction`` is not 0.
         """
         if fraction == 0:
             return cls(b"")

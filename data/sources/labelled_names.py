@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import DataError
+from .in_memory import KIND, fields_of
 from .source_names import Source, SourceKind, listed_choices
 
 FORMS = {
@@ -40,11 +41,11 @@ class LabelledSource:
     """A parsed source name.
 
     Attributes:
-        name: The name as the user wrote it.
-        kind: The kind, a key of ``FORMS``.
-        location: The glob, or the ``name/config`` of a TensorFlow Dataset.
-        fields: The names or numbers of the fields.
-        named: Whether the user named these fields; False for default fields.
+      name: The name as the user wrote it.
+      kind: The kind, a key of ``FORMS``, or ``memory``.
+      location: The glob, or the ``name/config`` of a TensorFlow Dataset.
+      fields: The names or numbers of the fields.
+      named: Whether the user named these fields; False for default fields.
     """
 
     name: str
@@ -64,9 +65,9 @@ class Record:
     """One labeled record as it was read.
 
     Attributes:
-        location: The file and line, for messages: ``train.tsv line 7``.
-        values: One value for each field of the source, in the order of the fields.
-        first: Whether the record is the first line of a table, which might be a header.
+      location: The file and line, for messages: ``train.tsv line 7``.
+      values: One value for each field of the source, in the order of the fields.
+      first: Whether the record is the first line of a table, which might be a header.
     """
 
     location: str
@@ -80,15 +81,18 @@ def parse_labelled(
     """Parses a source name, without access to files or the network.
 
     Args:
-        name: For example ``tsv:cola.train.tsv#2,4``.
-        forms: The kinds that can be read, and the default fields of each.
-        like: A source of the same run; if it has the same kind, its fields are the default
-            (those of a published data set count as named only for that data set).
+      name: For example ``tsv:cola.train.tsv#2,4``; or examples in memory.
+      forms: The kinds that can be read, and the default fields of each.
+      like: A source of the same run; if it has the same kind, its fields are the default
+        (those of a published data set count as named only for that data set).
 
     Raises:
-        DataError: The kind is not in ``forms``, or nothing follows it.
+      DataError: The kind is not in ``forms``, or nothing follows it.
     """
     kind, colon, rest = name.partition(":")
+    if colon and kind == KIND:
+        usual = ",".join(like.fields) if like is not None and like.kind == KIND else forms[KIND]
+        return LabelledSource(name, KIND, rest, fields_of(name, usual))
     if not colon or kind not in forms:
         raise DataError(_unreadable(name, kind, forms))
     if re.search(rf"\s\+\s+({'|'.join(forms)}):", rest):
@@ -110,12 +114,13 @@ def parse_labelled(
 
 def _unreadable(name: str, kind: str, forms: Mapping[str, str]) -> str:
     """Returns the message for a name whose kind is missing, unknown, or for other data."""
-    known = tuple(FORMS[kind] for kind in forms)
+    kinds = tuple(kind for kind in forms if kind != KIND)
+    known = tuple(FORMS[kind] for kind in kinds)
     if ":" not in name or "/" in kind or Path(name).expanduser().exists():
         return f"source {name!r} has no kind: write one of {', '.join(known)}"
     problem = f"this kind of data reads no {kind!r} source ({name!r})"
     if kind not in FORMS and kind not in _OTHER_KINDS:
-        return f"{problem}: choose {listed_choices(kind, tuple(forms), known)}"
+        return f"{problem}: choose {listed_choices(kind, kinds, known)}"
     remedy = f"write one of {', '.join(known)}"
     if kind in ("tsv", "csv") and "conll" in forms:
         remedy += " (a file with a word and its tag on each line is conll:FILE)"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ..io.files import Line, file_lines, matching_files
 from ..io.json_lines import parse_line, pick
+from .in_memory import KIND, read_memory
 from .labelled_names import LabelledSource, Record
 from .tables import ColumnRoles, read_tables
 
@@ -15,18 +16,22 @@ def read_fields(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
     """Reads a local source whose records have named fields.
 
     Args:
-        source: A source of the kind ``tsv``, ``csv`` or ``jsonl``.
-        roles: The roles of its fields, if it is a table.
+      source: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``.
+      roles: The roles of its fields, if it is a table.
 
     Yields:
-        The records; files in sorted order.
+      The records; files in sorted order.
 
     Raises:
-        DataError: A file is missing, not UTF-8 or incomplete; a line has too many or too few
-            columns, is not JSON, or lacks a field (with file and line).
+      DataError: A file is missing, not UTF-8 or incomplete; a line has too many or too few
+        columns, is not JSON, or lacks a field (with file and line).
     """
     if source.kind in ("tsv", "csv"):
         yield from read_tables(source, roles)
+        return
+    if source.kind == KIND:
+        for location, values in read_memory(source.name, source.fields):
+            yield Record(location, values)
         return
     for lines in source_lines(source):
         yield from read_objects(lines, source.fields)
@@ -47,7 +52,7 @@ def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Rec
     """Reads records from JSON lines, and ignores empty lines.
 
     Raises:
-        DataError: A line is not a JSON object, or lacks a field.
+      DataError: A line is not a JSON object, or lacks a field.
     """
     for file, number, line in lines:
         if line and not line.isspace():

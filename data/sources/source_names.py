@@ -26,8 +26,9 @@ from typing import Literal, cast
 from ..errors import DataError, UserError, similar_names
 from ..io.files import file_lines, matching_files
 from ..io.json_lines import parse_line, pick
+from .in_memory import KIND, Examples, fields_of, read_memory
 
-SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared"]
+SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared", "memory"]
 
 _EXAMPLES: dict[SourceKind, str] = {
     "builtin": "builtin:python-docs",
@@ -43,6 +44,8 @@ _DEFAULT_PART: dict[SourceKind, str] = {
     "tfds": "text",
     "prepared": "",
 }
+# Kinds of source that only other kinds of data read; they are known, and no misspellings.
+_OF_OTHER_DATA = ("tsv", "csv", "conll", "squad", "pairs")
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("python-docs",)
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_EXAMPLES)}):)")
@@ -53,11 +56,11 @@ class Source:
     """A parsed source name.
 
     Attributes:
-        name: The name as the user wrote it.
-        kind: The kind, which determines the reader.
-        location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
-        part: The unit of a document: ``file``, ``line``, ``block`` or ``sentences`` for text,
-            the field's name for JSON lines and TFDS, else empty.
+      name: The name as the user wrote it.
+      kind: The kind, which determines the reader.
+      location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
+      part: The unit of a document: ``file``, ``line``, ``block`` or ``sentences`` for text,
+        the field's name for JSON lines, TFDS and examples in memory, else empty.
     """
 
     name: str
@@ -68,6 +71,8 @@ class Source:
     @property
     def lines_are_sentences(self) -> bool:
         """Whether each line of a document is one sentence, so that nothing must be split."""
+        if isinstance(self.name, Examples):
+            return self.name.lines_are_sentences
         return self.kind == "text" and self.part == "sentences"
 
 
@@ -75,14 +80,16 @@ def parse_sources(name: str) -> tuple[Source, ...]:
     """Parses a name that may join several sources, without access to files or the network.
 
     Args:
-        name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``.
+      name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``.
 
     Returns:
-        The parsed sources, at least one, in their order.
+      The parsed sources, at least one, in their order.
 
     Raises:
-        DataError: See ``parse_source``.
+      DataError: See ``parse_source``.
     """
+    if isinstance(name, Examples):
+        return (parse_source(name),)
     return tuple(parse_source(part.strip()) for part in _JOIN.split(name))
 
 
@@ -90,16 +97,21 @@ def parse_source(name: str) -> Source:
     """Parses the name of one source, without access to files or the network.
 
     Args:
-        name: For example ``text:books/**/*.txt.gz#block``.
+      name: For example ``text:books/**/*.txt.gz#block``.
 
     Returns:
-        The parsed source.
+      The parsed source.
 
     Raises:
-        DataError: The kind, the unit or the built-in text is unknown, or nothing
-            follows the kind. The message gives the nearest valid form.
+      DataError: The kind, the unit or the built-in text is unknown, or nothing
+        follows the kind. The message gives the nearest valid form.
     """
     kind, colon, rest = name.partition(":")
+    if colon and kind == KIND:
+        field, *more = fields_of(name, "text")
+        if more:
+            raise DataError(f"{name!r} names {1 + len(more)} fields: name the one of the text")
+        return Source(name, KIND, rest, field)
     if not colon or kind not in _EXAMPLES:
         raise DataError(_unknown_kind(name, kind, bool(colon)))
     kind = cast(SourceKind, kind)
@@ -124,15 +136,15 @@ def read_documents(source: Source) -> Iterator[str]:
     Documents that consist of white space are left out.
 
     Args:
-        source: A source of the kind ``builtin``, ``text`` or ``jsonl``.
+      source: A source of the kind ``builtin``, ``text`` or ``jsonl``.
 
     Yields:
-        The text of each document; files in sorted order, lines in file order.
+      The text of each document; files in sorted order, lines in file order.
 
     Raises:
-        DataError: A file is missing, empty, incomplete or not UTF-8; a JSON line is not
-            valid or lacks the field (with file and line).
-        UserError: The source is a published TFDS data set, which ``documents`` reads.
+      DataError: A file is missing, empty, incomplete or not UTF-8; a JSON line is not
+        valid or lacks the field (with file and line).
+      UserError: The source is a published TFDS data set, which ``documents`` reads.
     """
     found = False
     for document in documents_in(source):
@@ -151,15 +163,30 @@ def documents_in(source: Source) -> Iterator[str]:
             f"{source.name!r} contains sequences for causal language modeling, not text: name "
             "the text that it was made from"
         )
-    texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source)
+    if source.kind == KIND:
+        texts = _texts_in_memory(source)
+    else:
+        texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source)
     yield from (text for text in texts if text and not text.isspace())
 
 
 def _no_text(source: Source) -> DataError:
     """Makes the error for a local source without documents."""
+    if source.kind == KIND:
+        return DataError(f"no text in {source.name!r}: only white space; give some text")
     paths = matching_files(source.location, source.name)
     files = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files of {source.name!r}"
     return DataError(f"no text in {files}: empty or only white space; give a file with text")
+
+
+def _texts_in_memory(source: Source) -> Iterator[str]:
+    for location, (text,) in read_memory(source.name, (source.part,)):
+        if not isinstance(text, str):
+            raise DataError(
+                f"{location} field {source.part!r} is a {type(text).__name__}, not a string: name "
+                "the field of the text, as data.Examples.of(examples, fields='body')"
+            )
+        yield text
 
 
 def _texts_of_files(source: Source) -> Iterator[str]:
@@ -180,6 +207,11 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
         return f"source {name!r} has no kind: for a file write text:{name}" + (
             f"; known forms: {', '.join(_EXAMPLES.values())}"
         )
+    if kind in _OF_OTHER_DATA:
+        return (
+            f"this kind of data reads documents, not a {kind!r} source ({name!r}): write one of "
+            f"{', '.join(_EXAMPLES.values())}"
+        )
     return f"unknown source kind {kind!r} in {name!r}: choose " + listed_choices(
         kind, tuple(_EXAMPLES), tuple(_EXAMPLES.values())
     )
@@ -189,9 +221,9 @@ def listed_choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | N
     """Returns the valid words as text for an error message, with the most similar one named.
 
     Args:
-        word: The word that is not valid.
-        valid: The valid words.
-        shown: The text to print for each of them; by default the word itself.
+      word: The word that is not valid.
+      valid: The valid words.
+      shown: The text to print for each of them; by default the word itself.
     """
     shown = shown or valid
     near = similar_names(word, valid)

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from ..errors import DataError
 from ..io.json_lines import pick
 from .documents import Split
+from .in_memory import plain
 from .labelled_names import LabelledSource, Record, with_known_fields
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ class PublishedRecords:
     """A published data set on this machine.
 
     Attributes:
-        source: The name and the fields of the data set.
-        builder: The TFDS builder of the data set.
+      source: The name and the fields of the data set.
+      builder: The TFDS builder of the data set.
     """
 
     source: LabelledSource
@@ -41,7 +40,7 @@ class PublishedRecords:
         """Reads one split in the published order.
 
         Raises:
-            DataError: The split or a field does not exist, or random access is impossible.
+          DataError: The split or a field does not exist, or random access is impossible.
         """
         name = "train" if split == "train" else self.validation
         if name is None or name not in self.builder.info.splits:
@@ -52,7 +51,7 @@ class PublishedRecords:
         rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
             location = f"{self.source.name} {name} example {number}"
-            values = tuple(_plain(pick(row, field, location)) for field in self.source.fields)
+            values = tuple(plain(pick(row, field, location)) for field in self.source.fields)
             yield Record(location, values)
 
     def class_names(self, field: str) -> tuple[str, ...] | None:
@@ -68,12 +67,12 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
     """Opens a published data set, and downloads it first if necessary.
 
     Args:
-        source: A source of the kind ``tfds``.
-        fields: The default fields of well-known data sets, by name.
+      source: A source of the kind ``tfds``.
+      fields: The default fields of well-known data sets, by name.
 
     Raises:
-        DataError: The data set is unknown, cannot be found or downloaded, or lacks one of the
-            fields.
+      DataError: The data set is unknown, cannot be found or downloaded, or lacks one of the
+        fields.
     """
     from .tfds_documents import download, open_builder
 
@@ -90,16 +89,3 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
 def _features(builder: "DatasetBuilder") -> Mapping[str, object]:
     """The features of a data set of records, for which TFDS states a wider type."""
     return cast(Mapping[str, object], builder.info.features)
-
-
-def _plain(value: object) -> object:
-    """Converts numpy values to Python values, and bytes to text."""
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value

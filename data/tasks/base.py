@@ -7,19 +7,28 @@ lead from a source to examples.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
 from ..errors import DataError, UserError
 from ..sources.documents import (
     Documents,
+    SourceLike,
+    as_source,
     check_validation_fraction,
     load_documents,
     load_whole,
 )
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
+
+# A configuration takes examples in place of a source's name, and keeps a string in either case.
+# Readers of options look up the type, for which a string is all there is to read.
+if TYPE_CHECKING:
+    SourceField = SourceLike
+else:
+    SourceField = str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +42,12 @@ class DataConfig(ABC):
     allows_label_smoothing: ClassVar[bool] = False
     """Whether the labels are tokens that `label_smoothing` may share their probability among."""
 
-    source: str
+    source: SourceField
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
     tfds:NAME/CONFIG#field, or several of them, joined by " + ". For next-token prediction also
     prepared:FOLDER, the output of `flaxzoo prepare`. For labeled examples tsv:GLOB, conll:GLOB,
-    squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG."""
-    validation: str | None = None
+    squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG. In Python also the examples themselves."""
+    validation: SourceField | None = None
     """A source to validate on. By default a part of `source` is held out."""
     validation_fraction: float = 0.05
     """The fraction that is held out when `validation` is not given."""
@@ -52,6 +61,14 @@ class DataConfig(ABC):
         if self.length < 1:
             raise UserError(f"data.length {self.length} must be at least 1")
         check_validation_fraction(self.validation_fraction, "data.validation_fraction")
+        object.__setattr__(self, "source", as_source(self.source))
+        if self.validation is not None:
+            object.__setattr__(self, "validation", as_source(self.validation))
+
+    @property
+    def source_name(self) -> str:
+        """The name of the source; for examples in memory their number and hash."""
+        return as_source(self.source)
 
     @abstractmethod
     def texts(self) -> Texts:
@@ -76,11 +93,11 @@ class DataConfig(ABC):
         """Describes the arrays of a batch before any data are read.
 
         Args:
-            num_labels: Different labels, L; the settings do not say how many the data have.
-            num_choices: Choices of a question, C; likewise.
+          num_labels: Different labels, L; the settings do not say how many the data have.
+          num_choices: Choices of a question, C; likewise.
 
         Returns:
-            Each array's shape without the batch axis, its type and the range of its values.
+          Each array's shape without the batch axis, its type and the range of its values.
         """
 
     @abstractmethod
@@ -92,17 +109,26 @@ class DataConfig(ABC):
         """Returns the examples to validate on."""
 
     @abstractmethod
-    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Returns all examples of another source, to evaluate on.
 
         For a published data set these are the examples of its validation split.
         """
 
-    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def input_split(
+        self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Returns the unlabeled examples of a file, to predict (`-` is standard input).
 
+        Args:
+          path: The file, or a list of examples.
+          tokenizer: The model's.
+          labels: The names of the model's labels.
+
         Raises:
-            DataError: This kind of data has no labels to predict.
+          DataError: This kind of data has no labels to predict.
         """
         raise DataError(
             f"{self.kind} data has no labels to predict: give the run of a fine-tuned model "

@@ -18,7 +18,7 @@ from ..features.masking import Masking, prediction_specs, usual_predictions
 from ..features.nsp_inputs import SentencePairExamples, read_pairs
 from ..features.segment_pairs import Segments
 from ..io.hashing import digest
-from ..sources.documents import Documents, default_cache_dir, load_whole
+from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 
@@ -31,10 +31,10 @@ class PretrainingExamples:
     """The examples of pretraining epochs; see ``dataset.ExampleSource``.
 
     Attributes:
-        segments: Chooses the tokens of an example.
-        masking: Chooses the tokens that are predicted.
-        pad: The id of ``[PAD]``.
-        seed: The seed of all random choices in an example.
+      segments: Chooses the tokens of an example.
+      masking: Chooses the tokens that are predicted.
+      pad: The id of ``[PAD]``.
+      seed: The seed of all random choices in an example.
     """
 
     segments: Segments
@@ -51,13 +51,13 @@ class PretrainingExamples:
         """Makes one example: a pure function of the seed and its arguments.
 
         Args:
-            epoch: From 0.
-            index: In ``[0, num_examples)``.
+          epoch: From 0.
+          index: In ``[0, num_examples)``.
 
         Returns:
-            ``input_ids``, ``attention_mask``, ``token_type_ids``, int32 [T];
-            ``masked_positions``, ``masked_labels``, ``masked_weights``, int32 [M]; and with
-            next sentences ``next_sentence_label``, int32 [].
+          ``input_ids``, ``attention_mask``, ``token_type_ids``, int32 [T];
+          ``masked_positions``, ``masked_labels``, ``masked_weights``, int32 [M]; and with
+          next sentences ``next_sentence_label``, int32 [].
         """
         rng = np.random.default_rng([self.seed % 2**64, epoch, index])
         example = self.segments.example(epoch, index, rng)
@@ -121,18 +121,24 @@ class PretrainingData(DocumentsData):
         """Returns the same examples and masks each time."""
         return self._split(self.validation_documents(), tokenizer, _EVALUATION_SEED, jitter=False)
 
-    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Returns the same as ``validation_split``, from another source."""
         return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, jitter=False)
 
-    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def input_split(
+        self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Reads two texts separated by a tab from each line, to predict if one continues the other.
 
         Raises:
-            DataError: The run did not learn next sentences, or a line is not a pair.
+          DataError: The run did not learn next sentences, or a line is not a pair.
         """
         if not self.next_sentence:
             return super().input_split(path, tokenizer, labels)
+        if not isinstance(path, str):
+            raise DataError("pairs of segments are read from a file: give its name")
         pairs = read_pairs(path)
         template = Template.of(tokenizer, self.length)
         tokens, num_truncated = encode_texts(pairs, tokenizer, template)

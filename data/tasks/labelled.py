@@ -18,7 +18,8 @@ from ..dataset import DataSplit
 from ..errors import DataError, UserError
 from ..features.predictions import Prediction
 from ..io.hashing import digest
-from ..sources.documents import HashSplit, Split, text_digest
+from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
+from ..sources.in_memory import Examples
 from ..sources.labelled_names import (
     LabelledSource,
     Record,
@@ -70,10 +71,10 @@ class ExampleSet(Generic[E]):
     """The examples of a source as they were read.
 
     Attributes:
-        examples: At least one.
-        class_names: The names of the labels if the source declares them.
-        notes: Remarks for the summary: ``IOB1 tags converted to BIO``.
-        lines: Further lines for the log: a header that was recognized.
+      examples: At least one.
+      class_names: The names of the labels if the source declares them.
+      notes: Remarks for the summary: ``IOB1 tags converted to BIO``.
+      lines: Further lines for the log: a header that was recognized.
     """
 
     examples: tuple[E, ...]
@@ -142,6 +143,12 @@ class LabelledData(DataConfig, Generic[E]):
         super().__post_init__()
         if self.length < SHORTEST:
             raise UserError(f"data.length {self.length} must be at least {SHORTEST}")
+        # Examples in memory get the names of their fields, which config.json then records.
+        for name in ("source", "validation"):
+            if isinstance(given := getattr(self, name), Examples):
+                like = None if name == "source" else self._own_source()
+                fields = parse_labelled(given, self.forms, like).fields
+                object.__setattr__(self, name, given.with_fields(fields))
 
     @abstractmethod
     def read(
@@ -150,9 +157,9 @@ class LabelledData(DataConfig, Generic[E]):
         """Reads examples.
 
         Args:
-            source: The parsed name.
-            published: The data set itself if the source is a published one.
-            split: The split of a published data set; other sources are read whole.
+          source: The parsed name.
+          published: The data set itself if the source is a published one.
+          split: The split of a published data set; other sources are read whole.
         """
 
     def read_records(
@@ -161,7 +168,7 @@ class LabelledData(DataConfig, Generic[E]):
         """Reads the records of a source with fields; takes the arguments of ``read``.
 
         Returns:
-            The records, and lines for the log.
+          The records, and lines for the log.
         """
         if published is not None:
             return list(published.read(split)), ()
@@ -196,14 +203,16 @@ class LabelledData(DataConfig, Generic[E]):
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of the source that are read: names, or numbers of columns."""
-        source = parse_labelled(self.source, self.forms)
-        return with_known_fields(source, self.published_fields).fields
+        return with_known_fields(self._own_source(), self.published_fields).fields
+
+    def _own_source(self) -> LabelledSource:
+        return parse_labelled(self.source_name, self.forms)
 
     def fields_to_predict(self, usual: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the fields to read from JSON lines without labels.
 
         Args:
-            usual: The fields to read if the source's fields are numbers of columns.
+          usual: The fields to read if the source's fields are numbers of columns.
         """
         fields = self.without_label(self.fields)
         numbers = all(part.isdecimal() for field in fields for part in field.split("+"))
@@ -241,28 +250,42 @@ class LabelledData(DataConfig, Generic[E]):
         """Returns the source to validate on, the published split, or the examples held out."""
         return self._split(self._part("validation"), tokenizer, labels)
 
-    def whole_source(self, source: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Returns all of another source, or the validation split of a published data set."""
         return self._split(self._read(*self._open(source), "validation"), tokenizer, labels)
 
-    def input_split(self, path: str, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+    def input_split(
+        self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
         """Returns examples without labels, to predict.
 
         Args:
-            path: A file (see ``examples_to_predict``), ``-`` for standard input, or a labelled
-                source (``tsv:GLOB#LABEL,TEXT``), whose labels are not read.
-            tokenizer: The model's.
-            labels: The names of the model's labels.
+          path: A file (see ``examples_to_predict``), ``-`` for standard input, a labeled
+            source (``tsv:GLOB#LABEL,TEXT``), whose labels are not read, or a list of examples.
+          tokenizer: The model's.
+          labels: The names of the model's labels.
 
         Raises:
-            DataError: The file is missing, empty or malformed.
+          DataError: The file is missing, empty or malformed.
         """
-        kind, colon, _ = path.partition(":")
-        is_source = colon and kind in self.forms and not Path(path).exists()
-        examples = self.examples_of_source(path) if is_source else self.examples_to_predict(path)
+        name = as_source(path)
+        kind, colon, _ = name.partition(":")
+        if isinstance(name, Examples):
+            examples = self._examples_in_memory(name)
+        elif colon and kind in self.forms and not Path(name).exists():
+            examples = self.examples_of_source(name)
+        else:
+            examples = self.examples_to_predict(name)
         if not examples:
-            raise DataError(f"nothing to predict in {path}: it is empty")
+            raise DataError(f"nothing to predict in {name}: it is empty")
         return self._split(ExampleSet(tuple(examples)), tokenizer, labels)
+
+    def _examples_in_memory(self, name: Examples) -> list[E]:
+        source = parse_labelled(name, self.forms, self._own_source())
+        source = replace(source, fields=self.without_label(source.fields))
+        return self.unlabelled(read_fields(source, self.columns))
 
     def _part(self, split: Split) -> ExampleSet[E]:
         if split == "validation" and self.validation is not None:
@@ -276,16 +299,16 @@ class LabelledData(DataConfig, Generic[E]):
             return whole
         if fraction == 0:
             raise DataError(
-                f"{self.source!r} has no validation split: set validation_fraction above 0"
+                f"{self.source_name!r} has no validation split: set validation_fraction above 0"
             )
-        return divide(whole, fraction, self.source)[split]
+        return divide(whole, fraction, self.source_name)[split]
 
     def _whole(self) -> ExampleSet[E]:
         """Reads the training examples and, from a local source, also those held out."""
         return self._read(*self._open(self.source), "train")
 
-    def _open(self, name: str) -> tuple[LabelledSource, PublishedRecords | None]:
-        source = parse_labelled(name, self.forms, parse_labelled(self.source, self.forms))
+    def _open(self, name: SourceLike) -> tuple[LabelledSource, PublishedRecords | None]:
+        source = parse_labelled(as_source(name), self.forms, self._own_source())
         if source.kind != "tfds":
             return source, None
         published = open_published(source, self.published_fields)
@@ -351,12 +374,12 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
     """Divides examples by the hash of their groups, so that no group is in both splits.
 
     Args:
-        whole: All examples.
-        fraction: The fraction of groups for validation, in (0, 1).
-        name: The name of the source, for the message.
+      whole: All examples.
+      fraction: The fraction of groups for validation, in (0, 1).
+      name: The name of the source, for the message.
 
     Raises:
-        DataError: All examples are in one group.
+      DataError: All examples are in one group.
     """
     digests = [text_digest(example.group) for example in whole.examples]
     if len(set(digests)) < 2:

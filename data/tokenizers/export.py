@@ -13,6 +13,7 @@ Differences between the libraries are stated in ``tokenizer_config.json`` where 
 import json
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 import tokenizers
 from tokenizers import decoders, models, processors
@@ -36,22 +37,24 @@ def export_tokenizer(
     folder: str | PathLike[str],
     *,
     closing: bool = False,
+    padding_side: Literal["left", "right"] | None = None,
     max_length: int | None = None,
 ) -> str:
     """Writes a tokenizer for transformers; ``load_tokenizer`` loads an equal one from the files.
 
     Args:
-        tokenizer: The tokenizer.
-        folder: The folder of the files; created if it is missing.
-        closing: Whether the end token is added to each text, as for the input of translation.
-        max_length: The largest number of tokens of the model; None for no limit.
+      tokenizer: The tokenizer.
+      folder: The folder of the files; created if it is missing.
+      closing: Whether the end token is added to each text, as for the input of translation.
+      padding_side: The side on which a batch is padded; by default as the vocabulary suggests.
+      max_length: The largest number of tokens of the model; None for no limit.
 
     Returns:
-        A line for the log that names the files and the differences between the two libraries.
+      A line for the log that names the files and the differences between the two libraries.
 
     Raises:
-        DataError: The end token is requested and the vocabulary has none, or the folder cannot be
-            written.
+      DataError: The end token is requested and the vocabulary has none, or the folder cannot be
+        written.
     """
     folder = Path(folder)
     if closing and tokenizer.special_ids.eos is None:
@@ -70,6 +73,8 @@ def export_tokenizer(
         _close(backend, tokenizer)
     files = {"tokenizer.json": backend.to_str(pretty=True), **_older_files(tokenizer, backend)}
     config = _config(tokenizer, closing) | limit
+    if padding_side is not None:
+        config["padding_side"] = padding_side
     for name, content in (files | {_CONFIG: json.dumps(config, indent=2) + "\n"}).items():
         write_file(folder / name, content.encode())
     kept = [name for name in _KEPT if (folder / name).is_file()]

@@ -8,9 +8,12 @@ import dataclasses
 from typing import Literal
 
 from ...data.errors import UserError
+from ..tokenizer import Vocabulary
 
 MAX_PENALTY = 10
 """Powers of a length beyond it overflow float32."""
+MAX_EXTRA_TOKENS = 50
+"""The longest translation, in tokens beyond its source's (Vaswani et al. 2017, section 6.1)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,3 +146,33 @@ class Hypothesis:
     def ended(self) -> bool:
         """Whether it has an end token."""
         return self.end_id is not None
+
+
+def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationRequest:
+    """Returns the search of Vaswani et al. 2017, for a model that was trained here.
+
+    It bans tokens that are no text: special ones but the end, and rows of the vocabulary without a
+    token.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        vocab_size: The size of the model's vocabulary, that of the targets.
+
+    Raises:
+        UserError: The tokenizer has no tokens that start and end a translation.
+    """
+    target, special = tokenizer.target, tokenizer.target.special_ids
+    if special.bos is None or special.eos is None:
+        raise UserError(
+            f"this {tokenizer.kind} tokenizer has no token that starts a text and one that ends "
+            "it: train one (--data.tokenizer.kind sentencepiece-bpe)"
+        )
+    no_text = {special.pad, special.unk, special.bos, special.cls, special.sep, special.mask}
+    known = sorted(token for token in no_text - {special.eos} if token is not None)
+    return GenerationRequest(
+        method=BeamSearch(),
+        max_extra_tokens=MAX_EXTRA_TOKENS,
+        banned=tuple((token,) for token in (*known, *range(target.vocab_size, vocab_size))),
+        start_id=special.bos,
+        eos_ids=(special.eos,),
+    )

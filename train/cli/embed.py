@@ -3,17 +3,20 @@
 import dataclasses
 import io
 from pathlib import Path
-
-import tyro
+from typing import Literal
 
 from ...data.errors import UserError
 from ..compilation_cache import enable_compilation_cache
-from .arguments import RunName, log
+from .options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbedArguments:
-    """Writes one vector for each line of a file: the mean of the model's hidden states."""
+    """Writes one vector for each line of a file.
+
+    A folder of sentence-transformers says how its vectors are made; the options replace that. The
+    vectors of any other model are the means of its last hidden states, not normalized.
+    """
 
     run: RunName
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
@@ -21,15 +24,29 @@ class EmbedArguments:
     """A file with one text per line; - reads standard input."""
     output: Path
     """The file to write: a float32 array [lines, width] in numpy's format (.npy)."""
+    pooling: (
+        tuple[
+            Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"], ...
+        ]
+        | None
+    ) = None
+    """How the hidden states of a text become one vector: the first token's, the largest values,
+    the mean, the sum over the square root of the length, the mean weighted by position, or the
+    last token's. Several are concatenated. By default as the model says, else mean."""
+    normalize: bool | None = None
+    """Whether to scale each vector to length 1. By default as the model says, else no."""
+    prompt_name: str | None = None
+    """The name of a prompt of the model, such as query, to put before each line. By default that
+    of the model, if any."""
     step: int | None = None
     """The checkpoint. By default the newest."""
 
 
 def embed_command(arguments: list[str]) -> None:
     """Runs `flaxzoo embed RUN --input FILE --output FILE.npy`."""
-    parsed = tyro.cli(EmbedArguments, args=arguments, prog="flaxzoo embed")
+    parsed = parse(EmbedArguments, arguments, "flaxzoo embed")
     if parsed.output.suffix != ".npy":
-        raise UserError(f"output {parsed.output} must end in .npy, the format it is written in")
+        raise UserError(f"--output {parsed.output} must end in .npy, the format it is written in")
     enable_compilation_cache()
     import numpy as np
 
@@ -39,7 +56,13 @@ def embed_command(arguments: list[str]) -> None:
 
     check_output_path(parsed.output, parsed.input)
     texts = read_lines(parsed.input)
-    vectors = TextEmbedder.of_run(parsed.run, step=parsed.step)(texts, log)
+    embedder = TextEmbedder.of_run(parsed.run, step=parsed.step, log=log)
+    settings = embedder.settings
+    if parsed.pooling is not None:
+        settings = dataclasses.replace(settings, pooling=parsed.pooling)
+    if parsed.normalize is not None:
+        settings = settings.normalized(parsed.normalize)
+    vectors = embedder.with_settings(settings)(texts, log, prompt_name=parsed.prompt_name)
     content = io.BytesIO()
     np.save(content, vectors)
     write_file(parsed.output, content.getvalue())

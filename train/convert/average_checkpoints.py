@@ -7,11 +7,13 @@ import jax
 import numpy as np
 
 from ...data.io.json_text import JsonValue
+from ...models.hf.sentence_embedding import IN_RUN
 from ...models.init import parameter_shapes
 from ...models.load import model_config, read_config, restore_params, steps
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
 from ..errors import RunError
+from ..runs.finite import check_finite
 from ..runs.params_only_run import (
     AVERAGED_STEPS,
     TOKENIZER,
@@ -36,7 +38,8 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
 
     Raises:
         FileNotFoundError: `folder` is not a run folder.
-        RunError: It kept fewer checkpoints, or `output` exists.
+        RunError: It kept fewer checkpoints, `output` exists, or a parameter of the mean is
+            NaN or infinite.
     """
     folder, output = Path(folder), Path(output)
     config = read_config(folder)
@@ -52,10 +55,17 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     check_not_existing(output)
     taken = kept[-last:]
     mean = _mean(folder, taken, parameter_shapes(create(model_config(folder))))
+    check_finite(mean, folder)
+
+    def copy_embedding_settings(run: Path) -> None:
+        if (folder / IN_RUN).is_dir():
+            shutil.copytree(folder / IN_RUN, run / IN_RUN)
+
     make_params_only_run(
         output,
         {**config, AVERAGED_STEPS: list[JsonValue](taken)},
         save_tokenizer=lambda target: shutil.copytree(folder / TOKENIZER, target),
+        save_more=copy_embedding_settings,
         step=taken[-1],
         params=mean,
     )

@@ -14,28 +14,18 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from ...data.io.atomic_io import build_folder, write_file
-from ...data.io.json_text import JsonObject
 from ...data.tasks.sequence_classification import SequenceClassificationData
-from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
-from ...data.tokenizers.export import export_tokenizer
-from ...models.bert import BertConfig
-from ...models.hf.save_weights import (
-    FILE_BYTES,
-    Precision,
-    in_precision,
-    search_fields,
-    write_json,
-    write_weights,
-)
+from ...models.hf.save import FolderSettings, write_model
+from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
+from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ...models.hub import local_folder
-from ...models.load import chosen_step, load, read_fields
-from ...models.nn.heads import HEADS
+from ...models.load import chosen_step, read_fields
 from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
 from ..errors import RunError
-from ..inference.translate import published_request
+from ..runs.finite import load_finite
 from ..runs.load_run import TARGETS, generation_defaults, open_run
 from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
@@ -46,11 +36,6 @@ PROBLEM_TYPES = {
     "single_label": "single_label_classification",
     **{target: problem for problem, target in TARGETS.items()},
 }
-NOTE_ON_SEARCH = (
-    "flaxzoo divides the score of a translation by ((5 + n) / 6)^α, transformers by n^α, and "
-    "flaxzoo's translations are at most 50 tokens longer than their sources: so the best of a beam "
-    "are not always the same. Greedy search is."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +87,13 @@ def export_model(
 
     Raises:
         FileNotFoundError: `source` does not exist, or has no such checkpoint.
-        RunError: `output` exists.
+        RunError: `output` exists, or a parameter is NaN or infinite.
         UserError: The form cannot express the model.
     """
     output, folder = Path(output), local_folder(source)
     check_not_existing(output)
     config, tokenizer = open_run(folder)
-    model, params = load(folder, step=step)
+    model, params = load_finite(folder, step=step)
     exported = Exported(
         folder=folder,
         step=chosen_step(folder, step),
@@ -123,72 +108,40 @@ def export_model(
 
 
 def _write_huggingface(exported: Exported, output: Path) -> list[str]:
-    config, tokenizer = exported.config.model, exported.tokenizer
-    head = HEADS[config.head]
-    translates = head.name == "seq2seq_lm"
-    fields = _fields_besides_model(exported)
-    stored = generation_defaults(exported.folder)
-    notes: list[str] = []
-    if config.labels and not head.needs_labels:
-        notes.append("that there may be no answer has no place in config.json: it is left out")
-    is_body = head.name == "none" and config.num_token_types > 0
-    if is_body and isinstance(config, BertConfig) and not config.has_pooler:
-        notes.append("without a pooler: load it with add_pooling_layer=False")
-    if translates and stored is None:
-        notes.append(NOTE_ON_SEARCH)
-    # Generation settings: those that were imported with the model, else the ids of special tokens
-    # and the search that evaluates a translation model trained here.
-    settings = stored
-    if settings is None:
-        settings = {name: id for name, id in fields.items() if name.endswith("_token_id")}
-        if translates:
-            request = published_request(tokenizer, config.vocab_size)
-            settings |= search_fields(request, config.max_length)
+    data, notes = exported.config.data, list[str]()
+    head = exported.config.model.head
+    embedding = read_embedding_settings(exported.folder)
+    if embedding is None and head == "none":
+        embedding = EmbeddingSettings()
+    classifies = head == "sequence_classification"
+    settings = FolderSettings(
+        dtype=exported.dtype,
+        file_bytes=exported.file_bytes,
+        # Those that were imported with the model.
+        generation=generation_defaults(exported.folder),
+        problem_type=PROBLEM_TYPES[data.target]
+        if classifies and isinstance(data, SequenceClassificationData)
+        else None,
+        embedding=embedding,
+    )
 
     def fill(folder: Path) -> None:
-        write_weights(
-            folder,
-            config,
-            exported.params,
-            dtype=exported.dtype,
-            file_bytes=exported.file_bytes,
-            fields=fields,
-        )
-        length = config.max_length
-        notes.append(export_tokenizer(tokenizer, folder, closing=translates, max_length=length))
-        if head.generates:
-            given: JsonObject = {
-                name: value for name, value in settings.items() if value is not None
-            }
-            write_json(folder / "generation_config.json", given)
+        config, params = exported.config.model, exported.params
+        notes.extend(write_model(folder, config, params, exported.tokenizer, settings=settings))
         card = model_card(
             output.name,
             exported.config,
             stored_fields=read_fields(exported.folder),
             folder=exported.folder,
             step=exported.step,
-            num_parameters=count_parameters(exported.params),
+            num_parameters=count_parameters(params),
+            embeds=embedding is not None,
             notes=notes,
         )
         (folder / FILE).write_text(card, encoding="utf-8")
 
     build_folder(output, fill)
     return notes
-
-
-def _fields_besides_model(exported: Exported) -> JsonObject:
-    """Returns fields of `config.json` that do not follow from the model's configuration."""
-    special, head = exported.tokenizer.special_ids, exported.config.model.head
-    ids = {"bos": special.bos, "eos": special.eos, "pad": special.pad}
-    if head == "seq2seq_lm":
-        ids["decoder_start"], ids["eos"] = start_and_end(exported.tokenizer)
-    if HEADS[head].generates and ids["pad"] is None:
-        ids["pad"] = ids["eos"]  # padding is masked, so that any token serves
-    fields: JsonObject = {f"{role}_token_id": id for role, id in ids.items()}
-    data = exported.config.data
-    if head == "sequence_classification" and isinstance(data, SequenceClassificationData):
-        fields["problem_type"] = PROBLEM_TYPES[data.target]
-    return fields
 
 
 def _write_safetensors(exported: Exported, output: Path) -> list[str]:

@@ -10,9 +10,17 @@ from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
 from ..engine.metrics_log import read_metrics
-from ..runs.params_only_run import AVERAGED_STEPS, IMPORTED_FROM
+from ..runs.params_only_run import AVERAGED_STEPS, IMPORTED_FROM, SAVED_FROM_PYTHON
 
 FILE = "README.md"
+_EMBEDS = """Vectors of texts:
+
+```python
+from sentence_transformers import SentenceTransformer
+
+vectors = SentenceTransformer("{}").encode(["A text.", "Another."])
+```
+"""
 
 
 def model_card(
@@ -23,6 +31,7 @@ def model_card(
     folder: Path,
     step: int | None,
     num_parameters: int,
+    embeds: bool,
     notes: Sequence[str],
 ) -> str:
     """Returns the text of the card.
@@ -34,23 +43,27 @@ def model_card(
         folder: The folder, whose `metrics.jsonl` has its scores.
         step: The exported checkpoint; None: the model was not trained here.
         num_parameters: The number of its parameters.
+        embeds: Whether the folder has the files of sentence-transformers.
         notes: Further notes, a line each.
     """
     model = config.model
     head = HEADS[model.head]
     made = f"{family_name(model)}, head {model.head}, {num_parameters:,} parameters"
     base = f"base_model: {_without_folders(config.init_from)}\n" if config.init_from else ""
+    library, task = "transformers", head.hub_task
+    if embeds:
+        library, task = "sentence-transformers", "sentence-similarity"
     parts = [
-        f"---\nlibrary_name: transformers\npipeline_tag: {head.hub_task}\n"
-        f"{base}tags:\n- flaxzoo\n---\n",
+        f"---\nlibrary_name: {library}\npipeline_tag: {task}\n{base}tags:\n- flaxzoo\n---\n",
         f"# {name}\n\n{made}. {_origin(stored_fields, step)}\n",
         "```python\n"
         f"from transformers import {head.hf_auto_class}, AutoTokenizer\n\n"
         f'model = {head.hf_auto_class}.from_pretrained("{name}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```\n',
         *(f"{note}\n" for note in notes),
+        *([_EMBEDS.format(name)] if embeds else []),
     ]
-    if "train" in stored_fields and IMPORTED_FROM not in stored_fields:
+    if "train" in stored_fields and not {IMPORTED_FROM, SAVED_FROM_PYTHON} & stored_fields.keys():
         parts += [_data(config), _settings(config), _scores(folder, step)]
     return "\n".join(parts)
 
@@ -61,6 +74,8 @@ def _origin(stored_fields: JsonObject, step: int | None) -> str:
     if IMPORTED_FROM in stored_fields:
         source = _without_folders(str(stored_fields[IMPORTED_FROM]))
         return f"Imported by flaxzoo {version} from `{source}`."
+    if SAVED_FROM_PYTHON in stored_fields:
+        return f"Saved by flaxzoo {version}."
     averaged = stored_fields.get(AVERAGED_STEPS)
     if isinstance(averaged, list):
         steps = ", ".join(map(str, averaged))

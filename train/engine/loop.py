@@ -260,7 +260,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
     config = run.config
     summary = {
         "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
-        "training data": f"{config.data.source}: {run.train.summary}",
+        "training data": f"{config.data.source_name}: {run.train.summary}",
         "devices": devices,
     }
     baseline = task_of(config.data).baseline

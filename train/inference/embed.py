@@ -1,16 +1,21 @@
-"""Sentence vectors: the mean of a model's hidden states over each text."""
+"""Sentence vectors: hidden states pooled over each text, as a model's folder says."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
 
 from ...data.errors import UserError
 from ...data.tokenizers.base import Tokenizer
+from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
+from ...models.hub import local_folder
 from ...models.model import Model
-from ...models.nn.heads import HEADS, encoder_heads, mean_pool
+from ...models.nn.heads import HEADS, encoder_heads
+from ...models.nn.pooling import pool
 from ...models.nn.typing import Params
 from ..progress import LogFn
+from ..runs.finite import check_outputs
 from .bucketing import batches_by_length, pad_batch
 from .text_model import TextModel
 
@@ -18,50 +23,109 @@ BATCH_SIZE = 32
 
 
 class TextEmbedder(TextModel):
-    """A model and its tokenizer; compiled once for each length bucket."""
+    """A model and its tokenizer; compiled once for each length bucket.
+
+    Example::
+
+        embedder = train.TextEmbedder.of_run("sentence-transformers/all-MiniLM-L6-v2")
+        vectors = embedder(["A cat sat.", "A dog ran."])  # float32 [2, 384]
+
+    Args:
+      model: the model of a BERT or GPT, with any head; the head and the pooler are not used.
+      params: its parameters.
+      tokenizer: its tokenizer.
+      settings: how a text's vector is made; by default the mean of its hidden states.
+
+    Raises:
+      UserError: the model has no hidden states for a text, or the settings do not fit its size.
+    """
 
     heads = frozenset(encoder_heads())
     refusal = "has no vector for a text"
     remedy = "give the run of a BERT or GPT"
 
-    def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        tokenizer: Tokenizer,
+        settings: EmbeddingSettings = EmbeddingSettings(),
+    ) -> None:
         super().__init__(model, params, tokenizer)
-        self._max_length = model.config.max_length
+        self.settings = settings
+        self._width = settings.width(model.config.d_model)
+        longest = model.config.max_length
+        self._max_length = min(longest, settings.max_length or longest)
 
         @jax.jit
-        def embed(params: Params, ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
+        def embed(
+            params: Params, ids: jax.Array, attention_mask: jax.Array, pooled: jax.Array
+        ) -> jax.Array:
             given = {"input_ids": ids, "attention_mask": attention_mask}
             if HEADS[model.config.head].takes_choices:  # a row of one choice each
                 given = {name: x[:, None] for name, x in given.items()}
-            outputs = model.apply({"params": params}, **given)
-            return mean_pool(outputs.last_hidden_state, attention_mask)
+            hidden = model.apply({"params": params}, **given).last_hidden_state  # [B, T, D]
+            x = pool(hidden, pooled, settings.pooling)
+            for layer in settings.layers:
+                x = layer(x)
+            return x[:, : settings.num_dimensions]
 
         self._embed = embed
 
-    def __call__(self, texts: Sequence[str], log: LogFn = print) -> np.ndarray:
-        """Averages the hidden states of each text's tokens, `[CLS]` and `[SEP]` included.
+    @classmethod
+    def _open(
+        cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
+    ) -> "TextEmbedder":
+        settings = read_embedding_settings(local_folder(folder))
+        return cls(model, params, tokenizer, settings or EmbeddingSettings())
+
+    def with_settings(self, settings: EmbeddingSettings) -> "TextEmbedder":
+        """Returns an embedder of the same model with other settings."""
+        return TextEmbedder(self._model, self._params, self._tokenizer, settings)
+
+    def __call__(
+        self, texts: Sequence[str], log: LogFn = print, *, prompt_name: str | None = None
+    ) -> np.ndarray:
+        """Makes a vector for each text; special tokens such as `[CLS]` count as tokens of it.
 
         Args:
           texts: the texts; those longer than the model reads are truncated.
           log: called with how many were truncated.
+          prompt_name: the name of one of the model's prompts, a text to stand before each text; by
+            default that of the settings, if any.
 
         Returns:
-          float32 `[num_texts, D]`, in the order of the texts.
+          float32 `[num_texts, E]`, in the order of the texts. A text without any token has the
+          vector 0.
 
         Raises:
-          UserError: there are no texts.
+          UserError: there are no texts, no prompt of this name, or a vector is NaN or infinite.
         """
         if not texts:
             raise UserError("there is no text to embed: give at least one line")
-        longest = self._max_length
-        ids = [self._tokenizer.encode(text) for text in texts]
+        longest, prompt = self._max_length, self.settings.prompt(prompt_name)
+        after = self._tokenizer.added_tokens()[1]
+        ids = [self._encode(prompt + text) for text in texts]
         truncated = sum(len(row) > longest for row in ids)
         if truncated:
             log(f"{truncated:,} of {len(ids):,} texts are truncated to {longest} tokens")
-        # The closing token is kept. A text without any token has the vector 0.
-        ids = [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
-        vectors = np.zeros((len(ids), self._model.config.d_model), np.float32)
+        # The closing token is kept.
+        ids = [
+            row if len(row) <= longest else [*row[: longest - len(after)], *after] for row in ids
+        ]
+        not_pooled = 0
+        if prompt and not self.settings.pool_prompt:
+            not_pooled = len(self._encode(prompt)) - len(after)
+        vectors = np.zeros((len(ids), self._width), np.float32)
         for batch in batches_by_length(ids, BATCH_SIZE):
             rows, mask = pad_batch([ids[i] for i in batch], BATCH_SIZE, longest)
-            vectors[batch] = self._embed(self._params, rows, mask)[: len(batch)]
+            pooled = mask * (np.arange(mask.shape[1]) >= not_pooled)
+            vectors[batch] = self._embed(self._params, rows, mask, pooled)[: len(batch)]
+        check_outputs({"a vector": vectors})
         return vectors
+
+    def _encode(self, text: str) -> list[int]:
+        if self.settings.lowercase:
+            # Character by character, as the tokenizers library does: a final Σ becomes σ, not ς.
+            text = "".join(character.lower() for character in text)
+        return self._tokenizer.encode(text)

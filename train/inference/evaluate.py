@@ -6,20 +6,23 @@ from pathlib import Path
 import jax
 
 from ...data.batching import evaluation_batches
+from ...data.sources.documents import SourceLike
 from ...models.decoding.request import BeamSearch
 from ...models.hub import local_folder
-from ...models.load import load, read_fields
+from ...models.load import read_fields
 from ..errors import RunError
 from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
 from ..progress import LogFn, Progress
+from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import beam_search_defaults, open_run
+from ..runs.params_only_run import SAVED_FROM_PYTHON
 from .translate import TextTranslator, note_of_empty
 
 
 def score_run(
     folder: str | Path,
-    source: str | None = None,
+    source: SourceLike | None = None,
     *,
     step: int | None = None,
     num_beams: int | None = None,
@@ -29,7 +32,8 @@ def score_run(
 
     Args:
       folder: a run folder.
-      source: a source such as the run was trained on; by default what it validates on.
+      source: a source such as the run was trained on, or a list of examples; by default what
+        it validates on.
       step: which checkpoint; by default the newest.
       num_beams: of the search for translations, by default 4; no other kind of data has one.
       log: told what is in the data, in a line.
@@ -53,12 +57,13 @@ def score_run(
     assert isinstance(search, BeamSearch)
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams)
-    recorded = read_fields(local_folder(folder)).get("data_fingerprints")
+    fields = read_fields(local_folder(folder))
+    recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
-    if source is None and recorded is None:
+    if source is None and recorded is None and fields.get(SAVED_FROM_PYTHON) is not True:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
     data, labels = config.data, config.model.labels
-    model, params = load(folder, step=step)
+    model, params = load_finite(folder, step=step)
     if source is None:
         split = data.validation_split(tokenizer, labels)
         if recorded is not None and split.fingerprint != recorded["validation"]:
@@ -95,4 +100,8 @@ def score_run(
         objective,
         num_rows=number,
     )
-    return {**score(data, evaluation, split), **written}
+    check_outputs({"loss": evaluation.loss, **evaluation.means})
+    check_outputs(evaluation.predictions)
+    scores = {**score(data, evaluation, split), **written}
+    check_outputs(scores)
+    return scores

@@ -1,12 +1,12 @@
-"""Makes run folders with a model but without an optimizer state: imported, or averaged."""
+"""Makes run folders with a model but without an optimizer state: imported, averaged, or saved."""
 
 import importlib.metadata
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ...data.io.atomic_io import build_folder
-from ...data.io.json_text import JsonObject
+from ...data.io.atomic_io import new_folder
+from ...data.io.json_text import JsonObject, to_json
+from ...models.checksums import write_checksums
 from ...models.load import CHECKPOINTS, CONFIG_FILE, PARAMS
 from ...models.nn.typing import Params
 from ..errors import RunError
@@ -16,7 +16,13 @@ AVERAGED_STEPS = "averaged_steps"
 """Key in its `config.json`: the steps of the checkpoints that were averaged."""
 IMPORTED_FROM = "imported_from"
 """Key in its `config.json`: the folder that was imported."""
-ORIGINS = {AVERAGED_STEPS: "averaged checkpoints", IMPORTED_FROM: "an imported model"}
+SAVED_FROM_PYTHON = "saved_from_python"
+"""Key in its `config.json`: whether `save_run` was told what the data of the model are."""
+ORIGINS = {
+    AVERAGED_STEPS: "averaged checkpoints",
+    IMPORTED_FROM: "an imported model",
+    SAVED_FROM_PYTHON: "a model saved from Python",
+}
 
 
 def check_not_existing(output: Path) -> None:
@@ -40,27 +46,34 @@ def make_params_only_run(
     fields: JsonObject,
     *,
     save_tokenizer: Callable[[Path], object],
+    save_more: Callable[[Path], object] = lambda folder: None,
     step: int,
     params: Params,
 ) -> None:
     """Makes a folder with one checkpoint, completely or not at all.
 
     Args:
-        output: The folder to make; it does not exist yet.
+        output: The folder to make; it may exist if it is empty.
         fields: The content of its `config.json`, including the origin of the model.
         save_tokenizer: Writes the tokenizer into a folder.
+        save_more: Writes further files into the run folder.
         step: The step of the checkpoint.
         params: The parameters of the model.
+
+    Raises:
+        DataError: The folder holds something, or cannot be written.
     """
 
     def fill(folder: Path) -> None:
         import orbax.checkpoint as ocp
 
         save_tokenizer(folder / TOKENIZER)
+        save_more(folder)
         content = {"flaxzoo": importlib.metadata.version("flaxzoo"), **fields}
-        text = json.dumps(content, indent=2) + "\n"
+        text = to_json(content, indent=2) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder.resolve() / CHECKPOINTS / str(step) / PARAMS, params)
+        write_checksums(folder / CHECKPOINTS / str(step))
 
-    build_folder(output, fill)
+    new_folder(output, fill)

@@ -1,0 +1,163 @@
+"""Examples in memory, which stand wherever the name of a source may stand.
+
+A run's ``config.json`` records their number, a hash and their fields, but not the examples:
+``memory:1200 examples blake2b:0f3c…#label,text``. Whoever resumes the run, or evaluates it on the
+same examples, gives them again; other examples have another hash.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import DataError
+from ..io.hashing import digest
+from ..io.json_lines import pick
+from ..io.json_text import JsonValue
+
+KIND: Literal["memory"] = "memory"
+
+
+class Examples(str):
+    """Examples in memory: texts, or the fields of labeled examples.
+
+    The string is a description that is equal only for equal examples in equal order. A list needs
+    no conversion where a source is expected, unless its fields have names of their own.
+
+    Attributes:
+      rows: A text, or the fields of an example by name, for each example.
+      lines_are_sentences: Whether each line of a text is one sentence.
+
+    Example::
+
+        reviews = Examples.of([{"review": "A joy.", "stars": 5}, …], fields="stars,review")
+        dataclasses.replace(config.data, source=reviews)
+    """
+
+    rows: tuple[JsonValue, ...]
+    lines_are_sentences: bool
+
+    @classmethod
+    def of(
+        cls, examples: Iterable[object], fields: str = "", *, lines_are_sentences: bool = False
+    ) -> "Examples":
+        """Copies examples.
+
+        Args:
+          examples: Texts; dicts of fields (text, numbers, lists of them; numpy's are converted);
+            or pairs of texts, a sentence and its translation.
+          fields: The names of the fields to read, as after the ``#`` of a source name:
+            ``label,text``. By default those of the kind of data.
+          lines_are_sentences: Whether each line of a text is one sentence, so that BERT's
+            pretraining need not split it.
+
+        Raises:
+          DataError: There are no examples, or one is neither of these.
+        """
+        if isinstance(examples, str | bytes | Mapping):
+            raise DataError(f"a {type(examples).__name__} is not a list of examples: give a list")
+        rows = tuple(_row(example, f"examples[{i}]") for i, example in enumerate(examples))
+        if not rows:
+            raise DataError("the list of examples is empty: give at least one")
+        for i, row in enumerate(rows):
+            if isinstance(row, str) != isinstance(rows[0], str):
+                raise DataError(
+                    f"examples[{i}] is a {type(row).__name__}, examples[0] a "
+                    f"{type(rows[0]).__name__}: give only texts, or only dicts of fields"
+                )
+        noun = "documents" if isinstance(rows[0], str) else "examples"
+        hashed = digest(json.dumps(row, sort_keys=True) for row in rows)
+        part = fields or ("sentences" if lines_are_sentences else "")
+        name = f"{KIND}:{len(rows)} {noun} blake2b:{hashed}" + (f"#{part}" if part else "")
+        return cls._of_rows(name, rows, lines_are_sentences)
+
+    @classmethod
+    def _of_rows(cls, name: str, rows: tuple[JsonValue, ...], sentences: bool) -> "Examples":
+        self = cls(name)
+        self.rows, self.lines_are_sentences = rows, sentences
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Examples":
+        return self  # as a string, which is immutable
+
+    def with_fields(self, fields: Iterable[str]) -> "Examples":
+        """Returns the same examples, of which other fields are read."""
+        name = f"{self.partition('#')[0]}#{','.join(fields)}"
+        return self._of_rows(name, self.rows, self.lines_are_sentences)
+
+
+def fields_of(name: str, usual: str) -> tuple[str, ...]:
+    """Returns the fields to read from examples in memory.
+
+    Args:
+      name: The examples, or the description of some.
+      usual: The names of the fields if ``name`` has none; one with a ``?`` is read only if the
+        first example has it.
+    """
+    _, mark, part = name.partition("#")
+    if mark:
+        return tuple(part.split(","))
+    first = name.rows[0] if isinstance(name, Examples) else {}
+    has = first if isinstance(first, dict) else {}
+    fields = [
+        field.removesuffix("?")
+        for field in usual.split(",")
+        if field[-1] != "?" or field[:-1] in has
+    ]
+    return tuple(fields)
+
+
+def read_memory(name: str, fields: tuple[str, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yields the location of each example, for messages, and its fields; a text is a field alone.
+
+    Raises:
+      DataError: The examples are not in memory, an example lacks a field, or it is a text and
+        several fields are to be read.
+    """
+    if not isinstance(name, Examples):
+        raise DataError(
+            f"{name!r} was given in Python and is not stored with the run: give the same examples "
+            "again, or name another source"
+        )
+    for i, row in enumerate(name.rows):
+        location = f"examples[{i}]"
+        if isinstance(row, dict):
+            yield location, tuple(pick(row, field, location) for field in fields)
+        elif len(fields) == 1:
+            yield location, (row,)
+        else:
+            wanted = ", ".join(f"{field!r}: …" for field in fields)
+            raise DataError(f"{location} is a text alone: give a dict of fields, {{{wanted}}}")
+
+
+def _row(example: object, location: str) -> JsonValue:
+    value = plain(example)
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(side, str) for side in value):
+        value = dict(zip(("source", "target"), value, strict=True))
+    if not isinstance(value, str | dict):
+        raise DataError(
+            f"{location} is a {type(example).__name__}: give a text, a dict of fields, or a pair "
+            "of texts"
+        )
+    try:
+        copied = json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{location} cannot be recorded ({error}): give text, finite numbers and lists of them"
+        ) from None
+    pick({"text": copied}, "text", location)  # refuses what cannot be encoded
+    return copied
+
+
+def plain(value: object) -> object:
+    """Converts numpy values to Python values, bytes to text, and tuples to lists."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return value

@@ -1,0 +1,205 @@
+"""Saves a model, with its tokenizer, as a folder that transformers loads."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...data.errors import UserError
+from ...data.io.atomic_io import new_folder
+from ...data.io.json_text import JsonObject, JsonValue
+from ..bert import BertConfig
+from ..config import TransformerConfig
+from ..decoding.request import published_request
+from ..init import fitting_params
+from ..model import Model
+from ..nn.heads import HEADS
+from ..nn.typing import Params
+from ..tokenizer import Vocabulary
+from .save_weights import FILE_BYTES, Precision, search_fields, write_json, write_weights
+from .sentence_embedding import EmbeddingSettings, write_embedding_settings
+
+NOTE_ON_SEARCH = (
+    "flaxzoo divides the score of a translation by ((5 + n) / 6)^α, transformers by n^α, and "
+    "flaxzoo's translations are at most 50 tokens longer than their sources: so the best of a beam "
+    "are not always the same. Greedy search is."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FolderSettings:
+    """The content of a folder in the Hugging Face format besides the model and its tokenizer."""
+
+    dtype: Precision = "float32"
+    """The precision of the written parameters."""
+    file_bytes: int = FILE_BYTES
+    """The largest size of a file; no tensor is split."""
+    generation: Mapping[str, JsonValue] | None = None
+    """The content of `generation_config.json`, as `generation_arguments` returns it. By default
+    the ids of special tokens, and for translation the search of Vaswani et al. 2017."""
+    problem_type: str | None = None
+    """The kind of labels of a classifier, under the names of transformers."""
+    embedding: EmbeddingSettings | None = None
+    """How sentence-transformers makes a vector of a text with the model, if it does."""
+
+
+def save(
+    folder: str | Path,
+    model: Model,
+    params: Params,
+    tokenizer: Vocabulary | None = None,
+    *,
+    dtype: Precision = "float32",
+    file_bytes: int = FILE_BYTES,
+    generation: Mapping[str, JsonValue] | None = None,
+    embedding: EmbeddingSettings | None = None,
+) -> list[str]:
+    """Saves a model in Hugging Face's form: `config.json`, safetensors, the tokenizer's files.
+
+    `from_pretrained` of transformers and `models.load` read the folder, and so do all commands if
+    the tokenizer is given. `flaxzoo export` writes the same files, and a model card.
+
+    Example::
+
+        model, params = models.load("gpt2")
+        models.save("copy", model, params, data.load_tokenizer("gpt2"))
+
+    Args:
+        folder: The folder to make, completely or not at all; it may exist if it is empty.
+        model: The model, from `create` or `load`.
+        params: Its parameters, a nested dict of arrays, layers stacked.
+        tokenizer: Its tokenizer, from `data.load_tokenizer` or `data.train_tokenizer`; its files
+            and the ids of special tokens are written, too.
+        dtype: The precision to write: float32, float16 or bfloat16.
+        file_bytes: The largest size of a file; no tensor is split.
+        generation: Settings for `generation_config.json`, such as those that
+            `generation_arguments` returns of the folder from which the model was loaded.
+        embedding: How the package sentence-transformers makes a vector of a text; by default, for
+            a model without a head and with a tokenizer, the mean of the hidden states.
+
+    Returns:
+        Notes on the saved model, a line each: what is not exact in transformers.
+
+    Raises:
+        UserError: The folder holds something, a parameter does not fit the model (the message
+            names its path), the tokenizer has more tokens than the model, or transformers has no
+            such model.
+    """
+    params = fitting_params(model, params)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, model.config)
+    if embedding is None and tokenizer is not None and model.config.head == "none":
+        embedding = EmbeddingSettings()
+    settings = FolderSettings(
+        dtype=dtype, file_bytes=file_bytes, generation=generation, embedding=embedding
+    )
+    notes: list[str] = []
+
+    def fill(path: Path) -> None:
+        notes.extend(write_model(path, model.config, params, tokenizer, settings=settings))
+
+    new_folder(Path(folder), fill)
+    return notes
+
+
+def check_vocabulary(
+    tokenizer: Vocabulary, config: TransformerConfig, name: str = "the tokenizer"
+) -> None:
+    """Checks that a model has an embedding for each token; it may have more.
+
+    Args:
+        tokenizer: The tokenizer.
+        config: The configuration of the model.
+        name: The subject of the message.
+
+    Raises:
+        UserError: The tokenizer has more tokens.
+    """
+    source_size = config.source_vocab_size or config.vocab_size
+    for what, size, known in (
+        ("", tokenizer.target.vocab_size, config.vocab_size),
+        (" for sources", tokenizer.vocab_size, source_size),
+    ):
+        if size > known:
+            raise UserError(
+                f"{name} has {size:,} tokens{what}, more than the {known:,} of its model: "
+                "give the model's own"
+            )
+
+
+def write_model(
+    folder: Path,
+    config: TransformerConfig,
+    params: Params,
+    tokenizer: Vocabulary | None,
+    *,
+    settings: FolderSettings,
+) -> list[str]:
+    """Writes all files of a model but a model card into a folder; returns notes, a line each.
+
+    Args:
+        folder: The folder to write to; it exists.
+        config: The configuration of the model.
+        params: Its parameters, layers stacked.
+        tokenizer: Its tokenizer, if it is to be written.
+        settings: What else the files say.
+
+    Raises:
+        WeightsError: The model has no counterpart in transformers.
+        UserError: A translation model's tokenizer has no token that starts or ends a text.
+    """
+    head = HEADS[config.head]
+    translates = head.name == "seq2seq_lm"
+    notes: list[str] = []
+    if config.labels and not head.needs_labels:
+        notes.append("that there may be no answer has no place in config.json: it is left out")
+    is_body = head.name == "none" and config.num_token_types > 0
+    if is_body and isinstance(config, BertConfig) and not config.has_pooler:
+        notes.append("without a pooler: load it with add_pooling_layer=False")
+    if translates and tokenizer is not None and settings.generation is None:
+        notes.append(NOTE_ON_SEARCH)
+    ids = {} if tokenizer is None else _special_tokens(tokenizer, head.generates, translates)
+    problem = {} if settings.problem_type is None else {"problem_type": settings.problem_type}
+    write_weights(
+        folder,
+        config,
+        params,
+        dtype=settings.dtype,
+        file_bytes=settings.file_bytes,
+        fields={**ids, **problem},
+    )
+    generation = settings.generation
+    if tokenizer is not None:
+        length = config.max_length
+        # sentence-transformers counts positions from the first token of a batch, padding or not.
+        side = None if settings.embedding is None else "right"
+        notes.append(
+            tokenizer.export(folder, closing=translates, padding_side=side, max_length=length)
+        )
+        if generation is None and translates:
+            request = published_request(tokenizer, config.vocab_size)
+            generation = ids | search_fields(request, length)
+    if settings.embedding is not None:
+        write_embedding_settings(
+            folder, settings.embedding, d_model=config.d_model, max_length=config.max_length
+        )
+    generation = ids if generation is None else generation
+    given: JsonObject = {name: value for name, value in generation.items() if value is not None}
+    if head.generates and given:
+        write_json(folder / "generation_config.json", given)
+    return notes
+
+
+def _special_tokens(tokenizer: Vocabulary, generates: bool, translates: bool) -> JsonObject:
+    """Returns the fields of `config.json` with the ids of special tokens."""
+    special = tokenizer.special_ids
+    ids: JsonObject = {
+        "bos_token_id": special.bos,
+        "eos_token_id": special.eos,
+        "pad_token_id": special.pad,
+    }
+    if translates:
+        target = tokenizer.target.special_ids
+        ids |= {"decoder_start_token_id": target.bos, "eos_token_id": target.eos}
+    if generates and ids["pad_token_id"] is None:
+        ids["pad_token_id"] = ids["eos_token_id"]  # padding is masked, so that any token serves
+    return ids

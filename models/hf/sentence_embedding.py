@@ -1,0 +1,364 @@
+"""Settings of sentence vectors: the modules of a folder of the package sentence-transformers.
+
+Such a folder is one in Hugging Face's form with some more files. `modules.json` lists the modules
+in their order: the transformer, `1_Pooling`, and perhaps `2_Dense` or `2_Normalize`, each with a
+`config.json` in a folder of its own. `sentence_bert_config.json` says how texts are tokenized, and
+`config_sentence_transformers.json` which prompts stand before them. Every setting is honored or
+refused by name, for the vectors would be wrong without it.
+
+A run folder that was imported from such a folder keeps these files in a folder of their own.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from ...data.errors import suggest
+from ...data.io.json_text import JsonObject, JsonValue, parse_json, read_object
+from ..nn.pooling import POOLING_MODES, PoolingMode
+from ..nn.typing import Array, Float
+from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf
+from .safetensors_files import WHOLE, TensorFiles
+from .save_weights import write_json
+from .tensor_mapping import WeightsError
+
+IN_RUN = "sentence_transformers"
+"""The folder in a run folder with the files of the folder that was imported."""
+MODULES = "modules.json"
+TRANSFORMER = "sentence_bert_config.json"
+WHOLE_MODEL = "config_sentence_transformers.json"
+CLASSES = {
+    "Transformer": "sentence_transformers.models.Transformer",
+    "Pooling": "sentence_transformers.models.Pooling",
+    "Dense": "sentence_transformers.models.Dense",
+    "Normalize": "sentence_transformers.models.Normalize",
+}
+"""The classes of the modules that are written, under the names that all versions know."""
+ACTIVATIONS = {
+    "Identity": lambda x: x,
+    "Tanh": jnp.tanh,
+    "ReLU": jax.nn.relu,
+    "GELU": lambda x: jax.nn.gelu(x, approximate=False),
+    "Sigmoid": jax.nn.sigmoid,
+    "SiLU": jax.nn.silu,
+}
+
+_KEYS: Mapping[PoolingMode, str] = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+"""The fields of the ways to pool before version 6 of the package."""
+_ON_SENTENCES = (
+    FixedField("module_input_name", ("sentence_embedding",)),
+    FixedField("module_output_name", ("sentence_embedding", None)),
+)
+_POOLING = ConfigMapping(
+    (
+        Field("pooling_mode", "pooling_mode", None),
+        *(Field(key, mode, False) for mode, key in _KEYS.items()),
+        Field("include_prompt", "pool_prompt", True),
+    ),
+    frozenset({"embedding_dimension", "word_embedding_dimension"}),
+)
+_DENSE = ConfigMapping(
+    (
+        *_ON_SENTENCES,
+        FixedField("use_residual", (False,)),
+        Field("activation_function", "activation", "torch.nn.modules.activation.Tanh"),
+    ),
+    frozenset({"in_features", "out_features", "bias"}),
+)
+_NORMALIZE = ConfigMapping(_ON_SENTENCES)
+_TRANSFORMER = ConfigMapping(
+    (
+        Field("max_seq_length", "max_length", None, kind=int),
+        Field("do_lower_case", "lowercase", False),
+        FixedField("transformer_task", ("feature-extraction",)),
+        FixedField(
+            "modality_config.text",
+            ({"method": "forward", "method_output_name": "last_hidden_state"},),
+        ),
+        FixedField("module_output_name", ("token_embeddings",)),
+        FixedField("processing_kwargs", (None, {})),
+        FixedField("query_length", (None,)),
+        FixedField("document_length", (None,)),
+        FixedField("query_expansion", (None,)),
+    ),
+    frozenset(
+        """
+        config_args model_args modality_config.message tokenizer_args unpad_inputs
+        """.split()
+    ),
+)
+_WHOLE = ConfigMapping(
+    (
+        Field("prompts", "prompts", {}),
+        Field("default_prompt_name", "default_prompt", None, kind=str),
+        Field("truncate_dim", "num_dimensions", None, kind=int),
+        FixedField("model_type", ("SentenceTransformer",)),
+    ),
+    frozenset({"__version__", "similarity_fn_name"}),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalize:
+    """Divides each vector by its Euclidean norm."""
+
+    def __call__(self, x: Float[Array, "B D"]) -> Float[Array, "B D"]:
+        """Returns vectors of norm 1; those of norm 0 stay."""
+        return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense:
+    """Maps each vector to activation(x W + b)."""
+
+    kernel: np.ndarray
+    """W, float32 `[D, E]`."""
+    bias: np.ndarray | None
+    """b, float32 `[E]`."""
+    activation: str
+    """The last part of the name of its class in torch; a key of `ACTIVATIONS`."""
+
+    def __call__(self, x: Float[Array, "B D"]) -> Float[Array, "B E"]:
+        """Returns the mapped vectors."""
+        x = jnp.dot(x, self.kernel, precision="highest")
+        return ACTIVATIONS[self.activation](x if self.bias is None else x + self.bias)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingSettings:
+    """How the vector of a text is made from a model's hidden states; by default their mean.
+
+    Raises:
+        WeightsError: There is no way to pool, or no prompt named `default_prompt`.
+    """
+
+    pooling: tuple[PoolingMode, ...] = ("mean",)
+    """The ways to pool, of which the vectors are concatenated; see `models.nn.pooling.pool`."""
+    layers: tuple[Dense | Normalize, ...] = ()
+    """The maps that follow, in their order."""
+    num_dimensions: int | None = None
+    """How many of the first dimensions are kept in the end; None: all."""
+    max_length: int | None = None
+    """The number of tokens that texts are truncated to, if the model does not read fewer."""
+    lowercase: bool = False
+    """Whether texts are lowercased before the tokenizer, which may do so itself."""
+    prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Texts to stand before each text, by name."""
+    default_prompt: str | None = None
+    """The name of the prompt to use where none is requested; None: no prompt."""
+    pool_prompt: bool = True
+    """Whether the tokens of the prompt are pooled too."""
+
+    def __post_init__(self) -> None:
+        if not self.pooling:
+            raise WeightsError(f"pooling is missing: choose from {', '.join(POOLING_MODES)}")
+        if self.default_prompt is not None:
+            self.prompt(self.default_prompt)
+
+    def prompt(self, name: str | None) -> str:
+        """Returns the text of a prompt, by default that of `default_prompt`.
+
+        Raises:
+            WeightsError: There is no prompt of this name.
+        """
+        name = self.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = suggest(name, list(self.prompts)) if self.prompts else "the model has none"
+            raise WeightsError(f"prompt-name {name!r} is not a prompt of the model: {known}")
+        return self.prompts[name]
+
+    def width(self, d_model: int) -> int:
+        """Returns the number of dimensions of a vector, from those of a hidden state.
+
+        Raises:
+            WeightsError: A layer takes another number than it gets.
+        """
+        width = d_model * len(self.pooling)
+        for layer in self.layers:
+            if isinstance(layer, Dense):
+                if layer.kernel.shape[0] != width:
+                    raise WeightsError(
+                        f"pooling {' '.join(self.pooling)} gives {width} dimensions, the model's "
+                        f"Dense layer takes {layer.kernel.shape[0]}: pool as the model does"
+                    )
+                width = layer.kernel.shape[1]
+        return width if self.num_dimensions is None else min(width, self.num_dimensions)
+
+    def normalized(self, wanted: bool) -> "EmbeddingSettings":
+        """Returns settings whose vectors have norm 1, or are not normalized at all."""
+        layers = tuple(layer for layer in self.layers if not isinstance(layer, Normalize))
+        return dataclasses.replace(self, layers=(*layers, Normalize()) if wanted else layers)
+
+
+def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
+    """Reads the settings of a folder of sentence-transformers, or of a run imported from one.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The settings; None if the folder has no `modules.json`.
+
+    Raises:
+        WeightsError: A file is missing or broken, or a module or setting is not supported.
+    """
+    if not (folder / MODULES).is_file():
+        folder = folder / IN_RUN
+    file = folder / MODULES
+    if not file.is_file():
+        return None
+    modules = _modules(file)
+    (first, path), (second, pooling_path), *further = modules + 2 * [("nothing", "")]
+    if (first, second) != ("Transformer", "Pooling"):
+        raise WeightsError(
+            f"{file} begins with {first}, {second}: only Transformer, Pooling is supported"
+        )
+    if path:
+        raise WeightsError(f"{file} says that the model is in {path}: give that folder")
+    layers: list[Dense | Normalize] = []
+    for kind, path in further[: len(modules) - 2]:
+        if kind == "Dense":
+            layers.append(_read_dense(folder / path))
+        elif kind == "Normalize":
+            _settings(_NORMALIZE, folder / path / "config.json", optional=True)
+            layers.append(Normalize())
+        elif kind != "Dropout":  # which does nothing outside training
+            raise WeightsError(f"{file}: the module {path} ({kind}) is not supported")
+    pooled = _settings(_POOLING, folder / pooling_path / "config.json")
+    stated = pooled["pooling_mode"] or [mode for mode in _KEYS if pooled[mode]] or ["mean"]
+    stated = [stated] if isinstance(stated, str) else stated
+    by_name: dict[str, PoolingMode] = {mode: mode for mode in POOLING_MODES}
+    modes: tuple[PoolingMode, ...] = tuple(by_name[name] for name in stated if name in by_name)
+    if len(modes) < len(stated):
+        raise WeightsError(
+            f"{folder / pooling_path / 'config.json'}: pooling_mode {stated!r} is not supported: "
+            f"only {', '.join(POOLING_MODES)}"
+        )
+    tokenized = _settings(_TRANSFORMER, folder / TRANSFORMER, optional=True)
+    with_tokenizer = folder / "tokenizer_config.json"
+    if tokenized["max_length"] is None and with_tokenizer.is_file():  # since version 6
+        limit = read_object(with_tokenizer, WeightsError).get("model_max_length")
+        tokenized["max_length"] = limit if isinstance(limit, int) else None
+    whole = _settings(_WHOLE, folder / WHOLE_MODEL, optional=True)
+    return EmbeddingSettings(
+        pooling=modes, layers=tuple(layers), pool_prompt=pooled["pool_prompt"], **tokenized, **whole
+    )
+
+
+def _modules(file: Path) -> list[tuple[str, str]]:
+    """Returns the class and the folder of each module in a `modules.json`, in their order."""
+    content = parse_json(file.read_text(encoding="utf-8"), str(file), "restore it", WeightsError)
+    modules = []
+    for module in content if isinstance(content, list) else [content]:
+        kind, path = (
+            (str(module.get("type")), str(module.get("path")))
+            if isinstance(module, dict)
+            else (str(module), "")
+        )
+        package, _, name = kind.rpartition(".")
+        # A class of another package may do anything.
+        modules.append((name if package.startswith("sentence_transformers") else kind, path))
+    return modules
+
+
+def _settings(mapping: ConfigMapping, file: Path, *, optional: bool = False) -> Settings:
+    """Returns the settings in a file; the defaults if the file is optional and missing."""
+    fields = {} if optional and not file.is_file() else read_object(file, WeightsError)
+    return settings_from_hf(mapping, fields, str(file))
+
+
+def _read_dense(folder: Path) -> Dense:
+    """Reads the map of a module Dense."""
+    file = folder / "config.json"
+    *package, activation = str(_settings(_DENSE, file)["activation"]).split(".")
+    if package[:1] != ["torch"] or activation not in ACTIVATIONS:
+        raise WeightsError(
+            f"{file}: activation_function {'.'.join([*package, activation])} is not supported: "
+            f"only {', '.join(ACTIVATIONS)} of torch"
+        )
+    tensors = TensorFiles(folder)
+    names = tensors.shapes().keys()
+    if not {"linear.weight"} <= names <= {"linear.weight", "linear.bias"}:
+        raise WeightsError(
+            f"{folder / WHOLE} has {', '.join(names)}: only linear.weight, and linear.bias"
+        )
+    kernel = np.array(tensors.read("linear.weight").T, np.float32)
+    bias = np.array(tensors.read("linear.bias"), np.float32) if "linear.bias" in names else None
+    return Dense(kernel, bias, activation)
+
+
+def write_embedding_settings(
+    folder: Path, settings: EmbeddingSettings, *, d_model: int, max_length: int
+) -> None:
+    """Writes the files that sentence-transformers reads beside those of transformers.
+
+    Args:
+        folder: The folder to write to; made if it does not exist.
+        settings: The settings.
+        d_model: The size of the hidden states.
+        max_length: The number of tokens that texts are truncated to if the settings do not say.
+    """
+    folder.mkdir(exist_ok=True)
+    names = ["Transformer", "Pooling", *(type(layer).__name__ for layer in settings.layers)]
+    paths = ["", *(f"{i}_{name}" for i, name in enumerate(names[1:], start=1))]
+    modules: list[JsonValue] = [
+        {"idx": i, "name": str(i), "path": path, "type": CLASSES[name]}
+        for i, (name, path) in enumerate(zip(names, paths, strict=True))
+    ]
+    write_json(folder / MODULES, modules)
+    length = settings.max_length or max_length
+    write_json(
+        folder / TRANSFORMER, {"max_seq_length": length, "do_lower_case": settings.lowercase}
+    )
+    whole: JsonObject = {
+        "prompts": dict(settings.prompts),
+        "default_prompt_name": settings.default_prompt,
+    }
+    if settings.num_dimensions is not None:
+        whole["truncate_dim"] = settings.num_dimensions
+    write_json(folder / WHOLE_MODEL, whole)
+    pooled: JsonObject = {"word_embedding_dimension": d_model}
+    if settings.pooling == tuple(mode for mode in POOLING_MODES if mode in settings.pooling):
+        pooled |= {key: mode in settings.pooling for mode, key in _KEYS.items()}
+    else:  # an order that only version 6 can say
+        pooled["pooling_mode"] = list(settings.pooling)
+    pooled["include_prompt"] = settings.pool_prompt
+    for path, layer in zip(paths[1:], (None, *settings.layers), strict=True):
+        (folder / path).mkdir()
+        if layer is None:
+            write_json(folder / path / "config.json", pooled)
+        elif isinstance(layer, Dense):
+            _write_dense(folder / path, layer)
+
+
+def _write_dense(folder: Path, layer: Dense) -> None:
+    package = "torch.nn.modules." + ("linear" if layer.activation == "Identity" else "activation")
+    in_features, out_features = layer.kernel.shape
+    write_json(
+        folder / "config.json",
+        {
+            "in_features": in_features,
+            "out_features": out_features,
+            "bias": layer.bias is not None,
+            "activation_function": f"{package}.{layer.activation}",
+        },
+    )
+    tensors = {"linear.weight": np.ascontiguousarray(layer.kernel.T)}
+    if layer.bias is not None:
+        tensors["linear.bias"] = layer.bias
+    save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
+    (folder / WHOLE).chmod(0o644)  # the library's 0600 would hide the file from the group

@@ -1,0 +1,78 @@
+"""Sentence vectors from the hidden states of their tokens.
+
+- Mean, maximum and first token: Reimers and Gurevych 2019, "Sentence-BERT", section 3.
+- Weighted mean and last token, for causal models: Muennighoff 2022, "SGPT", section 3.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias, get_args
+
+import jax.numpy as jnp
+
+from .masks import AnyArray
+from .typing import Array, Float, Int
+
+PoolingMode: TypeAlias = Literal[
+    "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
+]
+"""A way to pool, under the name that the package sentence-transformers gives it."""
+POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
+"""All of them, in the order in which that package concatenates them."""
+
+
+def pool(
+    last_hidden_state: Float[Array, "B T D"],
+    mask: Int[AnyArray, "B T"],
+    modes: Sequence[PoolingMode] = ("mean",),
+) -> Float[Array, "B {len(modes)}*D"]:
+    """Pools the hidden states of each sequence into one vector, in float32.
+
+    Args:
+        last_hidden_state: The hidden states.
+        mask: 1 for the tokens to pool; padding stands after them.
+        modes: cls: the first of these tokens. max: the largest value in each dimension. mean: the
+            average. mean_sqrt_len_tokens: the sum over the square root of their number.
+            weightedmean: the average with weights 1, 2, 3 …, the position of each token.
+            lasttoken: the last of these tokens. The vectors of several modes are concatenated.
+
+    Returns:
+        The vectors; 0 for a sequence without tokens.
+    """
+    x = last_hidden_state.astype(jnp.float32)
+    real = jnp.asarray(mask != 0, jnp.float32)[..., None]  # [B, T, 1]
+    vectors = jnp.concatenate([_POOL[mode](x, real) for mode in modes], axis=-1)
+    return jnp.where(jnp.any(real, axis=1), vectors, 0)
+
+
+def mean_pool(
+    last_hidden_state: Float[Array, "B T D"], attention_mask: Int[AnyArray, "B T"]
+) -> Float[Array, "B D"]:
+    """Returns the mean hidden state of each sequence's real tokens, in float32; 0 if none is."""
+    return pool(last_hidden_state, attention_mask, ("mean",))
+
+
+def _weighted(x: Array, weights: Array) -> Array:
+    """Returns the mean of `x` `[B, T, D]` with weights `[B, T, 1]`."""
+    # Whole numbers: the least sum of weights is 1 unless there is no token.
+    return jnp.sum(x * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
+
+
+def _at(x: Array, positions: Array) -> Array:
+    """Returns the hidden state at one position `[B, 1]` of each sequence."""
+    return jnp.take_along_axis(x, positions[..., None], axis=1)[:, 0]
+
+
+def _last(real: Array) -> Array:
+    """Returns the position of the last token, `[B, 1]`."""
+    return jnp.max(jnp.where(real != 0, jnp.arange(real.shape[1])[:, None], 0), axis=1)
+
+
+# From hidden states [B, T, D], and 1.0 for each token to pool [B, T, 1], to [B, D].
+_POOL: dict[PoolingMode, Callable[[Array, Array], Array]] = {
+    "cls": lambda x, real: _at(x, jnp.argmax(real, axis=1)),
+    "max": lambda x, real: jnp.max(jnp.where(real != 0, x, -jnp.inf), axis=1),
+    "mean": _weighted,
+    "mean_sqrt_len_tokens": lambda x, real: _weighted(x, real) * jnp.sqrt(jnp.sum(real, axis=1)),
+    "weightedmean": lambda x, real: _weighted(x, real * jnp.arange(1, x.shape[1] + 1)[:, None]),
+    "lasttoken": lambda x, real: _at(x, _last(real)),
+}

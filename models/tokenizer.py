@@ -1,0 +1,73 @@
+"""The part of a tokenizer that models use: sizes, special tokens, and files for transformers."""
+
+from os import PathLike
+from typing import Literal, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class SpecialTokens(Protocol):
+    """The ids of a vocabulary's special tokens; None for a token that it does not have."""
+
+    @property
+    def pad(self) -> int | None:
+        """The token of padding."""
+        ...
+
+    @property
+    def unk(self) -> int | None:
+        """The token of characters without a token of their own."""
+        ...
+
+    @property
+    def bos(self) -> int | None:
+        """The token that starts a text."""
+        ...
+
+    @property
+    def eos(self) -> int | None:
+        """The token that ends a text."""
+        ...
+
+    @property
+    def cls(self) -> int | None:
+        """The token whose output is that of the whole sequence."""
+        ...
+
+    @property
+    def sep(self) -> int | None:
+        """The token that ends each of two texts."""
+        ...
+
+    @property
+    def mask(self) -> int | None:
+        """The token of a masked token."""
+        ...
+
+
+@runtime_checkable
+class Vocabulary(Protocol):
+    """A tokenizer of flaxzoo, as `data.load_tokenizer` and `data.train_tokenizer` return it."""
+
+    kind: str
+    vocab_size: int
+
+    @property
+    def special_ids(self) -> SpecialTokens:
+        """The ids of the special tokens."""
+        ...
+
+    @property
+    def target(self) -> "Vocabulary":
+        """The tokenizer of a translation model's output; itself unless it has two sides."""
+        ...
+
+    def export(
+        self,
+        folder: str | PathLike[str],
+        *,
+        closing: bool = False,
+        padding_side: Literal["left", "right"] | None = None,
+        max_length: int | None = None,
+    ) -> str:
+        """Writes the files for transformers; returns a line that says what is exact."""
+        ...

@@ -1,0 +1,71 @@
+"""`models.save`: the folder that `flaxzoo export` writes, from a model in memory."""
+
+import jax
+import numpy as np
+import pytest
+import transformers
+from flaxzoo import data, models, train
+from flaxzoo.data.errors import UserError
+
+from ...support.encoders import WORDS
+
+SIZES = {"max_length": 32, "num_layers": 2, "d_model": 16, "num_heads": 2}
+TEXTS = [" ".join(WORDS[i:] + WORDS[:i]) for i in range(19)]
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    model = models.create(models.GPTConfig(vocab_size=290, **SIZES))
+    tokenizer = data.train_tokenizer(TEXTS, data.TokenizerConfig(kind="byte-bpe", vocab_size=290))
+    return model, models.init_params(model, jax.random.key(3)), tokenizer
+
+
+def same(tree, other):
+    jax.tree.map(np.testing.assert_array_equal, tree, other)
+    return True
+
+
+def test_it_comes_back_with_and_without_a_tokenizer(gpt, tmp_path):
+    model, params, tokenizer = gpt
+    for name, given in (("with", [tokenizer]), ("without", [])):
+        models.save(tmp_path / name, model, params, *given)
+        again, back = models.load(tmp_path / name)
+        assert again.config == model.config
+        assert same(back, params)
+    assert data.load_tokenizer(tmp_path / "with").fingerprint == tokenizer.fingerprint
+    assert {p.name for p in (tmp_path / "without").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
+
+
+def test_it_writes_the_files_that_export_writes(gpt, tmp_path):
+    train.save_run(tmp_path / "run", *gpt)
+    notes = train.export_model(tmp_path / "run", tmp_path / "exported")
+    assert models.save(tmp_path / "saved", *gpt) == notes
+    exported = {p.name: p.read_bytes() for p in (tmp_path / "exported").iterdir()}
+    del exported["README.md"]
+    assert exported == {p.name: p.read_bytes() for p in (tmp_path / "saved").iterdir()}
+
+
+def test_transformers_reads_it(gpt, tmp_path):
+    models.save(tmp_path / "saved", *gpt)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert sum(p.numel() for p in theirs.parameters()) == train.count_parameters(gpt[1])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert tokenizer("the cat")["input_ids"] == gpt[2].encode("the cat")
+
+
+def test_generation_settings_go_with_it(gpt, tmp_path):
+    models.save(tmp_path / "a", *gpt, generation={"num_beams": 3, "length_penalty": 0.5})
+    told = models.generation_arguments(tmp_path / "a")
+    assert (told["num_beams"], told["length_penalty"]) == (3, 0.5)
+    models.save(tmp_path / "b", *gpt, generation=told, dtype="bfloat16")
+    assert models.generation_arguments(tmp_path / "b") == told
+
+
+def test_a_folder_that_holds_something_is_left_alone(gpt, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds something"):
+        models.save(tmp_path, *gpt)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]

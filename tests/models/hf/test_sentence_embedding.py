@@ -1,0 +1,82 @@
+"""Settings of sentence vectors: what is read is written again, and what is unknown is refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from flaxzoo.models.hf.sentence_embedding import (
+    Dense,
+    EmbeddingSettings,
+    Normalize,
+    read_embedding_settings,
+    write_embedding_settings,
+)
+from flaxzoo.models.hf.tensor_mapping import WeightsError
+
+SETTINGS = EmbeddingSettings(
+    pooling=("lasttoken", "mean"),
+    layers=(Dense(np.ones((8, 3), np.float32), np.ones(3, np.float32), "ReLU"), Normalize()),
+    num_dimensions=2,
+    max_length=7,
+    lowercase=True,
+    prompts={"query": "q: "},
+    default_prompt="query",
+    pool_prompt=False,
+)
+
+
+def test_what_is_written_is_read(tmp_path):
+    write_embedding_settings(tmp_path, SETTINGS, d_model=4, max_length=9)
+    again = read_embedding_settings(tmp_path)
+    assert again is not None
+    assert vars(again) | {"layers": ()} == vars(SETTINGS) | {"layers": ()}
+    dense, normalize = again.layers
+    assert isinstance(dense, Dense)
+    assert (dense.kernel.shape, dense.activation, normalize) == ((8, 3), "ReLU", Normalize())
+    assert again.width(4) == 2
+    assert read_embedding_settings(tmp_path / "2_Dense") is None
+
+
+def changed(folder, file, **fields):
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | fields))
+
+
+def module(folder, number, **fields):
+    content = json.loads((folder / "modules.json").read_text())
+    content[number] |= fields
+    (folder / "modules.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: module(f, 2, type="sentence_transformers.models.LSTM"),
+         r"modules.json: the module 2_Dense \(LSTM\) is not supported"),
+        (lambda f: module(f, 1, type="custom.Pooling"), "begins with Transformer, custom.Pooling"),
+        (lambda f: (f / "modules.json").write_text("[]"), "begins with nothing, nothing"),
+        (lambda f: module(f, 0, path="0_Transformer"), "the model is in 0_Transformer: give that"),
+        (lambda f: (f / "1_Pooling/config.json").unlink(), "1_Pooling/config.json cannot be read"),
+        (lambda f: changed(f, "1_Pooling/config.json", pooling_mode="median"),
+         r"1_Pooling/config.json: pooling_mode \['median'\] is not supported: only cls"),
+        (lambda f: changed(f, "1_Pooling/config.json", more=1), "nothing here honours: more"),
+        (lambda f: changed(f, "2_Dense/config.json", use_residual=True), "use_residual True"),
+        (lambda f: changed(f, "2_Dense/config.json", activation_function="x.Tanh"),
+         "activation_function x.Tanh is not supported"),
+        (lambda f: (f / "2_Dense/model.safetensors").rename(f / "2_Dense/pytorch_model.bin"),
+         "2_Dense has weights in pickled files only"),
+        (lambda f: changed(f, "sentence_bert_config.json", transformer_task="fill-mask"),
+         "transformer_task 'fill-mask' is not supported"),
+        (lambda f: changed(f, "config_sentence_transformers.json", model_type="SparseEncoder"),
+         "model_type 'SparseEncoder' is not supported"),
+        (lambda f: changed(f, "config_sentence_transformers.json", default_prompt_name="x"),
+         "'x' is not a prompt of the model"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_refused_by_name(tmp_path, change, message):
+    write_embedding_settings(tmp_path, SETTINGS, d_model=4, max_length=9)
+    change(tmp_path)
+    with pytest.raises(WeightsError, match=message) as error:
+        read_embedding_settings(tmp_path)
+    assert not re.search("\n", str(error.value))
