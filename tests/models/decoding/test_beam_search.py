@@ -1,7 +1,6 @@
 """Beam search: against exhaustive search, against forward passes, and alone in its row."""
 
 import dataclasses
-import dataclasses
 import functools
 import itertools
 import math
