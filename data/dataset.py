@@ -33,10 +33,10 @@ class ArraySpec:
     """One array of an example, as far as it is known before any data are read.
 
     Attributes:
-        shape: Without the batch axis.
-        values: What the numbers mean, and thereby their range.
-        dtype: The numpy name of the type.
-        num_classes: The exclusive upper bound of class ids; 0 for other values.
+      shape: Without the batch axis.
+      values: What the numbers mean, and thereby their range.
+      dtype: The numpy name of the type.
+      num_classes: The exclusive upper bound of class ids; 0 for other values.
     """
 
     shape: tuple[int, ...]
@@ -84,14 +84,14 @@ class DataSplit:
     """One split of a data set, ready for batching.
 
     Attributes:
-        examples: The examples as arrays. Training examples may differ between epochs.
-        content: The source of the examples: a corpus, or the list of all labelled examples,
-            including those that are left out of training.
-        fingerprint: A stable hash of the texts or examples and of the tokenizer. For labelled
-            data it also covers the settings; for other data config.json has the settings.
-        summary: A line for the log: ``400 documents, 929,728 tokens``.
-        notes: Further lines for the log: the labels with their counts, a header that was
-            recognized, a label that occurs once.
+      examples: The examples as arrays. Training examples may differ between epochs.
+      content: The source of the examples: a corpus, or the list of all labelled examples,
+        including those that are left out of training.
+      fingerprint: A stable hash of the texts or examples and of the tokenizer. For labelled
+        data it also covers the settings; for other data config.json has the settings.
+      summary: A line for the log: ``400 documents, 929,728 tokens``.
+      notes: Further lines for the log: the labels with their counts, a header that was
+        recognized, a label that occurs once.
     """
 
     examples: ExampleSource

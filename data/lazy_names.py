@@ -16,8 +16,8 @@ def attach_stub(
     """Returns a package's `__getattr__`, `__dir__` and `__all__`, as its stub states them.
 
     Args:
-        package: The package's `__name__`.
-        file: The package's `__file__`; the stub lies beside it.
+      package: The package's `__name__`.
+      file: The package's `__file__`; the stub lies beside it.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     module_of = {

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 from ..data.errors import UserError
@@ -75,7 +76,6 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        self._check_warmup()
         if self.init_from is None:  # otherwise the model's sizes are not known yet
             check_length(self)
         if self.execution.param_dtype != "float32":
@@ -102,7 +102,8 @@ class TrainConfig:
                 raise UserError(f"{name} {getattr(self, name)} must be at least 0")
         if not 0 <= self.epochs < math.inf or not (self.steps or self.epochs):
             raise UserError(
-                f"steps {self.steps} and epochs {self.epochs}: give one of them above 0"
+                f"steps {self.steps} and epochs {self.epochs} must not both be 0: give one of them "
+                "above 0"
             )
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"label_smoothing {self.label_smoothing} must be in [0, 1)")
@@ -114,15 +115,20 @@ class TrainConfig:
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed {self.seed} must be at least 0 and below 2³²")
 
-    def _check_warmup(self) -> None:
-        """Checks the warm-up as soon as the number of steps is known."""
-        warmup = self.optimizer.warmup_steps
-        if 0 < self.steps <= warmup:
-            shorter = min(max(self.steps // 10, 1), self.steps - 1)
-            raise UserError(
-                f"steps {self.steps} must exceed the warm-up of {warmup} steps: add "
-                f"--optimizer.warmup-steps {shorter}"
-            )
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A named configuration, and what a person is told of it."""
+
+    summary: str
+    """One line, for a list of recipes."""
+    details: str
+    """Further lines: the command, the result to expect, the source of the settings."""
+    config: TrainConfig
+    of_preset: Callable[[str], TrainConfig] | None = None
+    """For the recipe of a family, which trains any published size: the configuration of a size."""
+    preset: str | None = None
+    """The size of `config`, for the recipe of a family."""
 
 
 def check_length(config: TrainConfig) -> None:
@@ -140,10 +146,15 @@ def check_length(config: TrainConfig) -> None:
 
 
 def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
-    """Returns `config` with all that is counted in epochs counted in steps."""
+    """Returns `config` with all that is counted in epochs counted in steps.
+
+    A warm-up that is as long as the run or longer becomes a tenth of the run.
+    """
     steps_per_epoch = math.ceil(num_examples / config.batch_size)
     steps = config.steps or math.ceil(config.epochs * num_examples / config.batch_size)
     warmup = config.optimizer.warmup_steps or int(config.optimizer.warmup_fraction * steps)
+    if warmup >= steps:
+        warmup = min(max(steps // 10, 1), steps - 1)
     return dataclasses.replace(
         config,
         steps=steps,

@@ -1,7 +1,7 @@
-"""Sentences: the lines of a text that has one on each, or split by rules.
+"""Sentence splitting: at line breaks, or by rules.
 
-The rules are those of ``sentencex``, which the Wikimedia foundation keeps for some 300
-languages: fast, without a model to fetch, and it knows abbreviations and quotations.
+The rules are those of ``sentencex`` of the Wikimedia Foundation, for some 300 languages. They are
+fast, need no downloaded model, and know abbreviations and quotations.
 """
 
 import importlib
@@ -13,37 +13,30 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
 
 def lines_as_sentences(text: str) -> list[str]:
-    """Takes each line as a sentence.
-
-    Args:
-        text: One document.
-
-    Returns:
-        Its lines without the white space around them; empty ones are left out.
-    """
+    """Returns the lines of a document, stripped of white space; empty lines are left out."""
     return [line.strip() for line in text.split("\n") if line and not line.isspace()]
 
 
 def splitter(language: str) -> str:
-    """Names what decides how running text is split: the language, the rules' version."""
+    """Returns the language and the version of the rules, which decide where a text is split."""
     return f"{language} sentencex {version('sentencex')}"
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
     """Splits running text into sentences.
 
-    A blank line ends a sentence. A line break inside a paragraph does not, and like any
-    other white space it becomes a single space.
+    A blank line ends a sentence. A line break inside a paragraph does not; like all other white
+    space it becomes a single space.
 
     Args:
-        text: One document.
-        language: Its language's code, such as ``en`` or ``de``; the nearest relative's rules
-            are used for a language without any of its own.
+      text: One document.
+      language: The code of its language, such as ``en`` or ``de``. A language without rules uses
+        those of the nearest related language.
 
     Returns:
-        The sentences without the white space around them, none of them empty.
+      The sentences, stripped of white space; none is empty.
     """
-    # 4 MB of rules, only when asked for; the library states no types.
+    # Imported here because it loads 4 MB of rules. The library has no type annotations.
     segment: Any = importlib.import_module("sentencex").segment
     paragraphs = (" ".join(paragraph.split()) for paragraph in _BLANK_LINE.split(text))
     pieces = (piece.strip() for paragraph in paragraphs for piece in segment(language, paragraph))

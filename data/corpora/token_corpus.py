@@ -1,10 +1,9 @@
-"""A tokenized split on disk: flat arrays, opened without being read.
+"""A tokenized split on disk: flat arrays that are opened without being read.
 
-A document is stored as ``s = [bos] + tokens + [eos]``, as far as the tokenizer has the two.
-It stands for ``len(s) - 1`` **pairs**: pair ``k`` is the input ``s[k]`` with the label
-``s[k + 1]``. So no label ever comes from another document, and every token, the first and
-the closing one included, is predicted exactly once. Everything after this file counts in
-pairs.
+A document is stored as ``s = [bos] + tokens + [eos]``, as far as the tokenizer has these two. It
+has ``len(s) - 1`` **target tokens**: target ``k`` is the label ``s[k + 1]`` of the input ``s[k]``.
+No label comes from another document, and every token, including the first and EOS, is predicted
+exactly once. Packing counts in target tokens.
 """
 
 import hashlib
@@ -12,20 +11,20 @@ import json
 import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
 from ..dataset import PickledByFields
 from ..errors import DataError
 from ..io.atomic_io import build_folder
-from ..tokenizers.base import SpecialIds, Tokenizer
+from ..tokenizers.base import Tokenizer
 
-# Characters handed to the tokenizer at once: enough for its threads, small in memory.
+# Characters that the tokenizer gets at once: enough for its threads, and small in memory.
 _CHUNK_CHARACTERS = 1 << 21
 _COUNTED_AT_ONCE = 1 << 22
 _FORMAT = 2
@@ -35,7 +34,7 @@ Item = TypeVar("Item")
 
 
 class Texts(Protocol):
-    """Texts that can be read again and again, and a stable hash of all of them."""
+    """Texts that can be read repeatedly, with a stable hash of all of them."""
 
     @property
     def fingerprint(self) -> str:
@@ -48,56 +47,92 @@ class Texts(Protocol):
 
 
 @dataclass(frozen=True)
-class TokenCorpus(PickledByFields):
-    """The tokens of one split.
+class CorpusFolder(PickledByFields):
+    """The base of all corpora: a folder of arrays, which are memory-mapped on first use.
 
     Attributes:
-        folder: The folder of the arrays.
-        num_bytes: UTF-8 bytes of all documents; for bits per byte.
-        vocab_size: The size of the vocabulary; every token is smaller.
-        fingerprint: A stable hash of documents and tokenizer.
-        num_unknown: The number of tokens for text unknown to the tokenizer.
+      folder: The folder of the arrays.
+      vocab_size: The size of the vocabulary; every token is smaller.
+      fingerprint: A stable hash of the texts, the tokenizer and the way of splitting.
+      num_unknown: The number of tokens for text that is unknown to the tokenizer.
     """
 
     folder: Path
-    num_bytes: int
     vocab_size: int
     fingerprint: str
     num_unknown: int = 0
 
+    @classmethod
+    def open(cls, folder: str | PathLike[str]) -> Self:
+        """Opens a corpus of this class.
+
+        Args:
+          folder: The folder of the corpus, its attribute ``folder``.
+
+        Raises:
+          DataError: The folder has no corpus.
+        """
+        folder = Path(folder)
+        try:
+            metadata: dict[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise DataError(
+                f"no corpus in {folder}: delete the folder and build it again"
+            ) from None
+        return cls(folder=folder, **metadata)
+
+    def array(self, name: str) -> np.ndarray:
+        """Maps one of the arrays; as a plain array, because slicing a ``memmap`` is slow."""
+        return np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r"))
+
     @cached_property
     def tokens(self) -> np.ndarray:
-        """All documents one after the other, uint16 or uint32 [num_tokens], memory-mapped."""
-        return np.load(self.folder / "tokens.npy", mmap_mode="r")
+        """The tokens of all texts, one after another, uint16 or uint32 [num_tokens]."""
+        return self.array("tokens")
 
     @property
     def token_counts(self) -> np.ndarray:
         """The number of occurrences of each token, int64 [V]."""
-        return count_tokens(self.tokens, self.vocab_size)
+        counts = np.zeros(self.vocab_size, np.int64)
+        for start in range(0, len(self.tokens), _COUNTED_AT_ONCE):  # a mapped file, part by part
+            some = self.tokens[start : start + _COUNTED_AT_ONCE]
+            counts += np.bincount(some, minlength=self.vocab_size)
+        return counts
+
+
+@dataclass(frozen=True)
+class TokenCorpus(CorpusFolder):
+    """The tokens of one split.
+
+    Attributes:
+      num_bytes: The UTF-8 bytes of all documents, for bits per byte.
+    """
+
+    num_bytes: int = field(kw_only=True)
 
     @cached_property
     def document_starts(self) -> np.ndarray:
-        """Where each document starts in ``tokens``, int64 [num_documents]."""
-        return np.load(self.folder / "document_starts.npy")
+        """The start of each document in ``tokens``, int64 [num_documents]."""
+        return self.array("document_starts")
 
     @cached_property
     def target_starts(self) -> np.ndarray:
-        """The first pair of each document, int64 [num_documents]."""
+        """The first target token of each document, int64 [num_documents]."""
         return self.document_starts - np.arange(self.num_documents)
 
     @cached_property
     def target_counts(self) -> np.ndarray:
-        """The number of pairs of each document, int64 [num_documents], all positive."""
+        """The number of target tokens of each document, int64 [num_documents], all positive."""
         return np.diff(self.target_starts, append=self.num_targets)
 
     @property
     def num_documents(self) -> int:
-        """The number of documents with at least one pair."""
+        """The number of documents with at least one target token."""
         return len(self.document_starts)
 
     @property
     def num_targets(self) -> int:
-        """The number of (input, label) pairs: one less than tokens, for each document."""
+        """The number of target tokens: for each document one less than its tokens."""
         return len(self.tokens) - self.num_documents
 
 
@@ -107,103 +142,81 @@ def build_corpus(
     """Tokenizes documents, or opens the result of an earlier call.
 
     Args:
-        documents: The texts of one split; read once, in chunks.
-        tokenizer: Its fingerprint and that of the documents are the cache's key.
-        folder: The cache; the corpus gets a folder of its own inside.
+      documents: The texts of one split, which are read once, in chunks.
+      tokenizer: The tokenizer; its fingerprint and that of the documents are the key of the cache.
+      folder: The cache, in which the corpus gets a folder of its own.
 
     Returns:
-        The corpus.
+      The corpus.
 
     Raises:
-        DataError: No document has a single pair, or the folder cannot be written.
+      DataError: No document has a target token, or the folder cannot be written.
     """
     key = corpus_key(_FORMAT, documents.fingerprint, tokenizer.fingerprint)
-
-    def fill(temporary: Path) -> None:
-        _write(documents, tokenizer, temporary, key)
-
-    return open_corpus(build_folder(Path(folder) / key, fill))
+    write = partial(_write, documents, tokenizer, key)
+    return open_corpus(build_folder(Path(folder) / key, write))
 
 
 def open_corpus(folder: str | PathLike[str]) -> TokenCorpus:
     """Opens a corpus that ``build_corpus`` wrote.
 
     Args:
-        folder: The corpus's own folder (``TokenCorpus.folder``).
+      folder: The folder of the corpus (``TokenCorpus.folder``).
 
     Returns:
-        The corpus.
+      The corpus.
 
     Raises:
-        DataError: There is no corpus.
+      DataError: The folder has no corpus.
     """
-    folder = Path(folder)
-    metadata = read_metadata(folder)
-    return TokenCorpus(folder, **metadata)
+    return TokenCorpus.open(folder)
 
 
-def _write(documents: Iterable[str], tokenizer: Tokenizer, folder: Path, key: str) -> None:
-    tokens = TokenWriter(folder, tokenizer.vocab_size, tokenizer.special_ids.unk)
+def _write(documents: Iterable[str], tokenizer: Tokenizer, key: str, folder: Path) -> None:
+    special = tokenizer.special_ids
+    before = [] if special.bos is None else [special.bos]
+    after = [] if special.eos is None else [special.eos]
     num_bytes, seen, starts = 0, 0, array("q")
-    with tokens:
+    with TokenWriter(folder, tokenizer.vocab_size, special.unk) as tokens:
         for chunk in chunks(documents, len):
             for ids in tokenizer.encode_batch(chunk):
-                ids = _framed(ids, tokenizer.special_ids)
-                if len(ids) > 1:
+                ids = before + ids + after
+                if len(ids) > 1:  # a single token has none to predict it from
                     starts.append(tokens.append(ids))
             num_bytes += sum(len(text.encode()) for text in chunk)
             seen += len(chunk)
     if not starts:
         raise DataError(f"none of {seen} documents has two tokens: give a source with text")
-    np.save(folder / "document_starts.npy", np.asarray(starts, np.int64))
-    write_metadata(
-        folder,
-        {
-            "num_bytes": num_bytes,
-            "vocab_size": tokenizer.vocab_size,
-            "fingerprint": key,
-            "num_unknown": tokens.num_unknown,
-        },
-    )
-
-
-def _framed(ids: list[int], special: SpecialIds) -> list[int]:
-    before = [] if special.bos is None else [special.bos]
-    after = [] if special.eos is None else [special.eos]
-    return before + ids + after
+    metadata = {
+        "num_bytes": num_bytes,
+        "vocab_size": tokenizer.vocab_size,
+        "fingerprint": key,
+        "num_unknown": tokens.num_unknown,
+    }
+    save_arrays(folder, metadata, document_starts=starts)
 
 
 def corpus_key(*metadata: object) -> str:
-    """Names a corpus by everything that decides what is in it."""
+    """Returns the name of a corpus: a hash of all that determines its content."""
     return hashlib.blake2b(" ".join(map(str, metadata)).encode(), digest_size=16).hexdigest()
 
 
-def read_metadata(folder: Path) -> dict[str, Any]:
-    """Reads what ``write_metadata`` wrote.
-
-    Raises:
-        DataError: There is no corpus.
-    """
-    try:
-        return json.loads((folder / _METADATA).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise DataError(f"no corpus in {folder}: delete the folder and build it again") from None
-
-
-def write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    """Writes the small metadata of a corpus; the last of its files."""
+def save_arrays(folder: Path, metadata: dict[str, object], **arrays: Sequence[int]) -> None:
+    """Writes the arrays of a corpus as int64, and then, as its last file, the metadata."""
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", np.asarray(values, np.int64))
     (folder / _METADATA).write_text(json.dumps(metadata) + "\n", encoding="utf-8")
 
 
 def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Groups items for the tokenizer: enough for its threads, small in memory.
+    """Groups items for the tokenizer: enough for its threads, and small in memory.
 
     Args:
-        items: Texts, or lists of them.
-        size: The number of characters of an item.
+      items: Texts, or lists of texts.
+      size: Returns the number of characters of an item.
 
     Yields:
-        Lists of items, none empty.
+      Lists of items, none of them empty.
     """
     chunk: list[Item] = []
     filled = 0
@@ -218,17 +231,21 @@ def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[
 
 
 class TokenWriter:
-    """Writes ``tokens.npy``, whose length is not known at the start; a context manager."""
+    """Writes ``tokens.npy``, whose length is not known at the start; a context manager.
+
+    Attributes:
+      position: The number of tokens written so far.
+      num_unknown: The number of unknown tokens among them.
+    """
 
     def __init__(self, folder: Path, vocab_size: int, unknown: int | None = None) -> None:
-        """Makes the file.
+        """Creates the writer.
 
         Args:
-            folder: Of the corpus.
-            vocab_size: Every token is smaller.
-            unknown: The token to count, which stands for what the tokenizer does not know.
+          folder: The folder of the corpus.
+          vocab_size: The size of the vocabulary; every token is smaller.
+          unknown: The token to count, which stands for text unknown to the tokenizer.
         """
-        self._place = folder / "tokens.npy"
         self._raw = folder / "tokens.raw"
         self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self._unknown = unknown
@@ -240,7 +257,7 @@ class TokenWriter:
         return self
 
     def append(self, ids: Sequence[int]) -> int:
-        """Appends tokens and returns the place of the first."""
+        """Appends tokens, and returns the position of the first."""
         self._file.write(np.asarray(ids, self._dtype).tobytes())
         self.num_unknown += 0 if self._unknown is None else list(ids).count(self._unknown)
         self.position += len(ids)
@@ -248,29 +265,16 @@ class TokenWriter:
 
     def __exit__(self, *fault: object) -> None:
         self._file.close()
-        if fault[0] is None and self.position:
-            _raw_to_npy(self._raw, self._place, self._dtype)
-
-
-def count_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Counts each token, int64 [V]; reads a mapped file part by part."""
-    counts = np.zeros(vocab_size, np.int64)
-    for start in range(0, len(tokens), _COUNTED_AT_ONCE):
-        some = tokens[start : start + _COUNTED_AT_ONCE]
-        counts += np.bincount(some, minlength=vocab_size)
-    return counts
-
-
-def _raw_to_npy(raw: Path, place: Path, dtype: np.dtype) -> None:
-    """Puts numpy's header before the tokens, whose number was not known at the start."""
-    shape = (raw.stat().st_size // dtype.itemsize,)
-    metadata = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": shape,
-    }
-    # Written and not mapped: on a full disk a map ends the process by a signal.
-    with raw.open("rb") as source, place.open("wb") as target:
-        np.lib.format.write_array_header_1_0(target, metadata)
-        shutil.copyfileobj(source, target)
-    raw.unlink()
+        if fault[0] is not None or not self.position:
+            return
+        # numpy's header comes before the tokens, whose number is known only now.
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (self._raw.stat().st_size // self._dtype.itemsize,),
+        }
+        # Copied, not mapped: on a full disk, writing to a map ends the process by a signal.
+        with self._raw.open("rb") as tokens, self._raw.with_suffix(".npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            shutil.copyfileobj(tokens, file)
+        self._raw.unlink()

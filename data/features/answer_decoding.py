@@ -23,12 +23,12 @@ class SpanDecoding:
     """The question of each of R windows, and the range of its tokens in the passage.
 
     Attributes:
-        ranges: The passage tokens of each window, half-open, int32 [R, 2].
-        first_rows: The first window of each question, and the end, int64 [num_questions + 1].
-        offsets: For each passage, the character ranges of its tokens, half-open, int32
-            [num_tokens, 2].
-        max_answer_length: The largest number of tokens in an answer.
-        unanswerable: Whether "no answer" may be predicted.
+      ranges: The passage tokens of each window, half-open, int32 [R, 2].
+      first_rows: The first window of each question, and the end, int64 [num_questions + 1].
+      offsets: For each passage, the character ranges of its tokens, half-open, int32
+        [num_tokens, 2].
+      max_answer_length: The largest number of tokens in an answer.
+      unanswerable: Whether "no answer" may be predicted.
     """
 
     ranges: np.ndarray
@@ -47,17 +47,17 @@ class SpanDecoding:
         """Finds the best answers to each question over all of its windows.
 
         Args:
-            predictions: ``start_logits`` and ``end_logits``, float [R, T].
-            tokens: The windows with special tokens.
-            examples: The questions.
-            n_best: The number of answers to return for each question, at least 1.
+          predictions: ``start_logits`` and ``end_logits``, float [R, T].
+          tokens: The windows with special tokens.
+          examples: The questions.
+          n_best: The number of answers to return for each question, at least 1.
 
         Returns:
-            For each question ``{"id", "answer", "score", "probability", "start", "end",
-            "n_best"}``: ``score`` is the sum of the two logits, ``probability`` is over the n best
-            answers, ``start`` and ``end`` are the half-open range of characters in the passage, and
-            ``n_best`` has the best answers in the same form, best first. "No answer" is ``""`` with
-            None as start and end.
+          For each question ``{"id", "answer", "score", "probability", "start", "end",
+          "n_best"}``: ``score`` is the sum of the two logits, ``probability`` is over the n best
+          answers, ``start`` and ``end`` are the half-open range of characters in the passage, and
+          ``n_best`` has the best answers in the same form, best first. "No answer" is ``""`` with
+          None as start and end.
         """
         starts = output(predictions, "start_logits", len(tokens))  # [R, T]
         ends = output(predictions, "end_logits", len(tokens))  # [R, T]

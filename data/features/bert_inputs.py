@@ -20,10 +20,10 @@ class Template:
     """The special tokens around texts, and the length of an example.
 
     Attributes:
-        cls: The id of the first token.
-        sep: The id of the token after each text.
-        pad: The id of padding.
-        length: The example's length T.
+      cls: The id of the first token.
+      sep: The id of the token after each text.
+      pad: The id of padding.
+      length: The example's length T.
     """
 
     cls: int
@@ -36,7 +36,7 @@ class Template:
         """Makes the template of a tokenizer.
 
         Raises:
-            DataError: The tokenizer has no such special tokens.
+          DataError: The tokenizer has no such special tokens.
         """
         special = tokenizer.special_ids
         first = special.bos if special.cls is None else special.cls
@@ -58,10 +58,10 @@ class BertInputs:
     """Many examples with special tokens in flat arrays, which are small and pickle fast.
 
     Attributes:
-        template: The special tokens and the length T.
-        ids: All tokens with special tokens, int32.
-        starts: The start of each example in ``ids``, and the end, int64 [n + 1].
-        second: The start of the second text in its example, T if there is none, int32 [n].
+      template: The special tokens and the length T.
+      ids: All tokens with special tokens, int32.
+      starts: The start of each example in ``ids``, and the end, int64 [n + 1].
+      second: The start of the second text in its example, T if there is none, int32 [n].
     """
 
     template: Template
@@ -76,8 +76,8 @@ class BertInputs:
         """Adds special tokens to texts that fit.
 
         Args:
-            template: The special tokens and the length.
-            pairs: The ids of the first and, if there is one, of the second text.
+          template: The special tokens and the length.
+          pairs: The ids of the first and, if there is one, of the second text.
         """
         ids, starts, second = array("i"), array("q", [0]), array("i")
         for one, other in pairs:
@@ -128,12 +128,12 @@ def encode_texts(
     """Tokenizes single texts and pairs, truncates them, and adds special tokens.
 
     Args:
-        texts: One or two texts each.
-        tokenizer: The tokenizer.
-        template: The special tokens and the length.
+      texts: One or two texts each.
+      tokenizer: The tokenizer.
+      template: The special tokens and the length.
 
     Returns:
-        The inputs, and the number of truncated examples.
+      The inputs, and the number of truncated examples.
     """
     encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
     pairs: list[tuple[list[int], list[int] | None]] = []
@@ -144,14 +144,14 @@ def encode_texts(
             kept: tuple[list[int], list[int] | None] = one[: template.room(1)], None
             num_truncated += len(one) > template.room(1)
         else:
-            first, second = cut_longest_first(len(one), len(other), template.room(2))
+            first, second = truncate_longest_first(len(one), len(other), template.room(2))
             kept = one[:first], other[:second]
             num_truncated += first + second < len(one) + len(other)
         pairs.append(kept)
     return BertInputs.of(template, pairs), num_truncated
 
 
-def cut_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
+def truncate_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
     """Truncates two texts to fit by removing tokens from the end of the longer one.
 
     The result is the same as removing one token at a time from the longer text, and from the second
@@ -159,12 +159,12 @@ def cut_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
     (google-research/bert ``run_classifier.py``, ``create_pretraining_data.py``).
 
     Args:
-        one: Tokens of the first text.
-        other: Tokens of the second.
-        room: The most tokens for both together.
+      one: Tokens of the first text.
+      other: Tokens of the second.
+      room: The most tokens for both together.
 
     Returns:
-        The tokens to keep of each.
+      The tokens to keep of each.
     """
     if one + other <= room:
         return one, other

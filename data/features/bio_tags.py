@@ -29,9 +29,9 @@ class InconsistentTagError(UserError):
     """A tag that does not fit the scheme of its source.
 
     Attributes:
-        sentence: The index of the sentence.
-        word: The index of the word in it.
-        problem: What is wrong, for a message that begins with the location.
+      sentence: The index of the sentence.
+      word: The index of the word in it.
+      problem: What is wrong, for a message that begins with the location.
     """
 
     def __init__(self, location: Location, problem: str) -> None:
@@ -48,11 +48,11 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
     """Infers the scheme of all tags of a source, and checks that every tag fits it.
 
     Args:
-        sentences: The tags of each sentence.
-        strict: Whether to refuse an ``I-`` that continues nothing in the scheme BIO.
+      sentences: The tags of each sentence.
+      strict: Whether to refuse an ``I-`` that continues nothing in the scheme BIO.
 
     Raises:
-        InconsistentTagError: The tags have different schemes.
+      InconsistentTagError: The tags have different schemes.
     """
     tags = {tag for sentence in sentences for tag in sentence}
     if not any(tag.startswith(("B-", "I-", "S-", "U-")) for tag in tags):

@@ -27,15 +27,15 @@ class Masking(PickledByFields):
     """The rule by which the tokens of an example are masked.
 
     Attributes:
-        mask: The id of ``[MASK]``.
-        specials: The ids of all special tokens.
-        vocab_size: Random tokens are drawn from ``[0, vocab_size)`` without ``specials`` and
-            ``missing``.
-        max_predictions: The length M of the arrays of predictions.
-        rate: The fraction of tokens that are predicted, in (0, 1).
-        continues: For whole-word masking, True for ids that continue the word of the token
-            before them, bool [vocab_size]; None masks single tokens.
-        missing: Ids below ``vocab_size`` that the vocabulary does not use.
+      mask: The id of ``[MASK]``.
+      specials: The ids of all special tokens.
+      vocab_size: Random tokens are drawn from ``[0, vocab_size)`` without ``specials`` and
+        ``missing``.
+      max_predictions: The length M of the arrays of predictions.
+      rate: The fraction of tokens that are predicted, in (0, 1).
+      continues: For whole-word masking, True for ids that continue the word of the token
+        before them, bool [vocab_size]; None masks single tokens.
+      missing: Ids below ``vocab_size`` that the vocabulary does not use.
     """
 
     mask: int
@@ -59,14 +59,14 @@ class Masking(PickledByFields):
         """Makes the rule for a tokenizer.
 
         Args:
-            tokenizer: Has a mask token.
-            length: The example's length T.
-            rate: See the class.
-            max_predictions: See the class; None for ``rate * length``, rounded up.
-            whole_word: Whether all tokens of a word are masked together.
+          tokenizer: Has a mask token.
+          length: The example's length T.
+          rate: See the class.
+          max_predictions: See the class; None for ``rate * length``, rounded up.
+          whole_word: Whether all tokens of a word are masked together.
 
         Raises:
-            DataError: The tokenizer has no mask token, or does not mark words.
+          DataError: The tokenizer has no mask token, or does not mark words.
         """
         ids = {role: id for role, id in asdict(tokenizer.special_ids).items() if id is not None}
         if "mask" not in ids:
@@ -98,12 +98,12 @@ class Masking(PickledByFields):
         """Masks the tokens of an example in place.
 
         Args:
-            ids: The tokens without padding, int32 [n].
-            rng: The source of all random choices.
+          ids: The tokens without padding, int32 [n].
+          rng: The source of all random choices.
 
         Returns:
-            ``masked_positions`` (ascending), ``masked_labels`` and ``masked_weights``, int32
-            [max_predictions]; 0 in all three where there is no prediction.
+          ``masked_positions`` (ascending), ``masked_labels`` and ``masked_weights``, int32
+          [max_predictions]; 0 in all three where there is no prediction.
         """
         # Special tokens count here, though they are no candidates (as in the original).
         budget = min(self.max_predictions, max(1, round(len(ids) * self.rate)))
@@ -179,13 +179,13 @@ def continuations(tokenizer: Tokenizer) -> np.ndarray:
     that does not begin with a space continues a word.
 
     Args:
-        tokenizer: Of any kind but characters.
+      tokenizer: Of any kind but characters.
 
     Returns:
-        bool [vocab_size].
+      bool [vocab_size].
 
     Raises:
-        DataError: The vocabulary marks neither words nor their continuations.
+      DataError: The vocabulary marks neither words nor their continuations.
     """
     pieces = [_piece(tokenizer, id) or "" for id in range(tokenizer.vocab_size)]
     if tokenizer.kind == "wordpiece":

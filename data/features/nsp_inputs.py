@@ -15,9 +15,9 @@ class SentencePairExamples:
     """Each pair as an example without masks; see ``dataset.ExampleSource``.
 
     Attributes:
-        tokens: The pairs as tokens with special tokens.
-        texts: The pairs as text.
-        max_predictions: The length M of the arrays of masked positions.
+      tokens: The pairs as tokens with special tokens.
+      texts: The pairs as text.
+      max_predictions: The length M of the arrays of masked positions.
     """
 
     tokens: BertInputs
@@ -38,7 +38,7 @@ class SentencePairExamples:
         """Returns ``{"text", "text_b", "is_next", "probability"}`` for each pair.
 
         Args:
-            predictions: ``seq_relationship_logits`` float [n, 2]; the first is for "continues".
+          predictions: ``seq_relationship_logits`` float [n, 2]; the first is for "continues".
         """
         logits = output(predictions, "seq_relationship_logits", len(self.tokens))
         return [
@@ -51,7 +51,7 @@ def read_pairs(path: str) -> tuple[tuple[str, str], ...]:
     """Reads two texts separated by a tab on each line of a file, or of standard input for ``-``.
 
     Raises:
-        DataError: A line does not have two texts, or there is no line.
+      DataError: A line does not have two texts, or there is no line.
     """
     pairs = []
     for file, number, line in input_lines(path):

@@ -14,7 +14,7 @@ def label_id(label: str, ids: dict[str, int], location: str) -> int:
     """Returns the id of a label of the training data.
 
     Raises:
-        DataError: The training data do not have the label; the message lists theirs.
+      DataError: The training data do not have the label; the message lists theirs.
     """
     if label not in ids:
         known = list(ids)

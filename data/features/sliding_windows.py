@@ -12,13 +12,13 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
     """Covers a passage with windows.
 
     Args:
-        total: The number of tokens of the passage.
-        room: The number of tokens in a window, at least 1.
-        stride: Tokens from the start of a window to the start of the next, at least 1. At most
-            half a window is used, so that every span of at most half a window is whole in one.
+      total: The number of tokens of the passage.
+      room: The number of tokens in a window, at least 1.
+      stride: Tokens from the start of a window to the start of the next, at least 1. At most
+        half a window is used, so that every span of at most half a window is whole in one.
 
     Returns:
-        Half-open ranges that together contain every token, at least one.
+      Half-open ranges that together contain every token, at least one.
     """
     step = max(1, min(stride, room // 2))
     found = [(0, min(total, room))]
@@ -36,10 +36,10 @@ def most_context(ranges: np.ndarray) -> np.ndarray:
     windows is chosen.
 
     Args:
-        ranges: The windows of a passage, half-open, int [num_windows, 2].
+      ranges: The windows of a passage, half-open, int [num_windows, 2].
 
     Returns:
-        The index of a window for each token, int [num_tokens].
+      The index of a window for each token, int [num_tokens].
     """
     token = np.arange(ranges[:, 1].max())  # [num_tokens]
     start, end = ranges[:, :1], ranges[:, 1:]  # [num_windows, 1]

@@ -19,11 +19,11 @@ def write_file(path: Path, content: bytes) -> None:
     """Writes a file atomically; replaces an older one.
 
     Args:
-        path: The final path; missing parent folders are made.
-        content: The bytes to write.
+      path: The final path; missing parent folders are made.
+      content: The bytes to write.
 
     Raises:
-        DataError: The path cannot be written.
+      DataError: The path cannot be written.
     """
     _make_parent(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -43,12 +43,12 @@ def check_output_path(path: Path, made_from: str) -> None:
     """Checks that an output file can be written, before any work; makes its parent folders.
 
     Args:
-        path: The final path.
-        made_from: The input that the output is made from; see ``files.input_lines``.
+      path: The final path.
+      made_from: The input that the output is made from; see ``files.input_lines``.
 
     Raises:
-        DataError: The path is a folder, cannot be written, or is the input itself, under the
-            same or another name.
+      DataError: The path is a folder, cannot be written, or is the input itself, under the
+        same or another name.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder: give the name of a file")
@@ -62,14 +62,14 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     """Makes a folder atomically; keeps one that exists.
 
     Args:
-        path: The final path; missing parent folders are made.
-        fill: Called with an empty folder to write into, if ``path`` does not exist.
+      path: The final path; missing parent folders are made.
+      fill: Called with an empty folder to write into, if ``path`` does not exist.
 
     Returns:
-        ``path``, which now exists and is complete.
+      ``path``, which now exists and is complete.
 
     Raises:
-        DataError: The path cannot be written.
+      DataError: The path cannot be written.
     """
     if path.is_dir():
         return path

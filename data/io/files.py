@@ -25,7 +25,7 @@ def input_lines(path: str) -> Iterator[Line]:
     """Reads the lines of the files that a user names, or of standard input for ``-``.
 
     Raises:
-        DataError: See ``matching_files`` and ``file_lines``.
+      DataError: See ``matching_files`` and ``file_lines``.
     """
     if path == STANDARD_INPUT:
         yield from _decoded(sys.stdin.buffer, "standard input")
@@ -38,7 +38,7 @@ def input_files(path: str) -> list[Path]:
     """Returns the files that a user names; none for standard input.
 
     Raises:
-        DataError: See ``matching_files``.
+      DataError: See ``matching_files``.
     """
     return [] if path == STANDARD_INPUT else matching_files(path, path)
 
@@ -47,10 +47,10 @@ def read_lines(path: str) -> list[str]:
     """Reads one text per line; an empty line is an empty text.
 
     Args:
-        path: A file, or ``-`` for standard input.
+      path: A file, or ``-`` for standard input.
 
     Raises:
-        DataError: See ``input_lines``.
+      DataError: See ``input_lines``.
     """
     return [line for _, _, line in input_lines(path)]
 
@@ -59,12 +59,12 @@ def file_lines(path: Path, *, keep_ends: bool = False) -> Iterator[Line]:
     r"""Reads the lines of a file; drops a byte order mark.
 
     Args:
-        path: The file.
-        keep_ends: Whether lines keep their ``\n`` and a ``\r`` before it.
+      path: The file.
+      keep_ends: Whether lines keep their ``\n`` and a ``\r`` before it.
 
     Raises:
-        DataError: The file cannot be read, is an incomplete gzip file, or is not UTF-8 (the
-            message names the line).
+      DataError: The file cannot be read, is an incomplete gzip file, or is not UTF-8 (the
+        message names the line).
     """
     with _open(path) as file:
         try:
@@ -101,11 +101,11 @@ def matching_files(pattern: str, name: str) -> list[Path]:
     """Returns the files that match a name or a glob, sorted.
 
     Args:
-        pattern: The name or the glob.
-        name: The name of the source that contains the pattern, for messages.
+      pattern: The name or the glob.
+      name: The name of the source that contains the pattern, for messages.
 
     Raises:
-        DataError: No file matches, or the name is that of a folder.
+      DataError: No file matches, or the name is that of a folder.
     """
     path = Path(pattern).expanduser()
     if path.is_dir():

@@ -13,11 +13,11 @@ def parse_line(line: str, location: str) -> JsonObject:
     """Parses a line of JSON lines.
 
     Args:
-        line: The line.
-        location: File and line number, for messages: ``train.jsonl line 7``.
+      line: The line.
+      location: File and line number, for messages: ``train.jsonl line 7``.
 
     Raises:
-        DataError: The line is not a JSON object.
+      DataError: The line is not a JSON object.
     """
     row = parse_json(line, location, _REMEDY)
     if not isinstance(row, dict):
@@ -29,7 +29,7 @@ def pick(row: Mapping[str, object], field: str, location: str) -> Any:
     """Returns a field of an object, or a list of several fields for ``choice1+choice2``.
 
     Raises:
-        DataError: The object lacks the field, or the field contains a lone surrogate.
+      DataError: The object lacks the field, or the field contains a lone surrogate.
     """
     names = [field] if field in row else field.split("+")
     for name in names:

@@ -1,4 +1,4 @@
-"""JSON values, and the only JSON parser of this project; it imports only the errors."""
+"""JSON values, read and written; it imports only the errors."""
 
 import json
 from pathlib import Path
@@ -16,13 +16,13 @@ def parse_json(
     """Parses JSON.
 
     Args:
-        text: The JSON.
-        location: The file, or file and line, for messages.
-        remedy: The remedy to name if the text is not JSON.
-        error: The class of the error to raise.
+      text: The JSON.
+      location: The file, or file and line, for messages.
+      remedy: The remedy to name if the text is not JSON.
+      error: The class of the error to raise.
 
     Raises:
-        UserError: The text is not JSON.
+      UserError: The text is not JSON.
     """
     try:
         return json.loads(text)
@@ -32,13 +32,27 @@ def parse_json(
         raise error(f"{location} is not valid JSON ({reason}): {remedy}") from None
 
 
+def to_json(value: object, *, indent: int | None = None, sort_keys: bool = False) -> str:
+    """Formats a value as JSON.
+
+    Raises:
+        UserError: A number in it is NaN or infinite, for which JSON has no form.
+    """
+    try:
+        return json.dumps(
+            value, ensure_ascii=False, allow_nan=False, indent=indent, sort_keys=sort_keys
+        )
+    except ValueError as failure:
+        raise UserError(f"a number to write as JSON is NaN or infinite: {failure}") from None
+
+
 def parse_object(
     text: str, location: str, remedy: str = "correct it", error: type[UserError] = DataError
 ) -> JsonObject:
     """Parses a JSON object; takes the arguments of `parse_json`.
 
     Raises:
-        UserError: The text is not a JSON object.
+      UserError: The text is not a JSON object.
     """
     value = parse_json(text, location, remedy, error)
     if not isinstance(value, dict):
@@ -50,7 +64,7 @@ def read_object(file: Path, error: type[UserError] = UserError) -> JsonObject:
     """Reads a file that holds one JSON object.
 
     Raises:
-        UserError: The file cannot be read, or does not hold a JSON object.
+      UserError: The file cannot be read, or does not hold a JSON object.
     """
     try:
         text = file.read_text(encoding="utf-8")

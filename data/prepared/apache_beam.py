@@ -21,14 +21,14 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
     """Returns workers that make the shards with Apache Beam and wait until it is done.
 
     Args:
-        options: Beam's options, as on a command line; by default Beam runs in this process.
-            Every worker must see the folder and the input files under the same names.
+      options: Beam's options, as on a command line; by default Beam runs in this process.
+        Every worker must see the folder and the input files under the same names.
 
     Returns:
-        The argument ``workers`` of ``write_shards.prepare``.
+      The argument ``workers`` of ``write_shards.prepare``.
 
     Raises:
-        DataError: Beam is not installed, or refuses the options.
+      DataError: Beam is not installed, or refuses the options.
     """
     beam = _import_beam()
     parsed = _parse_options(beam, options)

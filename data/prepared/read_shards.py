@@ -18,7 +18,7 @@ import numpy as np
 
 from ..dataset import DataSplit, PickledByFields
 from ..errors import DataError
-from ..packing.packed_rows import decode, packed_arrays
+from ..packing.packed_sequences import decode, packed_arrays
 from ..sources.source_names import parse_sources
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from .shard_format import (
@@ -52,9 +52,9 @@ class PreparedExamples(PickledByFields):
     """The sequences of prepared files; see ``dataset.ExampleSource``.
 
     Attributes:
-        files: The name and the number of sequences of each file, in order.
-        length: The tokens of a sequence, T.
-        vocab_size: The size of the vocabulary; every token is smaller.
+      files: The name and the number of sequences of each file, in order.
+      length: The tokens of a sequence, T.
+      vocab_size: The size of the vocabulary; every token is smaller.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -67,10 +67,10 @@ class PreparedExamples(PickledByFields):
         return self._ends[-1]
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Reads one sequence, the same in every epoch; see ``packed_rows.packed_arrays``.
+        """Reads one sequence, the same in every epoch; see ``packed_sequences.packed_arrays``.
 
         Raises:
-            DataError: The file is missing or damaged.
+          DataError: The file is missing or damaged.
         """
         try:
             record = self._records[index]
@@ -99,8 +99,8 @@ class PreparedContent:
     """The content of the sequences.
 
     Attributes:
-        num_bytes: The UTF-8 bytes of all documents, for bits per byte.
-        token_counts: The number of occurrences of each token, int64 [V].
+      num_bytes: The UTF-8 bytes of all documents, for bits per byte.
+      token_counts: The number of occurrences of each token, int64 [V].
     """
 
     num_bytes: int
@@ -114,8 +114,8 @@ def is_prepared(source: str) -> bool:
     """Returns whether a source is a folder of prepared sequences.
 
     Raises:
-        DataError: The name is not a source (see ``parse_source``), or joins a prepared folder
-            with other sources.
+      DataError: The name is not a source (see ``parse_source``), or joins a prepared folder
+        with other sources.
     """
     sources = parse_sources(source)
     prepared = any(one.kind == "prepared" for one in sources)
@@ -130,7 +130,7 @@ def prepared_tokenizer(source: str) -> Tokenizer:
     """Loads the tokenizer that a folder was prepared with.
 
     Raises:
-        DataError: The folder has no prepared sequences.
+      DataError: The folder has no prepared sequences.
     """
     folder, _, _ = _open(source)
     return load_tokenizer(folder / TOKENIZER)
@@ -142,17 +142,17 @@ def prepared_split(
     """Opens the sequences of a folder.
 
     Args:
-        source: ``prepared:FOLDER``.
-        splits: The names in ``SPLITS`` to read, in order.
-        tokenizer: The tokenizer of the run.
-        requested: Settings of the run's data that must equal those of the folder, by name.
+      source: ``prepared:FOLDER``.
+      splits: The names in ``SPLITS`` to read, in order.
+      tokenizer: The tokenizer of the run.
+      requested: Settings of the run's data that must equal those of the folder, by name.
 
     Returns:
-        The split; its examples are read from the files on access.
+      The split; its examples are read from the files on access.
 
     Raises:
-        DataError: The folder has no prepared sequences, or none in these splits; they were
-            prepared with other settings or another tokenizer; a file is missing or has changed.
+      DataError: The folder has no prepared sequences, or none in these splits; they were
+        prepared with other settings or another tokenizer; a file is missing or has changed.
     """
     folder, settings, shards = _open(source)
     _check_settings(folder, settings, tokenizer, requested)

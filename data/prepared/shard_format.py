@@ -4,7 +4,7 @@
 ``settings.json``              everything that determines the sequences, except the input
 ``tokenizer/``                 the tokenizer
 ``shards/NAME/``               the output for one input file, from which NAME is derived:
-``  …/train.array_record``     the training sequences, one per record (see ``packed_rows``)
+``  …/train.array_record``     the training sequences, one per record (see ``packed_sequences``)
 ``  …/validation.array_record``  the sequences held out for validation
 ``  …/token_counts.npy``       the occurrences of each token in each split, int64 [2, V]
 ``  …/facts.json``             a summary: the input file, the sizes and the hashes
@@ -44,13 +44,13 @@ class Settings:
     """The settings that determine the sequences of a file, and the source of the files.
 
     Attributes:
-        source: The source as the user named it.
-        tokenizer: The fingerprint of the tokenizer.
-        vocab_size: The size of the vocabulary; every token is smaller.
-        length: The target tokens of a sequence, T.
-        packing: How documents share sequences: ``concat`` or ``first-fit``.
-        validation_fraction: The share of documents held out, by the hash of each.
-        format: The version of the record format.
+      source: The source as the user named it.
+      tokenizer: The fingerprint of the tokenizer.
+      vocab_size: The size of the vocabulary; every token is smaller.
+      length: The target tokens of a sequence, T.
+      packing: How documents share sequences: ``concat`` or ``first-fit``.
+      validation_fraction: The share of documents held out, by the hash of each.
+      format: The version of the record format.
     """
 
     source: str
@@ -74,15 +74,15 @@ class RowsFile:
     """A summary of the sequences of one split of one input file.
 
     Attributes:
-        rows: The number of sequences, which is that of records.
-        documents: The number of documents in them.
-        tokens: The number of target tokens.
-        text_bytes: The UTF-8 bytes of the documents.
-        file_bytes: The size of the file.
-        sha256: The hash of the file, hexadecimal.
-        end_sha256: The hash of its last 64 KiB, hexadecimal. ArrayRecord stores the position of
-            every record there, so that a different file of the same size is detected without
-            reading all of it. (Each record has a checksum of its own, verified on reading.)
+      rows: The number of sequences, which is that of records.
+      documents: The number of documents in them.
+      tokens: The number of target tokens.
+      text_bytes: The UTF-8 bytes of the documents.
+      file_bytes: The size of the file.
+      sha256: The hash of the file, hexadecimal.
+      end_sha256: The hash of its last 64 KiB, hexadecimal. ArrayRecord stores the position of
+        every record there, so that a different file of the same size is detected without
+        reading all of it. (Each record has a checksum of its own, verified on reading.)
     """
 
     rows: int
@@ -99,11 +99,11 @@ class Shard:
     """A summary of the output for one input file.
 
     Attributes:
-        name: The name of its folder.
-        input: The name of the source that consists of this file only.
-        input_sha256: The hash of the input, hexadecimal.
-        counts_sha256: The hash of the file of token counts, hexadecimal.
-        splits: The summary of each split that has a sequence.
+      name: The name of its folder.
+      input: The name of the source that consists of this file only.
+      input_sha256: The hash of the input, hexadecimal.
+      counts_sha256: The hash of the file of token counts, hexadecimal.
+      splits: The summary of each split that has a sequence.
     """
 
     name: str
@@ -129,7 +129,7 @@ def file_sha256(path: Path) -> str:
     """Hashes a file; returns hexadecimal digits.
 
     Raises:
-        DataError: The file cannot be read.
+      DataError: The file cannot be read.
     """
     whole = hashlib.sha256()
     try:

@@ -25,7 +25,7 @@ from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..errors import DataError
 from ..io.atomic_io import build_folder, write_file
 from ..io.files import matching_files
-from ..packing.packed_rows import encode, gather_tokens, require_bos_eos
+from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
 from ..sources.documents import HashSplit, Split, text_digest
 from ..sources.source_names import Source, documents_in, parse_sources
@@ -79,20 +79,20 @@ def prepare(
     """Makes a folder of training sequences, or its missing shards.
 
     Args:
-        source: The text files, see ``source_names``.
-        folder: The folder; may exist if it was made from the same source and settings.
-        tokenizer: The tokenizer's folder or file, see ``load_tokenizer``.
-        length: The target tokens of a sequence, T.
-        packing: ``concat`` or ``first-fit``.
-        validation_fraction: The share of documents held out, in [0, 1), by the hash of each.
-        workers: The function that makes the shards.
+      source: The text files, see ``source_names``.
+      folder: The folder; may exist if it was made from the same source and settings.
+      tokenizer: The tokenizer's folder or file, see ``load_tokenizer``.
+      length: The target tokens of a sequence, T.
+      packing: ``concat`` or ``first-fit``.
+      validation_fraction: The share of documents held out, in [0, 1), by the hash of each.
+      workers: The function that makes the shards.
 
     Returns:
-        The summaries of the shards, in the order of the input files.
+      The summaries of the shards, in the order of the input files.
 
     Raises:
-        DataError: The source has no files, the tokenizer cannot be read, the folder has other
-            settings, or ``finish`` raises.
+      DataError: The source has no files, the tokenizer cannot be read, the folder has other
+        settings, or ``finish`` raises.
     """
     folder, parts = Path(folder), input_files(source)
     loaded = load_tokenizer(tokenizer)
@@ -114,7 +114,7 @@ def input_files(source: str) -> list[Source]:
     """Splits a source into its files, in order; a built-in text counts as one.
 
     Raises:
-        DataError: The source is not made of files (``tfds:``, ``prepared:``), or no file matches.
+      DataError: The source is not made of files (``tfds:``, ``prepared:``), or no file matches.
     """
     parts: list[Source] = []
     for one in parse_sources(source):
@@ -135,7 +135,7 @@ def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> Non
     """Makes the folder, or checks that an existing one has the same settings.
 
     Raises:
-        DataError: The folder has other settings or other content, or cannot be written.
+      DataError: The folder has other settings or other content, or cannot be written.
     """
 
     def fill(temporary: Path) -> None:
@@ -171,16 +171,16 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
     """Makes the shard of one input file, unless it exists and is intact.
 
     Args:
-        part: The file, one of ``input_files``.
-        folder: The folder of all shards, see ``create_folder``.
-        settings: The settings of the folder.
+      part: The file, one of ``input_files``.
+      folder: The folder of all shards, see ``create_folder``.
+      settings: The settings of the folder.
 
     Returns:
-        The summary of the shard.
+      The summary of the shard.
 
     Raises:
-        DataError: The file is missing, incomplete or not UTF-8, lacks a field, or changes while
-            it is read; or the shard cannot be written.
+      DataError: The file is missing, incomplete or not UTF-8, lacks a field, or changes while
+        it is read; or the shard cannot be written.
     """
     path = folder / SHARDS / shard_name(part)
     existed = path.exists()  # checked before reading: another worker may be about to finish it
@@ -215,16 +215,16 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
     """Writes the manifest when every shard is complete.
 
     Args:
-        folder: The folder of all shards.
-        parts: The input files.
-        settings: The settings of the folder.
+      folder: The folder of all shards.
+      parts: The input files.
+      settings: The settings of the folder.
 
     Returns:
-        The summaries of the shards, in the order of the input files.
+      The summaries of the shards, in the order of the input files.
 
     Raises:
-        DataError: A shard is missing: the message gives the reason that ``prepare_shard`` finds,
-            or says that the workers did not make it. Or a split has no sequence at all.
+      DataError: A shard is missing: the message gives the reason that ``prepare_shard`` finds,
+        or says that the workers did not make it. Or a split has no sequence at all.
     """
     shards: list[Shard] = []
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
@@ -350,9 +350,9 @@ def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[S
         for row in range(-(-corpus.num_targets // length)):
             yield split_once(row, length, corpus.target_starts, corpus.num_targets)
         return
-    spans, row_starts = first_fit(corpus.target_counts, length)
-    for row in range(len(row_starts) - 1):
-        yield spans[row_starts[row] : row_starts[row + 1]].tolist()
+    spans, sequence_starts = first_fit(corpus.target_counts, length)
+    for row in range(len(sequence_starts) - 1):
+        yield spans[sequence_starts[row] : sequence_starts[row + 1]].tolist()
 
 
 def _check_splits(shards: list[Shard], settings: Settings) -> None:

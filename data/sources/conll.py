@@ -20,11 +20,11 @@ class Sentence:
     """The words of a sentence, which are on consecutive lines.
 
     Attributes:
-        file: The name of the file.
-        first_line: The line number of the first word, from 1.
-        words: The words.
-        tags: A tag for each word.
-        document: The first sentence of the document; empty if no documents are marked.
+      file: The name of the file.
+      first_line: The line number of the first word, from 1.
+      words: The words.
+      tags: A tag for each word.
+      document: The first sentence of the document; empty if no documents are marked.
     """
 
     file: str
@@ -48,11 +48,11 @@ def read_sentences(source: LabelledSource) -> Iterator[Sentence]:
     Documents count as marked if there are at least two of them.
 
     Args:
-        source: A source of the kind ``conll``; its field is the column of the tags, from 1.
+      source: A source of the kind ``conll``; its field is the column of the tags, from 1.
 
     Raises:
-        DataError: A line has too many or too few columns (the message names file and line), or
-            the column of the tags does not exist.
+      DataError: A line has too many or too few columns (the message names file and line), or
+        the column of the tags does not exist.
     """
     column = _column(source)
     files = [list(_blocks(list(lines))) for lines in source_lines(source)]

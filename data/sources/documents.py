@@ -45,13 +45,13 @@ class Documents(Sequence[str]):
     """The documents of one split, read from disk on access.
 
     Attributes:
-        records: Random access to dicts of features, such as a TFDS data source.
-        field: The feature that contains the text.
-        fingerprint: A stable hash of all documents.
-        indices: The records that belong to the split, int64 [num_documents]; None for all.
-        lines_are_sentences: Whether each line of a document is one sentence; for joined
-            sources see the attribute of each of ``parts``.
-        note: A line for the log if far more documents are held out than was asked for; else empty.
+      records: Random access to dicts of features, such as a TFDS data source.
+      field: The feature that contains the text.
+      fingerprint: A stable hash of all documents.
+      indices: The records that belong to the split, int64 [num_documents]; None for all.
+      lines_are_sentences: Whether each line of a document is one sentence; for joined
+        sources see the attribute of each of ``parts``.
+      note: A line for the log if far more documents are held out than was asked for; else empty.
     """
 
     records: Records
@@ -66,11 +66,11 @@ class Documents(Sequence[str]):
         """Makes documents of texts in memory, which may stand wherever a source name may.
 
         Args:
-            texts: The documents, at least one.
-            lines_are_sentences: Whether each line is one sentence.
+          texts: The documents, at least one.
+          lines_are_sentences: Whether each line is one sentence.
 
         Raises:
-            DataError: There is no text, or an item is not a text.
+          DataError: There is no text, or an item is not a text.
 
         Example::
 
@@ -106,7 +106,7 @@ class Documents(Sequence[str]):
         """Reads several documents at once.
 
         Args:
-            indices: The indices of the documents, each in ``[0, len(self))``.
+          indices: The indices of the documents, each in ``[0, len(self))``.
         """
         if not len(indices):
             return []
@@ -126,7 +126,7 @@ def as_source(source: SourceLike) -> str:
     """Returns the name of a source, or the examples that were given in its place.
 
     Raises:
-        DataError: See ``Examples.of``.
+      DataError: See ``Examples.of``.
     """
     if isinstance(source, str):
         return source
@@ -152,7 +152,7 @@ class JoinedRecords:
     """The documents of several sources as the records of one.
 
     Attributes:
-        parts: The documents of each source; some may be empty.
+      parts: The documents of each source; some may be empty.
     """
 
     parts: tuple[Documents, ...]
@@ -199,21 +199,21 @@ def load_documents(
     """Loads one split of a source, and caches it if it is not cached yet.
 
     Args:
-        source: A source name, or several joined, see ``source_names``; or the documents.
-        split: ``train`` or ``validation``. Local text and published data without a
-            validation split are divided by the hash of each document's text.
-        validation_fraction: The share of documents for validation, in [0, 1); 0 leaves
-            all in ``train``. A split that would be empty by chance gets the document with the
-            smallest (validation) or largest (train) hash. All local sources of a joined name
-            are divided together.
-        cache_dir: The folder of cached data; None for ``default_cache_dir()``.
+      source: A source name, or several joined, see ``source_names``; or the documents.
+      split: ``train`` or ``validation``. Local text and published data without a
+        validation split are divided by the hash of each document's text.
+      validation_fraction: The share of documents for validation, in [0, 1); 0 leaves
+        all in ``train``. A split that would be empty by chance gets the document with the
+        smallest (validation) or largest (train) hash. All local sources of a joined name
+        are divided together.
+      cache_dir: The folder of cached data; None for ``default_cache_dir()``.
 
     Returns:
-        The documents, in an order that depends only on their texts.
+      The documents, in an order that depends only on their texts.
 
     Raises:
-        DataError: The source has an error (see ``read_documents``), has no second document
-            to validate on, or is published and can be neither found here nor downloaded.
+      DataError: The source has an error (see ``read_documents``), has no second document
+        to validate on, or is published and can be neither found here nor downloaded.
     """
     check_validation_fraction(validation_fraction)
     name = as_source(source)
@@ -235,11 +235,11 @@ def check_validation_fraction(fraction: float, name: str = "validation_fraction"
     """Checks that a share of documents can be held out.
 
     Args:
-        fraction: The share.
-        name: The name of the setting, for the message.
+      fraction: The share.
+      name: The name of the setting, for the message.
 
     Raises:
-        DataError: The share is not in [0, 1).
+      DataError: The share is not in [0, 1).
     """
     if not 0 <= fraction < 1:
         raise DataError(f"{name} {fraction} must be at least 0 and below 1")
@@ -249,14 +249,14 @@ def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None =
     """Loads all of a local source, or the validation split of a published one.
 
     Args:
-        source: A source name, or several joined, see ``source_names``; or the documents.
-        cache_dir: The folder of cached data; None for ``default_cache_dir()``.
+      source: A source name, or several joined, see ``source_names``; or the documents.
+      cache_dir: The folder of cached data; None for ``default_cache_dir()``.
 
     Returns:
-        The documents.
+      The documents.
 
     Raises:
-        DataError: See ``load_documents``; a published data set has no validation split.
+      DataError: See ``load_documents``; a published data set has no validation split.
     """
     parts = [
         load_documents(
@@ -347,7 +347,7 @@ class HashSplit:
     """A division into splits: documents whose digest is below a limit are for validation.
 
     Attributes:
-        limit: The exclusive upper bound of validation digests, 16 bytes; empty for none.
+      limit: The exclusive upper bound of validation digests, 16 bytes; empty for none.
     """
 
     limit: bytes
@@ -357,12 +357,12 @@ class HashSplit:
         """Chooses the limit so that no split is empty.
 
         Args:
-            digests: The digests of the documents, at least one.
-            fraction: The share for validation, in [0, 1).
-            name: The source's name, for the message.
+          digests: The digests of the documents, at least one.
+          fraction: The share for validation, in [0, 1).
+          name: The source's name, for the message.
 
         Raises:
-            DataError: All documents are equal, and ``fraction`` is not 0.
+          DataError: All documents are equal, and ``fraction`` is not 0.
         """
         if fraction == 0:
             return cls(b"")

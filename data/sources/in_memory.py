@@ -26,8 +26,8 @@ class Examples(str):
     no conversion where a source is expected, unless its fields have names of their own.
 
     Attributes:
-        rows: A text, or the fields of an example by name, for each example.
-        lines_are_sentences: Whether each line of a text is one sentence.
+      rows: A text, or the fields of an example by name, for each example.
+      lines_are_sentences: Whether each line of a text is one sentence.
 
     Example::
 
@@ -45,15 +45,15 @@ class Examples(str):
         """Copies examples.
 
         Args:
-            examples: Texts; dicts of fields (text, numbers, lists of them; numpy's are converted);
-                or pairs of texts, a sentence and its translation.
-            fields: The names of the fields to read, as after the ``#`` of a source name:
-                ``label,text``. By default those of the kind of data.
-            lines_are_sentences: Whether each line of a text is one sentence, so that BERT's
-                pretraining need not split it.
+          examples: Texts; dicts of fields (text, numbers, lists of them; numpy's are converted);
+            or pairs of texts, a sentence and its translation.
+          fields: The names of the fields to read, as after the ``#`` of a source name:
+            ``label,text``. By default those of the kind of data.
+          lines_are_sentences: Whether each line of a text is one sentence, so that BERT's
+            pretraining need not split it.
 
         Raises:
-            DataError: There are no examples, or one is neither of these.
+          DataError: There are no examples, or one is neither of these.
         """
         if isinstance(examples, str | bytes | Mapping):
             raise DataError(f"a {type(examples).__name__} is not a list of examples: give a list")
@@ -91,9 +91,9 @@ def fields_of(name: str, usual: str) -> tuple[str, ...]:
     """Returns the fields to read from examples in memory.
 
     Args:
-        name: The examples, or the description of some.
-        usual: The names of the fields if ``name`` has none; one with a ``?`` is read only if the
-            first example has it.
+      name: The examples, or the description of some.
+      usual: The names of the fields if ``name`` has none; one with a ``?`` is read only if the
+        first example has it.
     """
     _, mark, part = name.partition("#")
     if mark:
@@ -112,8 +112,8 @@ def read_memory(name: str, fields: tuple[str, ...]) -> Iterator[tuple[str, tuple
     """Yields the location of each example, for messages, and its fields; a text is a field alone.
 
     Raises:
-        DataError: The examples are not in memory, an example lacks a field, or it is a text and
-            several fields are to be read.
+      DataError: The examples are not in memory, an example lacks a field, or it is a text and
+        several fields are to be read.
     """
     if not isinstance(name, Examples):
         raise DataError(

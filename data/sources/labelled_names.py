@@ -41,11 +41,11 @@ class LabelledSource:
     """A parsed source name.
 
     Attributes:
-        name: The name as the user wrote it.
-        kind: The kind, a key of ``FORMS``, or ``memory``.
-        location: The glob, or the ``name/config`` of a TensorFlow Dataset.
-        fields: The names or numbers of the fields.
-        named: Whether the user named these fields; False for default fields.
+      name: The name as the user wrote it.
+      kind: The kind, a key of ``FORMS``, or ``memory``.
+      location: The glob, or the ``name/config`` of a TensorFlow Dataset.
+      fields: The names or numbers of the fields.
+      named: Whether the user named these fields; False for default fields.
     """
 
     name: str
@@ -65,9 +65,9 @@ class Record:
     """One labeled record as it was read.
 
     Attributes:
-        location: The file and line, for messages: ``train.tsv line 7``.
-        values: One value for each field of the source, in the order of the fields.
-        first: Whether the record is the first line of a table, which might be a header.
+      location: The file and line, for messages: ``train.tsv line 7``.
+      values: One value for each field of the source, in the order of the fields.
+      first: Whether the record is the first line of a table, which might be a header.
     """
 
     location: str
@@ -81,13 +81,13 @@ def parse_labelled(
     """Parses a source name, without access to files or the network.
 
     Args:
-        name: For example ``tsv:cola.train.tsv#2,4``; or examples in memory.
-        forms: The kinds that can be read, and the default fields of each.
-        like: A source of the same run; if it has the same kind, its fields are the default
-            (those of a published data set count as named only for that data set).
+      name: For example ``tsv:cola.train.tsv#2,4``; or examples in memory.
+      forms: The kinds that can be read, and the default fields of each.
+      like: A source of the same run; if it has the same kind, its fields are the default
+        (those of a published data set count as named only for that data set).
 
     Raises:
-        DataError: The kind is not in ``forms``, or nothing follows it.
+      DataError: The kind is not in ``forms``, or nothing follows it.
     """
     kind, colon, rest = name.partition(":")
     if colon and kind == KIND:

@@ -16,15 +16,15 @@ def read_fields(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
     """Reads a local source whose records have named fields.
 
     Args:
-        source: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``.
-        roles: The roles of its fields, if it is a table.
+      source: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``.
+      roles: The roles of its fields, if it is a table.
 
     Yields:
-        The records; files in sorted order.
+      The records; files in sorted order.
 
     Raises:
-        DataError: A file is missing, not UTF-8 or incomplete; a line has too many or too few
-            columns, is not JSON, or lacks a field (with file and line).
+      DataError: A file is missing, not UTF-8 or incomplete; a line has too many or too few
+        columns, is not JSON, or lacks a field (with file and line).
     """
     if source.kind in ("tsv", "csv"):
         yield from read_tables(source, roles)
@@ -52,7 +52,7 @@ def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Rec
     """Reads records from JSON lines, and ignores empty lines.
 
     Raises:
-        DataError: A line is not a JSON object, or lacks a field.
+      DataError: A line is not a JSON object, or lacks a field.
     """
     for file, number, line in lines:
         if line and not line.isspace():

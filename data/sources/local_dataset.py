@@ -57,10 +57,10 @@ def write_texts(
     """Writes texts, for ``open_texts``.
 
     Args:
-        documents: The texts; read once for each split.
-        division: The division of the texts into splits.
-        splits: The splits that are not empty.
-        folder: The folder to write to.
+      documents: The texts; read once for each split.
+      division: The division of the texts into splits.
+      splits: The splits that are not empty.
+      folder: The folder to write to.
     """
     builder = TextBuilder(documents, division, splits, folder)
     with redirect_stdout(io.StringIO()):  # hides a banner about downloads; there are none

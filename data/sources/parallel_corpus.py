@@ -56,9 +56,9 @@ class SplitView(PairSource):
     """The pairs of a source that are in a split, by the hash of their source text.
 
     Attributes:
-        whole: The source.
-        division: The division into splits.
-        split: The split.
+      whole: The source.
+      division: The division into splits.
+      split: The split.
     """
 
     whole: PairSource
@@ -80,7 +80,7 @@ class ParallelText:
     """The pairs of a split as they were read, including pairs with an empty side.
 
     Attributes:
-        parts: The pairs of each source, in order.
+      parts: The pairs of each source, in order.
     """
 
     parts: tuple[PairSource, ...]
@@ -122,16 +122,16 @@ def open_parallel(
     """Opens a source of pairs.
 
     Args:
-        source: A source name, or several joined, not a built-in one; or the pairs themselves.
-        which: A split or the whole. Local sources, and published ones without a split to
-            validate on, are divided by the hash of each source text, all as one.
-        validation_fraction: The share of these for validation, in [0, 1).
-        like: The name of the run's own source: where the fields of ``source`` are not
-            given, they are those of a source of the same kind in it.
+      source: A source name, or several joined, not a built-in one; or the pairs themselves.
+      which: A split or the whole. Local sources, and published ones without a split to
+        validate on, are divided by the hash of each source text, all as one.
+      validation_fraction: The share of these for validation, in [0, 1).
+      like: The name of the run's own source: where the fields of ``source`` are not
+        given, they are those of a source of the same kind in it.
 
     Raises:
-        DataError: The kind or a field is unknown, a file is missing, or nothing is there to
-            validate on. Faults inside files are found when the pairs are read.
+      DataError: The kind or a field is unknown, a file is missing, or nothing is there to
+        validate on. Faults inside files are found when the pairs are read.
     """
     name = as_source(source)
     parts = [name] if isinstance(name, Examples) else _JOIN.split(name)
@@ -175,6 +175,10 @@ def _of_split(part: PairSource, split: Split) -> PairSource:
 
 def _divide(parts: Sequence[PairSource], fraction: float, name: str) -> HashSplit:
     digests = {text_digest(pair.source) for part in parts for pair in part}
+    if not digests:
+        raise DataError(
+            f"no pairs in {name!r} (it is empty, or has only blank lines): name another"
+        )
     if len(digests) < 2:
         raise DataError(
             f"{name!r} has {len(digests)} different source texts, so nothing is left to validate "
@@ -209,8 +213,10 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
     known = tuple(FORMS.values())
     if not has_colon or "/" in kind or Path(name).expanduser().exists():
         return f"source {name!r} has no kind: write one of {', '.join(known)}"
-    nearest = listed_choices(kind, tuple(FORMS), known)
-    return f"pairs come from no {kind!r} source ({name!r}): choose {nearest}"
+    choice = listed_choices(kind, tuple(FORMS), known)
+    if kind in ("text", "conll", "squad", "prepared"):  # known, and no misspellings
+        choice = f"from {', '.join(known)}"
+    return f"pairs come from no {kind!r} source ({name!r}): choose {choice}"
 
 
 def _open_files(name: str, rest: str) -> FilePairs:

@@ -31,7 +31,7 @@ class PairSource(ABC):
     """The pairs of one source, read again on each iteration.
 
     Attributes:
-        name: The name of the source, for messages.
+      name: The name of the source, for messages.
     """
 
     name: str
@@ -58,8 +58,8 @@ class FilePairs(PairSource):
     """Two files whose lines translate each other.
 
     Attributes:
-        source: The file of the sources.
-        target: The file of the targets.
+      source: The file of the sources.
+      target: The file of the targets.
     """
 
     source: Path
@@ -91,7 +91,7 @@ class FieldPairs(PairSource):
     """Files each of whose lines has both sides.
 
     Attributes:
-        fields: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``, with two fields.
+      fields: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``, with two fields.
     """
 
     fields: LabelledSource
@@ -112,8 +112,8 @@ class PublishedPairs(PairSource):
     """One split of a published data set.
 
     Attributes:
-        records: The data set, with two fields.
-        split: ``train`` or ``validation``.
+      records: The data set, with two fields.
+      split: ``train`` or ``validation``.
     """
 
     records: PublishedRecords

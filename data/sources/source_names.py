@@ -44,6 +44,8 @@ _DEFAULT_PART: dict[SourceKind, str] = {
     "tfds": "text",
     "prepared": "",
 }
+# Kinds of source that only other kinds of data read; they are known, and no misspellings.
+_OF_OTHER_DATA = ("tsv", "csv", "conll", "squad", "pairs")
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("python-docs",)
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_EXAMPLES)}):)")
@@ -54,11 +56,11 @@ class Source:
     """A parsed source name.
 
     Attributes:
-        name: The name as the user wrote it.
-        kind: The kind, which determines the reader.
-        location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
-        part: The unit of a document: ``file``, ``line``, ``block`` or ``sentences`` for text,
-            the field's name for JSON lines, TFDS and examples in memory, else empty.
+      name: The name as the user wrote it.
+      kind: The kind, which determines the reader.
+      location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
+      part: The unit of a document: ``file``, ``line``, ``block`` or ``sentences`` for text,
+        the field's name for JSON lines, TFDS and examples in memory, else empty.
     """
 
     name: str
@@ -78,13 +80,13 @@ def parse_sources(name: str) -> tuple[Source, ...]:
     """Parses a name that may join several sources, without access to files or the network.
 
     Args:
-        name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``.
+      name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``.
 
     Returns:
-        The parsed sources, at least one, in their order.
+      The parsed sources, at least one, in their order.
 
     Raises:
-        DataError: See ``parse_source``.
+      DataError: See ``parse_source``.
     """
     if isinstance(name, Examples):
         return (parse_source(name),)
@@ -95,14 +97,14 @@ def parse_source(name: str) -> Source:
     """Parses the name of one source, without access to files or the network.
 
     Args:
-        name: For example ``text:books/**/*.txt.gz#block``.
+      name: For example ``text:books/**/*.txt.gz#block``.
 
     Returns:
-        The parsed source.
+      The parsed source.
 
     Raises:
-        DataError: The kind, the unit or the built-in text is unknown, or nothing
-            follows the kind. The message gives the nearest valid form.
+      DataError: The kind, the unit or the built-in text is unknown, or nothing
+        follows the kind. The message gives the nearest valid form.
     """
     kind, colon, rest = name.partition(":")
     if colon and kind == KIND:
@@ -134,15 +136,15 @@ def read_documents(source: Source) -> Iterator[str]:
     Documents that consist of white space are left out.
 
     Args:
-        source: A source of the kind ``builtin``, ``text`` or ``jsonl``.
+      source: A source of the kind ``builtin``, ``text`` or ``jsonl``.
 
     Yields:
-        The text of each document; files in sorted order, lines in file order.
+      The text of each document; files in sorted order, lines in file order.
 
     Raises:
-        DataError: A file is missing, empty, incomplete or not UTF-8; a JSON line is not
-            valid or lacks the field (with file and line).
-        UserError: The source is a published TFDS data set, which ``documents`` reads.
+      DataError: A file is missing, empty, incomplete or not UTF-8; a JSON line is not
+        valid or lacks the field (with file and line).
+      UserError: The source is a published TFDS data set, which ``documents`` reads.
     """
     found = False
     for document in documents_in(source):
@@ -205,6 +207,11 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
         return f"source {name!r} has no kind: for a file write text:{name}" + (
             f"; known forms: {', '.join(_EXAMPLES.values())}"
         )
+    if kind in _OF_OTHER_DATA:
+        return (
+            f"this kind of data reads documents, not a {kind!r} source ({name!r}): write one of "
+            f"{', '.join(_EXAMPLES.values())}"
+        )
     return f"unknown source kind {kind!r} in {name!r}: choose " + listed_choices(
         kind, tuple(_EXAMPLES), tuple(_EXAMPLES.values())
     )
@@ -214,9 +221,9 @@ def listed_choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | N
     """Returns the valid words as text for an error message, with the most similar one named.
 
     Args:
-        word: The word that is not valid.
-        valid: The valid words.
-        shown: The text to print for each of them; by default the word itself.
+      word: The word that is not valid.
+      valid: The valid words.
+      shown: The text to print for each of them; by default the word itself.
     """
     shown = shown or valid
     near = similar_names(word, valid)

@@ -22,9 +22,9 @@ class Answer:
     """One correct answer.
 
     Attributes:
-        text: The text of the answer.
-        start: The position of its first character in the passage; None if it is not there.
-        sure: Whether the position is known to be the intended one.
+      text: The text of the answer.
+      start: The position of its first character in the passage; None if it is not there.
+      sure: Whether the position is known to be the intended one.
     """
 
     text: str
@@ -37,13 +37,13 @@ class SpanExample:
     """A question about a passage.
 
     Attributes:
-        id: The identifier in the source.
-        question: The question.
-        passage: The text that may contain an answer.
-        answers: The correct answers; empty if there is none, None if they are to be predicted.
-        title: The title of the article that the passage is from; may be empty.
-        location: The file and question, for messages.
-        group: The name of a group of questions that are all in the same split.
+      id: The identifier in the source.
+      question: The question.
+      passage: The text that may contain an answer.
+      answers: The correct answers; empty if there is none, None if they are to be predicted.
+      title: The title of the article that the passage is from; may be empty.
+      location: The file and question, for messages.
+      group: The name of a group of questions that are all in the same split.
     """
 
     id: str
@@ -64,15 +64,16 @@ def read_questions(source: LabelledSource, *, labelled: bool = True) -> Iterator
     """Reads the questions of all files of a source.
 
     Args:
-        source: A source of the kind ``squad``.
-        labelled: Whether to read the answers.
+      source: A source of the kind ``squad``.
+      labelled: Whether to read the answers.
 
     Raises:
-        DataError: A file is not in the format of SQuAD, or lacks a field (the message names the
-            field and its location).
+      DataError: A file is not in the format of SQuAD, or lacks a field (the message names the
+        field and its location).
     """
     for lines in source_lines(source):
-        if read := list(lines):  # an empty file has no questions
+        read = list(lines)
+        if any(line.strip() for _, _, line in read):  # an empty file has no questions
             file = read[0][0]
             content = parse_json("\n".join(line for _, _, line in read), file)
             yield from _questions(content, file, labelled)
@@ -82,11 +83,11 @@ def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
     """Reads questions without answers.
 
     Args:
-        lines: SQuAD's JSON, or JSON lines ``{"question": …, "context": …}`` with an optional
-            ``id``, by default the number of the line.
+      lines: SQuAD's JSON, or JSON lines ``{"question": …, "context": …}`` with an optional
+        ``id``, by default the number of the line.
 
     Raises:
-        DataError: The lines have neither format.
+      DataError: The lines have neither format.
     """
     read = list(lines)
     first = next((line for _, _, line in read if line.strip()), "")
@@ -112,7 +113,7 @@ def from_record(record: Record) -> SpanExample:
     The answers are ``{"text": [...], "answer_start": [...]}``, or a list of such answers, one each.
 
     Raises:
-        DataError: The answers have another form.
+      DataError: The answers have another form.
     """
     passage, question, answers, *id = record.values
     fields = ("text", "answer_start")

@@ -37,9 +37,9 @@ class ColumnRoles:
     """The fields of a table, and the column names by which a header is recognized.
 
     Attributes:
-        description: The roles of the columns, for messages.
-        fields: The customary names of each field, in lower case; empty if any name will do.
-        further: Customary names of further columns that a field may be taken from.
+      description: The roles of the columns, for messages.
+      fields: The customary names of each field, in lower case; empty if any name will do.
+      further: Customary names of further columns that a field may be taken from.
     """
 
     description: str
@@ -97,9 +97,9 @@ class _Columns:
     """The columns of the fields in one file.
 
     Attributes:
-        indices: The index of each field's column, or the indices of a list's.
-        header: Whether the first line has column names instead of values.
-        note: A line for the log if this was inferred.
+      indices: The index of each field's column, or the indices of a list's.
+      header: Whether the first line has column names instead of values.
+      note: A line for the log if this was inferred.
     """
 
     indices: list[int | list[int]]
@@ -111,12 +111,12 @@ def read_tables(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
     """Reads the records of all files of a source.
 
     Args:
-        source: A source of the kind ``tsv`` or ``csv``.
-        roles: The roles of its fields.
+      source: A source of the kind ``tsv`` or ``csv``.
+      roles: The roles of its fields.
 
     Raises:
-        DataError: A file is missing or not UTF-8, is the other kind of table, has a line with too
-            many or too few columns or faulty quotes, or lacks a column (with file and line).
+      DataError: A file is missing or not UTF-8, is the other kind of table, has a line with too
+        many or too few columns or faulty quotes, or lacks a column (with file and line).
     """
     for path in matching_files(source.location, source.name):
         rows = _rows(path, source.kind)
@@ -178,13 +178,15 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
             problem = f"is not valid CSV ({error})"
             if "unexpected end" in str(error):
                 problem = "opens a double quote that is never closed"
+            elif "new-line" in str(error):
+                problem = "has a carriage return outside of quotes"
             raise DataError(
                 f"{path} line {start} {problem}: put a cell that contains a comma, a quote or a "
                 "line break in double quotes, and double the quotes inside it"
             ) from None
         if cells is None:
             return
-        if cells:
+        if len(cells) > 1 or any(cell.strip() for cell in cells):
             yield _Row(str(path), start, cells)
 
 

@@ -27,7 +27,7 @@ from ..io.atomic_io import write_file
 from .documents import Documents, HashSplit, Records, Split, text_digest
 from .source_names import Source
 
-# TFDS repeats a failing download for minutes; a missing network must be detected within seconds.
+# TFDS retries a failing download for minutes; a missing network is to be detected in seconds.
 _PROBE_SECONDS = 4.0
 _PROBED_HOSTS = 3
 
@@ -36,17 +36,17 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
     """Loads one split of a published data set, and downloads it first if necessary.
 
     Args:
-        source: A source of the kind ``tfds``.
-        split: ``train`` or ``validation``.
-        fraction: The share for validation where no such split is published, in [0, 1).
-        cache: The folder in which the division into splits is cached.
+      source: A source of the kind ``tfds``.
+      split: ``train`` or ``validation``.
+      fraction: The share for validation where no such split is published, in [0, 1).
+      cache: The folder in which the division into splits is cached.
 
     Returns:
-        The documents, in the published order.
+      The documents, in the published order.
 
     Raises:
-        DataError: The name, configuration or field is unknown; the data is not on this
-            machine and cannot be downloaded or prepared; or it allows no random access.
+      DataError: The name, configuration or field is unknown; the data is not on this
+        machine and cannot be downloaded or prepared; or it allows no random access.
     """
     builder = open_builder(source)
     # builder.is_prepared() would warn about a missing folder.
@@ -69,7 +69,7 @@ def open_builder(source: Source) -> tfds.core.DatasetBuilder:
     """Returns the builder of a published data set; downloads nothing.
 
     Raises:
-        DataError: The name or the configuration is unknown, or a package is missing.
+      DataError: The name or the configuration is unknown, or a package is missing.
     """
     # TFDS registers these only when they are imported.
     importlib.import_module("tensorflow_datasets.text")
@@ -110,7 +110,7 @@ def download(builder: tfds.core.DatasetBuilder, source: Source) -> None:
     """Downloads and prepares a published data set.
 
     Raises:
-        DataError: The data set cannot be downloaded, parsed or written.
+      DataError: The data set cannot be downloaded, parsed or written.
     """
     try:
         urls: list[str] = list(builder.url_infos or ())
@@ -173,7 +173,7 @@ def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object
     """Opens a split of a data set that is on this machine.
 
     Raises:
-        DataError: The data set allows no random access.
+      DataError: The data set allows no random access.
     """
     try:
         return builder.as_data_source(split)
@@ -193,7 +193,7 @@ def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
 def _divide(
     documents: Documents, fraction: float, source: Source, cache: Path
 ) -> dict[str, np.ndarray]:
-    """Divides by the hash of the texts: one pass, whose result is cached."""
+    """Divides documents by the hashes of their texts in one pass, and caches the result."""
     if fraction == 0:
         raise DataError(
             f"{source.name!r} has no published validation split: set validation_fraction above 0"

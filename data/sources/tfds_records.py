@@ -23,8 +23,8 @@ class PublishedRecords:
     """A published data set on this machine.
 
     Attributes:
-        source: The name and the fields of the data set.
-        builder: The TFDS builder of the data set.
+      source: The name and the fields of the data set.
+      builder: The TFDS builder of the data set.
     """
 
     source: LabelledSource
@@ -40,7 +40,7 @@ class PublishedRecords:
         """Reads one split in the published order.
 
         Raises:
-            DataError: The split or a field does not exist, or random access is impossible.
+          DataError: The split or a field does not exist, or random access is impossible.
         """
         name = "train" if split == "train" else self.validation
         if name is None or name not in self.builder.info.splits:
@@ -67,12 +67,12 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
     """Opens a published data set, and downloads it first if necessary.
 
     Args:
-        source: A source of the kind ``tfds``.
-        fields: The default fields of well-known data sets, by name.
+      source: A source of the kind ``tfds``.
+      fields: The default fields of well-known data sets, by name.
 
     Raises:
-        DataError: The data set is unknown, cannot be found or downloaded, or lacks one of the
-            fields.
+      DataError: The data set is unknown, cannot be found or downloaded, or lacks one of the
+        fields.
     """
     from .tfds_documents import download, open_builder
 

@@ -93,11 +93,11 @@ class DataConfig(ABC):
         """Describes the arrays of a batch before any data are read.
 
         Args:
-            num_labels: Different labels, L; the settings do not say how many the data have.
-            num_choices: Choices of a question, C; likewise.
+          num_labels: Different labels, L; the settings do not say how many the data have.
+          num_choices: Choices of a question, C; likewise.
 
         Returns:
-            Each array's shape without the batch axis, its type and the range of its values.
+          Each array's shape without the batch axis, its type and the range of its values.
         """
 
     @abstractmethod
@@ -123,12 +123,12 @@ class DataConfig(ABC):
         """Returns the unlabeled examples of a file, to predict (`-` is standard input).
 
         Args:
-            path: The file, or a list of examples.
-            tokenizer: The model's.
-            labels: The names of the model's labels.
+          path: The file, or a list of examples.
+          tokenizer: The model's.
+          labels: The names of the model's labels.
 
         Raises:
-            DataError: This kind of data has no labels to predict.
+          DataError: This kind of data has no labels to predict.
         """
         raise DataError(
             f"{self.kind} data has no labels to predict: give the run of a fine-tuned model "

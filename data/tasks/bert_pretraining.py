@@ -31,10 +31,10 @@ class PretrainingExamples:
     """The examples of pretraining epochs; see ``dataset.ExampleSource``.
 
     Attributes:
-        segments: Chooses the tokens of an example.
-        masking: Chooses the tokens that are predicted.
-        pad: The id of ``[PAD]``.
-        seed: The seed of all random choices in an example.
+      segments: Chooses the tokens of an example.
+      masking: Chooses the tokens that are predicted.
+      pad: The id of ``[PAD]``.
+      seed: The seed of all random choices in an example.
     """
 
     segments: Segments
@@ -51,13 +51,13 @@ class PretrainingExamples:
         """Makes one example: a pure function of the seed and its arguments.
 
         Args:
-            epoch: From 0.
-            index: In ``[0, num_examples)``.
+          epoch: From 0.
+          index: In ``[0, num_examples)``.
 
         Returns:
-            ``input_ids``, ``attention_mask``, ``token_type_ids``, int32 [T];
-            ``masked_positions``, ``masked_labels``, ``masked_weights``, int32 [M]; and with
-            next sentences ``next_sentence_label``, int32 [].
+          ``input_ids``, ``attention_mask``, ``token_type_ids``, int32 [T];
+          ``masked_positions``, ``masked_labels``, ``masked_weights``, int32 [M]; and with
+          next sentences ``next_sentence_label``, int32 [].
         """
         rng = np.random.default_rng([self.seed % 2**64, epoch, index])
         example = self.segments.example(epoch, index, rng)
@@ -133,7 +133,7 @@ class PretrainingData(DocumentsData):
         """Reads two texts separated by a tab from each line, to predict if one continues the other.
 
         Raises:
-            DataError: The run did not learn next sentences, or a line is not a pair.
+          DataError: The run did not learn next sentences, or a line is not a pair.
         """
         if not self.next_sentence:
             return super().input_split(path, tokenizer, labels)

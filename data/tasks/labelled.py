@@ -71,10 +71,10 @@ class ExampleSet(Generic[E]):
     """The examples of a source as they were read.
 
     Attributes:
-        examples: At least one.
-        class_names: The names of the labels if the source declares them.
-        notes: Remarks for the summary: ``IOB1 tags converted to BIO``.
-        lines: Further lines for the log: a header that was recognized.
+      examples: At least one.
+      class_names: The names of the labels if the source declares them.
+      notes: Remarks for the summary: ``IOB1 tags converted to BIO``.
+      lines: Further lines for the log: a header that was recognized.
     """
 
     examples: tuple[E, ...]
@@ -157,9 +157,9 @@ class LabelledData(DataConfig, Generic[E]):
         """Reads examples.
 
         Args:
-            source: The parsed name.
-            published: The data set itself if the source is a published one.
-            split: The split of a published data set; other sources are read whole.
+          source: The parsed name.
+          published: The data set itself if the source is a published one.
+          split: The split of a published data set; other sources are read whole.
         """
 
     def read_records(
@@ -168,7 +168,7 @@ class LabelledData(DataConfig, Generic[E]):
         """Reads the records of a source with fields; takes the arguments of ``read``.
 
         Returns:
-            The records, and lines for the log.
+          The records, and lines for the log.
         """
         if published is not None:
             return list(published.read(split)), ()
@@ -212,7 +212,7 @@ class LabelledData(DataConfig, Generic[E]):
         """Returns the fields to read from JSON lines without labels.
 
         Args:
-            usual: The fields to read if the source's fields are numbers of columns.
+          usual: The fields to read if the source's fields are numbers of columns.
         """
         fields = self.without_label(self.fields)
         numbers = all(part.isdecimal() for field in fields for part in field.split("+"))
@@ -262,13 +262,13 @@ class LabelledData(DataConfig, Generic[E]):
         """Returns examples without labels, to predict.
 
         Args:
-            path: A file (see ``examples_to_predict``), ``-`` for standard input, a labeled
-                source (``tsv:GLOB#LABEL,TEXT``), whose labels are not read, or a list of examples.
-            tokenizer: The model's.
-            labels: The names of the model's labels.
+          path: A file (see ``examples_to_predict``), ``-`` for standard input, a labeled
+            source (``tsv:GLOB#LABEL,TEXT``), whose labels are not read, or a list of examples.
+          tokenizer: The model's.
+          labels: The names of the model's labels.
 
         Raises:
-            DataError: The file is missing, empty or malformed.
+          DataError: The file is missing, empty or malformed.
         """
         name = as_source(path)
         kind, colon, _ = name.partition(":")
@@ -374,12 +374,12 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
     """Divides examples by the hash of their groups, so that no group is in both splits.
 
     Args:
-        whole: All examples.
-        fraction: The fraction of groups for validation, in (0, 1).
-        name: The name of the source, for the message.
+      whole: All examples.
+      fraction: The fraction of groups for validation, in (0, 1).
+      name: The name of the source, for the message.
 
     Raises:
-        DataError: All examples are in one group.
+      DataError: All examples are in one group.
     """
     digests = [text_digest(example.group) for example in whole.examples]
     if len(set(digests)) < 2:

@@ -34,11 +34,11 @@ class ChoiceExample:
     """A context with choices.
 
     Attributes:
-        context: The text before the choices.
-        question: The question, or None.
-        choices: The choices, at least two.
-        label: The index of the correct choice; None if it is to be predicted.
-        location: Where the example was read, for messages: `train.tsv line 7`.
+      context: The text before the choices.
+      question: The question, or None.
+      choices: The choices, at least two.
+      label: The index of the correct choice; None if it is to be predicted.
+      location: Where the example was read, for messages: `train.tsv line 7`.
     """
 
     context: str
@@ -154,11 +154,11 @@ class MultipleChoiceExamples:
     """C sequences for each of n examples; see ``dataset.ExampleSource``.
 
     Attributes:
-        tokens: The n * C sequences with special tokens; those of an example are consecutive.
-        values: The index of the correct choice, int32 [n]; None if it is to be predicted.
-        examples: The examples, for predictions.
-        number: The number of choices of each example, C.
-        notes: Remarks for the log.
+      tokens: The n * C sequences with special tokens; those of an example are consecutive.
+      values: The index of the correct choice, int32 [n]; None if it is to be predicted.
+      examples: The examples, for predictions.
+      number: The number of choices of each example, C.
+      notes: Remarks for the log.
     """
 
     tokens: BertInputs
@@ -176,8 +176,8 @@ class MultipleChoiceExamples:
         """Makes one example; the same in every epoch.
 
         Returns:
-            ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [C, T] and, unless it
-            is unknown, ``labels`` int32 [].
+          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [C, T] and, unless it
+          is unknown, ``labels`` int32 [].
         """
         rows = [self.tokens.example(index * self.number + choice) for choice in range(self.number)]
         row = {name: np.stack([one[name] for one in rows]) for name in rows[0]}
@@ -195,11 +195,11 @@ class MultipleChoiceExamples:
         """Chooses the most probable choice of each example.
 
         Args:
-            predictions: ``logits`` float [n, C].
+          predictions: ``logits`` float [n, C].
 
         Returns:
-            For each example ``{"context": …, "choice": index, "text": the choice,
-            "probabilities": [...]}``, with ``question`` if it has one.
+          For each example ``{"context": …, "choice": index, "text": the choice,
+          "probabilities": [...]}``, with ``question`` if it has one.
         """
         table = softmax(output(predictions, "logits", self.num_examples))  # [n, C]
         decoded = []

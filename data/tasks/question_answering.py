@@ -147,13 +147,13 @@ class QuestionAnsweringExamples:
     """The windows of questions; see ``dataset.ExampleSource``.
 
     Attributes:
-        tokens: The R windows as tokens with special tokens.
-        decoding: The question of each window, and the range of its tokens in the passage.
-        positions: The first and the last token of the answer in each window, int32 [R, 2], -1 if
-            they are not known; None if they are to be predicted.
-        examples: The questions.
-        left_out: A line for each question or answer left out of training, with the reason.
-        notes: Remarks for the log.
+      tokens: The R windows as tokens with special tokens.
+      decoding: The question of each window, and the range of its tokens in the passage.
+      positions: The first and the last token of the answer in each window, int32 [R, 2], -1 if
+        they are not known; None if they are to be predicted.
+      examples: The questions.
+      left_out: A line for each question or answer left out of training, with the reason.
+      notes: Remarks for the log.
     """
 
     tokens: BertInputs
@@ -172,8 +172,8 @@ class QuestionAnsweringExamples:
         """Makes one window; the same in every epoch.
 
         Returns:
-            ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T] and, unless they
-            are unknown, ``start_positions``, ``end_positions`` int32 [].
+          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T] and, unless they
+          are unknown, ``start_positions``, ``end_positions`` int32 [].
         """
         row = self.tokens.example(index)
         if self.positions is not None:
@@ -198,13 +198,13 @@ class _Question:
     """A question and the windows over its passage.
 
     Attributes:
-        example: The question as it was read.
-        ids: The tokens of the question.
-        passage: The tokens of the passage.
-        windows: Half-open ranges of passage tokens.
-        span: The first and last passage token of the answer; (-1, -1) for no answer, None if its
-            location is not known or it is whole in no window.
-        problem: The reason to leave the question out of training; empty if there is none.
+      example: The question as it was read.
+      ids: The tokens of the question.
+      passage: The tokens of the passage.
+      windows: Half-open ranges of passage tokens.
+      span: The first and last passage token of the answer; (-1, -1) for no answer, None if its
+        location is not known or it is whole in no window.
+      problem: The reason to leave the question out of training; empty if there is none.
     """
 
     example: SpanExample
@@ -226,15 +226,15 @@ def question_examples(
     """Divides passages into windows.
 
     Args:
-        examples: The questions.
-        tokenizer: The tokenizer.
-        config: The lengths.
-        unanswerable: Whether "no answer" may be predicted.
-        training: Whether to leave out questions whose answer has no certain location or is whole in
-            no window. With [CLS] as their answer, a model would learn that there is none.
+      examples: The questions.
+      tokenizer: The tokenizer.
+      config: The lengths.
+      unanswerable: Whether "no answer" may be predicted.
+      training: Whether to leave out questions whose answer has no certain location or is whole in
+        no window. With [CLS] as their answer, a model would learn that there is none.
 
     Raises:
-        DataError: No question is left for training.
+      DataError: No question is left for training.
     """
     template = Template.of(tokenizer, config.length)
     passages = {
@@ -304,12 +304,12 @@ def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tupl
     """Finds the tokens of a span of characters.
 
     Args:
-        offsets: The half-open character range of each token, in order.
-        start: The first character of the span.
-        end: The character after the span.
+      offsets: The half-open character range of each token, in order.
+      start: The first character of the span.
+      end: The character after the span.
 
     Returns:
-        The first and the last token; None if no token has a character of the span.
+      The first and the last token; None if no token has a character of the span.
     """
     held = [i for i, (first, last) in enumerate(offsets) if first < end and last > start]
     return (held[0], held[-1]) if held else None

@@ -49,10 +49,10 @@ class ClassificationExample:
     """A text, or a pair of texts, with its label.
 
     Attributes:
-        text: The text, or the first of two.
-        text_b: The second text.
-        label: The label; None if it is to be predicted.
-        location: Where the example was read, for messages: `train.tsv line 7`.
+      text: The text, or the first of two.
+      text_b: The second text.
+      label: The label; None if it is to be predicted.
+      location: Where the example was read, for messages: `train.tsv line 7`.
     """
 
     text: str
@@ -153,7 +153,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         file ``*.jsonl`` the fields of the texts are read.
 
         Raises:
-            DataError: A line has more or fewer texts (with file and line).
+          DataError: A line has more or fewer texts (with file and line).
         """
         fields = self.fields_to_predict(("text", "text_b")[: len(self.fields) - 1])
         if are_json_lines(path):
@@ -177,7 +177,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         labels by name. For regression the only label is ``score``.
 
         Raises:
-            DataError: All examples have the same label, or most labels occur only once.
+          DataError: All examples have the same label, or most labels occur only once.
         """
         if self.target == "regression":
             return ("score",)
@@ -251,13 +251,13 @@ class SequenceClassificationExamples:
     """One sequence for each of n examples; see ``dataset.ExampleSource``.
 
     Attributes:
-        tokens: The texts as tokens with special tokens.
-        values: int32 [n] label ids, float32 [n, L] of 0 and 1 (multi_label) or float32 [n]
-            (regression); None if they are to be predicted.
-        texts: The one or two texts of each example, for predictions.
-        labels: The names of the L labels.
-        target: The type of the labels.
-        notes: Remarks for the log.
+      tokens: The texts as tokens with special tokens.
+      values: int32 [n] label ids, float32 [n, L] of 0 and 1 (multi_label) or float32 [n]
+        (regression); None if they are to be predicted.
+      texts: The one or two texts of each example, for predictions.
+      labels: The names of the L labels.
+      target: The type of the labels.
+      notes: Remarks for the log.
     """
 
     tokens: BertInputs
@@ -276,8 +276,8 @@ class SequenceClassificationExamples:
         """Makes one example; the same in every epoch.
 
         Returns:
-            ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T]; ``labels`` int32
-            [], float32 [L] (multi_label) or float32 [] (regression), unless they are unknown.
+          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T]; ``labels`` int32
+          [], float32 [L] (multi_label) or float32 [] (regression), unless they are unknown.
         """
         row = self.tokens.example(index)
         if self.values is not None:
@@ -294,12 +294,12 @@ class SequenceClassificationExamples:
         """Converts logits to the names of labels and their probabilities.
 
         Args:
-            predictions: ``logits`` float [n, L].
+          predictions: ``logits`` float [n, L].
 
         Returns:
-            For each example ``{"text": …, "label": name, "probabilities": {name: p}}``, with
-            ``text_b`` if there is a second text. multi_label: ``"labels": [names]``, all
-            with a probability above 0.5. regression: ``{"text": …, "score": number}``.
+          For each example ``{"text": …, "label": name, "probabilities": {name: p}}``, with
+          ``text_b`` if there is a second text. multi_label: ``"labels": [names]``, all
+          with a probability above 0.5. regression: ``{"text": …, "score": number}``.
         """
         logits = output(predictions, "logits", len(self.tokens))  # [n, L]
         given = [dict(zip(("text", "text_b"), texts, strict=False)) for texts in self.texts]
@@ -327,7 +327,7 @@ def _check_first_lines(
     its texts are single words.
 
     Raises:
-        DataError: There is such a line.
+      DataError: There is such a line.
     """
     counts = Counter(str(e.label) for r, e in zip(records, examples, strict=True) if not r.first)
     if not counts or min(counts.values()) < 2:
@@ -361,10 +361,10 @@ def label_values(
     """Converts labels to numbers.
 
     Returns:
-        See ``SequenceClassificationExamples.values``.
+      See ``SequenceClassificationExamples.values``.
 
     Raises:
-        DataError: A label is not among those of the training data (with file and line).
+      DataError: A label is not among those of the training data (with file and line).
     """
     if all(example.label is None for example in examples):
         return None

@@ -29,7 +29,7 @@ from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
 from .labelled import ExampleSet, LabelledData
-from .token_examples import TaggingExample, from_columns, from_record, in_bio, words_of
+from .tagging_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100
 """The label of a token at which nothing is predicted."""
@@ -148,13 +148,13 @@ class TokenClassificationExamples:
     The W words of all sentences, in order, are predicted in R rows.
 
     Attributes:
-        tokens: The R rows of tokens with special tokens.
-        first_words: The first word of each row, and the end, int64 [R + 1].
-        positions: The token of its row at which each word is predicted, 0 if none, int32 [W].
-        values: The label id of each word, int32 [W]; None if it is to be predicted.
-        examples: The sentences.
-        labels: The names of the L labels.
-        notes: Remarks for the log.
+      tokens: The R rows of tokens with special tokens.
+      first_words: The first word of each row, and the end, int64 [R + 1].
+      positions: The token of its row at which each word is predicted, 0 if none, int32 [W].
+      values: The label id of each word, int32 [W]; None if it is to be predicted.
+      examples: The sentences.
+      labels: The names of the L labels.
+      notes: Remarks for the log.
     """
 
     tokens: BertInputs
@@ -174,8 +174,8 @@ class TokenClassificationExamples:
         """Makes one row; the same in every epoch.
 
         Returns:
-            ``input_ids``, ``attention_mask``, ``token_type_ids`` and, unless they are
-            unknown, ``labels``, -100 where nothing is predicted; int32 [T] each.
+          ``input_ids``, ``attention_mask``, ``token_type_ids`` and, unless they are
+          unknown, ``labels``, -100 where nothing is predicted; int32 [T] each.
         """
         row = self.tokens.example(index)
         if self.values is not None:
@@ -195,12 +195,12 @@ class TokenClassificationExamples:
         """Converts label ids to tags; a word without a token gets ``O``.
 
         Args:
-            predictions: ``label_ids`` int [R, T] and optionally their ``probabilities``, float
-                [R, T].
+          predictions: ``label_ids`` int [R, T] and optionally their ``probabilities``, float
+            [R, T].
 
         Returns:
-            For each sentence ``{"words": [...], "tags": [...], "probabilities": [...]}``;
-            the probability of a word without a token is 0.
+          For each sentence ``{"words": [...], "tags": [...], "probabilities": [...]}``;
+          the probability of a word without a token is 0.
         """
         # The row of each word, [W].
         rows = np.repeat(np.arange(len(self.tokens)), np.diff(self.first_words))
@@ -230,13 +230,13 @@ def tagged_examples(
     """Tokenizes words and distributes sentences over rows.
 
     Args:
-        examples: The sentences.
-        tokenizer: The tokenizer.
-        labels: The names of the labels.
-        length: The length of a row, T.
+      examples: The sentences.
+      tokenizer: The tokenizer.
+      labels: The names of the labels.
+      length: The length of a row, T.
 
     Raises:
-        DataError: A tag is not among the labels (with file and line).
+      DataError: A tag is not among the labels (with file and line).
     """
     template = Template.of(tokenizer, length)
     rows: list[tuple[list[int], None]] = []  # tokens of each row, without special tokens
@@ -272,12 +272,12 @@ def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[i
     token that is only a space belongs to the word after it.
 
     Args:
-        words: The words of one sentence.
-        tokenizer: A tokenizer of any kind.
+      words: The words of one sentence.
+      tokenizer: A tokenizer of any kind.
 
     Returns:
-        For each word its ids, and the index of the first one that has a character of the word. A
-        word without a token has no ids.
+      For each word its ids, and the index of the first one that has a character of the word. A
+      word without a token has no ids.
     """
     ids, offsets = tokenizer.encode_with_offsets(" ".join(words), add_special_tokens=False)
     # Character positions of the words in the text, with the end, [num_words + 1].

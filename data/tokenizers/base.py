@@ -37,10 +37,10 @@ class Tokenizer(ABC):
     encoded as ordinary characters.
 
     Attributes:
-        kind: The family, for example ``byte-bpe``, ``wordpiece`` or ``characters``.
-        vocab_size: The number of ids; ids are in ``[0, vocab_size)``.
-        special_ids: The ids of the special tokens.
-        fingerprint: A stable hash of everything that determines the ids.
+      kind: The family, for example ``byte-bpe``, ``wordpiece`` or ``characters``.
+      vocab_size: The number of ids; ids are in ``[0, vocab_size)``.
+      special_ids: The ids of the special tokens.
+      fingerprint: A stable hash of everything that determines the ids.
     """
 
     kind: str
@@ -60,14 +60,14 @@ class Tokenizer(ABC):
         """Encodes one text and returns the characters that each token comes from.
 
         Args:
-            text: The text.
-            add_special_tokens: Whether to add the special tokens of the vocabulary's template:
-                ``[CLS] … [SEP]`` for BERT, none for the vocabularies of language models.
+          text: The text.
+          add_special_tokens: Whether to add the special tokens of the vocabulary's template:
+            ``[CLS] … [SEP]`` for BERT, none for the vocabularies of language models.
 
         Returns:
-            The ids, and for each id a half-open range of characters of ``text``. A character
-            that takes several tokens is in the ranges of all of them. The range of a token that
-            the template added is ``(0, 0)``.
+          The ids, and for each id a half-open range of characters of ``text``. A character
+          that takes several tokens is in the ranges of all of them. The range of a token that
+          the template added is ``(0, 0)``.
         """
 
     @abstractmethod
@@ -79,11 +79,11 @@ class Tokenizer(ABC):
         """Converts ids to text.
 
         Args:
-            ids: Ids in ``[0, vocab_size)``.
-            skip_special_tokens: Whether to leave special tokens out of the text.
+          ids: Ids in ``[0, vocab_size)``.
+          skip_special_tokens: Whether to leave special tokens out of the text.
 
         Returns:
-            The text. Bytes that are not valid UTF-8 become U+FFFD.
+          The text. Bytes that are not valid UTF-8 become U+FFFD.
         """
 
     @abstractmethod
@@ -120,14 +120,14 @@ class Tokenizer(ABC):
         characters. Spaces before a mask belong to the mask.
 
         Args:
-            text: For example ``The [MASK] pulled into the station.``
-            add_special_tokens: See ``encode_with_offsets``.
+          text: For example ``The [MASK] pulled into the station.``
+          add_special_tokens: See ``encode_with_offsets``.
 
         Returns:
-            The ids.
+          The ids.
 
         Raises:
-            DataError: The vocabulary has no mask token.
+          DataError: The vocabulary has no mask token.
         """
         mask = self.special_ids.mask
         if mask is None:
@@ -161,8 +161,8 @@ def check_unicode(text: str) -> None:
     """Checks that a text can be written as UTF-8, as the libraries require.
 
     Raises:
-        DataError: The text contains half of a surrogate pair, for example because it comes from a
-            command line that is not UTF-8.
+      DataError: The text contains half of a surrogate pair, for example because it comes from a
+        command line that is not UTF-8.
     """
     try:
         text.encode()
@@ -177,17 +177,17 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     """Loads a tokenizer of any kind.
 
     Args:
-        path: A folder written by ``save``, a Hugging Face model folder, or one file:
-            ``vocab.txt`` (WordPiece), ``tokenizer.json``, ``vocab.json`` beside
-            ``merges.txt`` or ``encoder.json`` beside ``vocab.bpe`` (byte-level BPE; a
-            common prefix as in ``gpt2_encoder.json`` is allowed), a sentencepiece ``.model``.
-            Marian's ``source.spm``, ``target.spm`` and ``vocab.json`` are loaded only as a folder.
+      path: A folder written by ``save``, a Hugging Face model folder, or one file:
+        ``vocab.txt`` (WordPiece), ``tokenizer.json``, ``vocab.json`` beside
+        ``merges.txt`` or ``encoder.json`` beside ``vocab.bpe`` (byte-level BPE; a
+        common prefix as in ``gpt2_encoder.json`` is allowed), a sentencepiece ``.model``.
+        Marian's ``source.spm``, ``target.spm`` and ``vocab.json`` are loaded only as a folder.
 
     Returns:
-        The tokenizer.
+      The tokenizer.
 
     Raises:
-        DataError: The path does not exist, or is not a supported tokenizer.
+      DataError: The path does not exist, or is not a supported tokenizer.
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -278,11 +278,11 @@ def read_json(path: Path, content: bytes | None = None) -> object:
     """Reads a JSON file of a tokenizer.
 
     Args:
-        path: The file.
-        content: The bytes of the file if they have been read already.
+      path: The file.
+      content: The bytes of the file if they have been read already.
 
     Raises:
-        DataError: The file is not UTF-8 or not JSON.
+      DataError: The file is not UTF-8 or not JSON.
     """
     try:
         return json.loads((path.read_bytes() if content is None else content).decode("utf-8"))

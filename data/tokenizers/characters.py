@@ -22,7 +22,7 @@ class CharacterTokenizer(Tokenizer):
     represents text, so it is not skipped with the special tokens.
 
     Attributes:
-        characters: The distinct characters of the vocabulary, in the order of their ids.
+      characters: The distinct characters of the vocabulary, in the order of their ids.
     """
 
     kind = "characters"
@@ -31,7 +31,7 @@ class CharacterTokenizer(Tokenizer):
         """Makes the tokenizer.
 
         Args:
-            characters: Distinct characters, in the order of their ids.
+          characters: Distinct characters, in the order of their ids.
         """
         self.characters = characters
         self._ids = {c: i for i, c in enumerate(characters, start=_NUM_SPECIAL)}
@@ -52,7 +52,7 @@ class CharacterTokenizer(Tokenizer):
         """Makes a tokenizer from the JSON object that ``save`` wrote.
 
         Raises:
-            DataError: The characters are missing or not unique.
+          DataError: The characters are missing or not unique.
         """
         characters = content.get("characters")
         if not isinstance(characters, str) or len(set(characters)) != len(characters):

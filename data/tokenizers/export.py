@@ -43,18 +43,18 @@ def export_tokenizer(
     """Writes a tokenizer for transformers; ``load_tokenizer`` loads an equal one from the files.
 
     Args:
-        tokenizer: The tokenizer.
-        folder: The folder of the files; created if it is missing.
-        closing: Whether the end token is added to each text, as for the input of translation.
-        padding_side: The side on which a batch is padded; by default as the vocabulary suggests.
-        max_length: The largest number of tokens of the model; None for no limit.
+      tokenizer: The tokenizer.
+      folder: The folder of the files; created if it is missing.
+      closing: Whether the end token is added to each text, as for the input of translation.
+      padding_side: The side on which a batch is padded; by default as the vocabulary suggests.
+      max_length: The largest number of tokens of the model; None for no limit.
 
     Returns:
-        A line for the log that names the files and the differences between the two libraries.
+      A line for the log that names the files and the differences between the two libraries.
 
     Raises:
-        DataError: The end token is requested and the vocabulary has none, or the folder cannot be
-            written.
+      DataError: The end token is requested and the vocabulary has none, or the folder cannot be
+        written.
     """
     folder = Path(folder)
     if closing and tokenizer.special_ids.eos is None:

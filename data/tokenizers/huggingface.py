@@ -58,8 +58,8 @@ class HuggingFaceTokenizer(Tokenizer):
         """Wraps a tokenizer, which must not be changed afterwards.
 
         Args:
-            backend: The library's tokenizer. Its padding and truncation are turned off.
-            special_ids: The ids of the special tokens.
+          backend: The library's tokenizer. Its padding and truncation are turned off.
+          special_ids: The ids of the special tokens.
         """
         backend.no_padding()
         backend.no_truncation()
@@ -145,14 +145,14 @@ def load_byte_bpe(vocabulary: Path, merges: Path) -> HuggingFaceTokenizer:
     """Loads the two files of a GPT-2 vocabulary.
 
     Args:
-        vocabulary: JSON object from piece to id.
-        merges: Two pieces per line in rank order, after an optional ``#version`` line.
+      vocabulary: JSON object from piece to id.
+      merges: Two pieces per line in rank order, after an optional ``#version`` line.
 
     Returns:
-        The tokenizer. If the vocabulary has ``<|endoftext|>``, it is BOS and EOS.
+      The tokenizer. If the vocabulary has ``<|endoftext|>``, it is BOS and EOS.
 
     Raises:
-        DataError: A file is malformed, or the result of a merge is not in the vocabulary.
+      DataError: A file is malformed, or the result of a merge is not in the vocabulary.
     """
     ids = _read_byte_vocabulary(vocabulary)
     backend = byte_level_backend(models.BPE(vocab=ids, merges=_read_merges(merges, ids)))
@@ -167,13 +167,13 @@ def load_wordpiece(path: Path) -> HuggingFaceTokenizer:
     removed). Without one, text is lowercased if no piece of the vocabulary has an uppercase letter.
 
     Args:
-        path: A file with one piece per line; the id is the number of the line from 0.
+      path: A file with one piece per line; the id is the number of the line from 0.
 
     Returns:
-        The tokenizer, with BERT's template ``[CLS] … [SEP]``.
+      The tokenizer, with BERT's template ``[CLS] … [SEP]``.
 
     Raises:
-        DataError: The file has no ``[UNK]``, ``[CLS]`` or ``[SEP]``, or contains a piece twice.
+      DataError: The file has no ``[UNK]``, ``[CLS]`` or ``[SEP]``, or contains a piece twice.
     """
     ids = _read_vocabulary(path)
     return wordpiece(list(ids), _is_lowercase(path, ids))
@@ -183,11 +183,11 @@ def wordpiece(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
     """Makes a WordPiece tokenizer.
 
     Args:
-        pieces: Distinct pieces in the order of their ids, including ``WORDPIECE_SPECIALS``.
-        lowercase: Whether text is lowercased and accents are removed.
+      pieces: Distinct pieces in the order of their ids, including ``WORDPIECE_SPECIALS``.
+      lowercase: Whether text is lowercased and accents are removed.
 
     Returns:
-        The tokenizer, with BERT's template ``[CLS] … [SEP]``.
+      The tokenizer, with BERT's template ``[CLS] … [SEP]``.
     """
     ids = {piece: id for id, piece in enumerate(pieces)}
     backend = wordpiece_backend(
@@ -214,13 +214,13 @@ def load_tokenizer_json(path: Path) -> HuggingFaceTokenizer:
     """Loads a ``tokenizer.json``; a ``tokenizer_config.json`` beside it names special tokens.
 
     Args:
-        path: The file.
+      path: The file.
 
     Returns:
-        The tokenizer.
+      The tokenizer.
 
     Raises:
-        DataError: The library cannot read the file.
+      DataError: The library cannot read the file.
     """
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))

@@ -47,12 +47,12 @@ class MarianTokenizer(Tokenizer):
         """Makes the tokenizer of one side; ``from_folder`` reads the files.
 
         Args:
-            files: The bytes of the folder's files by name.
-            folder: The folder, for messages.
-            is_target: Whether this is the tokenizer of the target language.
+          files: The bytes of the folder's files by name.
+          folder: The folder, for messages.
+          is_target: Whether this is the tokenizer of the target language.
 
         Raises:
-            DataError: See ``from_folder``.
+          DataError: See ``from_folder``.
         """
         self.files = files
         self.config = config = _read_object(files, _CONFIG, folder)
@@ -93,8 +93,8 @@ class MarianTokenizer(Tokenizer):
         ``target_vocab.json`` is read where ``tokenizer_config.json`` says ``separate_vocabs``.
 
         Raises:
-            DataError: A file is missing or damaged, a special token has no id, or a setting of
-                the configuration is not supported.
+          DataError: A file is missing or damaged, a special token has no id, or a setting of
+            the configuration is not supported.
         """
         names = (*MODELS, *_VOCABULARIES, _CONFIG, _SPECIALS)
         files = {n: (folder / n).read_bytes() for n in names if (folder / n).is_file()}

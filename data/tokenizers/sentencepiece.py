@@ -77,18 +77,18 @@ class SentencePieceTokenizer(Tokenizer):
     ``special_ids.eos``.
 
     Attributes:
-        model: The bytes of the ``.model`` file.
+      model: The bytes of the ``.model`` file.
     """
 
     def __init__(self, model: bytes, source: str | Path = "this") -> None:
         """Makes the tokenizer.
 
         Args:
-            model: The bytes of a ``.model`` file.
-            source: The location of the file, for messages.
+          model: The bytes of a ``.model`` file.
+          source: The location of the file, for messages.
 
         Raises:
-            DataError: The bytes are not a sentencepiece model.
+          DataError: The bytes are not a sentencepiece model.
         """
         self.model = model
         self._processor = load_processor(model, source)
@@ -104,7 +104,7 @@ class SentencePieceTokenizer(Tokenizer):
         """Loads a ``.model`` file.
 
         Raises:
-            DataError: The file is not a sentencepiece model.
+          DataError: The file is not a sentencepiece model.
         """
         return cls(path.read_bytes(), path)
 

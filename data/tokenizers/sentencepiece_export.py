@@ -33,7 +33,7 @@ def obstacle(model: bytes) -> str | None:
     """Returns why a model has no exact counterpart in the library; None if it has one.
 
     Args:
-        model: The bytes of a ``.model`` file.
+      model: The bytes of a ``.model`` file.
     """
     proto = parse_model(model)
     trainer, rules = proto.trainer_spec, proto.normalizer_spec
@@ -59,10 +59,10 @@ def sentencepiece_backend(model: bytes) -> tokenizers.Tokenizer:
     """Converts a model to a tokenizer of the library.
 
     Args:
-        model: The bytes of a ``.model`` file for which ``obstacle`` returns None.
+      model: The bytes of a ``.model`` file for which ``obstacle`` returns None.
 
     Returns:
-        The tokenizer. Its special tokens are the control pieces.
+      The tokenizer. Its special tokens are the control pieces.
     """
     proto = parse_model(model)
     trainer, pieces = proto.trainer_spec, proto.pieces

@@ -49,16 +49,16 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     ``<|endoftext|>`` with id 0, which begins and ends a document, and can encode any text.
 
     Args:
-        texts: The documents of the training split, which are read once, or twice for WordPiece.
-            Their order matters only for sentencepiece.
-        config: The kind and the number of tokens.
+      texts: The documents of the training split, which are read once, or twice for WordPiece.
+        Their order matters only for sentencepiece.
+      config: The kind and the number of tokens.
 
     Returns:
-        The tokenizer.
+      The tokenizer.
 
     Raises:
-        DataError: The number of tokens is missing, given for characters, smaller than the
-            minimum of the kind, or larger than the texts can fill; or there is no text.
+      DataError: The number of tokens is missing, given for characters, smaller than the
+        minimum of the kind, or larger than the texts can fill; or there is no text.
     """
     if config.path is not None:
         return load_tokenizer(config.path)

@@ -20,7 +20,7 @@ from .beam_search import run
 from .beam_step import beam_params
 from .padding import pad_rows, power_of_two, round_up
 from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
-from .sample import advance, prefill, sampling_params
+from .sample import NO_TOKEN, advance, prefill, sampling_params
 from .unstack_layers import unstack_layers
 
 PROMPT_BUCKET, CACHE_BUCKET = 32, 64
@@ -80,7 +80,8 @@ class Generator:
 
         Raises:
           UserError: there is no prompt, one is empty, or an id is not in the vocabulary; the
-            method is no `Sampling`; or the model is an encoder-decoder.
+            method is no `Sampling`; the model is an encoder-decoder; or its logits are NaN or
+            infinite.
         """
         config, sampling = self.config, request.method
         if not isinstance(sampling, Sampling):
@@ -126,6 +127,11 @@ class Generator:
             new = np.asarray(state.tokens)[:, None]  # [B, 1], later [B, per_call]
             while True:
                 new = new[:, :steps]
+                if (new == NO_TOKEN).any():
+                    raise UserError(
+                        "the model's logits are NaN or infinite: its parameters are too large; "
+                        "give another --step or another model"
+                    )
                 yield new
                 for row, tokens in enumerate(new.tolist()):
                     contexts[row].extend(tokens)

@@ -242,7 +242,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     stated = pooled["pooling_mode"] or [mode for mode in _KEYS if pooled[mode]] or ["mean"]
     stated = [stated] if isinstance(stated, str) else stated
     by_name: dict[str, PoolingMode] = {mode: mode for mode in POOLING_MODES}
-    modes = tuple(by_name[name] for name in stated if name in by_name)
+    modes: tuple[PoolingMode, ...] = tuple(by_name[name] for name in stated if name in by_name)
     if len(modes) < len(stated):
         raise WeightsError(
             f"{folder / pooling_path / 'config.json'}: pooling_mode {stated!r} is not supported: "

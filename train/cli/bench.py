@@ -24,7 +24,7 @@ def bench_command(arguments: list[str]) -> None:
             "All options: flaxzoo bench quickstart --help"
         )
         return
-    parser = RecipeParser("bench", arguments, DESCRIPTION)
+    parser = RecipeParser("bench", arguments, DESCRIPTION, "--batch-size 8 --timed-steps 20")
     parser.add_argument(
         "--timed-steps",
         type=_at_least_one,
@@ -38,7 +38,7 @@ def bench_command(arguments: list[str]) -> None:
         metavar="FOLDER",
         help="Save a trace of a few steps here, for xprof or Perfetto.",
     )
-    parsed, config = parser.read()
+    parsed, config = parser.read_recipe()
     if parsed.profile is not None:  # before anything is measured
         try:
             parsed.profile.mkdir(parents=True, exist_ok=True)

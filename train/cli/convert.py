@@ -5,10 +5,8 @@ import math
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from ...data.errors import UserError
-from .arguments import OutputPath, RunFolder, RunName, SourceName, log
+from .options import OutputPath, RunFolder, RunName, SourceName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +22,7 @@ class ImportArguments:
 
 def import_command(arguments: list[str]) -> None:
     """Runs `flaxzoo import SOURCE OUTPUT`."""
-    parsed = tyro.cli(ImportArguments, args=arguments, prog="flaxzoo import")
+    parsed = parse(ImportArguments, arguments, "flaxzoo import")
     from ..convert.import_hf import import_model
 
     log(f"{parsed.output}: {import_model(parsed.source, parsed.output)}")
@@ -53,12 +51,12 @@ class ExportArguments:
 
 def export_command(arguments: list[str]) -> None:
     """Runs `flaxzoo export RUN OUTPUT`."""
-    parsed = tyro.cli(ExportArguments, args=arguments, prog="flaxzoo export")
+    parsed = parse(ExportArguments, arguments, "flaxzoo export")
     if parsed.file_gb is not None and parsed.form != "huggingface":
-        raise UserError(f"file-gb applies to the form huggingface: omit it for {parsed.form}")
+        raise UserError(f"--file-gb applies to the form huggingface: omit it for {parsed.form}")
     file_gb = 5.0 if parsed.file_gb is None else parsed.file_gb
     if not 0 < file_gb < math.inf:
-        raise UserError(f"file-gb {file_gb} must be above 0, for example 5")
+        raise UserError(f"--file-gb {file_gb} must be above 0, for example 5")
     from ..convert.export import export_model
 
     notes = export_model(
@@ -87,7 +85,7 @@ class AverageArguments:
 
 def average_command(arguments: list[str]) -> None:
     """Runs `flaxzoo average RUN --last N`."""
-    parsed = tyro.cli(AverageArguments, args=arguments, prog="flaxzoo average")
+    parsed = parse(AverageArguments, arguments, "flaxzoo average")
     from ..convert.average_checkpoints import average_checkpoints
 
     run = parsed.run.resolve()  # a run may be named "."

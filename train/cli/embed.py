@@ -3,13 +3,11 @@
 import dataclasses
 import io
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from ...data.errors import UserError
 from ..compilation_cache import enable_compilation_cache
-from .arguments import RunName, log
+from .options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +33,8 @@ class EmbedArguments:
     """How the hidden states of a text become one vector: the first token's, the largest values,
     the mean, the sum over the square root of the length, the mean weighted by position, or the
     last token's. Several are concatenated. By default as the model says, else mean."""
-    normalize: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Scale each vector to length 1. By default as the model says, else no."""
-    no_normalize: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Do not scale vectors, even if the model says so."""
+    normalize: bool | None = None
+    """Whether to scale each vector to length 1. By default as the model says, else no."""
     prompt_name: str | None = None
     """The name of a prompt of the model, such as query, to put before each line. By default that
     of the model, if any."""
@@ -48,11 +44,9 @@ class EmbedArguments:
 
 def embed_command(arguments: list[str]) -> None:
     """Runs `flaxzoo embed RUN --input FILE --output FILE.npy`."""
-    parsed = tyro.cli(EmbedArguments, args=arguments, prog="flaxzoo embed")
+    parsed = parse(EmbedArguments, arguments, "flaxzoo embed")
     if parsed.output.suffix != ".npy":
-        raise UserError(f"output {parsed.output} must end in .npy, the format it is written in")
-    if parsed.normalize and parsed.no_normalize:
-        raise UserError("normalize and no-normalize contradict each other: give one of them")
+        raise UserError(f"--output {parsed.output} must end in .npy, the format it is written in")
     enable_compilation_cache()
     import numpy as np
 
@@ -62,11 +56,11 @@ def embed_command(arguments: list[str]) -> None:
 
     check_output_path(parsed.output, parsed.input)
     texts = read_lines(parsed.input)
-    embedder = TextEmbedder.of_run(parsed.run, step=parsed.step)
+    embedder = TextEmbedder.of_run(parsed.run, step=parsed.step, log=log)
     settings = embedder.settings
     if parsed.pooling is not None:
         settings = dataclasses.replace(settings, pooling=parsed.pooling)
-    if parsed.normalize or parsed.no_normalize:
+    if parsed.normalize is not None:
         settings = settings.normalized(parsed.normalize)
     vectors = embedder.with_settings(settings)(texts, log, prompt_name=parsed.prompt_name)
     content = io.BytesIO()

@@ -1,12 +1,10 @@
 """The command `flaxzoo evaluate`."""
 
 import dataclasses
-import json
 
-import tyro
-
+from ...data.io.json_text import to_json
 from ..compilation_cache import enable_compilation_cache
-from .arguments import RunName, log
+from .options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +23,11 @@ class EvaluateArguments:
 
 def evaluate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo evaluate RUN [--data SOURCE]`."""
-    parsed = tyro.cli(EvaluateArguments, args=arguments, prog="flaxzoo evaluate")
+    parsed = parse(EvaluateArguments, arguments, "flaxzoo evaluate")
     enable_compilation_cache()
     from ..inference.evaluate import score_run
 
     scores = score_run(
         parsed.run, parsed.data, step=parsed.step, num_beams=parsed.num_beams, log=log
     )
-    print(json.dumps(scores))
+    print(to_json(scores))

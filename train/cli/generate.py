@@ -3,10 +3,8 @@
 import dataclasses
 import sys
 
-import tyro
-
 from ..compilation_cache import enable_compilation_cache
-from .arguments import RunName
+from .options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +47,12 @@ class GenerateArguments:
 
 def generate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo generate RUN --prompt TEXT`."""
-    parsed = tyro.cli(GenerateArguments, args=arguments, prog="flaxzoo generate")
+    parsed = parse(
+        GenerateArguments,
+        arguments,
+        "flaxzoo generate",
+        renamed={"num_return_sequences": "--num-samples"},
+    )
     enable_compilation_cache()
     from ..inference.generate import TextGenerator, merged_request, samples_to_json
 
@@ -58,7 +61,7 @@ def generate_command(arguments: list[str]) -> None:
     # --num-beams the length penalty cannot be checked yet.
     known = requested if parsed.num_beams else {**requested, "length_penalty": None}
     merged_request({}, {name: value for name, value in known.items() if value is not None})
-    generator = TextGenerator.of_run(parsed.run, step=parsed.step)
+    generator = TextGenerator.of_run(parsed.run, step=parsed.step, log=log)
     request = generator.request(parsed.prompt, **requested)
     alone = len(parsed.prompt) * request.num_return_sequences == 1
     streaming = alone and not parsed.json
@@ -70,6 +73,7 @@ def generate_command(arguments: list[str]) -> None:
         stop=parsed.stop,
         seed=parsed.seed,
         on_text=_write if streaming else None,
+        log=log,
     )
     if parsed.json:
         print(samples_to_json(samples))

@@ -2,15 +2,15 @@
 
 import dataclasses
 
-import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
 from ...models.config import TransformerConfig
 from ...models.init import parameter_shapes
 from ...models.registry import create, presets
-from ..recipes import RECIPES, describe
+from ..recipes import RECIPES
 from ..state import count_parameters
+from .options import parse
 
 
 def preset_parameters(config: TransformerConfig) -> int:
@@ -25,7 +25,7 @@ class ListArguments:
 
 def list_command(arguments: list[str]) -> None:
     """Runs `flaxzoo list`: the sizes with paper, parameters and context length, and the recipes."""
-    tyro.cli(ListArguments, args=arguments, prog="flaxzoo list")
+    parse(ListArguments, arguments, "flaxzoo list")
     console = Console(soft_wrap=True, width=160)  # lines wrap in a narrow terminal
     columns = ("preset", "paper", "parameters", "published as", "context")
     table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)
@@ -39,5 +39,5 @@ def list_command(arguments: list[str]) -> None:
         noted.setdefault(preset.note, []).append(name)
     notes = [f"{', '.join(names)}: {note}" for note, names in noted.items() if note]
     console.print("", *notes, "", sep="\n", highlight=False)
-    for name in RECIPES:
-        console.print(f"recipe {name}: {describe(name)}", highlight=False)
+    for name, recipe in RECIPES.items():
+        console.print(f"recipe {name}: {recipe.summary}", highlight=False)

@@ -10,6 +10,7 @@ from importlib import import_module
 
 from ...data.errors import UserError, suggest
 from ..errors import NonFiniteLoss, ReportedByPrimary
+from .options import forget_flags, with_flags
 
 COMMANDS = {
     "train": ("train", "train a model by a named recipe"),
@@ -69,6 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
         return _fail(f"no command named {command!r}: {suggest(command, list(COMMANDS))}", 2)
+    forget_flags()
     try:
         module = import_module(f".{COMMANDS[command][0]}", __package__)
         return getattr(module, f"{command.replace('-', '_')}_command")(arguments) or 0
@@ -87,7 +89,7 @@ def _run(command: str, arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (UserError, OSError) as error:
-        return _fail(" ".join(str(error).split()), 2)
+        return _fail(with_flags(" ".join(str(error).split())), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     return 0

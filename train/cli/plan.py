@@ -4,7 +4,7 @@ import argparse
 
 from ...data.errors import UserError
 from ..recipes import RECIPES
-from .arguments import log
+from .options import log
 from .recipe_options import RecipeParser
 
 DESCRIPTION = """\
@@ -26,7 +26,7 @@ def plan_command(arguments: list[str]) -> int:
             "All options: flaxzoo plan quickstart --help"
         )
         return 0
-    parser = RecipeParser("plan", arguments, DESCRIPTION)
+    parser = RecipeParser("plan", arguments, DESCRIPTION, "--topology v5e:4x4 --mesh.fsdp 8")
     parser.add_argument(
         "--topology",
         default="",
@@ -46,7 +46,7 @@ def plan_command(arguments: list[str]) -> int:
         metavar="INT",
         help="Candidates to compile in a search, at most. (default: 6)",
     )
-    parsed, config = parser.read()
+    parsed, config = parser.read_recipe()
     from ..plan.hardware import parse_topology
     from ..plan.placeholders import without_data
     from ..plan.plan import make_plan

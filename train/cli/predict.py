@@ -1,13 +1,11 @@
 """The commands `flaxzoo predict` and `flaxzoo fill-mask`."""
 
 import dataclasses
-import json
 from typing import Annotated
 
-import tyro
-
+from ...data.io.json_text import to_json
 from ..compilation_cache import enable_compilation_cache
-from .arguments import Positional, RunName, log, named
+from .options import Positional, RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +26,12 @@ class PredictArguments:
 
 def predict_command(arguments: list[str]) -> None:
     """Runs `flaxzoo predict RUN --input FILE`."""
-    parsed = tyro.cli(PredictArguments, args=arguments, prog="flaxzoo predict")
+    parsed = parse(PredictArguments, arguments, "flaxzoo predict")
     enable_compilation_cache()
     from ..inference.predict import predict
 
     for prediction in predict(parsed.run, parsed.input, step=parsed.step, log=log):
-        print(json.dumps(prediction, ensure_ascii=False))
+        print(to_json(prediction))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +41,7 @@ class FillMaskArguments:
     run: RunName
     """A run folder of a masked language model, a folder in the Hugging Face format, or a name on
     the Hugging Face hub."""
-    text: Positional[Annotated[str, named("TEXT")]]
+    text: Annotated[str, Positional("TEXT")]
     """A text with [MASK] in place of each missing token."""
     top_k: int = 5
     """The number of tokens to print for each [MASK]."""
@@ -55,14 +53,16 @@ class FillMaskArguments:
 
 def fill_mask_command(arguments: list[str]) -> None:
     """Runs `flaxzoo fill-mask RUN TEXT`."""
-    parsed = tyro.cli(FillMaskArguments, args=arguments, prog="flaxzoo fill-mask")
+    parsed = parse(FillMaskArguments, arguments, "flaxzoo fill-mask")
     enable_compilation_cache()
     from ..inference.fill_mask import MaskFiller
 
-    masks = MaskFiller.of_run(parsed.run, step=parsed.step)(parsed.text, top_k=parsed.top_k)
+    masks = MaskFiller.of_run(parsed.run, step=parsed.step, log=log)(
+        parsed.text, top_k=parsed.top_k
+    )
     if parsed.json:
         listed = [[dataclasses.asdict(candidate) for candidate in mask] for mask in masks]
-        print(json.dumps({"masks": listed}, ensure_ascii=False))
+        print(to_json({"masks": listed}))
         return
     for mask in masks:
         for candidate in mask:

@@ -4,11 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from ...data.packing.packing import Packing
 from ...data.prepared.shard_format import SHARDS, SUMMARY
-from .arguments import Positional, SourceName, log, named, split_at_dashes
+from .options import Positional, SourceName, log, parse, split_at_dashes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +21,7 @@ class PrepareArguments:
 
     source: SourceName
     """text:GLOB[#line|#block], jsonl:GLOB#field, builtin:python-docs; or several, with " + "."""
-    output: Positional[Annotated[Path, named("OUT")]]
+    output: Annotated[Path, Positional("OUT")]
     """The folder to create; train on it with --data.source prepared:FOLDER."""
     tokenizer: Path
     """A folder or file, for example RUN/tokenizer or the output of `flaxzoo tokenizer train`."""
@@ -38,7 +36,7 @@ class PrepareArguments:
 def prepare_command(arguments: list[str]) -> None:
     """Runs `flaxzoo prepare SOURCE OUT --tokenizer PATH --length T [-- BEAM OPTIONS]`."""
     own, for_beam = split_at_dashes(arguments)
-    parsed = tyro.cli(PrepareArguments, args=own, prog="flaxzoo prepare")
+    parsed = parse(PrepareArguments, own, "flaxzoo prepare")
     from ...data.prepared.apache_beam import beam_workers
     from ...data.prepared.write_shards import prepare
 

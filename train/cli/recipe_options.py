@@ -1,24 +1,20 @@
 """Reads the options of `flaxzoo train`, `plan` and `bench`: a recipe's configuration.
 
-Every field of the configuration is an option, a nested one as `--model.num-layers`. This file
-needs only the standard library, because `flaxzoo bench` runs on machines that have jax, flax and
-optax and no other package. The help lists the options in titled groups; tyro, which reads the
-options of all other commands, cannot group the fields of one class.
+Every field of the configuration is an option, a nested one as `--model.num-layers`. `--help`
+shows the ones that most runs need, with their values in the recipe, and `--help-all` shows all,
+in titled groups. This file needs only the standard library, as `options.py` does.
 """
 
 import argparse
-import ast
 import dataclasses
-import inspect
 import itertools
-import textwrap
-import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_type_hints
 
-from ...data.errors import UserError, similar_names
 from ..config import TrainConfig
 from ..recipes import RECIPES, recipe
+from .options import OptionParser, add_option, field_docs
 
 Config = TypeVar("Config")
 
@@ -51,7 +47,14 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
 stands for all fields below it that no other group names."""
 
 
-class RecipeParser(argparse.ArgumentParser):
+MOST_USED = (
+    *("preset", "data.source", "data.validation", "data.length", "init_from", "steps", "epochs"),
+    *("batch_size", "optimizer.peak_learning_rate", "execution.dtype"),
+)
+"""The options that `--help` shows after the command's own."""
+
+
+class RecipeParser(OptionParser):
     """Parses the options of a command that takes a recipe.
 
     The command's own options are added with `add_argument`. They come first in the help.
@@ -61,54 +64,100 @@ class RecipeParser(argparse.ArgumentParser):
     """
 
     def __init__(
-        self, command: str, arguments: Sequence[str], description: str | None = None
+        self,
+        command: str,
+        arguments: Sequence[str],
+        description: str | None = None,
+        example: str | None = None,
     ) -> None:
         """Creates a parser with the options of a recipe.
 
         Args:
           command: `train`, `plan` or `bench`.
           arguments: the name of the recipe, and the options.
-          description: of the command; None: the docstring of the recipe.
+          description: of the command; None: that of the recipe.
+          example: options to show with the recipe; None: the command in the recipe's details.
 
         Raises:
-          UserError: no recipe has this name.
+          UserError: no recipe has this name, or it does not have the preset.
         """
         name, *self._options = arguments
-        self._config = recipe(name)
-        super().__init__(
-            prog=f"flaxzoo {command} {name}",
-            usage=f"flaxzoo {command} {name} [options]",
-            description=description or inspect.getdoc(RECIPES[name]),
-            formatter_class=_HelpFormatter,
-            allow_abbrev=False,
-        )
+        self._config = recipe(name, _value_of("preset", self._options))
+        named = RECIPES[name]
+        documented, about = _split_example(f"{named.summary}\n\n{named.details}")
+        whole = f"flaxzoo {command} {name}"
+        self._example = documented if example is None else f"{whole} {example}"
+        super().__init__(whole, description or about, usage=f"{whole} [options]")
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="Show all options.")
         self.groups = {
             title: self.add_argument_group(title, text) for title, (text, _) in GROUPS.items()
         }
-        helping = not {"-h", "--help"}.isdisjoint(self._options)
+        if named.of_preset is not None:
+            text = f"A published size, from `flaxzoo list`. (default: {named.preset})"
+            add_option(self.groups["run"], "preset", str, text)
+        self.everything = "--help-all" in self._options
+        helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
         add_options(self.groups, self._config, helping=helping)
 
-    def read(self) -> tuple[argparse.Namespace, TrainConfig]:
+    def read_recipe(self) -> tuple[argparse.Namespace, TrainConfig]:
         """Returns the command's own options and the recipe's configuration with all changes.
 
         Raises:
           UserError: an option is unknown (the message names the nearest), or a value is invalid.
         """
-        known = [flag for action in self._actions for flag in action.option_strings]
-        parsed, unknown = self.parse_known_args([_with_hyphens(a, known) for a in self._options])
-        if unknown:
-            name = unknown[0].partition("=")[0]
-            similar = similar_names(name, known) if name.startswith("-") else []
-            meant = f": did you mean {' or '.join(similar)}?" if similar else ""
-            self.error(f"unknown option {name}{meant}")
+        parsed = self.read(self._options)
         return parsed, with_options(self._config, parsed)
 
-    def error(self, message: str) -> NoReturn:
-        """Raises UserError instead of ending the process."""
-        raise UserError(f"{message} (all options: {self.prog} --help)")
+    def format_help(self) -> str:
+        """Returns the help: an example and the most used options, or all of them."""
+        if self.everything:
+            return super().format_help()
+        grouped = {action for group in self.groups.values() for action in group._group_actions}
+        own = [action for action in self._actions if action not in grouped]
+        by_field = {action.dest: action for action in self._actions}
+        shown = [*own, *(by_field[name] for name in MOST_USED if name in by_field)]
+        formatter = self.formatter_class(prog=self.prog)
+        formatter.add_usage(self.usage, [], [])
+        formatter.add_text(f"example: {self._example}")
+        formatter.add_text(self.description)
+        formatter.start_section("options")
+        formatter.add_arguments(shown)
+        formatter.end_section()
+        formatter.add_text(f"All {len(self._actions)} options: {self.prog} --help-all")
+        return formatter.format_help()
 
 
-def add_options(groups: dict[str, Any], config: TrainConfig, *, helping: bool) -> None:
+class _HelpAll(argparse.Action):
+    """Prints the help with all options, and ends the program."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, *_: object, option_string: str | None = None
+    ) -> None:
+        parser.print_help()
+        parser.exit()
+
+
+def _value_of(option: str, words: Sequence[str]) -> str | None:
+    """Returns the value of an option that has to be known before all others are."""
+    for word, following in itertools.pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name == f"--{option}":
+            return value if equals else following
+    return None
+
+
+def _split_example(doc: str) -> tuple[str, str]:
+    """Returns the command that a recipe's docstring shows, and the rest of the docstring."""
+    found = re.search(r"^Run: ((?:.*\\\n)*.*)\n?", doc, re.MULTILINE)
+    if found is None:
+        return "", doc
+    example = re.sub(r"\s*\\\n\s*", " ", found[1])
+    return example, (doc[: found.start()] + doc[found.end() :]).strip()
+
+
+def add_options(
+    groups: Mapping[str, argparse._ArgumentGroup], config: TrainConfig, *, helping: bool
+) -> None:
     """Adds an option for each field of a configuration to the group that it belongs to.
 
     Args:
@@ -127,7 +176,7 @@ def add_options(groups: dict[str, Any], config: TrainConfig, *, helping: bool) -
         group = groups[title_of.get(entry_of[name], next(iter(GROUPS)))]
         shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
         help_text = f"{text} (default: {shown if shown != '' else 'none'})".strip()
-        _add_option(group, name, hint, help_text.replace("%", "%%"))
+        add_option(group, name, hint, help_text, default=value)
 
 
 def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -> Config:
@@ -145,24 +194,6 @@ def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -
             read = getattr(parsed, name)
             given[field.name] = tuple(read) if isinstance(read, list) else read
     return type(config)(**{**vars(config), **given})
-
-
-def field_docs(cls: type) -> dict[str, str]:
-    """Returns the docstrings below the fields of a dataclass and of its bases, each as one line."""
-    docs = {}
-    for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body  # pyright: ignore
-        assert isinstance(definition, ast.ClassDef)
-        for field, following in itertools.pairwise(definition.body):
-            match field, following:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    docs[name] = " ".join(text.split())
-    return docs
 
 
 def _fields(
@@ -184,62 +215,3 @@ def _fields(
 
 def _covers(entry: str, name: str) -> bool:
     return name == entry or (entry.endswith(".") and name.startswith(entry))
-
-
-def _with_hyphens(argument: str, known: Sequence[str]) -> str:
-    """Returns `--model.num_layers=2` as `--model.num-layers=2`, and other arguments unchanged."""
-    name, equals, value = argument.partition("=")
-    hyphenated = name.replace("_", "-")
-    return f"{hyphenated}{equals}{value}" if hyphenated in known else argument
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of descriptions, and does not split names such as `tfds:a/de-en`."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)
-
-
-class _Switch(argparse.Action):
-    """Stores True for the first of its two option strings, and False for the second."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        setattr(namespace, self.dest, option_string == self.option_strings[0])
-
-
-def _add_option(group: Any, name: str, hint: Any, help_text: str) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    common = {"dest": name, "default": argparse.SUPPRESS, "help": help_text}
-    if hint is bool:
-        parent, dot, own = flag.removeprefix("--").rpartition(".")
-        group.add_argument(flag, f"--{parent}{dot}no-{own}", action=_Switch, nargs=0, **common)
-        return
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    kind = next(k for k in kinds if k is not type(None))
-    if get_origin(kind) in (tuple, Sequence):
-        common["nargs"] = "*"
-        kind = get_args(kind)[0]
-    optional = type(None) in kinds
-    group.add_argument(flag, type=_reader(kind, optional), metavar=_metavar(kind), **common)
-
-
-def _metavar(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"{{{','.join(get_args(kind))}}}"
-    return "TEXT" if kind is str else kind.__name__.upper()
-
-
-def _reader(kind: Any, optional: bool) -> Callable[[str], Any]:
-    """Returns a function that converts a word to `kind`; the word `None` stands for None."""
-
-    def read(word: str) -> Any:
-        if word == "None" and optional:
-            return None
-        if get_origin(kind) is not Literal:
-            return kind(word)
-        if word not in get_args(kind):
-            raise argparse.ArgumentTypeError(f"{word!r}: choose from {', '.join(get_args(kind))}")
-        return word
-
-    read.__name__ = getattr(kind, "__name__", "value")  # argparse: "invalid int value"
-    return read

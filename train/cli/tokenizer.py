@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import tyro
-
 from ...data.errors import UserError
 from ...data.tokenizers.training import TokenizerKind
-from .arguments import OutputPath, SourceName, log
+from .options import OutputPath, SourceName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +23,13 @@ class TokenizerArguments:
 
 def tokenizer_command(arguments: list[str]) -> None:
     """Runs `flaxzoo tokenizer train SOURCE OUTPUT`."""
-    if not arguments or arguments[0] != "train":
-        print("usage: flaxzoo tokenizer train SOURCE OUTPUT [--kind KIND] [--vocab-size N]")
-        if not arguments or arguments[0] not in ("-h", "--help"):
-            raise UserError("flaxzoo tokenizer knows one action: train")
+    usage = "flaxzoo tokenizer train SOURCE OUTPUT [--kind KIND] [--vocab-size N]"
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: {usage}")
         return
-    parsed = tyro.cli(TokenizerArguments, args=arguments[1:], prog="flaxzoo tokenizer train")
+    if not arguments or arguments[0] != "train":
+        raise UserError(f"flaxzoo tokenizer knows one action: train, as in {usage}")
+    parsed = parse(TokenizerArguments, arguments[1:], "flaxzoo tokenizer train")
     if parsed.output.exists():
         raise UserError(f"{parsed.output} exists: give a folder that does not")
     from ...data.sources.documents import load_documents

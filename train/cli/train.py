@@ -6,13 +6,11 @@ import logging
 import sys
 from pathlib import Path
 
-import tyro
-
 from ...data.errors import UserError
 from ..compilation_cache import enable_compilation_cache
 from ..config import TrainConfig
-from ..recipes import RECIPES, describe
-from .arguments import log, split_at_dashes
+from ..recipes import RECIPES
+from .options import log, parse, split_at_dashes
 from .recipe_options import RecipeParser
 
 
@@ -23,7 +21,7 @@ def train_command(arguments: list[str]) -> int:
       0; or, when a signal stopped the run, 128 plus the number of the signal, as a shell has it.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<18} {describe(name)}" for name in RECIPES)
+        listed = "\n".join(f"  {name:<18} {recipe.summary}" for name, recipe in RECIPES.items())
         print(
             "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n\n"
             f"recipes:\n{listed}\n\nAll options of a recipe: flaxzoo train quickstart --help"
@@ -34,9 +32,10 @@ def train_command(arguments: list[str]) -> int:
     _silence_orbax()
     from ..distributed.multiprocess import distributed_session, is_primary
     from ..engine.loop import train
+    from ..engine.stop_signals import ended_by_second_signal
     from ..objectives.tasks import task_of
 
-    with distributed_session(parsed.rendezvous_timeout):
+    with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
         result = train(config, parsed.workdir, resume=parsed.resume)
     if result.sample is not None:
         print(result.sample)
@@ -57,13 +56,14 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         help=f"The run folder. An unfinished run continues from its newest checkpoint. "
         f"(default: {workdir})",
     )
-    parser.add_argument(
+    saving = parser.groups["checkpoints and evaluation"]
+    saving.add_argument(
         "--resume",
         action="store_true",
         default=True,
         help="Continue a run folder that has checkpoints. (default: True)",
     )
-    parser.add_argument(
+    saving.add_argument(
         "--no-resume",
         dest="resume",
         action="store_false",
@@ -76,7 +76,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         metavar="INT",
         help="Seconds to wait for the other processes of a run with several. (default: 300)",
     )
-    return parser.read()
+    return parser.read_recipe()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def launch_command(arguments: list[str]) -> int:
             f"flaxzoo launch starts the command train{instead}, after two dashes: "
             "flaxzoo launch --processes 2 -- train quickstart"
         )
-    parsed = tyro.cli(LaunchArguments, args=own, prog="flaxzoo launch")
+    parsed = parse(LaunchArguments, own, "flaxzoo launch")
     if not command[1:] or command[1] in ("-h", "--help"):
         return train_command(command[1:])
     _parse(command[1:])  # report mistakes once, before any process starts

@@ -13,6 +13,7 @@ from ...models.load import model_config, read_config, restore_params, steps
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
 from ..errors import RunError
+from ..runs.finite import check_finite
 from ..runs.params_only_run import (
     AVERAGED_STEPS,
     TOKENIZER,
@@ -37,7 +38,8 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
 
     Raises:
         FileNotFoundError: `folder` is not a run folder.
-        RunError: It kept fewer checkpoints, or `output` exists.
+        RunError: It kept fewer checkpoints, `output` exists, or a parameter of the mean is
+            NaN or infinite.
     """
     folder, output = Path(folder), Path(output)
     config = read_config(folder)
@@ -53,6 +55,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     check_not_existing(output)
     taken = kept[-last:]
     mean = _mean(folder, taken, parameter_shapes(create(model_config(folder))))
+    check_finite(mean, folder)
 
     def copy_embedding_settings(run: Path) -> None:
         if (folder / IN_RUN).is_dir():

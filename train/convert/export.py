@@ -20,11 +20,12 @@ from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
 from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ...models.hub import local_folder
-from ...models.load import chosen_step, load, read_fields
+from ...models.load import chosen_step, read_fields
 from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
 from ..errors import RunError
+from ..runs.finite import load_finite
 from ..runs.load_run import TARGETS, generation_defaults, open_run
 from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
@@ -86,13 +87,13 @@ def export_model(
 
     Raises:
         FileNotFoundError: `source` does not exist, or has no such checkpoint.
-        RunError: `output` exists.
+        RunError: `output` exists, or a parameter is NaN or infinite.
         UserError: The form cannot express the model.
     """
     output, folder = Path(output), local_folder(source)
     check_not_existing(output)
     config, tokenizer = open_run(folder)
-    model, params = load(folder, step=step)
+    model, params = load_finite(folder, step=step)
     exported = Exported(
         folder=folder,
         step=chosen_step(folder, step),

@@ -9,12 +9,13 @@ from ...data.batching import evaluation_batches
 from ...data.sources.documents import SourceLike
 from ...models.decoding.request import BeamSearch
 from ...models.hub import local_folder
-from ...models.load import load, read_fields
+from ...models.load import read_fields
 from ..errors import RunError
 from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
 from ..progress import LogFn, Progress
 from ..runs.custom import CUSTOM
+from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import beam_search_defaults, open_run
 from ..runs.params_only_run import SAVED_FROM_PYTHON
 from .translate import TextTranslator, note_of_empty
@@ -74,7 +75,7 @@ def score_run(
             f"{config.data.kind} data: evaluate it in Python"
         )
     data, labels = config.data, config.model.labels
-    model, params = load(folder, step=step)
+    model, params = load_finite(folder, step=step)
     if source is None:
         split = data.validation_split(tokenizer, labels)
         if recorded is not None and split.fingerprint != recorded["validation"]:
@@ -111,4 +112,8 @@ def score_run(
         objective,
         num_rows=number,
     )
-    return {**score(data, evaluation, split), **written}
+    check_outputs({"loss": evaluation.loss, **evaluation.means})
+    check_outputs(evaluation.predictions)
+    scores = {**score(data, evaluation, split), **written}
+    check_outputs(scores)
+    return scores

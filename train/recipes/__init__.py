@@ -1,16 +1,16 @@
-"""Named recipes: functions that return the typed configuration of a run.
+"""Named recipes: the typed configurations of runs, each with what a person is told of it.
 
-The command line can set any field: `flaxzoo train quickstart --steps 500`.
+The command line can set any field: `flaxzoo train quickstart --steps 500`. The recipe of a family
+trains any of its published sizes: `flaxzoo train gpt --preset gpt2-large`.
 """
 
-from collections.abc import Callable
 from importlib import import_module
 
 from ...data.errors import UserError, suggest
-from ...models.registry import FAMILIES
-from ..config import TrainConfig
+from ...models.registry import FAMILIES, families
+from ..config import Recipe, TrainConfig
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Recipe] = {
     name: recipe
     for family in FAMILIES
     for name, recipe in import_module(f".{family}", __name__).RECIPES.items()
@@ -18,17 +18,34 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 """Every recipe by name: the `RECIPES` of the file that each family has in this folder."""
 
 
-def recipe(name: str) -> TrainConfig:
+def recipe(name: str, preset: str | None = None) -> TrainConfig:
     """Returns the configuration of a named recipe.
 
+    Args:
+        name: The recipe: `quickstart`, or a family: `gpt`.
+        preset: A published size of the family: `gpt2-large`. Only for the recipe of a family.
+
     Raises:
-        UserError: There is no such recipe; the message names the nearest.
+        UserError: There is no such recipe or preset (the message names the nearest), or the
+            recipe has a size of its own.
     """
+    family_of = {size: family for family, x in families().items() for size in x.presets}
     if name not in RECIPES:
+        if name in family_of:
+            raise UserError(
+                f"{name} is a preset, not a recipe: train it by its family's recipe, "
+                f"flaxzoo train {family_of[name]} --preset {name}"
+            )
         raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
-    return RECIPES[name]()
-
-
-def describe(name: str) -> str:
-    """Returns the first line of a recipe's description."""
-    return (RECIPES[name].__doc__ or "").split("\n")[0]
+    if preset is None:
+        return RECIPES[name].config
+    if preset not in family_of:
+        own = [size for size, family in family_of.items() if name in (family, preset)]
+        raise UserError(f"no preset named {preset!r}: {suggest(preset, own or list(family_of))}")
+    of_preset = RECIPES[name].of_preset
+    if of_preset is None or family_of[preset] != name:
+        raise UserError(
+            f"the recipe {name} does not have the preset {preset!r}: "
+            f"flaxzoo train {family_of[preset]} --preset {preset}"
+        )
+    return of_preset(preset)

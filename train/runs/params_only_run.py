@@ -1,12 +1,11 @@
 """Makes run folders with a model but without an optimizer state: imported, averaged, or saved."""
 
 import importlib.metadata
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from ...data.io.atomic_io import new_folder
-from ...data.io.json_text import JsonObject
+from ...data.io.json_text import JsonObject, to_json
 from ...models.checksums import write_checksums
 from ...models.load import CHECKPOINTS, CONFIG_FILE, PARAMS
 from ...models.nn.typing import Params
@@ -71,7 +70,7 @@ def make_params_only_run(
         save_tokenizer(folder / TOKENIZER)
         save_more(folder)
         content = {"flaxzoo": importlib.metadata.version("flaxzoo"), **fields}
-        text = json.dumps(content, indent=2) + "\n"
+        text = to_json(content, indent=2) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder.resolve() / CHECKPOINTS / str(step) / PARAMS, params)

@@ -7,11 +7,11 @@ A run folder contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metri
 import contextlib
 import dataclasses
 import importlib.metadata
-import json
 from pathlib import Path
 
 from ...data.dataset import DataSplit
 from ...data.io.atomic_io import build_folder
+from ...data.io.json_text import to_json
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
@@ -77,8 +77,14 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
         plan = None if steps(folder) else _init_from_plan(config)
     else:
         _check_empty(folder)
+        given = config.model.vocab_size
         config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
         plan = _init_from_plan(config)
+        if plan is None and 1 < given < config.model.vocab_size:
+            log(
+                f"model.vocab_size {given:,} is too small for the vocabulary: the model has "
+                f"{config.model.vocab_size:,}"
+            )
     if plan is not None:
         log(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
     check_length(config)
@@ -93,6 +99,9 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
     run = Run(folder, config, tokenizer, train, validation, plan, custom)
     if existing:
         _check_same_data(run)
+    warmup, fitting = config.optimizer.warmup_steps, run.config.optimizer.warmup_steps
+    if fitting < warmup:
+        log(f"warm-up: {fitting} of the {run.config.steps} steps; {warmup} do not fit")
     return run
 
 
@@ -240,7 +249,7 @@ def create_folder(run: Run) -> None:
 
     def fill(folder: Path) -> None:
         run.tokenizer.save(folder / TOKENIZER)
-        (folder / CONFIG_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
 
     build_folder(run.folder, fill)
     # Another process may have made it since it was looked for, and now has the lock or had it.

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, load_documents, train_tokenizer
-from flaxzoo.data.corpora.sentence_corpus import build_sentence_corpus, open_sentence_corpus
+from flaxzoo.data.corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
 from flaxzoo.data.corpora.sentence_splitting import lines_as_sentences, split_sentences
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,7 +91,7 @@ def test_each_source_is_split_in_its_own_way(load, tokenizer, tmp_path):
     assert sorted(found[:3]) == [["five"], ["four"], ["one. two", "three"]]
     assert found[3:] == [["one two three.", "four", "five"]]
     assert (corpus.num_documents, corpus.num_sentences, corpus.num_single) == (4, 7, 2)
-    assert corpus.num_tokens == len(corpus.tokens) == corpus.sentence_starts[-1]
+    assert len(corpus.tokens) == corpus.sentence_starts[-1]
     assert corpus.summary.startswith("4 documents (2 of one sentence), 7 sentences, ")
 
 
@@ -110,7 +110,7 @@ def test_corpus_is_cached_by_contents(load, tokenizer, tmp_path, monkeypatch):
     documents = load("text:a#sentences", a="one\ntwo\n\nthree\n\nfour")
     first = build_sentence_corpus(documents, tokenizer, tmp_path / "cache")
     again = build_sentence_corpus(documents, tokenizer, tmp_path / "cache")
-    assert first == again == open_sentence_corpus(first.folder)
+    assert first == again == SentenceCorpus.open(first.folder)
     assert sorted(sentences_of(first, tokenizer)) == [["four"], ["one", "two"], ["three"]]
     other = build_sentence_corpus(documents, tokenizer, tmp_path / "cache", "de")
     assert other.fingerprint != first.fingerprint
@@ -121,17 +121,17 @@ def test_corpus_is_cached_by_contents(load, tokenizer, tmp_path, monkeypatch):
     again = build_sentence_corpus(documents, tokenizer, tmp_path / "cache")
     assert again.fingerprint == first.fingerprint  # which no rule has split
     with pytest.raises(DataError, match="no corpus in"):
-        open_sentence_corpus(tmp_path)
+        SentenceCorpus.open(tmp_path)
 
 
 def test_corpus_pickles_without_its_arrays(load, tokenizer, tmp_path):
     documents = load("text:a#sentences", a="one two three\n" * 2000)
     corpus = build_sentence_corpus(documents, tokenizer, tmp_path / "cache")
-    assert isinstance(corpus.tokens, np.memmap)
+    assert isinstance(corpus.tokens.base, np.memmap)
     assert corpus.num_sentences == 2000
     data = pickle.dumps(corpus)
     assert len(data) < 1000
-    assert pickle.loads(data).num_tokens == corpus.num_tokens
+    assert (pickle.loads(data).tokens == corpus.tokens).all()
 
 
 def test_vocabularies_that_write_spaces_get_them(load, tmp_path):

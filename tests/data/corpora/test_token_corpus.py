@@ -31,7 +31,7 @@ def tokenizer():
 def test_documents_become_pairs(tokenizer, tmp_path):
     corpus = build_corpus(Texts(["ab", "c", "", "é"]), tokenizer, tmp_path)
     assert corpus.tokens.dtype == np.uint16
-    assert isinstance(corpus.tokens, np.memmap)
+    assert isinstance(corpus.tokens.base, np.memmap)  # not read into memory
     assert corpus.tokens.tolist() == [0, 2, 3, 0, 0, 4, 0, 0, 0, 0, 6, 0]
     assert corpus.document_starts.tolist() == [0, 4, 7, 9]
     assert corpus.target_starts.tolist() == [0, 3, 5, 6]

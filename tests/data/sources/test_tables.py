@@ -3,6 +3,7 @@ from flaxzoo.data import DataError, TokenizerConfig
 from flaxzoo.data.sources.labelled_names import parse_labelled
 from flaxzoo.data.sources.labelled_records import read_fields
 from flaxzoo.data.sources.parallel_corpus import open_parallel
+from flaxzoo.data.sources.source_names import parse_sources
 from flaxzoo.data.sources.tables import LABELED_TEXTS, header_notes
 from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
 from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
@@ -52,6 +53,11 @@ def test_csv_has_quotes_separators_and_line_breaks_in_cells(read):
             "csv",
             'no,a\nyes,"b\nno,c\n',
             r"a.csv line 2 opens a double quote that is never closed",
+        ),
+        (
+            "csv",
+            "no,a\ryes,b\r",
+            r"a.csv line 1 has a carriage return outside of quotes",
         ),
         ("csv", 'no,"a"b\n', r"a.csv line 1 is not valid CSV \(.*\): put a cell that contains"),
         ("csv", "no,a\nyes,b,c\n", r"line 2 has 3 columns where the first line has 2: put a cell"),
@@ -169,7 +175,37 @@ def test_a_table_for_tags_is_answered_with_conll(tmp_path):
         data.labels()
 
 
+@pytest.mark.parametrize(
+    ("read", "name", "message"),
+    [
+        (parse_sources, "tsv:a", r"reads documents, not a 'tsv' source \('tsv:a'\): write one of "),
+        (parse_sources, "csv:a + text:b", r"reads documents, not a 'csv' source"),
+        (
+            lambda name: open_parallel(name, "whole"),
+            "conll:a",
+            r"from no 'conll' .* choose from pairs",
+        ),
+    ],
+)
+def test_a_known_kind_is_no_misspelling(read, name, message):
+    with pytest.raises(DataError, match=message):
+        read(name)
+
+
+def test_no_pairs_and_no_questions(tmp_path):
+    from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
+
+    (tmp_path / "a").write_text("\n \n")
+    for name in (f"tsv:{tmp_path}/a", f"csv:{tmp_path}/a", f"jsonl:{tmp_path}/a"):
+        with pytest.raises(DataError, match=r"no pairs in '.*a' \(it is empty, or has only blank"):
+            open_parallel(name, "train", validation_fraction=0.5)
+    data = QuestionAnsweringData(source=f"squad:{tmp_path}/a", tokenizer=TokenizerConfig())
+    with pytest.raises(DataError, match="no questions in 'squad:"):
+        data.labels()
+
+
+@pytest.mark.parametrize("kind", ["tsv", "csv"])
 @pytest.mark.parametrize("content", ["", "\n\n", " \n\n", "label\ttext\n"])
-def test_a_file_without_examples_is_named(tmp_path, content):
-    with pytest.raises(DataError, match=r"no examples in 'tsv:.*c.tsv' \(it is empty"):
-        classify(tmp_path, content).labels()
+def test_a_file_without_examples_is_named(tmp_path, content, kind):
+    with pytest.raises(DataError, match=r"no examples in '.*c.[tc]sv' \(it is empty"):
+        classify(tmp_path, content.replace("\t", {"tsv": "\t", "csv": ","}[kind]), kind).labels()

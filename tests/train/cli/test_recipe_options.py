@@ -3,14 +3,19 @@
 import dataclasses
 
 import pytest
-import tyro
 from flaxzoo.data.errors import UserError
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.cli.recipe_options import RecipeParser, field_docs
-from flaxzoo.train.config import TrainConfig
+from flaxzoo.train.cli.embed import EmbedArguments
+from flaxzoo.train.cli.generate import GenerateArguments
+from flaxzoo.train.cli.options import FAMILIAR_NAMES, field_docs
+from flaxzoo.train.cli.recipe_options import MOST_USED, RecipeParser
+from flaxzoo.train.config import MeshConfig
 from flaxzoo.train.recipes import RECIPES
 
 ONE_OF_EACH_KIND = ["bert-classify", "bert-quickstart", "gpt2", "wmt14-en-de-base"]
+FAMILIAR = """lr learning-rate epochs num-train-epochs per-device-train-batch-size output-dir
+    model-name-or-path max-seq-length seq-len warmup-ratio weight-decay fp16 bf16
+    gradient-accumulation-steps""".split()
 TITLES = [
     *("options", "run", "data", "tokenizer", "model", "optimizer", "devices"),
     *("checkpoints and evaluation", "logging"),
@@ -18,28 +23,41 @@ TITLES = [
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
-def test_options_are_read_as_tyro_reads_them(name):
+def test_options_replace_the_fields_of_the_recipe(name):
     arguments = (
         "--model.num-layers 2 --data.validation None --optimizer.peak-learning-rate 1e-3 "
         "--optimizer.frozen a b --execution.remat full --mesh.fsdp 2 --optimizer.max-gradient-norm "
         "None --steps=1000000 --data.tokenizer.vocab_size 99 --mesh.data -1"
     ).split()
-    if hasattr(RECIPES[name]().data, "next_sentence"):
+    config = RECIPES[name].config
+    data: dict[str, object] = {"validation": None}
+    if hasattr(config.data, "next_sentence"):
         arguments.append("--data.no-next-sentence")
-    _, config = RecipeParser("train", [name, *arguments]).read()
-    assert config == tyro.cli(TrainConfig, default=RECIPES[name](), args=arguments)
-    assert config.mesh.fsdp == 2
+        data["next_sentence"] = False
+    replace = dataclasses.replace
+    expected = replace(
+        config,
+        steps=1_000_000,
+        model=replace(config.model, num_layers=2),
+        data=replace(config.data, tokenizer=replace(config.data.tokenizer, vocab_size=99), **data),
+        optimizer=replace(
+            config.optimizer, peak_learning_rate=1e-3, frozen=("a", "b"), max_gradient_norm=None
+        ),
+        execution=replace(config.execution, remat="full"),
+        mesh=MeshConfig(data=-1, fsdp=2),
+    )
+    assert RecipeParser("train", [name, *arguments]).read_recipe()[1] == expected
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_without_options_a_recipe_is_unchanged(name):
-    assert RecipeParser("train", [name]).read()[1] == RECIPES[name]()
+    assert RecipeParser("train", [name]).read_recipe()[1] == RECIPES[name].config
 
 
-def help_of(arguments, capsys):
-    """The lines that a command prints for `--help`."""
+def help_of(arguments, capsys, option="--help-all"):
+    """The lines that a command prints for `--help-all`."""
     with pytest.raises(SystemExit) as ended:
-        cli.main([*arguments, "--help"])
+        cli.main([*arguments, option])
     assert ended.value.code == 0
     return capsys.readouterr().out.splitlines()
 
@@ -60,13 +78,13 @@ def groups_of(lines):
 def test_help_has_groups_and_what_matters_first(name, capsys):
     groups = groups_of(help_of(["train", name], capsys))
     assert list(groups) == TITLES
-    assert groups["options"][:3] == ["--workdir", "--resume", "--no-resume"]
+    assert groups["options"] == ["--help-all", "--workdir"]
     assert groups["run"][:3] == ["--steps", "--epochs", "--batch-size"]
     assert groups["devices"][0] == "--mesh.data"
     assert all(option.startswith("--model.") for option in groups["model"])
     assert not any(option.startswith("--data.tokenizer.") for option in groups["data"])
     assert {"--mesh.fsdp", "--execution.dtype", "--parallel"} <= set(groups["devices"])
-    assert "--evaluate-every" in groups["checkpoints and evaluation"]
+    assert {"--evaluate-every", "--resume"} <= set(groups["checkpoints and evaluation"])
     assert "--log-every" in groups["logging"]
 
 
@@ -79,7 +97,7 @@ def test_other_commands_show_their_own_options_first(command, own, capsys):
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_every_option_is_explained(name):
-    config = RECIPES[name]()
+    config = RECIPES[name].config
     parts = [config, config.model, config.data, config.data.tokenizer, config.optimizer]
     for part in (*parts, config.execution, config.mesh):
         options = {
@@ -92,4 +110,43 @@ def test_every_option_is_explained(name):
 
 def test_a_misspelled_option_is_answered_with_the_nearest():
     with pytest.raises(UserError, match=r"--model\.num-layer: did you mean --model\.num-layers"):
-        RecipeParser("train", ["quickstart", "--model.num-layer", "3"]).read()
+        RecipeParser("train", ["quickstart", "--model.num-layer", "3"]).read_recipe()
+
+
+@pytest.mark.parametrize("name", FAMILIAR)
+def test_a_familiar_name_is_read_or_answered_with_ours(name, capsys, tmp_path):
+    arguments = ["quickstart", f"--{name}", "1", "--steps", "-1"]
+    assert cli.main(["train", *arguments, "--workdir", str(tmp_path / "run")]) == 2
+    message = capsys.readouterr().err
+    if name == "epochs":  # has the same name here
+        assert "--steps -1 must be at least 0" in message
+        return
+    ours = f"--{FAMILIAR_NAMES[name]}" if name in FAMILIAR_NAMES else f"--optimizer.{name}"
+    assert message.startswith(f"flaxzoo: unknown option --{name}: ")
+    assert ours in message
+    assert message.count("\n") == 1
+
+
+def test_every_familiar_name_leads_to_an_option():
+    known = {"workdir", "resume", "preset"}
+    known |= {
+        flag.strip("-") for flag in RecipeParser("train", ["bert-tag"])._option_string_actions
+    }
+    for arguments in (GenerateArguments, EmbedArguments):
+        known |= {field.name.replace("_", "-") for field in dataclasses.fields(arguments)}
+    assert {ours.split()[0] for ours in FAMILIAR_NAMES.values()} <= known
+    assert not FAMILIAR_NAMES.keys() & RecipeParser("train", ["gpt2"])._option_string_actions.keys()
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+def test_the_short_help_has_an_example_and_the_options_one_needs(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = help_of(["train", name], capsys, "--help")
+    assert lines[0] == f"usage: flaxzoo train {name} [options]"
+    assert lines[2].startswith(f"example: flaxzoo train {name}")
+    shown = [f"--{field.replace('_', '-')}" for field in MOST_USED if field != "preset"]
+    assert groups_of(lines)["options"] == ["--help-all", "--workdir", *shown]
+    assert lines[-1].endswith(f" options: flaxzoo train {name} --help-all")
+    assert max(map(len, lines)) < 80
+    batch_size = RECIPES[name].config.batch_size
+    assert f"(default: {batch_size})" in " ".join(" ".join(lines).split())

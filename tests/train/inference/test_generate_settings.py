@@ -124,7 +124,7 @@ def test_options_overrule_the_folder(folder, capsys):
 def test_length_penalty_without_beams_of_the_folder_either(folder, capsys):
     place = folder({})
     assert main(["generate", str(place), "--length-penalty", "0.5"]) == 2
-    assert "length_penalty 0.5 is for beams" in capsys.readouterr().err
+    assert "--length-penalty 0.5 is for beams" in capsys.readouterr().err
     assert len(written(capsys, folder({"num_beams": 2}), "--length-penalty", "0.5")[0]) == 2
 
 
@@ -154,7 +154,7 @@ def test_fewer_answers_than_asked_for_are_an_error(folder, capsys):
     asked = {"num_beams": 4, "num_return_sequences": 4, "suppress_tokens": words}
     place = folder(asked | {"max_new_tokens": 1})
     assert main(["generate", str(place), "--prompt", "a"]) == 2
-    assert "the search found only 2 of num_return_sequences 4" in capsys.readouterr().err
+    assert "the search found only 2 of --num-samples 4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -162,20 +162,20 @@ def test_fewer_answers_than_asked_for_are_an_error(folder, capsys):
     [
         (("--temperature", "-1"), "temperature -1.0 must be at least 0"),
         (("--temperature", "nan"), "temperature nan must be at least 0"),
-        (("--num-beams", "0"), "num_beams 0 must be at least 1"),
-        (("--num-beams", "2", "--top-k", "3"), "top_k 3 is not supported with num_beams 2"),
-        (("--num-beams", "2", "--num-samples", "3"), "num_return_sequences 3 must be"),
+        (("--num-beams", "0"), "--num-beams 0 must be at least 1"),
+        (("--num-beams", "2", "--top-k", "3"), "--top-k 3 is not supported with --num-beams 2"),
+        (("--num-beams", "2", "--num-samples", "3"), "--num-samples 3 must be"),
         (
             ("--num-beams", "2", "--repetition-penalty", "2"),
-            "repetition_penalty 2.0 is not supported with num_beams 2",
+            "--repetition-penalty 2.0 is not supported with --num-beams 2",
         ),
-        (("--num-beams", "1", "--length-penalty", "2"), "length_penalty 2.0 is for beams"),
+        (("--num-beams", "1", "--length-penalty", "2"), "--length-penalty 2.0 is for beams"),
         (
             ("--temperature", "0", "--num-samples", "2"),
-            "num_return_sequences 2 must be at least 1, and at most num_beams 1",
+            "--num-samples 2 must be at least 1, and at most --num-beams 1",
         ),
-        (("--temperature", "0", "--top-p", "7"), "top_p 7.0 must be in"),
-        (("--max-new-tokens", "0"), "max_new_tokens 0 must be at least 1"),
+        (("--temperature", "0", "--top-p", "7"), "--top-p 7.0 must be in"),
+        (("--max-new-tokens", "0"), "--max-new-tokens 0 must be at least 1"),
     ],
 )
 def test_options_out_of_range_are_refused_before_anything_is_read(capsys, options, message):

@@ -46,7 +46,7 @@ class Blocker(importlib.abc.MetaPathFinder):
 if __name__ == "__main__":
     blocker = Blocker()
     sys.meta_path.insert(0, blocker)
-    assert {"grain", "tensorflow_datasets", "tyro", "jaxtyping", "tokenizers"} <= blocker.hidden
+    assert {"grain", "tensorflow_datasets", "jaxtyping", "tokenizers"} <= blocker.hidden
     from flaxzoo.train.cli import main as cli
 
     sys.exit(cli.main(sys.argv[1:]))

@@ -238,16 +238,11 @@ def test_a_folder_that_is_not_a_run_is_left_alone(config, tmp_path):
         ({"batch_size": 6}, "batch_size 6 cannot be divided over 8 devices"),
         ({"mesh": train.MeshConfig(data=3)}, "do not multiply to the 8 devices"),
         ({"mesh": train.MeshConfig(tensor=8)}, "cannot be sharded over mesh.tensor 8"),
-        ({"optimizer__warmup_steps": 9}, "exceed the warm-up of 9 steps"),
-        (
-            {"epochs": 0.1, "steps": 0, "optimizer__warmup_steps": 9},
-            "exceed the warm-up of 9 steps",
-        ),
         ({"parallel": "pmap", "batch_size": 6}, "batch_size 6 cannot be divided over"),
         ({"data__source": "text:nowhere.txt"}, "no such file"),
         ({"data__validation_fraction": 0.0}, "no validation split"),
         ({"data__tokenizer": TokenizerConfig(vocab_size=5000)}, "too small for a vocabulary"),
-        ({"model__max_length": 99_999, "data__length": 99_999}, "shorter than one row of 99999"),
+        ({"model__max_length": 99_999, "data__length": 99_999}, "fewer than one sequence of 99999"),
     ],
 )
 def test_what_cannot_be_trained_leaves_nothing_behind(config, tmp_path, changes, message):
@@ -260,3 +255,19 @@ def test_what_cannot_be_trained_leaves_nothing_behind(config, tmp_path, changes,
 def test_separate_layers_are_not_for_training(config):
     with pytest.raises(ValueError, match=r"execution\.layers separate is for decoding"):
         replaced(config, execution__layers="separate")
+
+
+def test_a_warmup_that_does_not_fit_is_said(config, tmp_path):
+    said = []
+    config = replaced(config, steps=6, optimizer__warmup_steps=9)
+    run = prepare_run(config, tmp_path / "run", said.append)
+    assert run.config.optimizer.warmup_steps == 1
+    assert "warm-up: 1 of the 6 steps; 9 do not fit" in said
+
+
+def test_a_vocabulary_larger_than_the_model_is_said(config, tmp_path):
+    said = []
+    run = prepare_run(replaced(config, model__vocab_size=9), tmp_path / "run", said.append)
+    size = run.tokenizer.vocab_size
+    assert run.config.model.vocab_size == size
+    assert f"model.vocab_size 9 is too small for the vocabulary: the model has {size}" in said

@@ -17,11 +17,11 @@ class TaggingExample:
     """A sentence with a tag for each word.
 
     Attributes:
-        words: The words of the sentence.
-        tags: One tag for each word; None if they are to be predicted.
-        location: Where the example was read, for messages: `train.tsv line 7`.
-        first_line: The line of the first word, if each word has a line.
-        document: The document of the sentence, if the source marks documents.
+      words: The words of the sentence.
+      tags: One tag for each word; None if they are to be predicted.
+      location: Where the example was read, for messages: `train.tsv line 7`.
+      first_line: The line of the first word, if each word has a line.
+      document: The document of the sentence, if the source marks documents.
     """
 
     words: tuple[str, ...]
@@ -51,7 +51,7 @@ def from_columns(sentence: Sentence) -> TaggingExample:
     """Makes an example from a sentence in columns.
 
     Raises:
-        DataError: A word has no tag (with file and line).
+      DataError: A word has no tag (with file and line).
     """
     example = TaggingExample(
         sentence.words, sentence.tags, sentence.file, sentence.first_line, sentence.document
@@ -65,12 +65,12 @@ def from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample
     """Makes an example from a list of words and a list of tags.
 
     Args:
-        record: The two lists.
-        names: The names of the tags if they are numbers, as in published data sets.
+      record: The two lists.
+      names: The names of the tags if they are numbers, as in published data sets.
 
     Raises:
-        DataError: A value is not a list, the lists differ in length, or an item is not a word or
-            not a tag.
+      DataError: A value is not a list, the lists differ in length, or an item is not a word or
+        not a tag.
     """
     words, tags = record.values
     words = words_of(words, record.location)
@@ -101,7 +101,7 @@ def words_of(values: object, location: str) -> tuple[str, ...]:
     """Checks that a value is a list of words, and returns the words.
 
     Raises:
-        DataError: The value is not a list, or an item is not a word.
+      DataError: The value is not a list, or an item is not a word.
     """
     if not isinstance(values, list):
         raise DataError(f"{location} has no list of words: name the fields #words,tags")
@@ -119,12 +119,12 @@ def in_bio(
     """Infers the scheme of all tags and converts them to BIO.
 
     Args:
-        examples: The sentences.
-        strict: Whether to refuse an ``I-`` that continues no span; otherwise it is read as ``B-``.
-        names: The tags that a published data set declares.
+      examples: The sentences.
+      strict: Whether to refuse an ``I-`` that continues no span; otherwise it is read as ``B-``.
+      names: The tags that a published data set declares.
 
     Raises:
-        DataError: A tag does not follow the scheme of the others (with file and line).
+      DataError: A tag does not follow the scheme of the others (with file and line).
     """
     sentences = [example.tags or () for example in examples]
     try:

@@ -1,0 +1,422 @@
+"""Reads the options of every command: each field of a dataclass is an option of argparse.
+
+Every mistake is a `UserError` of one line that names the option, the value and the remedy. This
+file needs only the standard library: `flaxzoo bench` runs on machines that have jax, flax and
+optax and no other package, and help should appear at once.
+"""
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import inspect
+import itertools
+import re
+import shutil
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from ...data.errors import UserError, similar_names
+
+Options = TypeVar("Options")
+
+
+@dataclasses.dataclass(frozen=True)
+class Positional:
+    """Marks the type of a field that is given without an option: `Annotated[str, Positional(…)]`.
+
+    Attributes:
+      name: the name in the help.
+    """
+
+    name: str
+
+
+RunName = Annotated[str, Positional("RUN")]
+RunFolder = Annotated[Path, Positional("RUN")]
+SourceName = Annotated[str, Positional("SOURCE")]
+OutputPath = Annotated[Path, Positional("OUTPUT")]
+
+FAMILIAR_NAMES: dict[str, str] = {
+    familiar: ours
+    for ours, names in {
+        "optimizer.peak-learning-rate": "lr learning-rate max-lr peak-lr",
+        "optimizer.final-fraction": "min-lr",
+        "optimizer.schedule": "lr-scheduler-type lr-scheduler",
+        "optimizer.warmup-steps": "warmup num-warmup-steps warmup-iters",
+        "optimizer.warmup-fraction": "warmup-ratio",
+        "optimizer.name": "optim optimizer",
+        "optimizer.weight-decay": "wd",
+        "optimizer.beta1": "adam-beta1",
+        "optimizer.beta2": "adam-beta2",
+        "optimizer.epsilon": "adam-epsilon",
+        "optimizer.max-gradient-norm": "max-grad-norm grad-clip gradient-clip-val",
+        "epochs": "num-epochs num-train-epochs max-epochs",
+        "steps": "max-steps num-steps max-iters max-train-steps",
+        "batch-size": "train-batch-size per-device-train-batch-size bs",
+        "micro-batches": "gradient-accumulation-steps accumulate-grad-batches",
+        "workdir": "output-dir out-dir save-dir run-name",
+        "init-from": "model-name-or-path model-name pretrained checkpoint",
+        "resume": "resume-from-checkpoint",
+        "preset": "config-name model-type",
+        "data.length": "max-seq-length max-seq-len max-length seq-len "
+        "seq-length sequence-length block-size context-length",
+        "data.source": "train-file dataset dataset-name data",
+        "data.validation": "validation-file eval-file",
+        "data.tokenizer.path": "tokenizer tokenizer-name",
+        "execution.dtype bfloat16": "fp16 bf16",
+        "execution.dtype": "precision dtype",
+        "execution.remat dots": "gradient-checkpointing",
+        "checkpoint-every": "save-steps",
+        "evaluate-every": "eval-steps eval-interval",
+        "log-every": "logging-steps log-interval",
+        "keep-last": "save-total-limit",
+        "data.num-workers": "dataloader-num-workers num-workers",
+        "model.num-layers": "num-layers n-layer num-hidden-layers",
+        "model.num-heads": "n-head num-attention-heads",
+        "model.d-model": "n-embd hidden-size",
+        "model.d-ff": "intermediate-size",
+        "model.dropout-rate": "dropout",
+        "wandb-project": "report-to",
+        "max-new-tokens": "max-tokens length",
+        "temperature": "temp",
+        "num-beams": "beam beams beam-size",
+        "num-samples": "num-return-sequences n",
+        "top-k": "topk",
+        "top-p": "topp",
+        "input": "file input-file",
+        "output": "output-file o",
+    }.items()
+    for familiar in names.split()
+}
+"""Names that other libraries and programs use → the option with that meaning here."""
+
+_flags: dict[str, str] = {}
+"""Field → option of the command that runs, for messages that name a field."""
+
+
+def log(line: str) -> None:
+    """Prints a message to standard error; standard output is for results."""
+    print(line, file=sys.stderr)
+
+
+def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments before `--`, and those after it."""
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:cut], arguments[cut + 1 :]
+
+
+def parse(
+    cls: type[Options], arguments: list[str], command: str, *, renamed: Mapping[str, str] = {}
+) -> Options:
+    """Reads the options of a command.
+
+    Args:
+      cls: a dataclass, each field an option; its docstring describes the command, and the one
+        below each field the option.
+      arguments: what the user typed after the name of the command.
+      command: the command, for messages: "flaxzoo generate".
+      renamed: names in the library's messages → options, where they differ.
+
+    Raises:
+      UserError: an option or a value is wrong, or missing.
+    """
+    hints = get_type_hints(cls, include_extras=True)
+    helping = not {"-h", "--help"}.isdisjoint(arguments)
+    docs = field_docs(cls) if helping else {}
+    parser = OptionParser(command, (inspect.getdoc(cls) or "").strip())
+    words = [command]
+    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+        default, text = field.default, docs.get(field.name, "")
+        required = default is dataclasses.MISSING
+        if isinstance(default, str | int | float) and default != "" and default is not False:
+            text = f"{text} (default: {default})"
+        action = add_option(
+            parser, field.name, hints[field.name], text, default=default, required=required
+        )
+        if required:
+            words.append(" ".join([*action.option_strings[:1], str(action.metavar)]))
+    optional = len(words) <= len(dataclasses.fields(cls))  # pyright: ignore[reportArgumentType]
+    parser.usage = " ".join([*words, *(["[options]"] if optional else [])])
+    given = vars(parser.read(arguments))
+    _flags.update(renamed)
+    return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in given.items()})
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser whose every complaint is a `UserError` of one line."""
+
+    def __init__(self, command: str, description: str, usage: str | None = None) -> None:
+        """Creates a parser that knows only `--help`.
+
+        Args:
+          command: for messages: "flaxzoo generate".
+          description: of the command, for the help.
+          usage: the line at the top of the help.
+        """
+        super().__init__(
+            prog=command,
+            usage=usage,
+            description=description,
+            formatter_class=HelpFormatter,
+            allow_abbrev=False,
+            exit_on_error=False,
+            add_help=False,
+        )
+        self.add_argument("-h", "--help", action="help", help="Show this help.")
+
+    def read(self, arguments: Iterable[str]) -> argparse.Namespace:
+        """Returns the values of the options that are given.
+
+        Raises:
+          UserError: an option is unknown (the message names the nearest), a value is invalid,
+            or something is missing.
+        """
+        known = [flag for action in self._actions for flag in action.option_strings]
+        words = [_with_hyphens(word, known) for word in arguments]
+        for word in itertools.takewhile(lambda word: word != "--", words):
+            name = word.partition("=")[0]
+            if _looks_like_option(word) and name not in known:
+                self.error(f"unknown option {name}{_remedy(name, known)}")
+        try:
+            parsed, unexpected = self.parse_known_args(words)
+        except argparse.ArgumentError as error:
+            self.error(_complaint(error))
+        if unexpected:
+            self.error(f"unexpected argument {unexpected[0]!r}")
+        _flags.clear()
+        _flags.update(_names_of_fields(self._actions))
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError instead of ending the process."""
+        if message.startswith("the following arguments are required: "):
+            missing = message.partition(": ")[2].replace(", ", " and ")
+            message = f"{self.prog.removeprefix('flaxzoo ')} needs {missing}"
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def with_flags(message: str) -> str:
+    """Returns a message of the library with the options of this command in place of fields.
+
+    `data.tokenizer.vocab_size 9` becomes `--data.tokenizer.vocab-size 9`. A field of one word is
+    replaced only where the message says about its value, at the beginning, what it must be.
+    """
+    plain = [name for name in _flags if name.isalpha()]
+    marked = [name for name in _flags if name not in plain]
+    if marked:
+        names = "|".join(map(re.escape, sorted(marked, key=len, reverse=True)))
+        pattern = rf"(?<![\w./'\"`-])({names})(?![\w/'\"`-]|\.\w)"
+        message = re.sub(pattern, lambda found: _flags[found[1]], message)
+    if plain:
+        pattern = rf"^((?:\w+: )?)({'|'.join(plain)})(?= \S+ must )"
+        message = re.sub(pattern, lambda found: found[1] + _flags[found[2]], message)
+    return message
+
+
+def forget_flags() -> None:
+    """Forgets the options of the last command of this process."""
+    _flags.clear()
+
+
+def _names_of_fields(actions: Iterable[argparse.Action]) -> dict[str, str]:
+    """Returns each field's option by every name that means only this field.
+
+    `data.tokenizer.path` is also known as `tokenizer.path`, and `model.d_model` as `d_model`.
+    """
+    flags: dict[str, str] = {}
+    ambiguous: set[str] = set()
+    for action in actions:
+        if not action.option_strings:
+            continue
+        flags[action.dest] = action.option_strings[0]
+        parts = action.dest.split(".")
+        for start in range(1, len(parts)):
+            name = ".".join(parts[start:])
+            if name.isalpha() or flags.get(name) not in (None, action.option_strings[0]):
+                ambiguous.add(name)
+            flags.setdefault(name, action.option_strings[0])
+    whole = {action.dest for action in actions}
+    return {name: flag for name, flag in flags.items() if name in whole or name not in ambiguous}
+
+
+def _looks_like_option(word: str) -> bool:
+    return re.match(r"--?[A-Za-z]", word) is not None and " " not in word
+
+
+def _remedy(name: str, known: Sequence[str]) -> str:
+    """Returns what to type instead of an unknown option, as the end of a message."""
+    plain = name.lstrip("-").replace("_", "-").lower()
+    familiar = FAMILIAR_NAMES.get(plain)
+    if familiar is not None and f"--{familiar.split()[0]}" in known:
+        return f": here it is --{familiar}"
+    if plain.startswith("no-") and plain not in known and f"--{plain[3:]}" in known:
+        return f": --{plain[3:]} takes a value"
+    last = {flag: flag.lstrip("-").rpartition(".")[2] for flag in known}
+    similar = [flag for flag, own in last.items() if own == plain][:3]
+    similar = similar or similar_names(f"--{plain}", known)
+    own_names = difflib.get_close_matches(plain, list(last.values()), n=1, cutoff=0.8)
+    similar = [flag for flag in last if last[flag] in own_names][:2] or similar
+    return f": did you mean {' or '.join(similar)}?" if similar else ""
+
+
+def _complaint(error: argparse.ArgumentError) -> str:
+    """Returns argparse's message in this file's style."""
+    name, message = (error.argument_name or "").partition("/")[0], error.message
+    if message.startswith("expected"):
+        return f"{name} has no value: add one"
+    if message.startswith("ignored explicit argument"):
+        return f"{name} takes no value: leave {message.split()[-1]} out"
+    return f"{name} {message}".strip()
+
+
+def _with_hyphens(argument: str, known: Sequence[str]) -> str:
+    """Returns `--model.num_layers=2` as `--model.num-layers=2`, and other arguments unchanged."""
+    name, equals, value = argument.partition("=")
+    hyphenated = name.replace("_", "-")
+    return f"{hyphenated}{equals}{value}" if hyphenated in known else argument
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps lines at 98 columns at most, and not inside names such as `tfds:a/de-en`."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(shutil.get_terminal_size().columns, 100) - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = re.sub(r"(?<![.:\n])\n(?=\S)", " ", text).splitlines()
+        lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in paragraphs)
+        return "\n".join(indent + part for line in lines for part in line or [""])
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+class _Switch(argparse.Action):
+    """Stores True for the first of its two option strings, and False for the second."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, option_string == self.option_strings[0])
+
+
+def add_option(
+    group: argparse._ActionsContainer,
+    name: str,
+    hint: Any,
+    help_text: str,
+    *,
+    default: object = None,
+    required: bool = False,
+) -> argparse.Action:
+    """Adds the option of a field.
+
+    Args:
+      group: a parser, or a group of its options.
+      name: the field, below another one with a dot: `model.num_layers`.
+      hint: the type of the field.
+      help_text: shown by `--help`.
+      default: an example of a value, for messages. The parser stores only what is given.
+      required: whether the command needs the option.
+    """
+    text = help_text.replace("%", "%%")
+    positional = None
+    if get_origin(hint) is Annotated:
+        hint, positional = get_args(hint)[:2]
+    flag = f"--{name.replace('_', '-')}"
+    if hint in (bool, bool | None):
+        parent, dot, own = flag.removeprefix("--").rpartition(".")
+        return group.add_argument(
+            flag,
+            f"--{parent}{dot}no-{own}",
+            action=_Switch,
+            nargs=0,
+            dest=name,
+            default=argparse.SUPPRESS,
+            help=text,
+        )
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kind = next(k for k in kinds if k is not type(None))
+    several = get_origin(kind) in (tuple, Sequence)
+    if several:
+        kind = get_args(kind)[0]
+    read = _reader(kind, default, optional=type(None) in kinds)
+    if isinstance(positional, Positional):
+        return group.add_argument(name, type=read, metavar=positional.name, help=text)
+    return group.add_argument(
+        flag,
+        type=read,
+        nargs="*" if several else None,
+        metavar=_metavar(kind),
+        dest=name,
+        default=argparse.SUPPRESS,
+        required=required,
+        help=text,
+    )
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"{{{','.join(get_args(kind))}}}"
+    return {str: "TEXT", int: "INT", float: "NUMBER", Path: "PATH"}[kind]
+
+
+def _reader(kind: Any, default: object, *, optional: bool) -> Callable[[str], Any]:
+    """Returns a function that converts a word to `kind`; the word `None` stands for None."""
+
+    def read(word: str) -> Any:
+        if word == "None" and optional:
+            return None
+        if get_origin(kind) is Literal:
+            if word not in get_args(kind):
+                raise argparse.ArgumentTypeError(
+                    f"{word!r} is unknown: choose from {', '.join(get_args(kind))}"
+                )
+            return word
+        try:
+            return kind(word)
+        except ValueError:
+            what = {int: "a whole number", float: "a number"}[kind]
+            example = default if isinstance(default, int | float) else {int: 10, float: 0.5}[kind]
+            raise argparse.ArgumentTypeError(
+                f"{word!r} is not {what}: give one such as {example}"
+            ) from None
+
+    return read
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Returns the docstrings below the fields of a dataclass and of its bases, each as one line."""
+    docs = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body  # pyright: ignore
+        assert isinstance(definition, ast.ClassDef)
+        for field, following in itertools.pairwise(definition.body):
+            match field, following:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    docs[name] = " ".join(text.split())
+    return docs
