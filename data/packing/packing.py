@@ -21,6 +21,7 @@ from ..errors import DataError
 
 Span = tuple[int, int]
 Packing = Literal["concat", "first-fit"]
+"""How documents fill sequences: joined and cut at every length, or kept whole and padded."""
 
 # The most sequences that are open at once: bounds the planning time at documents × sequences.
 _OPEN_SEQUENCES = 64

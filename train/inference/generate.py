@@ -26,7 +26,7 @@ SAMPLING = ("temperature", "top_k", "top_p")
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One continuation."""
+    """One continuation of a prompt, with its text and the reason why it ended."""
 
     prompt: str
     text: str
