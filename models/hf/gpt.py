@@ -153,11 +153,11 @@ def config_from_hf(hf_config: HFConfig, source: str) -> GPTConfig:
     """Converts the content of a `config.json`.
 
     Args:
-        hf_config: The content of the file.
-        source: The path of the file, for messages.
+      hf_config: The content of the file.
+      source: The path of the file, for messages.
 
     Raises:
-        WeightsError: A field, or the class that wrote the model, is not supported.
+      WeightsError: A field, or the class that wrote the model, is not supported.
     """
     name = str(hf_config["model_type"])
     settings = settings_from_hf(FIELDS[name], hf_config, source) | FIXED[name]
@@ -178,7 +178,7 @@ def config_to_hf(config: GPTConfig) -> JsonObject:
     """Converts a configuration to the content of a `config.json`.
 
     Raises:
-        WeightsError: transformers has no such model.
+      WeightsError: transformers has no such model.
     """
     name = model_type(config)
     allowed: dict[str, tuple[object, ...]] = {

@@ -186,11 +186,11 @@ def config_from_hf(hf_config: HFConfig, source: str) -> EncoderDecoderConfig:
     """Converts the content of a `config.json`.
 
     Args:
-        hf_config: The content of the file.
-        source: The path of the file, for messages.
+      hf_config: The content of the file.
+      source: The path of the file, for messages.
 
     Raises:
-        WeightsError: A field, or the class that wrote the model, is not supported.
+      WeightsError: A field, or the class that wrote the model, is not supported.
     """
     name = str(hf_config["model_type"])
     has_logits = model_class(hf_config, CLASSES[name], source) == CLASSES[name][0]
@@ -222,7 +222,7 @@ def config_to_hf(config: EncoderDecoderConfig) -> JsonObject:
     The ids of special tokens are left out: those are the tokenizer's.
 
     Raises:
-        WeightsError: transformers has no such model.
+      WeightsError: transformers has no such model.
     """
     name = model_type(config)
     decoder = config.decoder
