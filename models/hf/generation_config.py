@@ -173,10 +173,10 @@ def _method(
     if num_beams == 1 and causal:
         unsupported = {name: x for name, x in fields.items() if name in UNSUPPORTED_NAMES}
         settings_from_hf(UNSUPPORTED_SAMPLING, unsupported, where)
-        if not do_sample:
-            return Sampling(temperature=0.0, repetition_penalty=penalty)
         top_k = settings["top_k"] or None  # 0: all tokens
-        return Sampling(settings["temperature"], top_k, settings["top_p"], penalty)
+        # Made even if it is not used, for it refuses values that are out of range.
+        sampling = Sampling(settings["temperature"], top_k, settings["top_p"], penalty)
+        return sampling if do_sample else Sampling(temperature=0.0, repetition_penalty=penalty)
     if do_sample or penalty != 1:
         kind = f"num_beams {num_beams}" if causal else "an encoder-decoder"
         named = ("do_sample", "temperature", "top_k", "top_p") if do_sample else ()
