@@ -1,7 +1,7 @@
 """Causal language modeling: packed examples of documents and the tokens that follow.
 
 The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``position_ids``, int32
-[B, T]; see ``packed_rows.packed_arrays``.
+[B, T]; see ``packed_sequences.packed_arrays``.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ import numpy as np
 
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields
-from ..packing.packed_rows import gather_tokens, packed_arrays, packed_specs, require_bos_eos
+from ..packing.packed_sequences import gather_tokens, packed_arrays, packed_specs, require_bos_eos
 from ..packing.packing import (
     Packing,
     Span,
-    check_fills_a_row,
+    check_fills_a_sequence,
     concat_then_split,
     first_fit,
     split_once,
@@ -65,7 +65,7 @@ class CausalLMExamples(PickledByFields):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fills_a_row(self.corpus.num_targets, self.length)
+        check_fills_a_sequence(self.corpus.num_targets, self.length)
 
     @property
     def num_examples(self) -> int:
@@ -91,8 +91,8 @@ class CausalLMExamples(PickledByFields):
                 index, self.length, self.corpus.target_starts, total=total, offset=offset
             )
         else:
-            planned, row_starts = self._plan
-            spans = planned[row_starts[index] : row_starts[index + 1]].tolist()
+            planned, sequence_starts = self._plan
+            spans = planned[sequence_starts[index] : sequence_starts[index + 1]].tolist()
         return example_from_spans(self.corpus, spans, self.length)
 
     @cached_property
@@ -106,7 +106,7 @@ class CausalLMEvaluationExamples:
 
     Attributes:
       corpus: The tokens.
-      length: The length of a row, T.
+      length: The length of a sequence, T.
     """
 
     corpus: TokenCorpus
@@ -124,7 +124,7 @@ class CausalLMEvaluationExamples:
 
 
 def _offset(seed: int, epoch: int, total: int) -> int:
-    """Returns the start of an epoch's first row: pseudorandom, and equal on all processes."""
+    """Returns the start of an epoch's first sequence: pseudorandom, equal on all processes."""
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % total
 
@@ -156,9 +156,9 @@ class CausalLMData(DocumentsData):
             splits = SPLITS if self.validation else SPLITS[:1]
             return prepared_split(self.source_name, splits, tokenizer, requested)
         corpus = _corpus(self.texts(), tokenizer)
-        rows = CausalLMExamples(corpus, self.length, self.packing, seed)
-        _ = rows.num_examples  # plans the rows of first-fit now, not in the first batch
-        return _split(rows, corpus)
+        examples = CausalLMExamples(corpus, self.length, self.packing, seed)
+        _ = examples.num_examples  # plans the sequences of first-fit now, not in the first batch
+        return _split(examples, corpus)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns every validation token once."""

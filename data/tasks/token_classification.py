@@ -29,7 +29,7 @@ from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
 from .labelled import ExampleSet, LabelledData
-from .token_examples import TaggingExample, from_columns, from_record, in_bio, words_of
+from .tagging_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100
 """The label of a token at which nothing is predicted."""

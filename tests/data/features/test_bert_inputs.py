@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 from flaxzoo.data import DataError
-from flaxzoo.data.features.bert_inputs import BertInputs, Template, cut_longest_first
+from flaxzoo.data.features.bert_inputs import BertInputs, Template, truncate_longest_first
 from hypothesis import given
 from hypothesis import strategies as st
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
 def test_longest_first_is_one_token_at_a_time(one, other, room):
-    kept = cut_longest_first(one, other, room)
+    kept = truncate_longest_first(one, other, room)
     while one + other > room:
         one, other = (one - 1, other) if one > other else (one, other - 1)
     assert kept == (one, other)

@@ -20,7 +20,7 @@ from flaxzoo.data import (
     read_documents,
     train_tokenizer,
 )
-from flaxzoo.data.packing.packed_rows import decode, encode, gather_tokens
+from flaxzoo.data.packing.packed_sequences import decode, encode, gather_tokens
 from flaxzoo.data.packing.packing import first_fit
 from flaxzoo.data.prepared import write_shards
 from flaxzoo.data.prepared.read_shards import prepared_split

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.features.bio_tags import find_scheme, span_labels, to_bio
+from flaxzoo.data.tasks.tagging_examples import TaggingExample
 from flaxzoo.data.tasks.token_classification import (
     TokenClassificationData,
     tagged_examples,
     word_pieces,
 )
-from flaxzoo.data.tasks.token_examples import TaggingExample
 from hypothesis import given
 from hypothesis import strategies as st
 

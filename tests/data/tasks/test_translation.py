@@ -102,7 +102,7 @@ def test_empty_and_over_long_pairs_are_counted_and_shift_nothing(pair_files):
     assert sorted(pairs_of(split, tokenizer)) == sorted(pairs)
     first = f"line 6 of {config.source.removeprefix('pairs:').replace(',', ' and ')}"
     assert f"left out for an empty side: 2 (first: {first})" in split.summary
-    assert "left out as longer than a row: 1 (first: line 12 of " in split.summary
+    assert "left out as longer than a sequence: 1 (first: line 12 of " in split.summary
     assert split.summary.startswith("20 pairs, 70 + 70 tokens in ")
     whole = config.whole_source(config.source, tokenizer, ())
     assert list(zip(whole.content.sources, whole.content.targets, strict=True)) == given
@@ -113,7 +113,7 @@ def test_empty_and_over_long_pairs_are_counted_and_shift_nothing(pair_files):
 def test_no_pair_is_left(pair_files):
     config = data(pair_files(("abc" * 9, "d")), length=4, validation_fraction=0.0)
     tokenizer = train_tokenizer(config.texts(), CHARACTERS)
-    with pytest.raises(DataError, match=r"no pair fits a row: data.length is 4, .* has 28 tokens"):
+    with pytest.raises(DataError, match=r"no pair fits a sequence: data.length is 4, .* has 28 "):
         config.train_split(tokenizer, (), 0)
     empty = data(pair_files(("", "d"), ("a", " ")), validation_fraction=0.0)
     with pytest.raises(DataError, match=r"none of 2 pairs of 'pairs:.*' has a text on both sides"):
