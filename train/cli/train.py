@@ -32,9 +32,10 @@ def train_command(arguments: list[str]) -> int:
     _silence_orbax()
     from ..distributed.multiprocess import distributed_session, is_primary
     from ..engine.loop import train
+    from ..engine.stop_signals import ended_by_second_signal
     from ..objectives.tasks import task_of
 
-    with distributed_session(parsed.rendezvous_timeout):
+    with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
         result = train(config, parsed.workdir, resume=parsed.resume)
     if result.sample is not None:
         print(result.sample)
