@@ -291,11 +291,9 @@ def config_to_hf(config: BertConfig) -> JsonObject:
         d_ff=config.feed_forward_dim,
         attention_dropout=config.attention_dropout_rate,
     )
-    hf_config = {
-        **settings_to_hf(FIELDS[name], settings),
-        "model_type": name,
-        "architectures": [hf_class(name, config.head)],
-    }
+    hf_config = settings_to_hf(
+        FIELDS[name], settings, model_type=name, architecture=hf_class(name, config.head)
+    )
     check_exportable(config, _allowed(config, name), CLASSES[name])
     if name == "roberta":
         offset = config.position_offset

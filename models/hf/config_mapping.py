@@ -179,9 +179,18 @@ def model_class(hf_config: HFConfig, classes: Sequence[str], source: str) -> str
     return name
 
 
-def settings_to_hf(mapping: ConfigMapping, config: TransformerConfig) -> JsonObject:
-    """Returns the fields of a `config.json` for a configuration."""
-    hf_config: JsonObject = {}
+def settings_to_hf(
+    mapping: ConfigMapping, config: TransformerConfig, *, model_type: str, architecture: str
+) -> JsonObject:
+    """Returns the fields of a `config.json` for a configuration.
+
+    Args:
+      mapping: The fields of the family.
+      config: The configuration.
+      model_type: The name of the family in transformers.
+      architecture: The class of transformers that has the model's head.
+    """
+    hf_config: JsonObject = {"model_type": model_type, "architectures": [architecture]}
     for field in mapping.fields:
         if isinstance(field, FixedField):
             value = field.values[0]

@@ -33,6 +33,7 @@ from .tensor_mapping import (
     WeightsError,
     embedding,
     layer_rules,
+    lm_head,
     norm,
 )
 
@@ -159,13 +160,11 @@ def tensor_mapping(config: EncoderDecoderConfig) -> TensorMapping:
         ignored.append(IgnoredTensor(f"{PREFIX}shared.weight"))  # never used beside the other two
         rules = [*embedding("source_embedding", source), *embedding("token_embedding", target)]
     # The projection on the vocabulary: tied to the target embedding, or a matrix of its own.
-    if config.tie_output:
-        ignored.append(IgnoredTensor("lm_head.weight", same_as=f"{tokens}.weight"))
-        # safetensors keeps one name per tied tensor, alphabetically first, so accept either.
-        legacy_names = ((PREFIX + tokens.removeprefix(PREFIX), "lm_head"),)
-    else:
-        rules += embedding("output_embedding", "lm_head")
-        legacy_names = LEGACY_NAMES
+    output, aliases = lm_head(tokens if config.tie_output else None)
+    rules, ignored = rules + output, ignored + aliases
+    # safetensors keeps one name per tied tensor, alphabetically first, so accept either.
+    tied_names = ((PREFIX + tokens.removeprefix(PREFIX), "lm_head"),)
+    legacy_names = tied_names if config.tie_output else LEGACY_NAMES
     if config.output_bias:
         rules.append(TensorRule(("output_bias",), "final_logits_bias", ROW))
     # Layers. Their positions are a constant that only Pegasus' files need to contain.
@@ -241,12 +240,11 @@ def config_to_hf(config: EncoderDecoderConfig) -> JsonObject:
         decoder_num_heads=decoder.num_heads,
         decoder_d_ff=decoder.feed_forward_dim,
     )
+    architecture = CLASSES[name][0 if config.output_bias else 1]
     return {
-        **settings_to_hf(FIELDS[name], settings),
+        **settings_to_hf(FIELDS[name], settings, model_type=name, architecture=architecture),
         "vocab_size": config.source_vocab_size or config.vocab_size,
         "pad_token_id": None,  # the default is a token of a large vocabulary
-        "model_type": name,
-        "architectures": [CLASSES[name][0 if config.output_bias else 1]],
     }
 
 

@@ -27,7 +27,7 @@ NOTE_ON_SEARCH = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FolderSettings:
-    """The settings of a folder in Hugging Face's form besides the model and its tokenizer."""
+    """The content of a folder in the Hugging Face format besides the model and its tokenizer."""
 
     dtype: Precision = "float32"
     """The precision of the written parameters."""

@@ -193,10 +193,12 @@ def layer_rules(
     hf: str,
     names: Mapping[str, str],
     *,
+    layout: Layout = LINEAR,
+    output_layout: Layout = FROM_HEADS,
     linear_bias: bool = True,
     norm_bias: bool = True,
 ) -> list[TensorRule]:
-    """Returns the rules of a stack of layers whose linear maps are stored as torch's Linear.
+    """Returns the rules of a stack of layers.
 
     Args:
       flax: Path of the stack, as `layers`.
@@ -204,6 +206,8 @@ def layer_rules(
       names: For each part its Hugging Face name, as `self_attn.q_proj` for `attention/query`. A
         part whose name ends in `norm` is a norm, any other a linear map, and one that ends in
         `attention/output` reads heads.
+      layout: How linear maps are stored; by default as torch's Linear.
+      output_layout: How those are stored that read heads.
       linear_bias: Whether linear maps have biases.
       norm_bias: Whether norms have biases.
     """
@@ -213,9 +217,22 @@ def layer_rules(
         if part.endswith("norm"):
             rules += norm(path, tensor, bias=norm_bias)
         else:
-            layout = FROM_HEADS if part.endswith("attention/output") else LINEAR
-            rules += linear(path, tensor, layout, bias=linear_bias)
+            reads_heads = part.endswith("attention/output")
+            rules += linear(
+                path, tensor, output_layout if reads_heads else layout, bias=linear_bias
+            )
     return rules
+
+
+def lm_head(tied_to: str | None) -> tuple[list[TensorRule], list[IgnoredTensor]]:
+    """Returns the rule of the projection on the vocabulary, or the alias that a tied one is.
+
+    Args:
+      tied_to: The name of the embedding, if the projection is tied to it.
+    """
+    if tied_to is None:
+        return [*embedding("output_embedding", "lm_head")], []
+    return [], [IgnoredTensor("lm_head.weight", same_as=f"{tied_to}.weight")]
 
 
 # Import.

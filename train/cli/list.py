@@ -8,7 +8,7 @@ from rich.table import Column, Table
 from ...models.config import TransformerConfig
 from ...models.init import parameter_shapes
 from ...models.registry import create, presets
-from ..recipes import RECIPES, describe
+from ..recipes import RECIPES
 from ..state import count_parameters
 from .options import parse
 
@@ -39,5 +39,5 @@ def list_command(arguments: list[str]) -> None:
         noted.setdefault(preset.note, []).append(name)
     notes = [f"{', '.join(names)}: {note}" for note, names in noted.items() if note]
     console.print("", *notes, "", sep="\n", highlight=False)
-    for name in RECIPES:
-        console.print(f"recipe {name}: {describe(name)}", highlight=False)
+    for name, recipe in RECIPES.items():
+        console.print(f"recipe {name}: {recipe.summary}", highlight=False)

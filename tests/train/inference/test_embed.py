@@ -70,6 +70,7 @@ def vectors(folder, *options):
     return np.load(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", [*POOLING_MODES, ("lasttoken", "mean"), POOLING_MODES], ids=str)
 def test_every_pooling_is_that_of_the_package(body, tmp_path, pooling, assert_close):
     theirs = saved(body, tmp_path / "theirs", pooling)

@@ -16,7 +16,7 @@ from flaxzoo.train.config import to_dict
 from flaxzoo.train.inference.translate import TextTranslator, Translation, note_of_empty
 from flaxzoo.train.runs.config_json import from_dict
 
-pytestmark = pytest.mark.usefixtures("on_one_device")
+pytestmark = [pytest.mark.usefixtures("on_one_device"), pytest.mark.slow]  # one trained run
 
 WORDS = dict(
     zip("one two three four five".split(), "un deux trois quatre cinq".split(), strict=True)
