@@ -5,7 +5,6 @@ The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``posit
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -17,7 +16,6 @@ from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields
 from ..packing.packed_sequences import gather_tokens, packed_arrays, packed_specs, require_bos_eos
 from ..packing.packing import (
     Packing,
-    Span,
     check_fills_a_sequence,
     concat_then_split,
     first_fit,
@@ -27,22 +25,6 @@ from ..prepared.read_shards import SPLITS, is_prepared, prepared_split, prepared
 from ..sources.documents import Documents, SourceLike, as_source, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
-
-
-def example_from_spans(
-    corpus: TokenCorpus, spans: Sequence[Span], length: int
-) -> dict[str, np.ndarray]:
-    """Makes one example.
-
-    Args:
-      corpus: The tokens.
-      spans: Ranges of target tokens, each inside one document.
-      length: The example's length T, at least the sum of the spans' lengths.
-
-    Returns:
-      See ``packed_arrays``.
-    """
-    return packed_arrays(gather_tokens(corpus, spans), length)
 
 
 @dataclass(frozen=True)
@@ -82,7 +64,7 @@ class CausalLMExamples(PickledByFields):
           index: In ``[0, num_examples)``.
 
         Returns:
-          See ``example_from_spans``.
+          See ``packed_arrays``.
         """
         if self.packing == "concat":
             total = self.corpus.num_targets
@@ -93,7 +75,7 @@ class CausalLMExamples(PickledByFields):
         else:
             planned, sequence_starts = self._plan
             spans = planned[sequence_starts[index] : sequence_starts[index + 1]].tolist()
-        return example_from_spans(self.corpus, spans, self.length)
+        return packed_arrays(gather_tokens(self.corpus, spans), self.length)
 
     @cached_property
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
@@ -118,9 +100,9 @@ class CausalLMEvaluationExamples:
         return -(-self.corpus.num_targets // self.length)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Returns the same example in every epoch; see ``example_from_spans``."""
+        """Returns the same example in every epoch; see ``packed_arrays``."""
         spans = split_once(index, self.length, self.corpus.target_starts, self.corpus.num_targets)
-        return example_from_spans(self.corpus, spans, self.length)
+        return packed_arrays(gather_tokens(self.corpus, spans), self.length)
 
 
 def _offset(seed: int, epoch: int, total: int) -> int:

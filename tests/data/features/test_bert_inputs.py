@@ -23,7 +23,7 @@ def test_longest_first_is_one_token_at_a_time(one, other, room):
         min_size=1,
     )
 )
-def test_framed_tokens(pairs):
+def test_special_tokens_are_added(pairs):
     tokens = BertInputs.of(Template(2, 3, 0, 12), pairs)
     assert len(tokens) == len(pairs)
     for i, (one, other) in enumerate(pairs):
@@ -38,7 +38,7 @@ def test_framed_tokens(pairs):
         assert all(array.dtype == np.int32 for array in row.values())
 
 
-def test_a_frame_needs_marks(tokenizer, tmp_path):
+def test_a_template_needs_special_tokens(tokenizer, tmp_path):
     assert Template.of(tokenizer, 8) == Template(2, 3, 0, 8)
     from flaxzoo.data.tokenizers.base import SpecialIds
     from flaxzoo.data.tokenizers.characters import CharacterTokenizer

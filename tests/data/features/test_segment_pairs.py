@@ -123,7 +123,7 @@ def test_every_epoch_offers_every_sentence(sizes, length, seed, jitter):
         assert offered == set(range(segments.corpus.num_sentences))
 
 
-def test_places_move_from_epoch_to_epoch():
+def test_starts_differ_between_epochs():
     sizes = [[5] * 95, [5] * 73, [5] * 9]
     segments = segments_of(sizes, 53)
     begins = [
@@ -148,7 +148,7 @@ def test_every_token_is_seen_over_the_epochs():
     assert set(seen) == {CLS, SEP, *range(sum(map(sum, sizes)) + 9)}
 
 
-def test_shares_of_a_large_sample():
+def test_fractions_of_a_large_sample():
     rng = Random(1)
     sizes = [[rng.randint(5, 35) for _ in range(rng.randint(2, 80))] for _ in range(400)]
     sizes += [[12]] * 20
@@ -186,7 +186,7 @@ def test_sizes_are_those_of_the_original(a, b, total):
     assert truncate_longest_first(a, b, total) == original_sizes(a, b, total)
 
 
-def test_tokens_are_cut_from_either_end():
+def test_tokens_are_truncated_at_either_end():
     rng = np.random.default_rng(0)
     fronts = Counter(int(_truncate(np.arange(14), 10, rng)[0]) for _ in range(20_000))
     for front, ways in enumerate((1, 4, 6, 4, 1)):  # Pascal's triangle
@@ -195,7 +195,7 @@ def test_tokens_are_cut_from_either_end():
     assert _truncate(np.arange(5), 5, rng).tolist() == list(range(5))
 
 
-def test_texts_that_make_no_pairs():
+def test_texts_without_pairs_are_refused():
     with pytest.raises(DataError, match="next sentences need two documents"):
         segments_of([[5, 5, 5]], 32)
     with pytest.raises(DataError, match="each of 3 documents is a single sentence"):
@@ -205,7 +205,7 @@ def test_texts_that_make_no_pairs():
     assert segments_of([[5]], 32, next_sentence=False).num_examples == 1
 
 
-def test_documents_of_one_sentence_are_second_halves_only():
+def test_documents_of_one_sentence_are_second_segments_only():
     segments = segments_of([[5], [4, 4], [6]], 16)
     assert segments.num_examples == 1
     seen = {segments.select(0, 0, np.random.default_rng(i)).other for i in range(60)}

@@ -12,6 +12,7 @@ from flaxzoo.data.errors import UserError
 from flaxzoo.data.io.json_text import to_json
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
+from flaxzoo.models.nn.typing import Params
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.engine.metrics_log import MetricsLog, read_metrics
 
@@ -47,7 +48,9 @@ LARGE = {
 def write(folder, config, pieces=PIECES, **changes):
     """Writes a folder in Hugging Face's form; changed parameters have the value given."""
     folder.mkdir()
-    params = flatten_dict(models.init_params(models.create(config), jax.random.key(0)), sep="/")
+    params: Params = flatten_dict(
+        models.init_params(models.create(config), jax.random.key(0)), sep="/"
+    )
     for name, value in changes.items():
         params[name] = np.full_like(params[name], value)
     write_weights(folder, config, unflatten_dict(params, sep="/"))
