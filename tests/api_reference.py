@@ -23,6 +23,7 @@ def page(name: str, package: ModuleType) -> str:
     ]
     for public in sorted(package.__all__, key=str.lower):
         thing = getattr(package, public)
+        thing = getattr(thing, "__wrapped__", thing)  # of a function with a cache
         parts.append(f"## {public}\n\n```python\n{signature(public, thing)}\n```")
         parts.append(first_paragraph(thing, package, public))
     return "\n\n".join(parts) + "\n"
