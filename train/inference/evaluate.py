@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 
 from ...data.batching import evaluation_batches
+from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
 from ...models.decoding.request import BeamSearch
 from ...models.hub import local_folder
@@ -75,20 +76,8 @@ def score_run(
     # Before the losses, so that what cannot be x.
     written = {}
     if generation_metrics is not None:
-        log(f"translated and scored: all {len(split.content.sources):,} pairs")
-        with Progress().counter("sentences", len(split.content.sources)) as advance:
-            translator = TextTranslator(model, params, tokenizer, own)
-            translated = translator(
-                split.content.sources,
-                search=search,
-                num_return=1,
-                places=[pair.location for pair in split.content],
-                on_batch=advance,
-            )
-        note = note_of_empty(split.content.sources, translated)
-        if note is not None:
-            log(note)
-        texts = [translations[0].text for translations in translated]
+        translator = TextTranslator(model, params, tokenizer, own)
+        texts = _translations(translator, split, search, log)
         scores = generation_metrics(split.content.targets, texts)
         written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
     objective = objective_of(config)
@@ -105,3 +94,23 @@ def score_run(
     scores = {**score(data, evaluation, split), **written}
     check_outputs(scores)
     return scores
+
+
+def _translations(
+    translator: TextTranslator, split: DataSplit, search: BeamSearch, log: LogFn
+) -> list[str]:
+    """Returns the best translation of each pair's source."""
+    sources = split.content.sources
+    log(f"translated and scored: all {len(sources):,} pairs")
+    with Progress().counter("sentences", len(sources)) as advance:
+        translated = translator(
+            sources,
+            search=search,
+            num_return=1,
+            places=[pair.location for pair in split.content],
+            on_batch=advance,
+        )
+    note = note_of_empty(sources, translated)
+    if note is not None:
+        log(note)
+    return [translations[0].text for translations in translated]

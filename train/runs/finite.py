@@ -17,7 +17,7 @@ def load_finite(folder: str | Path, *, step: int | None = None) -> tuple[Any, Pa
     """Loads a model like `models.load`, and checks its parameters.
 
     Raises:
-        RunError: A parameter is NaN or infinite.
+      RunError: A parameter is NaN or infinite.
     """
     model, params = load(folder, step=step)
     check_finite(params, folder)
@@ -28,8 +28,8 @@ def check_finite(params: Params, folder: str | Path) -> None:
     """Raises RunError if a parameter is NaN or infinite, and names the first.
 
     Args:
-        params: Parameters.
-        folder: The folder they are from, for the message.
+      params: Parameters.
+      folder: The folder they are from, for the message.
     """
     finite = jax.device_get(_all_finite(params))
     bad = [
@@ -55,7 +55,7 @@ def check_outputs(outputs: Mapping[str, object]) -> None:
     """Raises RunError if an output is NaN or infinite, and names the first.
 
     Args:
-        outputs: Arrays, numbers or words, by name.
+      outputs: Arrays, numbers or words, by name.
     """
     for name, x in outputs.items():
         if np.asarray(x).dtype.kind == "f" and not np.isfinite(np.asarray(x)).all():

@@ -145,7 +145,6 @@ def test_options_replace_what_the_folder_says(body, tmp_path, capsys, assert_clo
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--normalize", "--no-normalize"], "normalize and no-normalize contradict each other"),
         (["--prompt-name", "quary"], "prompt-name 'quary' is not a prompt of the model: did you"),
         (["--pooling", "cls"], "pooling cls gives 16 dimensions, the model's Dense layer takes 32"),
     ],
