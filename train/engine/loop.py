@@ -377,7 +377,6 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
     while s.step < config.steps:
         if stopped_by := greatest(CALLBACK_FAILED if s.failure is not None else stop.number):
             break
-        s.lock.check()
         try:
             batch = _next_batch(s, stop)
         except StopNow:
@@ -428,8 +427,13 @@ def _call_back(s: _Session, call: Callable[[Callback], None]) -> None:
 def _next_batch(s: _Session, stop: StopRequest) -> NumpyBatch:
     """Returns the next batch; raises StopNow if a signal comes before it, unless others wait."""
     # The state is whole here, and needs no batch to be saved. Several processes must agree first.
-    with stop.cutting_off() if jax.process_count() == 1 else nullcontext():
+    stop.cuts_off = jax.process_count() == 1
+    try:
+        if stop.cuts_off and stop.number:
+            raise StopNow
         return next(s.batches)
+    finally:
+        stop.cuts_off = False
 
 
 def _wait_for(s: _Session, metrics: Metrics, stop: StopRequest) -> None:
@@ -512,6 +516,7 @@ def _evaluate(s: _Session) -> None:
 
 def _save(s: _Session) -> None:
     """Starts to write a checkpoint, with the validation loss if this step has one."""
+    s.lock.check()
     measured = s.validation if s.validated_step == s.step else None
     loss = None if measured is None else measured["loss"]
     data = {**s.position, SKIPPED: dataclasses.asdict(s.skipped)}

@@ -34,8 +34,9 @@ class StopRequest:
     def __init__(self) -> None:
         self.number = 0
         """The number of the signal; 0 if none came."""
+        self.cuts_off = False
+        """Whether the first signal raises StopNow, as during a wait that changes no state."""
         self._received = 0.0
-        self._cuts_off = False
         self._before: dict[int, signal.Handlers | Callable[..., object] | int | None] = {}
 
     def install(self) -> None:
@@ -51,23 +52,12 @@ class StopRequest:
             signal.signal(number, handler)
         self._before.clear()
 
-    @contextmanager
-    def cutting_off(self) -> Iterator[None]:
-        """Makes the first signal raise StopNow in the block, which must not change any state."""
-        self._cuts_off = True
-        try:
-            if self.number:
-                raise StopNow
-            yield
-        finally:
-            self._cuts_off = False
-
     def _handle(self, number: int, frame: object) -> None:
         if number == SIGHUP:
             _leave_closed_terminal()
         if not self.number:
             self.number, self._received = number, time.monotonic()
-            if self._cuts_off:
+            if self.cuts_off:
                 raise StopNow
         elif number in ENDING and time.monotonic() - self._received > SECONDS_OF_ONE:
             self.restore()
