@@ -50,7 +50,8 @@ def signature(name: str, thing: object) -> str:
         default = parameter.default
         if default is not parameter.empty:
             plain = default is None or isinstance(default, int | float | str | tuple)
-            text += f"={default!r}" if plain else "=…"
+            shown = repr(default).replace("'", '"')
+            text += f"={shown}" if plain else "=…"
         written.append(text)
     call = f"{name}({', '.join(written)})"
     return call if len(call) <= 100 else f"{name}(\n    " + ",\n    ".join(written) + ",\n)"
