@@ -84,8 +84,10 @@ HEAD = Addition(
 BATCHING_FILES = ("pipeline.py", "batching.py")
 """The path of a batch begins at the first call of `__next__` in one of these files."""
 MODEL_FILE = "models/bert.py"
-LOOP_FILE = "loop.py"
-"""The path ends at the first return to this file after a call of a function in `MODEL_FILE`."""
+STEP_FILE = "train/engine/train_step.py"
+COMPILE_FILE = "train/engine/compile.py"
+LOOP_FILE = "train/engine/loop.py"
+"""The path ends when a function of `COMPILE_FILE` that was given the batch returns to the loop."""
 OTHER_THREADS = ("run lock",)
 """Threads that touch no batch; whether they run meanwhile is a matter of time."""
 TINY_RUN = (
@@ -315,7 +317,7 @@ def path_figure(root: Path) -> Figure:
         if not result.is_file():
             raise RuntimeError(
                 f"no train step was recorded (exit {child.returncode}): adapt BATCHING_FILES, "
-                f"MODEL_FILE, LOOP_FILE or TINY_RUN\n{child.stdout}{child.stderr}"
+                f"MODEL_FILE, COMPILE_FILE or TINY_RUN\n{child.stdout}{child.stderr}"
             )
         files = tuple(json.loads(result.read_text()))
     name = "files from a batch to an updated parameter"
@@ -325,31 +327,43 @@ def path_figure(root: Path) -> Figure:
 def train_and_record(root: Path, folder: Path) -> None:
     """Train until a parameter is updated, write `folder/files.json` and exit the process.
 
-    A file is recorded if one of its functions is called, in any thread, after the first batch is
-    requested and before the first step (traced, compiled and started) returns to the loop.
+    A file is recorded if one of its functions is called, in any thread, while the step is traced
+    (the call from the loop that reaches `STEP_FILE` and `MODEL_FILE`, maybe before the first
+    batch), while the first batch is made, and from there until its step returns to the loop.
     Module and class bodies do not count, since they run at import. Generated methods of
     dataclasses belong to no file.
     """
     prefix = f"{folder}/flaxzoo/"
     files: set[str] = set()
+    current: set[str] = set()
+    traced: set[str] = set()
+    outermost: FrameType | None = None  # a function of `COMPILE_FILE`
 
     def file_of(frame: FrameType | None) -> str | None:
         name = frame.f_code.co_filename if frame is not None else ""
         return name.removeprefix(prefix) if name.startswith(prefix) else None
 
     def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal outermost
         if (file := file_of(frame)) is None or threading.current_thread().name in OTHER_THREADS:
             return
-        code, caller = frame.f_code, frame.f_back
+        code = frame.f_code
         if event == "call" and code.co_flags & inspect.CO_OPTIMIZED:
+            if outermost is None and file == COMPILE_FILE:
+                outermost = frame
+                current.clear()
+            if outermost is not None:
+                current.add(file)
             if files or (code.co_name == "__next__" and file.endswith(BATCHING_FILES)):
                 files.add(file)
-        elif event == "return" and MODEL_FILE in files:
-            while caller is not None and file_of(caller) is None:  # skip frames of jax and flax
-                caller = caller.f_back
-            loop = file_of(caller)
-            if loop is not None and Path(loop).name == LOOP_FILE:
-                (folder / "files.json").write_text(json.dumps(sorted({*files, loop})))
+        elif event == "return" and frame is outermost:
+            outermost = None
+            if {MODEL_FILE, STEP_FILE} <= current:  # the last such call traces the step
+                traced.clear()
+                traced.update(current)
+            if files and traced:
+                found = sorted({*files, *traced, LOOP_FILE})
+                (folder / "files.json").write_text(json.dumps(found))
                 os._exit(0)
 
     text = folder / "text.txt"

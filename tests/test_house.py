@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 # Goals that are not reached yet, with the figure of today: it may fall, not rise.
 NOT_REACHED = {
-    "% of functions with two statements or fewer": 43.6,
+    "% of functions with two statements or fewer": 43.0,
     "files from a batch to an updated parameter": 21,
 }
 
