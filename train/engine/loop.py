@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
-from ...models.load import CONFIG_FILE
+from ...models.loading import CONFIG_FILE
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..errors import NonFiniteLoss, RunError

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...data.errors import UserError
 from ...data.io.atomic_io import write_file
-from ...models.load import CONFIG_FILE
+from ...models.loading import CONFIG_FILE
 from ..errors import RunError
 
 METRICS_FILE = "metrics.jsonl"

@@ -7,7 +7,7 @@ import jax
 
 from ...data.batching import evaluation_batches
 from ...data.sources.documents import SourceLike
-from ...models.load import load
+from ...models.loading import load
 from ...models.nn.typing import PyTree
 from ..errors import RunError
 from ..objectives.eval_step import rows_at_once, whole_rows

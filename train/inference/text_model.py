@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from ...data.tokenizers.base import Tokenizer
-from ...models.load import load
+from ...models.loading import load
 from ...models.model import Model
 from ...models.nn.heads import require_head
 from ...models.nn.typing import Params

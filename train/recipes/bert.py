@@ -65,12 +65,17 @@ def bert(preset: str = "bert-base") -> TrainConfig:
     Run: flaxzoo train bert --preset bert-small --data.source 'text:books/*.txt#sentences'
     The vocabulary is trained on the text, and the size of the embedding follows from it. The
     learning rate is 1e-4 at a width of 768 (Devlin et al. 2019, appendix A.2) and larger in
-    proportion for narrower models.
+    proportion for narrower models. Models without two token types learn no next sentence.
     """
     model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
-        data=PretrainingData(source="builtin:python-docs", length=128, tokenizer=_SMALL_VOCABULARY),
+        data=PretrainingData(
+            source="builtin:python-docs",
+            length=128,
+            next_sentence=model.num_token_types == 2,
+            tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
+        ),
         optimizer=OptimizerConfig(
             peak_learning_rate=round(1e-4 * 768 / model.d_model, 6),
             schedule="linear",
