@@ -1,12 +1,11 @@
-"""Grain: from rows to batches, in a global order that nothing but the seed decides.
+"""Batches from examples, with Grain, in a global order that depends on the seed alone.
 
-A batch is a pure function of ``(seed, step)``. Example ``g = step * batch_size + i`` is row
-``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process
-``p`` of ``n`` makes the ``p``-th of ``n`` equal parts of each batch. So the global batch
-depends neither on the number of processes nor on that of workers, and where a run stands is
-one number.
+A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i`` is example
+``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process ``p`` of
+``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore depends
+neither on the number of processes nor on that of workers, and the position of a run is one number.
 
-An objective brings its own ``ExampleSource`` and shares everything here.
+Every kind of data brings its own ``ExampleSource``; all share this file.
 """
 
 import functools
@@ -30,15 +29,15 @@ class TrainBatches:
     """The batches of a training run in order, for Grain to read at random.
 
     Attributes:
-      rows: The examples.
-      batch_size: Of the global batch, B.
-      seed: Of the order; any integer.
+      examples: The examples.
+      batch_size: The size of the global batch, B.
+      seed: The seed of the order, any integer.
       num_steps: The number of batches.
-      process_index: Which part of the batch, in ``[0, process_count)``.
+      process_index: The index of this process's part of a batch, in ``[0, process_count)``.
       process_count: The number of parts.
     """
 
-    rows: ExampleSource
+    examples: ExampleSource
     batch_size: int
     seed: int
     num_steps: int
@@ -55,23 +54,23 @@ class TrainBatches:
         """Makes this process's part of the batch of a step, arrays of [B / process_count, ...]."""
         local = local_batch_size(self.batch_size, self.process_count)
         first = index * self.batch_size + self.process_index * local
-        return _stack([self._example(g) for g in range(first, first + local)])
-
-    def _example(self, g: int) -> dict[str, np.ndarray]:
-        epoch, index = divmod(g, self.rows.num_examples)
-        return self.rows.example(epoch, _shuffled(index, self.rows.num_examples, self.seed, epoch))
+        made, number = [], self.examples.num_examples
+        for g in range(first, first + local):
+            epoch, index = divmod(g, number)
+            made.append(self.examples.example(epoch, _shuffled(index, number, self.seed, epoch)))
+        return _stack(made)
 
 
 class BatchIterator(grain.DatasetIterator[Batch]):
-    """Iterates over the batches of a run, reading ahead; its state is the next step.
+    """Iterates over the batches of a run and reads ahead; its state is the next step.
 
-    It goes where Grain's own iterators go (``grain.checkpoint``). Theirs would also hold
-    how the reading is spread over workers; this state fits any number of workers and
-    processes. Reading starts at the first ``next``, so restoring wastes nothing.
+    It may be used like Grain's own iterators (``grain.checkpoint``). The state of those also
+    depends on the number of workers; this state fits any number of workers and processes. Reading
+    starts at the first ``next``, so that no batch is made before a state is restored.
     """
 
     def __init__(self, batches: TrainBatches, num_workers: int = 0) -> None:
-        """Makes an iterator that stands at step 0.
+        """Creates an iterator at step 0.
 
         Args:
           batches: The batches in order.
@@ -98,10 +97,10 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         return {"step": self._step}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Goes to the step of a state.
+        """Moves to the step of a state.
 
         Raises:
-          DataError: The state is not one of ours, or lies behind the end of the run.
+          DataError: The state is not one of ``get_state``, or is after the end of the run.
         """
         step = state.get("step")
         if not isinstance(step, int) or not 0 <= step <= len(self._batches):
@@ -136,7 +135,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
 
 def train_iterator(
-    rows: ExampleSource,
+    examples: ExampleSource,
     *,
     batch_size: int,
     seed: int,
@@ -145,17 +144,17 @@ def train_iterator(
     process_count: int = 1,
     num_workers: int = 0,
 ) -> BatchIterator:
-    """Iterates over the batches of a training run, reading ahead.
+    """Iterates over the batches of a training run and reads ahead.
 
     ``get_state`` and ``set_state`` (or ``grain.checkpoint``) resume exactly, also with
     another number of workers or processes. Close the iterator when done.
 
     Args:
-      rows: The examples.
-      batch_size: Of the global batch, B.
-      seed: Of the order; any integer.
+      examples: The examples.
+      batch_size: The size of the global batch, B.
+      seed: The seed of the order, any integer.
       num_steps: The number of batches.
-      process_index: Which part of the batch this process reads.
+      process_index: The index of the part of each batch that this process reads.
       process_count: The number of processes that share a batch.
       num_workers: Worker processes that make batches; 0 makes them in a thread.
 
@@ -165,45 +164,45 @@ def train_iterator(
     Raises:
       DataError: ``batch_size`` is not divisible by ``process_count``.
     """
-    batches = TrainBatches(rows, batch_size, seed, num_steps, process_index, process_count)
+    batches = TrainBatches(examples, batch_size, seed, num_steps, process_index, process_count)
     return BatchIterator(batches, num_workers)
 
 
 def evaluation_batches(
-    rows: ExampleSource, *, batch_size: int, process_index: int = 0, process_count: int = 1
+    examples: ExampleSource, *, batch_size: int, process_index: int = 0, process_count: int = 1
 ) -> Iterator[Batch]:
-    """Iterates once over the rows of epoch 0, in order.
+    """Iterates once over the examples of epoch 0, in order.
 
     Args:
-      rows: The examples.
-      batch_size: Of the global batch, B.
-      process_index: Which part of the batch this process reads.
+      examples: The examples.
+      batch_size: The size of the global batch, B.
+      process_index: The index of the part of each batch that this process reads.
       process_count: The number of processes that share a batch.
 
     Yields:
-      Batches of [B / process_count, ...]; the last one is filled up with rows of zeros,
-      which are padding. Every process gets the same number of batches.
+      Batches with arrays of [B / process_count, ...]; the last one is padded with examples of
+      zeros. Every process gets the same number of batches.
 
     Raises:
       DataError: ``batch_size`` is not divisible by ``process_count``.
     """
     local = local_batch_size(batch_size, process_count)
-    nothing = {name: np.zeros_like(array) for name, array in rows.example(0, 0).items()}
-    for start in range(0, rows.num_examples, batch_size):
+    padding = {name: np.zeros_like(array) for name, array in examples.example(0, 0).items()}
+    for start in range(0, examples.num_examples, batch_size):
         first = start + process_index * local
         yield _stack(
             [
-                rows.example(0, index) if index < rows.num_examples else nothing
+                examples.example(0, index) if index < examples.num_examples else padding
                 for index in range(first, first + local)
             ]
         )
 
 
 def local_batch_size(batch_size: int, process_count: int) -> int:
-    """Divides the global batch.
+    """Returns the number of examples of a batch that each process makes.
 
     Raises:
-      DataError: It does not divide evenly.
+      DataError: The batch does not divide evenly.
     """
     if batch_size <= 0 or batch_size % process_count:
         raise DataError(
@@ -214,8 +213,8 @@ def local_batch_size(batch_size: int, process_count: int) -> int:
 
 
 def _shuffled(index: int, count: int, seed: int, epoch: int) -> int:
-    """Where a permutation of ``range(count)``, which takes no memory, sends an index."""
-    # Not through a Grain data set, whose cost for each row would count beside a prepared row's.
+    """Returns the image of an index under a permutation of ``range(count)``, without memory."""
+    # A Grain data set would be slow in comparison with reading a prepared sequence.
     shuffle_seed = _shuffle_seed(seed, epoch)
     return grain.experimental.index_shuffle(
         index, max_index=count - 1, seed=shuffle_seed, rounds=_SHUFFLE_ROUNDS
@@ -224,7 +223,7 @@ def _shuffled(index: int, count: int, seed: int, epoch: int) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _shuffle_seed(seed: int, epoch: int) -> int:
-    # Grain takes 32 bits, and would use neighbouring seeds for its own epochs.
+    # Grain takes 32 bits, and uses neighboring seeds for its own epochs.
     return int(np.random.SeedSequence([seed % 2**64, epoch]).generate_state(1)[0])
 
 

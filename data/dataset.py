@@ -2,7 +2,7 @@
 
 from dataclasses import Field, dataclass
 from enum import Enum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class PickledByFields:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
+@runtime_checkable
 class ExampleSource(Protocol):
     """A random-access data set of examples.
 

@@ -28,11 +28,11 @@ def find_damage(checkpoint: Path, part: str = "") -> str | None:
     """Compares the files of a checkpoint with their checksums.
 
     Args:
-        checkpoint: The folder of the checkpoint.
-        part: The part to check, such as `params`; by default all parts.
+      checkpoint: The folder of the checkpoint.
+      part: The part to check, such as `params`; by default all parts.
 
     Returns:
-        A description of the first damaged file; None if there is none, or no checksums.
+      A description of the first damaged file; None if there is none, or no checksums.
     """
     file = checkpoint / CHECKSUMS_FILE
     if not file.is_file():

@@ -102,7 +102,7 @@ class TransformerConfig:
         """Returns the configuration of the same body below another head.
 
         Raises:
-            UserError: The family has no such head.
+          UserError: The family has no such head.
         """
         del labels
         if head != self.head:

@@ -23,11 +23,11 @@ def local_folder(path: str | Path) -> Path:
     """Returns the folder of a model.
 
     Args:
-        path: A folder, or a name on the hub, whose files are downloaded once and kept in the hub's
-            own cache. A path that exists, or is a `Path`, is never searched for on the hub.
+      path: A folder, or a name on the hub, whose files are downloaded once and kept in the hub's
+        own cache. A path that exists, or is a `Path`, is never searched for on the hub.
 
     Raises:
-        FileNotFoundError: There is neither a folder nor a model of that name.
+      FileNotFoundError: There is neither a folder nor a model of that name.
     """
     folder = Path(path).expanduser()
     if isinstance(path, Path) or folder.exists() or not NAME.fullmatch(path):
@@ -40,7 +40,7 @@ def _download(name: str) -> Path:
     """Returns the folder in the hub's cache; once per process, so that all files match.
 
     Raises:
-        FileNotFoundError: The download failed.
+      FileNotFoundError: The download failed.
     """
     import huggingface_hub
 

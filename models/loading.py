@@ -38,19 +38,19 @@ def load(
     """Loads the model of a run folder, or of a folder in Hugging Face's form.
 
     Args:
-        path: The folder that `flaxzoo train … --workdir` or `save_pretrained` of transformers
-            wrote, or a name on the Hugging Face hub.
-        step: The checkpoint of a run; by default the newest.
-        execution: How the model is run; by default in float32, with scanned layers.
-        shardings: Maps the tree of the parameters' shapes to the tree of their shardings
-            (`train.parameter_shardings`); by default all parameters are on the first device.
+      path: The folder that `flaxzoo train … --workdir` or `save_pretrained` of transformers
+        wrote, or a name on the Hugging Face hub.
+      step: The checkpoint of a run; by default the newest.
+      execution: How the model is run; by default in float32, with scanned layers.
+      shardings: Maps the tree of the parameters' shapes to the tree of their shardings
+        (`train.parameter_shardings`); by default all parameters are on the first device.
 
     Returns:
-        The Flax module and its parameters: `model.apply({"params": params}, input_ids=…).logits`.
+      The Flax module and its parameters: `model.apply({"params": params}, input_ids=…).logits`.
 
     Raises:
-        FileNotFoundError: There is no such folder, or the run has no such checkpoint.
-        UserError: The folder is broken, or its model is not supported.
+      FileNotFoundError: There is no such folder, or the run has no such checkpoint.
+      UserError: The folder is broken, or its model is not supported.
     """
     folder = local_folder(path).resolve()
     model = create(model_config(folder), execution)
@@ -111,15 +111,15 @@ def chosen_step(folder: Path, step: int | None) -> int | None:
     """Returns the step of the requested checkpoint, by default the newest of a run.
 
     Args:
-        folder: A run folder, or one in Hugging Face's form.
-        step: The requested step, if any.
+      folder: A run folder, or one in Hugging Face's form.
+      step: The requested step, if any.
 
     Returns:
-        The step; None for a folder in Hugging Face's form, which has no steps.
+      The step; None for a folder in Hugging Face's form, which has no steps.
 
     Raises:
-        FileNotFoundError: The run has no such checkpoint.
-        UserError: A step is requested from a folder that has none.
+      FileNotFoundError: The run has no such checkpoint.
+      UserError: A step is requested from a folder that has none.
     """
     if is_foreign(read_fields(folder)):
         if step is not None:
@@ -134,10 +134,10 @@ def read_params(
     """Reads the parameters of a run folder, or of one in Hugging Face's form.
 
     Args:
-        folder: The folder.
-        step: The result of `chosen_step`.
-        config: The configuration of the folder's model.
-        shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
+      folder: The folder.
+      step: The result of `chosen_step`.
+      config: The configuration of the folder's model.
+      shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
     """
     if step is None:
         return read_weights(folder, config, shapes)
@@ -148,12 +148,12 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
     """Reads the parameters of a checkpoint.
 
     Args:
-        folder: A run folder.
-        step: The step of the checkpoint.
-        shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
+      folder: A run folder.
+      step: The step of the checkpoint.
+      shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
 
     Raises:
-        UserError: A file differs from what was written.
+      UserError: A file differs from what was written.
     """
     import orbax.checkpoint as ocp
 
@@ -176,8 +176,8 @@ def read_config(folder: str | Path) -> JsonObject:
     """Reads the `config.json` of a run folder.
 
     Raises:
-        FileNotFoundError: The folder is not a run.
-        UserError: Its `config.json` is broken, or not one of flaxzoo.
+      FileNotFoundError: The folder is not a run.
+      UserError: Its `config.json` is broken, or not one of flaxzoo.
     """
     return check_run(read_fields(folder), folder)
 
@@ -186,7 +186,7 @@ def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
     """Returns the content of a `config.json`, after checking that it belongs to a run.
 
     Raises:
-        UserError: It does not.
+      UserError: It does not.
     """
     if not {"model", "train"} <= fields.keys():
         kind = "is in Hugging Face's form" if is_foreign(fields) else "is not of flaxzoo"
@@ -198,12 +198,12 @@ def object_field(fields: JsonObject, name: str, folder: str | Path) -> JsonObjec
     """Returns an object in the `config.json` of a folder.
 
     Args:
-        fields: The content of the file.
-        name: The name of the field.
-        folder: The folder, for messages.
+      fields: The content of the file.
+      name: The name of the field.
+      folder: The folder, for messages.
 
     Raises:
-        UserError: The field is not an object.
+      UserError: The field is not an object.
     """
     value = fields[name]
     if not isinstance(value, dict):
@@ -217,8 +217,8 @@ def read_fields(folder: str | Path) -> JsonObject:
     """Reads the `config.json` of any folder with a model.
 
     Raises:
-        FileNotFoundError: There is none.
-        UserError: It is broken.
+      FileNotFoundError: There is none.
+      UserError: It is broken.
     """
     file = Path(folder) / CONFIG_FILE
     if not file.is_file():
@@ -242,7 +242,7 @@ def newest_step(folder: str | Path) -> int:
     """Returns the step of the newest checkpoint.
 
     Raises:
-        FileNotFoundError: There is none yet.
+      FileNotFoundError: There is none yet.
     """
     found = steps(folder)
     if not found:
@@ -254,7 +254,7 @@ def check_step(folder: str | Path, step: int) -> int:
     """Returns `step`, after checking that the run kept its checkpoint.
 
     Raises:
-        FileNotFoundError: It did not; the message names the checkpoints that it kept.
+      FileNotFoundError: It did not; the message names the checkpoints that it kept.
     """
     if step not in steps(folder):
         kept = ", ".join(map(str, steps(folder))) or "none"

@@ -103,7 +103,7 @@ def preset(name: str) -> TransformerConfig:
     """Returns the configuration of a published size, e.g. `preset("gpt2")`.
 
     Raises:
-        UserError: There is no such preset; the message names the nearest.
+      UserError: There is no such preset; the message names the nearest.
     """
     known = presets()
     if name not in known:
@@ -125,7 +125,7 @@ def config_from_dict(fields: Mapping[str, Any]) -> TransformerConfig:
     """Returns the configuration that `config_to_dict` wrote.
 
     Raises:
-        UserError: The family is unknown, or a field does not belong to it.
+      UserError: The family is unknown, or a field does not belong to it.
     """
     values: dict[str, Any] = {  # JSON has no tuples
         name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()

@@ -22,12 +22,12 @@ def export_forward(model: nn.Module) -> bytes:
     """Returns a model's forward pass, without dropout, as a serialized program.
 
     Args:
-        model: The module of the model; its parameters stay arguments.
+      model: The module of the model; its parameters stay arguments.
 
     Returns:
-        The bytes that `jax.export.deserialize` reads. The program takes a flat dict of the
-        parameters by their paths, and by name int32 arrays of any batch size and of any lengths up
-        to `max_length`; it returns a dict of arrays.
+      The bytes that `jax.export.deserialize` reads. The program takes a flat dict of the
+      parameters by their paths, and by name int32 arrays of any batch size and of any lengths up
+      to `max_length`; it returns a dict of arrays.
     """
 
     def forward(params: Params, **arrays: Any) -> dict[str, Array]:

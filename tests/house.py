@@ -86,6 +86,8 @@ BATCHING_FILES = ("pipeline.py", "batching.py")
 MODEL_FILE = "models/bert.py"
 LOOP_FILE = "loop.py"
 """The path ends at the first return to this file after a call of a function in `MODEL_FILE`."""
+OTHER_THREADS = ("run lock",)
+"""Threads that touch no batch; whether they run meanwhile is a matter of time."""
 TINY_RUN = (
     "--steps 2 --batch-size 4 --data.length 32 --data.validation-fraction 0.2 "
     "--data.tokenizer.vocab-size 64 --model.max-length 32 --model.num-layers 2 "
@@ -336,7 +338,7 @@ def train_and_record(root: Path, folder: Path) -> None:
         return name.removeprefix(prefix) if name.startswith(prefix) else None
 
     def profile(frame: FrameType, event: str, _: object) -> None:
-        if (file := file_of(frame)) is None:
+        if (file := file_of(frame)) is None or threading.current_thread().name in OTHER_THREADS:
             return
         code, caller = frame.f_code, frame.f_back
         if event == "call" and code.co_flags & inspect.CO_OPTIMIZED:

@@ -10,9 +10,8 @@ ROOT = Path(__file__).parent.parent
 
 # Goals that are not reached yet, with the figure of today: it may fall, not rise.
 NOT_REACHED = {
-    "% of functions with two statements or fewer": 45.8,
-    "functions with over four positional parameters": 1,
-    "files from a batch to an updated parameter": 22,
+    "% of functions with two statements or fewer": 43.6,
+    "files from a batch to an updated parameter": 21,
 }
 
 

@@ -6,6 +6,8 @@ import sys
 import flaxzoo
 import pytest
 
+from .api_reference import pages
+
 
 def python(*arguments):
     return subprocess.run(
@@ -31,3 +33,19 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_the_module_is_the_command():
     assert python("-m", "flaxzoo", "--version") == f"flaxzoo {flaxzoo.__version__}\n"
+
+
+@pytest.mark.parametrize("file", list(pages()), ids=lambda file: file.parent.name)
+def test_the_reference_is_complete_and_up_to_date(file):
+    text = file.read_text(encoding="utf-8")
+    assert text == pages()[file], "run python tests/api_reference.py"
+    names = getattr(flaxzoo, file.parent.name).__all__
+    for name in names:
+        _, found, rest = text.partition(f"\n## {name}\n\n```python\n")
+        assert found, name
+        described = rest.split("```\n\n", 1)[1].split("\n")[0]
+        assert len(described.split()) >= 3, f"{name} has no useful docstring: {described!r}"
+        assert not described.startswith(f"{name}("), f"{name} has no docstring of its own"
+    assert "/opt/" not in text
+    assert "/home/" not in text
+    assert " at 0x" not in text

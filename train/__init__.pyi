@@ -48,6 +48,7 @@ from .optimizer_config import OptimizerConfig as OptimizerConfig
 from .plan.hardware import parse_topology as parse_topology
 from .plan.plan import make_plan as make_plan
 from .recipes import recipe as recipe
+from .runs.custom import Callback as Callback
 from .runs.load_run import open_run as open_run
 from .runs.save_run import save_run as save_run
 from .state import TrainState as TrainState

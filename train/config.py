@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 from ..data.errors import UserError
@@ -113,6 +114,21 @@ class TrainConfig:
             )
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed {self.seed} must be at least 0 and below 2³²")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A named configuration, and what a person is told of it."""
+
+    summary: str
+    """One line, for a list of recipes."""
+    details: str
+    """Further lines: the command, the result to expect, the source of the settings."""
+    config: TrainConfig
+    of_preset: Callable[[str], TrainConfig] | None = None
+    """For the recipe of a family, which trains any published size: the configuration of a size."""
+    preset: str | None = None
+    """The size of `config`, for the recipe of a family."""
 
 
 def check_length(config: TrainConfig) -> None:

@@ -144,14 +144,14 @@ def encode_texts(
             kept: tuple[list[int], list[int] | None] = one[: template.room(1)], None
             num_truncated += len(one) > template.room(1)
         else:
-            first, second = cut_longest_first(len(one), len(other), template.room(2))
+            first, second = truncate_longest_first(len(one), len(other), template.room(2))
             kept = one[:first], other[:second]
             num_truncated += first + second < len(one) + len(other)
         pairs.append(kept)
     return BertInputs.of(template, pairs), num_truncated
 
 
-def cut_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
+def truncate_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
     """Truncates two texts to fit by removing tokens from the end of the longer one.
 
     The result is the same as removing one token at a time from the longer text, and from the second

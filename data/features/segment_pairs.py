@@ -11,9 +11,11 @@ Deliberate differences, so that every example can be made on its own:
 - The number of examples is fixed: a document of ``n`` tokens has ``ceil(n / target)``.
   Their starts differ between epochs: example ``k`` begins with the first sentence that
   starts at token ``k * target - shift`` of its document or later, where ``shift`` is drawn for
-  each document and epoch from what the last example leaves free. So in each epoch the examples
-  of a document tile it: every sentence is offered to one of them, none is favoured.
-- An example has at least two sentences, so exactly half of them (the original: fewer) continue.
+  each document and epoch from the number of tokens that the last example leaves free. In each
+  epoch, the examples of a document therefore cover it: every sentence is offered to one of them,
+  and no sentence is favored.
+- An example has at least two sentences, so in exactly half of the examples (in the original: in
+  fewer) the second segment continues the first.
 - Sentences that a random second segment displaces wait for another epoch; the original
   begins its next example with them.
 """
@@ -27,9 +29,10 @@ import numpy as np
 from ..corpora.sentence_corpus import SentenceCorpus
 from ..dataset import PickledByFields
 from ..errors import DataError
-from .bert_inputs import cut_longest_first
+from .bert_inputs import truncate_longest_first
 
-_SHIFTS = 1  # apart from the numbers an example draws
+# The last seed word of the shifts; the random numbers of an example have other seeds.
+_SHIFTS = 1
 
 
 class Example(NamedTuple):
@@ -46,8 +49,8 @@ class Example(NamedTuple):
     label: int | None
 
 
-class Place(NamedTuple):
-    """The sentences of an example, as numbers in the corpus.
+class Selection(NamedTuple):
+    """The sentences of an example, by their indices in the corpus.
 
     Attributes:
       document: The document of A.
@@ -104,9 +107,9 @@ class Segments(PickledByFields):
         corpus = self.corpus
         if corpus.num_documents < 2:
             raise DataError(
-                "next sentences need two documents, and what is trained or validated on has one: "
-                "say what a document is (text:GLOB#block or #sentences), hold out more or name "
-                "more to validate on, or leave next sentences out (--data.no-next-sentence)"
+                "next sentences need two documents, and the training or validation data have one: "
+                "make documents smaller (text:GLOB#block or #sentences), hold out more, name other "
+                "validation data, or leave next sentences out (--data.no-next-sentence)"
             )
         if corpus.num_single == corpus.num_documents:
             raise DataError(
@@ -143,24 +146,24 @@ class Segments(PickledByFields):
         Args:
           epoch: From 0.
           index: In ``[0, num_examples)``.
-          rng: The source of all random choices but the start of the example.
+          rng: The generator of all random choices except the start of the example.
 
         Returns:
           At most ``length`` tokens.
         """
-        place = self.place(epoch, index, rng)
-        a = self._tokens(place.first, place.middle)
-        if place.other is None:
-            a = _cut(a, self.target, rng)
-            return Example(self._framed(a), np.zeros(len(a) + 2, np.int32), None)
-        b = self._tokens(place.other, place.end)
-        size_a, size_b = cut_longest_first(len(a), len(b), self.target)
-        a, b = _cut(a, size_a, rng), _cut(b, size_b, rng)
+        chosen = self.select(epoch, index, rng)
+        a = self._tokens(chosen.first, chosen.middle)
+        if chosen.other is None:
+            a = _truncate(a, self.target, rng)
+            return Example(self._with_special_tokens(a), np.zeros(len(a) + 2, np.int32), None)
+        b = self._tokens(chosen.other, chosen.end)
+        size_a, size_b = truncate_longest_first(len(a), len(b), self.target)
+        a, b = _truncate(a, size_a, rng), _truncate(b, size_b, rng)
         types = np.zeros(size_a + size_b + 3, np.int32)
         types[size_a + 2 :] = 1
-        return Example(self._framed(a, b), types, int(place.other != place.middle))
+        return Example(self._with_special_tokens(a, b), types, int(chosen.other != chosen.middle))
 
-    def place(self, epoch: int, index: int, rng: np.random.Generator) -> Place:
+    def select(self, epoch: int, index: int, rng: np.random.Generator) -> Selection:
         """Chooses the sentences of an example; see ``example``."""
         document = int(np.searchsorted(self._example_ends, index, "right"))
         last = int(self.corpus.document_starts[document + 1])
@@ -169,11 +172,11 @@ class Segments(PickledByFields):
         target = int(rng.integers(2, self.target, endpoint=True)) if short else self.target
         end = self._fill(first, last, target)  # … to here make an example
         if not self.next_sentence:
-            return Place(document, first, end, None, end, short)
+            return Selection(document, first, end, None, end, short)
         first, end = _at_least_two(first, end, last)
         middle = int(rng.integers(first + 1, end))
         if rng.random() < 0.5:  # B continues A
-            return Place(document, first, middle, middle, end, short)
+            return Selection(document, first, middle, middle, end, short)
         # B comes from a random sentence on of any other document, equally likely.
         other = int(rng.integers(self.corpus.num_documents - 1))
         other += other >= document
@@ -181,7 +184,7 @@ class Segments(PickledByFields):
         start = int(rng.integers(begin, last))
         starts = self.corpus.sentence_starts
         end = self._fill(start, last, target - int(starts[middle] - starts[first]))
-        return Place(document, first, middle, start, end, short)
+        return Selection(document, first, middle, start, end, short)
 
     def _begin(self, epoch: int, index: int, document: int) -> int:
         """Returns the first sentence of an example."""
@@ -214,7 +217,7 @@ class Segments(PickledByFields):
         starts = self.corpus.sentence_starts
         return self.corpus.tokens[int(starts[first]) : int(starts[end])]
 
-    def _framed(self, *segments: np.ndarray) -> np.ndarray:
+    def _with_special_tokens(self, *segments: np.ndarray) -> np.ndarray:
         ids = np.empty(1 + sum(len(segment) + 1 for segment in segments), np.int32)
         ids[0] = self.cls
         end = 1
@@ -225,7 +228,7 @@ class Segments(PickledByFields):
         return ids
 
 
-def _cut(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+def _truncate(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
     """Truncates to ``size``, removing each token from the front or the back with equal chance."""
     excess = len(tokens) - size
     if excess <= 0:

@@ -1,4 +1,4 @@
-"""JSON values, and the only JSON parser of this project; it imports only the errors."""
+"""JSON values, read and written; it imports only the errors."""
 
 import json
 from pathlib import Path
@@ -30,6 +30,20 @@ def parse_json(
         reason = getattr(failure, "msg", "nested too deeply")
         location += f" line {getattr(failure, 'lineno', 1)}" if "\n" in text else ""
         raise error(f"{location} is not valid JSON ({reason}): {remedy}") from None
+
+
+def to_json(value: object, *, indent: int | None = None, sort_keys: bool = False) -> str:
+    """Formats a value as JSON.
+
+    Raises:
+        UserError: A number in it is NaN or infinite, for which JSON has no form.
+    """
+    try:
+        return json.dumps(
+            value, ensure_ascii=False, allow_nan=False, indent=indent, sort_keys=sort_keys
+        )
+    except ValueError as failure:
+        raise UserError(f"a number to write as JSON is NaN or infinite: {failure}") from None
 
 
 def parse_object(

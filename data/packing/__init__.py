@@ -1,1 +1,1 @@
-"""From the lengths of documents to packed rows."""
+"""From the lengths of documents to packed sequences."""

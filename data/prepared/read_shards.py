@@ -18,7 +18,7 @@ import numpy as np
 
 from ..dataset import DataSplit, PickledByFields
 from ..errors import DataError
-from ..packing.packed_rows import decode, packed_arrays
+from ..packing.packed_sequences import decode, packed_arrays
 from ..sources.source_names import parse_sources
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from .shard_format import (
@@ -67,7 +67,7 @@ class PreparedExamples(PickledByFields):
         return self._ends[-1]
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Reads one sequence, the same in every epoch; see ``packed_rows.packed_arrays``.
+        """Reads one sequence, the same in every epoch; see ``packed_sequences.packed_arrays``.
 
         Raises:
           DataError: The file is missing or damaged.

@@ -4,7 +4,7 @@
 ``settings.json``              everything that determines the sequences, except the input
 ``tokenizer/``                 the tokenizer
 ``shards/NAME/``               the output for one input file, from which NAME is derived:
-``  …/train.array_record``     the training sequences, one per record (see ``packed_rows``)
+``  …/train.array_record``     the training sequences, one per record (see ``packed_sequences``)
 ``  …/validation.array_record``  the sequences held out for validation
 ``  …/token_counts.npy``       the occurrences of each token in each split, int64 [2, V]
 ``  …/facts.json``             a summary: the input file, the sizes and the hashes

@@ -25,7 +25,7 @@ from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..errors import DataError
 from ..io.atomic_io import build_folder, write_file
 from ..io.files import matching_files
-from ..packing.packed_rows import encode, gather_tokens, require_bos_eos
+from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
 from ..sources.documents import HashSplit, Split, text_digest
 from ..sources.source_names import Source, documents_in, parse_sources
@@ -350,9 +350,9 @@ def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[S
         for row in range(-(-corpus.num_targets // length)):
             yield split_once(row, length, corpus.target_starts, corpus.num_targets)
         return
-    spans, row_starts = first_fit(corpus.target_counts, length)
-    for row in range(len(row_starts) - 1):
-        yield spans[row_starts[row] : row_starts[row + 1]].tolist()
+    spans, sequence_starts = first_fit(corpus.target_counts, length)
+    for row in range(len(sequence_starts) - 1):
+        yield spans[sequence_starts[row] : sequence_starts[row + 1]].tolist()
 
 
 def _check_splits(shards: list[Shard], settings: Settings) -> None:

@@ -19,7 +19,7 @@ from .source_names import listed_choices
 LIMIT = 1_000_000
 """All numbers are smaller."""
 HELD_OUT = range(680_000, 700_000)
-"""The numbers that are never drawn for training."""
+"""The range of numbers that are never drawn for training."""
 VALIDATION_SIZE = 1000
 """The number of validation examples, taken from ``HELD_OUT``."""
 VOCABULARY_SIZE = 5000
@@ -27,7 +27,7 @@ VOCABULARY_SIZE = 5000
 
 _BUILTIN = "builtin:"
 _EXAMPLE = "builtin:numbers-en-fr"
-# Coprime to the size of HELD_OUT, so that the numbers differ, with all kinds of endings.
+# Coprime to the size of HELD_OUT, so that the numbers differ and have all kinds of endings.
 _STRIDE = 7919
 _SEED_OF_VOCABULARY = 0x5EED
 _DRAWN_AT_ONCE = 64
@@ -35,11 +35,11 @@ _DRAWN_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class SpelledNumbers(PairSource):
-    """Some numbers in two languages; a part of a ``ParallelText``.
+    """Some numbers in two languages, as a part of a ``ParallelText``.
 
     Attributes:
       numbers: The numbers, in order.
-      languages: Of the sources and of the targets, as num2words names them.
+      languages: The languages of the sources and of the targets, as num2words names them.
     """
 
     numbers: tuple[int, ...]
@@ -62,7 +62,7 @@ class NumberWords:
 
     Attributes:
       name: The name as the user wrote it.
-      languages: Of the sources and of the targets, as num2words names them.
+      languages: The languages of the sources and of the targets, as num2words names them.
     """
 
     name: str
@@ -94,27 +94,26 @@ class NumberWords:
     @cached_property
     def validation(self) -> SpelledNumbers:
         """The validation numbers: always the same, none of them in training."""
-        places = sorted(i * _STRIDE % len(HELD_OUT) for i in range(VALIDATION_SIZE))
-        return self._spelled(HELD_OUT[place] for place in places)
+        indices = sorted(i * _STRIDE % len(HELD_OUT) for i in range(VALIDATION_SIZE))
+        numbers = tuple(HELD_OUT[index] for index in indices)
+        return SpelledNumbers(self.name, numbers, self.languages)
 
     @cached_property
     def vocabulary(self) -> SpelledNumbers:
         """Training numbers to train a vocabulary on: always the same."""
         drawn = draw_numbers(np.random.default_rng(_SEED_OF_VOCABULARY))
-        return self._spelled(next(drawn) for _ in range(VOCABULARY_SIZE))
-
-    def _spelled(self, numbers: Iterator[int]) -> SpelledNumbers:
-        return SpelledNumbers(self.name, tuple(numbers), self.languages)
+        numbers = tuple(next(drawn) for _ in range(VOCABULARY_SIZE))
+        return SpelledNumbers(self.name, numbers, self.languages)
 
 
 def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
-    """Draws training numbers, endlessly and none of ``HELD_OUT``.
+    """Draws training numbers endlessly; none is in ``HELD_OUT``.
 
-    Half of them are uniform below a million, half below a random power of ten: of the
-    former alone one in a thousand is below a thousand.
+    Half of the numbers are uniform below a million, half below a random power of ten. With the
+    former alone, only one number in a thousand would be below a thousand.
 
     Args:
-      rng: The generator, which alone determines the numbers.
+      rng: The generator; the numbers depend on nothing else.
     """
     while True:
         any_size = 10.0 ** rng.integers(1, 7, _DRAWN_AT_ONCE)
@@ -123,7 +122,7 @@ def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
         yield from (number for number in drawn if number not in HELD_OUT)
 
 
-@lru_cache(maxsize=1 << 15)  # a third of the draws are small numbers, again and again
+@lru_cache(maxsize=1 << 15)  # a third of the draws are small numbers, which recur often
 def spell(number: int, language: str) -> str:
     """Spells out a number.
 
@@ -132,13 +131,13 @@ def spell(number: int, language: str) -> str:
       language: As num2words names it.
 
     Raises:
-      DataError: num2words knows the language but not this number.
+      DataError: num2words cannot spell this number in this language.
     """
-    from num2words import CONVERTER_CLASSES  # only who asks for numbers needs it
+    from num2words import CONVERTER_CLASSES  # imported only for this source
 
     try:
         return CONVERTER_CLASSES[language].to_cardinal(number)
-    except Exception as error:  # some of its languages are unfinished, in any way
+    except Exception as error:  # some languages are unfinished and raise any exception
         raise DataError(
             f"num2words cannot spell {number} in {language!r} ({type(error).__name__}): "
             "choose another language"

@@ -27,7 +27,7 @@ from ..io.atomic_io import write_file
 from .documents import Documents, HashSplit, Records, Split, text_digest
 from .source_names import Source
 
-# TFDS repeats a failing download for minutes; a missing network must be detected within seconds.
+# TFDS retries a failing download for minutes; a missing network is to be detected in seconds.
 _PROBE_SECONDS = 4.0
 _PROBED_HOSTS = 3
 
@@ -193,7 +193,7 @@ def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
 def _divide(
     documents: Documents, fraction: float, source: Source, cache: Path
 ) -> dict[str, np.ndarray]:
-    """Divides by the hash of the texts: one pass, whose result is cached."""
+    """Divides documents by the hashes of their texts in one pass, and caches the result."""
     if fraction == 0:
         raise DataError(
             f"{source.name!r} has no published validation split: set validation_fraction above 0"

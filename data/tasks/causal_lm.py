@@ -1,11 +1,10 @@
 """Causal language modeling: packed examples of documents and the tokens that follow.
 
 The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``position_ids``, int32
-[B, T]; see ``packed_rows.packed_arrays``.
+[B, T]; see ``packed_sequences.packed_arrays``.
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -14,11 +13,10 @@ import numpy as np
 
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields
-from ..packing.packed_rows import gather_tokens, packed_arrays, packed_specs, require_bos_eos
+from ..packing.packed_sequences import gather_tokens, packed_arrays, packed_specs, require_bos_eos
 from ..packing.packing import (
     Packing,
-    Span,
-    check_fills_a_row,
+    check_fills_a_sequence,
     concat_then_split,
     first_fit,
     split_once,
@@ -27,22 +25,6 @@ from ..prepared.read_shards import SPLITS, is_prepared, prepared_split, prepared
 from ..sources.documents import Documents, SourceLike, as_source, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
-
-
-def example_from_spans(
-    corpus: TokenCorpus, spans: Sequence[Span], length: int
-) -> dict[str, np.ndarray]:
-    """Makes one example.
-
-    Args:
-      corpus: The tokens.
-      spans: Ranges of target tokens, each inside one document.
-      length: The example's length T, at least the sum of the spans' lengths.
-
-    Returns:
-      See ``packed_arrays``.
-    """
-    return packed_arrays(gather_tokens(corpus, spans), length)
 
 
 @dataclass(frozen=True)
@@ -65,7 +47,7 @@ class CausalLMExamples(PickledByFields):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fills_a_row(self.corpus.num_targets, self.length)
+        check_fills_a_sequence(self.corpus.num_targets, self.length)
 
     @property
     def num_examples(self) -> int:
@@ -82,7 +64,7 @@ class CausalLMExamples(PickledByFields):
           index: In ``[0, num_examples)``.
 
         Returns:
-          See ``example_from_spans``.
+          See ``packed_arrays``.
         """
         if self.packing == "concat":
             total = self.corpus.num_targets
@@ -91,9 +73,9 @@ class CausalLMExamples(PickledByFields):
                 index, self.length, self.corpus.target_starts, total=total, offset=offset
             )
         else:
-            planned, row_starts = self._plan
-            spans = planned[row_starts[index] : row_starts[index + 1]].tolist()
-        return example_from_spans(self.corpus, spans, self.length)
+            planned, sequence_starts = self._plan
+            spans = planned[sequence_starts[index] : sequence_starts[index + 1]].tolist()
+        return packed_arrays(gather_tokens(self.corpus, spans), self.length)
 
     @cached_property
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +88,7 @@ class CausalLMEvaluationExamples:
 
     Attributes:
       corpus: The tokens.
-      length: The length of a row, T.
+      length: The length of a sequence, T.
     """
 
     corpus: TokenCorpus
@@ -118,13 +100,13 @@ class CausalLMEvaluationExamples:
         return -(-self.corpus.num_targets // self.length)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Returns the same example in every epoch; see ``example_from_spans``."""
+        """Returns the same example in every epoch; see ``packed_arrays``."""
         spans = split_once(index, self.length, self.corpus.target_starts, self.corpus.num_targets)
-        return example_from_spans(self.corpus, spans, self.length)
+        return packed_arrays(gather_tokens(self.corpus, spans), self.length)
 
 
 def _offset(seed: int, epoch: int, total: int) -> int:
-    """Returns the start of an epoch's first row: pseudorandom, and equal on all processes."""
+    """Returns the start of an epoch's first sequence: pseudorandom, equal on all processes."""
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % total
 
@@ -156,9 +138,9 @@ class CausalLMData(DocumentsData):
             splits = SPLITS if self.validation else SPLITS[:1]
             return prepared_split(self.source_name, splits, tokenizer, requested)
         corpus = _corpus(self.texts(), tokenizer)
-        rows = CausalLMExamples(corpus, self.length, self.packing, seed)
-        _ = rows.num_examples  # plans the rows of first-fit now, not in the first batch
-        return _split(rows, corpus)
+        examples = CausalLMExamples(corpus, self.length, self.packing, seed)
+        _ = examples.num_examples  # plans the sequences of first-fit now, not in the first batch
+        return _split(examples, corpus)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns every validation token once."""

@@ -4,7 +4,7 @@ A subclass (``SequenceClassificationData`` …) states which sources it reads, h
 becomes an example, and how examples become arrays. The rest is here.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,6 +16,7 @@ import numpy as np
 
 from ..dataset import DataSplit
 from ..errors import DataError, UserError
+from ..features.bert_inputs import BertInputs
 from ..features.predictions import Prediction
 from ..io.hashing import digest
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
@@ -83,30 +84,33 @@ class ExampleSet(Generic[E]):
     lines: tuple[str, ...] = ()
 
 
-class LabelledExamples(Protocol):
-    """An example source that can turn a model's outputs into predictions."""
+class LabelledExamples(ABC):
+    """The base of example sources that can turn a model's outputs into predictions.
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks for the log, such as the number of truncated examples."""
-        ...
+    Attributes:
+      tokens: The texts as tokens with special tokens, one sequence for each example.
+      notes: Remarks for the log, such as the number of truncated examples.
+    """
+
+    tokens: BertInputs
+    notes: tuple[str, ...]
 
     @property
     def num_examples(self) -> int:
         """The number of examples, in the sense of ``ExampleSource``."""
-        ...
+        return len(self.tokens)
 
+    @abstractmethod
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """See ``ExampleSource``."""
-        ...
+        """See ``ExampleSource``; the same in every epoch."""
 
+    @abstractmethod
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
-        """Returns a prediction for each labeled example, from the outputs for all rows."""
-        ...
+        """Returns a prediction for each labeled example, from the outputs for all sequences."""
 
+    @abstractmethod
     def gold(self) -> Sequence[object]:
         """Returns the reference for each labeled example."""
-        ...
 
 
 @dataclass(frozen=True)

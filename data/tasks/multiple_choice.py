@@ -26,7 +26,7 @@ from ..sources.tables import CHOICES, ColumnRoles
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData
+from .labelled import ExampleSet, LabelledData, LabelledExamples
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
 
 
 @dataclass(frozen=True, eq=False)
-class MultipleChoiceExamples:
+class MultipleChoiceExamples(LabelledExamples):
     """C sequences for each of n examples; see ``dataset.ExampleSource``.
 
     Attributes:

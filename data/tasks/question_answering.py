@@ -35,7 +35,7 @@ from ..sources.squad import (
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData
+from .labelled import ExampleSet, LabelledData, LabelledExamples
 
 NO_ANSWER = "no answer"
 """The only label, if the training data have questions without an answer."""
@@ -136,14 +136,58 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         *,
         training: bool = False,
     ) -> "QuestionAnsweringExamples":
-        """See ``LabelledData``; questions without a certain answer are left out of training."""
-        return question_examples(
-            examples, tokenizer, self, unanswerable=NO_ANSWER in labels, training=training
+        """Divides passages into windows; see ``LabelledData``.
+
+        Questions whose answer has no certain location, or is whole in no window, are left out of
+        training. With [CLS] as their answer, a model would learn that there is none.
+
+        Raises:
+          DataError: No question is left for training.
+        """
+        template = Template.of(tokenizer, self.length)
+        passages = {
+            text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
+            for text in dict.fromkeys(example.passage for example in examples)
+        }
+        longest = min(self.max_question_length, template.room(2) // 2)
+        encoded = tokenizer.encode_batch([example.question for example in examples])
+        questions = []
+        for example, ids in zip(examples, encoded, strict=True):
+            tokens, offsets = passages[example.passage]
+            kept_ids = ids[:longest]
+            held = windows(len(tokens), template.room(2) - len(kept_ids), self.stride)
+            span = _answer_tokens(example, offsets, training)
+            problem = _UNSURE if training and span is None else ""
+            # span[0] is -1 for "no answer", which every window contains.
+            if span is not None and span[0] >= 0:
+                first, last = span
+                if not any(start <= first and last < end for start, end in held):
+                    span, problem = None, _SPLIT
+            questions.append(_Question(example, kept_ids, tokens, held, span, problem))
+        kept = [question for question in questions if not (training and question.problem)]
+        if not kept:
+            raise DataError(
+                "no question has an answer whose location in its passage is certain and that fits "
+                "in a window: give other questions, or a greater length"
+            )
+        offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
+        pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
+        inputs = BertInputs.of(template, pairs)
+        notes = [f"{len(inputs):,} windows of {self.length} tokens"]
+        if num_truncated := sum(len(ids) > longest for ids in encoded):
+            notes.append(f"{num_truncated:,} questions truncated to {longest} tokens")
+        return QuestionAnsweringExamples(
+            inputs,
+            _decoding(kept, offsets, self.max_answer_length, NO_ANSWER in labels),
+            _positions(kept),
+            tuple(question.example for question in kept),
+            tuple(_left_out(questions)) if training else (),
+            (*notes, *_problems(questions, ": not trained on" if training else "")),
         )
 
 
 @dataclass(frozen=True, eq=False)
-class QuestionAnsweringExamples:
+class QuestionAnsweringExamples(LabelledExamples):
     """The windows of questions; see ``dataset.ExampleSource``.
 
     Attributes:
@@ -162,11 +206,6 @@ class QuestionAnsweringExamples:
     examples: tuple[SpanExample, ...]
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def num_examples(self) -> int:
-        """The number of windows."""
-        return len(self.tokens)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one window; the same in every epoch.
@@ -213,69 +252,6 @@ class _Question:
     windows: Sequence[tuple[int, int]]
     span: tuple[int, int] | None
     problem: str
-
-
-def question_examples(
-    examples: Sequence[SpanExample],
-    tokenizer: Tokenizer,
-    config: QuestionAnsweringData,
-    *,
-    unanswerable: bool,
-    training: bool,
-) -> QuestionAnsweringExamples:
-    """Divides passages into windows.
-
-    Args:
-      examples: The questions.
-      tokenizer: The tokenizer.
-      config: The lengths.
-      unanswerable: Whether "no answer" may be predicted.
-      training: Whether to leave out questions whose answer has no certain location or is whole in
-        no window. With [CLS] as their answer, a model would learn that there is none.
-
-    Raises:
-      DataError: No question is left for training.
-    """
-    template = Template.of(tokenizer, config.length)
-    passages = {
-        text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
-        for text in dict.fromkeys(example.passage for example in examples)
-    }
-    longest = min(config.max_question_length, template.room(2) // 2)
-    encoded = tokenizer.encode_batch([example.question for example in examples])
-    questions = []
-    for example, ids in zip(examples, encoded, strict=True):
-        tokens, offsets = passages[example.passage]
-        kept_ids = ids[:longest]
-        held = windows(len(tokens), template.room(2) - len(kept_ids), config.stride)
-        span = _answer_tokens(example, offsets, training)
-        problem = _UNSURE if training and span is None else ""
-        # span[0] is -1 for "no answer", which every window contains.
-        if span is not None and span[0] >= 0:
-            first, last = span
-            if not any(start <= first and last < end for start, end in held):
-                span, problem = None, _SPLIT
-        questions.append(_Question(example, kept_ids, tokens, held, span, problem))
-    kept = [question for question in questions if not (training and question.problem)]
-    if not kept:
-        raise DataError(
-            "no question has an answer whose location in its passage is certain and that fits in a "
-            "window: give other questions, or a greater length"
-        )
-    offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
-    pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
-    inputs = BertInputs.of(template, pairs)
-    notes = [f"{len(inputs):,} windows of {config.length} tokens"]
-    if num_truncated := sum(len(ids) > longest for ids in encoded):
-        notes.append(f"{num_truncated:,} questions truncated to {longest} tokens")
-    return QuestionAnsweringExamples(
-        inputs,
-        _decoding(kept, offsets, config.max_answer_length, unanswerable),
-        _positions(kept),
-        tuple(question.example for question in kept),
-        tuple(_left_out(questions)) if training else (),
-        (*notes, *_problems(questions, ": not trained on" if training else "")),
-    )
 
 
 def _decoding(

@@ -26,7 +26,7 @@ from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData
+from .labelled import ExampleSet, LabelledData, LabelledExamples
 
 Target = Literal["single_label", "multi_label", "regression", "one", "several", "score"]
 """The type of the labels; the last three are the former names of the first three."""
@@ -247,7 +247,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
 
 
 @dataclass(frozen=True, eq=False)
-class SequenceClassificationExamples:
+class SequenceClassificationExamples(LabelledExamples):
     """One sequence for each of n examples; see ``dataset.ExampleSource``.
 
     Attributes:
@@ -266,11 +266,6 @@ class SequenceClassificationExamples:
     labels: tuple[str, ...]
     target: Target
     notes: tuple[str, ...] = ()
-
-    @property
-    def num_examples(self) -> int:
-        """The number of examples."""
-        return len(self.tokens)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example; the same in every epoch.

@@ -28,8 +28,8 @@ from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData
-from .token_examples import TaggingExample, from_columns, from_record, in_bio, words_of
+from .labelled import ExampleSet, LabelledData, LabelledExamples
+from .tagging_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100
 """The label of a token at which nothing is predicted."""
@@ -142,7 +142,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
 
 
 @dataclass(frozen=True, eq=False)
-class TokenClassificationExamples:
+class TokenClassificationExamples(LabelledExamples):
     """Sentences in rows of tokens; see ``dataset.ExampleSource``.
 
     The W words of all sentences, in order, are predicted in R rows.
@@ -164,11 +164,6 @@ class TokenClassificationExamples:
     examples: tuple[TaggingExample, ...]
     labels: tuple[str, ...]
     notes: tuple[str, ...] = ()
-
-    @property
-    def num_examples(self) -> int:
-        """The number of rows, at least one for each sentence."""
-        return len(self.tokens)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one row; the same in every epoch.

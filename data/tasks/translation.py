@@ -49,9 +49,9 @@ ARRAYS = {
 _EVALUATION_SEED = 0x5EED
 # In evaluation such a pair is still translated and scored, but it has no loss.
 _OF_THE_LOSS = "left out of the loss"
-# A row is full after this many consecutive numbers that do not fit.
+# A sequence is full after this many consecutive numbers that do not fit.
 _MISSES = 3
-_ROWS_MEASURED = 32
+_NUM_MEASURED = 32
 
 TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
 """The tokens of a source and of its target, each with an end token."""
@@ -96,22 +96,22 @@ def arrays_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict
       segment id on both sides, counted from 1; positions start at 0 in each pair. Padding, at
       the end, is 0 in all arrays.
     """
-    row = {name: np.zeros(length, np.int32) for name in ARRAYS}
+    arrays = {name: np.zeros(length, np.int32) for name in ARRAYS}
     positions = np.arange(length)
     first = first_of_target = 0
     for segment, (source, target) in enumerate(pairs, start=1):
         end = first + len(source)
-        row["input_ids"][first:end] = source
-        row["segment_ids"][first:end] = segment
-        row["position_ids"][first:end] = positions[: len(source)]
+        arrays["input_ids"][first:end] = source
+        arrays["segment_ids"][first:end] = segment
+        arrays["position_ids"][first:end] = positions[: len(source)]
         first, end = end, first_of_target + len(target)
-        row["decoder_input_ids"][first_of_target] = start
-        row["decoder_input_ids"][first_of_target + 1 : end] = target[:-1]
-        row["decoder_segment_ids"][first_of_target:end] = segment
-        row["decoder_position_ids"][first_of_target:end] = positions[: len(target)]
-        row["labels"][first_of_target:end] = target
+        arrays["decoder_input_ids"][first_of_target] = start
+        arrays["decoder_input_ids"][first_of_target + 1 : end] = target[:-1]
+        arrays["decoder_segment_ids"][first_of_target:end] = segment
+        arrays["decoder_position_ids"][first_of_target:end] = positions[: len(target)]
+        arrays["labels"][first_of_target:end] = target
         first_of_target = end
-    return row
+    return arrays
 
 
 @dataclass(frozen=True)
@@ -120,38 +120,39 @@ class TranslationExamples:
 
     Attributes:
       corpus: The tokens.
-      length: The length of a row, S = T.
+      length: The length of a sequence, S = T.
       start: The id that begins each target in the decoder.
-      pairs: The indices of the pairs, row by row, int64 [num_fitting].
-      row_starts: The start of each row in ``pairs``, and the end, int64 [num_rows + 1].
+      pairs: The indices of the pairs, sequence by sequence, int64 [num_fitting].
+      sequence_starts: The start of each sequence in ``pairs``, and the end, int64
+        [num_sequences + 1].
     """
 
     corpus: PairCorpus
     length: int
     start: int
     pairs: np.ndarray
-    row_starts: np.ndarray
+    sequence_starts: np.ndarray
 
     @classmethod
     def plan(cls, corpus: PairCorpus, length: int, start: int, seed: int) -> "TranslationExamples":
         """Packs the pairs; see ``packing.best_fit``.
 
         Raises:
-          DataError: No pair fits a row.
+          DataError: No pair fits a sequence.
         """
-        pairs, row_starts = best_fit(*corpus.sizes, length, seed)
+        pairs, sequence_starts = best_fit(*corpus.sizes, length, seed)
         if not len(pairs):
             shortest = int(np.maximum(*corpus.sizes).min())
             raise DataError(
-                f"no pair fits a row: data.length is {length}, the shortest pair has {shortest} "
-                "tokens on a side; give longer rows"
+                f"no pair fits a sequence: data.length is {length}, the shortest pair has "
+                f"{shortest} tokens on a side; give longer sequences"
             )
-        return cls(corpus, length, start, pairs, row_starts)
+        return cls(corpus, length, start, pairs, sequence_starts)
 
     @property
     def num_examples(self) -> int:
-        """The number of rows, at least 1."""
-        return len(self.row_starts) - 1
+        """The number of sequences, at least 1."""
+        return len(self.sequence_starts) - 1
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example; the same in every epoch.
@@ -159,7 +160,7 @@ class TranslationExamples:
         Returns:
           See ``arrays_of_pairs``.
         """
-        chosen = self.pairs[self.row_starts[index] : self.row_starts[index + 1]]
+        chosen = self.pairs[self.sequence_starts[index] : self.sequence_starts[index + 1]]
         return arrays_of_pairs(map(self.corpus.pair, chosen.tolist()), self.length, self.start)
 
     @cached_property
@@ -170,7 +171,7 @@ class TranslationExamples:
 
     @property
     def padding_fraction(self) -> float:
-        """The fraction of the tokens of all rows, on both sides together, that is padding."""
+        """The fraction of the tokens of all sequences, on both sides together, that is padding."""
         return 1 - sum(self.num_tokens) / (2 * self.length * self.num_examples)
 
 
@@ -181,7 +182,7 @@ class NumberExamples:
     Attributes:
       languages: The languages of the sources and of the targets, as named by num2words.
       tokenizer: The tokenizer of the sources; its ``target`` is that of the targets.
-      length: The length of a row, S = T.
+      length: The length of a sequence, S = T.
       seed: The seed of the numbers, any integer.
     """
 
@@ -207,9 +208,9 @@ class NumberExamples:
 
     @cached_property
     def padding_fraction(self) -> float:
-        """The fraction of the tokens of some rows, on both sides together, that is padding."""
-        rows = [self.example(0, index) for index in range(_ROWS_MEASURED)]
-        sides = [[row["segment_ids"], row["decoder_segment_ids"]] for row in rows]
+        """The fraction of the tokens of some sequences, on both sides together, that is padding."""
+        measured = [self.example(0, index) for index in range(_NUM_MEASURED)]
+        sides = [[arrays["segment_ids"], arrays["decoder_segment_ids"]] for arrays in measured]
         return float(np.mean(np.asarray(sides) == 0))
 
     def _fill(self, numbers: Iterator[int]) -> Iterator[TokenPair]:
@@ -304,7 +305,7 @@ class TranslationData(DataConfig):
         """Returns all pairs of another source, or the validation split of a published one.
 
         The content has every pair as it was read. The examples leave out pairs with an empty side
-        and pairs that are longer than a row.
+        and pairs that are longer than a sequence.
         """
         numbers = NumberWords.parse(as_source(source))
         if numbers is not None:
@@ -332,46 +333,49 @@ class TranslationData(DataConfig):
     ) -> DataSplit:
         start, _ = start_and_end(tokenizer)
         corpus = build_pair_corpus(text, tokenizer, default_cache_dir() / "pairs")
-        rows = TranslationExamples.plan(corpus, self.length, start, seed)
-        summary = _summary(rows, text, left_out)
-        return DataSplit(rows, text, corpus.fingerprint, summary, text.notes())
+        examples = TranslationExamples.plan(corpus, self.length, start, seed)
+        summary = _summary(examples, text, left_out)
+        return DataSplit(examples, text, corpus.fingerprint, summary, text.notes())
 
     def _endless(self, numbers: NumberWords, tokenizer: Tokenizer, seed: int) -> DataSplit:
         start_and_end(tokenizer)
         sample = numbers.vocabulary
-        rows = NumberExamples(numbers.languages, tokenizer, self.length, seed)
+        examples = NumberExamples(numbers.languages, tokenizer, self.length, seed)
         longest = max(
-            len(rows.side(number, which)) for number in sample.numbers for which in (0, 1)
+            len(examples.side(number, which)) for number in sample.numbers for which in (0, 1)
         )
         if longest > self.length:
             raise DataError(
                 f"a number takes up to {longest} tokens on a side, more than data.length "
-                f"{self.length}: give longer rows or a larger vocabulary"
+                f"{self.length}: give longer sequences or a larger vocabulary"
             )
         fingerprint = corpus_key("numbers", sample.fingerprint, tokenizer.fingerprint)
         summary = (
             f"numbers below {LIMIT:,} without those from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "
-            f"endless; rows of {self.length} + {self.length} tokens, "
-            f"{rows.padding_fraction:.1%} of them padding"
+            f"endless; sequences of {self.length} + {self.length} tokens, "
+            f"{examples.padding_fraction:.1%} of them padding"
         )
-        return DataSplit(rows, ParallelText((sample,)), fingerprint, summary)
+        return DataSplit(examples, ParallelText((sample,)), fingerprint, summary)
 
 
-def _summary(rows: TranslationExamples, text: ParallelText, left_out: str) -> str:
-    """Describes the rows, and the pairs left out of them with the reason."""
-    corpus = rows.corpus
-    source, target = rows.num_tokens
+def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -> str:
+    """Describes the sequences, and the pairs left out of them with the reason."""
+    corpus = examples.corpus
+    source, target = examples.num_tokens
     summary = [
-        f"{len(rows.pairs):,} pairs, {source:,} + {target:,} tokens in {rows.num_examples:,} "
-        f"rows of {rows.length} + {rows.length}, {rows.padding_fraction:.1%} of them padding"
+        f"{len(examples.pairs):,} pairs, {source:,} + {target:,} tokens in "
+        f"{examples.num_examples:,} sequences of {examples.length} + {examples.length}, "
+        f"{examples.padding_fraction:.1%} of them padding"
     ]
     if corpus.first_empty is not None:
         location = pair_at(text, corpus.first_empty).location
         summary.append(f"{left_out} for an empty side: {corpus.num_empty:,} (first: {location})")
-    over_long = np.flatnonzero(np.maximum(*corpus.sizes) > rows.length)
+    over_long = np.flatnonzero(np.maximum(*corpus.sizes) > examples.length)
     if len(over_long):
         location = pair_at(text, int(corpus.numbers[over_long[0]])).location
-        summary.append(f"{left_out} as longer than a row: {len(over_long):,} (first: {location})")
+        summary.append(
+            f"{left_out} as longer than a sequence: {len(over_long):,} (first: {location})"
+        )
     if corpus.num_unknown:
         unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,}"
         summary.append(f"unknown to the tokenizer: {unknown} tokens")

@@ -109,7 +109,8 @@ def _train_byte_bpe(texts: Iterable[str], size: int) -> Tokenizer:
     backend.train_from_iterator(counted, trainer)
     if not counted.characters:
         raise _no_text()
-    _check_filled(size, backend.get_vocab_size())
+    if backend.get_vocab_size() < size:
+        raise _too_large(size, backend.get_vocab_size())
     return HuggingFaceTokenizer(backend, SpecialIds(bos=0, eos=0))
 
 
@@ -139,7 +140,8 @@ def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokeni
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    _check_filled(size, backend.get_vocab_size())
+    if backend.get_vocab_size() < size:
+        raise _too_large(size, backend.get_vocab_size())
     ids = backend.get_vocab()
     return wordpiece(sorted(ids, key=ids.__getitem__), lowercase)
 
@@ -215,11 +217,6 @@ def _explain(message: str, size: int, kind: str) -> DataError:
     if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
         return _too_small(size, int(found[1]), kind)
     return DataError(f"sentencepiece cannot train {size} tokens: {message.splitlines()[0]}")
-
-
-def _check_filled(requested: int, possible: int) -> None:
-    if possible < requested:
-        raise _too_large(requested, possible)
 
 
 def _too_small(requested: int, minimum: int, kind: str) -> DataError:

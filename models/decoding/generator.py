@@ -3,7 +3,7 @@
 Rows of different lengths share a batch, padded to few lengths so that few programs are compiled.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,10 @@ from ..nn.typing import Params
 from .banned_sequences import last_tokens
 from .beam_adapters import CausalBeams, EncoderDecoderBeams, beams_of
 from .beam_search import run
-from .beam_step import beam_params
+from .beam_step import Finished, beam_params
 from .padding import pad_rows, power_of_two, round_up
 from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
-from .sample import advance, prefill, sampling_params
+from .sample import NO_TOKEN, advance, prefill, sampling_params
 from .unstack_layers import unstack_layers
 
 PROMPT_BUCKET, CACHE_BUCKET = 32, 64
@@ -80,20 +80,11 @@ class Generator:
 
         Raises:
           UserError: there is no prompt, one is empty, or an id is not in the vocabulary; the
-            method is no `Sampling`; or the model is an encoder-decoder.
+            method is no `Sampling`; the model is an encoder-decoder; or its logits are NaN or
+            infinite.
         """
-        config, sampling = self.config, request.method
-        if not isinstance(sampling, Sampling):
-            raise UserError(
-                f"method {type(sampling).__name__} does not sample: give a Sampling, or use "
-                "Generator.search"
-            )
+        config, sampling = self.config, self._checked_sampling(prompts, request)
         assert request.max_new_tokens is not None
-        require_head(config, ("causal_lm",), "is not sampled", "search it with num_beams")
-        if not prompts or not all(len(prompt) for prompt in prompts):
-            raise UserError("every prompt needs at least one token: begin with the bos token")
-        for number, prompt in enumerate(prompts):
-            _check_ids(prompt, config.vocab_size, f"prompt {number}")
         per_call = tokens_per_call or TOKENS_PER_CALL.get(
             jax.default_backend(), DEFAULT_TOKENS_PER_CALL
         )
@@ -123,7 +114,7 @@ class Generator:
                 # The last call may choose more tokens than are wanted.
                 cache_length=round_up(length + steps + per_call, CACHE_BUCKET),
             )
-            new = np.asarray(state.tokens)[:, None]  # [B, 1], later [B, per_call]
+            new = _checked_tokens(state.tokens[:, None])  # [B, 1], later [B, per_call]
             while True:
                 new = new[:, :steps]
                 yield new
@@ -136,7 +127,23 @@ class Generator:
                 state, tokens = advance(
                     self._model, self._params, state, sampling=arrays, num_tokens=per_call
                 )
-                new = np.asarray(tokens)
+                new = _checked_tokens(tokens)
+
+    def _checked_sampling(
+        self, prompts: Sequence[Sequence[int]], request: GenerationRequest
+    ) -> Sampling:
+        """Returns the method of a request; raises UserError if the prompts cannot be continued."""
+        if not isinstance(request.method, Sampling):
+            raise UserError(
+                f"method {type(request.method).__name__} does not sample: give a Sampling, or use "
+                "Generator.search"
+            )
+        require_head(self.config, ("causal_lm",), "is not sampled", "search it with num_beams")
+        if not prompts or not all(len(prompt) for prompt in prompts):
+            raise UserError("every prompt needs at least one token: begin with the bos token")
+        for number, prompt in enumerate(prompts):
+            _check_ids(prompt, self.config.vocab_size, f"prompt {number}")
+        return request.method
 
     def search(
         self, rows: Sequence[Sequence[int]], request: GenerationRequest
@@ -159,7 +166,46 @@ class Generator:
             empty or longer than `max_length`, an id is not in the vocabulary, or the model's
             scores are not numbers.
         """
-        config, method, model = self.config, request.method, beams_of(self._model)
+        config, model = self.config, beams_of(self._model)
+        method = self._checked_search(model, rows, request)
+        params = beam_params(request, method, config.vocab_size)
+        if not rows:
+            return []
+        length = min(round_up(max(map(len, rows)), ROW_BUCKET), config.max_length)
+        number = power_of_two(len(rows))
+        ids, mask = pad_rows(rows, num_rows=number, length=length, left=model.pads_left)
+        # Rows of padding have a longest target of 0: they are done before they begin.
+        max_lengths = np.zeros(number, np.int32)
+        max_lengths[: len(rows)] = [_max_length(model, request, len(row)) for row in rows]
+        # What a target's first tokens follow: the start token, or the prompt.
+        start = [] if request.start_id is None else [request.start_id]
+        written = [start or row for row in rows] + [()] * (number - len(rows))
+        finished = run(
+            model,
+            self._params,
+            ids,
+            mask,
+            max_lengths=max_lengths,
+            recent=last_tokens(written, params.banned.prefix_length),
+            start_id=jnp.int32(request.start_id or 0),
+            beam_params=params,
+            num_beams=method.num_beams,
+            num_tokens=round_up(int(max_lengths.max()), TOKEN_BUCKET),
+        )
+        ends = set(np.asarray(params.eos_ids).tolist())
+        best = jax.tree.map(
+            lambda x: np.asarray(x)[: len(rows), : request.num_return_sequences], finished
+        )
+        return _hypotheses(best, ends)
+
+    def _checked_search(
+        self,
+        model: CausalBeams | EncoderDecoderBeams,
+        rows: Sequence[Sequence[int]],
+        request: GenerationRequest,
+    ) -> BeamSearch:
+        """Returns the method of a request; raises UserError if the rows cannot be searched."""
+        config, method = self.config, request.method
         if not isinstance(method, BeamSearch):
             raise UserError(
                 f"method {type(method).__name__} does not search: give a BeamSearch, or use "
@@ -177,49 +223,42 @@ class Generator:
                     f"{config.max_length}"
                 )
             _check_ids(row, model.vocab_size, f"{model.row} {number}")
-        start = () if request.start_id is None else (request.start_id,)
         for name, token in (("start_id", request.start_id), ("eos_id", request.forced_eos_id)):
             if token is not None and not 0 <= token < config.vocab_size:
                 raise UserError(
                     f"{name} {token} is not within the vocabulary of {config.vocab_size}"
                 )
-        params = beam_params(request, method, config.vocab_size)
-        if not rows:
-            return []
-        length = min(round_up(max(map(len, rows)), ROW_BUCKET), config.max_length)
-        number = power_of_two(len(rows))
-        ids, mask = pad_rows(rows, num_rows=number, length=length, left=model.pads_left)
-        # Rows of padding have a longest target of 0: they are done before they begin.
-        max_lengths = np.zeros(number, np.int32)
-        max_lengths[: len(rows)] = [_max_length(model, request, len(row)) for row in rows]
-        # What a target's first tokens follow: the start token, or the prompt.
-        written = [list(start) or row for row in rows] + [()] * (number - len(rows))
-        finished = run(
-            model,
-            self._params,
-            ids,
-            mask,
-            max_lengths=max_lengths,
-            recent=last_tokens(written, params.banned.prefix_length),
-            start_id=jnp.int32(request.start_id or 0),
-            beam_params=params,
-            num_beams=method.num_beams,
-            num_tokens=round_up(int(max_lengths.max()), TOKEN_BUCKET),
+        return method
+
+
+def _checked_tokens(tokens: jax.Array) -> np.ndarray:
+    """Returns chosen tokens; raises UserError if one is missing."""
+    chosen = np.asarray(tokens)
+    if (chosen == NO_TOKEN).any():
+        raise UserError(
+            "the model's logits are NaN or infinite: its parameters are too large; give another "
+            "--step or another model"
         )
-        found = jax.tree.map(np.asarray, finished)
-        if not (found.scores[: len(rows), 0] > -np.inf).all():  # NaN fails too
-            raise UserError(
-                "the search found nothing: the model's scores are not numbers; look at its "
-                "parameters"
-            )
-        ends, best = set(np.asarray(params.eos_ids).tolist()), request.num_return_sequences
-        hypotheses: list[list[Hypothesis]] = [[] for _ in rows]
-        for row, beam in np.argwhere(found.scores[: len(rows), :best] > -np.inf):
-            tokens = found.tokens[row, beam, : found.lengths[row, beam]].tolist()
-            score, log_prob = float(found.scores[row, beam]), float(found.log_probs[row, beam])
-            end = tokens.pop() if tokens[-1] in ends else None
-            hypotheses[row].append(Hypothesis(tokens, score, log_prob, end))
-        return hypotheses
+    return chosen
+
+
+def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]:
+    """Returns the hypotheses of each row, the best first; `found` holds arrays of numpy.
+
+    Raises:
+      UserError: a row has none.
+    """
+    if not (found.scores[:, 0] > -np.inf).all():  # NaN fails too
+        raise UserError(
+            "the search found nothing: the model's scores are not numbers; look at its parameters"
+        )
+    hypotheses: list[list[Hypothesis]] = [[] for _ in found.scores]
+    for row, beam in np.argwhere(found.scores > -np.inf):
+        tokens = found.tokens[row, beam, : found.lengths[row, beam]].tolist()
+        score, log_prob = float(found.scores[row, beam]), float(found.log_probs[row, beam])
+        end = tokens.pop() if tokens[-1] in ends else None
+        hypotheses[row].append(Hypothesis(tokens, score, log_prob, end))
+    return hypotheses
 
 
 def _check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:

@@ -23,6 +23,9 @@ from .request import Sampling
 SMALLEST_TEMPERATURE = 1e-6
 """Below it the best token is taken: float32 has no space for smaller divisors."""
 
+NO_TOKEN = -1
+"""Stands where the logits are NaN or infinite."""
+
 
 @struct.dataclass
 class SamplingParams:
@@ -109,7 +112,7 @@ class DecodeState:
     cache: Cache
     attention_mask: Int[Array, "B S"]
     tokens: Int[Array, " B"]
-    """The newest token of each row, not yet in the cache."""
+    """The newest token of each row, not yet in the cache; `NO_TOKEN` if its logits are NaN."""
     seen: Bool[Array, "B V"] | None
     """The tokens that each row has, for the repetition penalty."""
     recent: Int[Array, "B P"]
@@ -177,6 +180,8 @@ def _with_next_token(
     keys = fold_in(state.keys, state.count)
     logits = last_logits(output)[:, 0]  # [B, V]
     tokens = sample_token(logits, state.seen, state.recent, keys, sampling=sampling)
+    # A token from NaN or infinity would mean nothing. Of many logits, -inf may be one.
+    tokens = jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), tokens, NO_TOKEN)
     seen = state.seen
     if seen is not None:
         seen = seen.at[jnp.arange(tokens.shape[0]), tokens].set(True)

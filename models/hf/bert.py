@@ -222,11 +222,11 @@ def config_from_hf(hf_config: HFConfig, source: str) -> BertConfig:
     """Converts the content of a `config.json`; the head comes from `architectures[0]`.
 
     Args:
-        hf_config: The content of the file.
-        source: The path of the file, for messages.
+      hf_config: The content of the file.
+      source: The path of the file, for messages.
 
     Raises:
-        WeightsError: A field, or the head, is not supported.
+      WeightsError: A field, or the head, is not supported.
     """
     name = str(hf_config["model_type"])
     settings = settings_from_hf(FIELDS[name], hf_config, source)
@@ -283,7 +283,7 @@ def config_to_hf(config: BertConfig) -> JsonObject:
     """Converts a configuration to the content of a `config.json`.
 
     Raises:
-        WeightsError: transformers has no such model.
+      WeightsError: transformers has no such model.
     """
     name = model_type(config)
     settings = dataclasses.replace(
@@ -291,11 +291,9 @@ def config_to_hf(config: BertConfig) -> JsonObject:
         d_ff=config.feed_forward_dim,
         attention_dropout=config.attention_dropout_rate,
     )
-    hf_config = {
-        **settings_to_hf(FIELDS[name], settings),
-        "model_type": name,
-        "architectures": [hf_class(name, config.head)],
-    }
+    hf_config = settings_to_hf(
+        FIELDS[name], settings, model_type=name, architecture=hf_class(name, config.head)
+    )
     check_exportable(config, _allowed(config, name), CLASSES[name])
     if name == "roberta":
         offset = config.position_offset
@@ -332,11 +330,11 @@ def hf_class(name: str, head: str) -> str:
     """Returns the class of transformers for a head.
 
     Args:
-        name: The `model_type`.
-        head: The head.
+      name: The `model_type`.
+      head: The head.
 
     Raises:
-        WeightsError: There is no such class.
+      WeightsError: There is no such class.
     """
     if head in MISSING_HEADS[name]:
         raise WeightsError(f"transformers has no {CLASSES[name]} class for head {head!r}")

@@ -87,13 +87,13 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
     """Converts the fields of a `config.json` to arguments of a configuration.
 
     Args:
-        mapping: The fields of the family.
-        hf_config: The content of the file.
-        source: The path of the file, for messages.
+      mapping: The fields of the family.
+      hf_config: The content of the file.
+      source: The path of the file, for messages.
 
     Raises:
-        WeightsError: A field is unknown, has an unsupported value, or stands there twice, under
-            two names.
+      WeightsError: A field is unknown, has an unsupported value, or stands there twice, under
+        two names.
     """
     hf_config = _with_full_names(mapping, hf_config, source)
     known = {field.hf for field in mapping.fields} | mapping.ignored | IGNORED
@@ -164,12 +164,12 @@ def model_class(hf_config: HFConfig, classes: Sequence[str], source: str) -> str
     """Returns the class of transformers that wrote a model.
 
     Args:
-        hf_config: The content of a `config.json`.
-        classes: The supported classes; the first is assumed where the file does not say.
-        source: The path of the file, for messages.
+      hf_config: The content of a `config.json`.
+      classes: The supported classes; the first is assumed where the file does not say.
+      source: The path of the file, for messages.
 
     Raises:
-        WeightsError: Another class wrote the model.
+      WeightsError: Another class wrote the model.
     """
     architectures = hf_config.get("architectures") or list(classes)
     name = architectures[0] if isinstance(architectures, list) else architectures
@@ -179,9 +179,18 @@ def model_class(hf_config: HFConfig, classes: Sequence[str], source: str) -> str
     return name
 
 
-def settings_to_hf(mapping: ConfigMapping, config: TransformerConfig) -> JsonObject:
-    """Returns the fields of a `config.json` for a configuration."""
-    hf_config: JsonObject = {}
+def settings_to_hf(
+    mapping: ConfigMapping, config: TransformerConfig, *, model_type: str, architecture: str
+) -> JsonObject:
+    """Returns the fields of a `config.json` for a configuration.
+
+    Args:
+      mapping: The fields of the family.
+      config: The configuration.
+      model_type: The name of the family in transformers.
+      architecture: The class of transformers that has the model's head.
+    """
+    hf_config: JsonObject = {"model_type": model_type, "architectures": [architecture]}
     for field in mapping.fields:
         if isinstance(field, FixedField):
             value = field.values[0]
@@ -207,12 +216,12 @@ def check_exportable(
     """Checks the settings that a family of Hugging Face cannot vary.
 
     Args:
-        config: The configuration that is to be exported.
-        allowed: For each such setting the values that the family has.
-        family: Its name, for messages.
+      config: The configuration that is to be exported.
+      allowed: For each such setting the values that the family has.
+      family: Its name, for messages.
 
     Raises:
-        WeightsError: The configuration has another value; the message names all such settings.
+      WeightsError: The configuration has another value; the message names all such settings.
     """
     differing = {
         f"{name} {value!r}": choices
@@ -231,7 +240,7 @@ def labels_from_hf(hf_config: HFConfig, source: str) -> tuple[str, ...]:
     """Returns the names of the labels, in the order of their ids.
 
     Raises:
-        WeightsError: The fields `id2label` and `num_labels` do not define labels.
+      WeightsError: The fields `id2label` and `num_labels` do not define labels.
     """
     number = hf_config.get("num_labels", 2)
     names = hf_config.get("id2label")

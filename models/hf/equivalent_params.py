@@ -32,11 +32,11 @@ def as_gpt2(config: GPTConfig, params: Params) -> tuple[GPTConfig, Params]:
     """Rewrites a GPT with biases and learned positions.
 
     Args:
-        config: The configuration of the model.
-        params: Its parameters, layers stacked.
+      config: The configuration of the model.
+      params: Its parameters, layers stacked.
 
     Returns:
-        Configuration and parameters of an equivalent model.
+      Configuration and parameters of an equivalent model.
     """
     flat: Params = flatten_dict(params, sep="/")
     if config.positions == "sinusoidal":
@@ -51,11 +51,11 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
     """Rewrites a model with biases in attention and output, and all sines before the cosines.
 
     Args:
-        config: The configuration of the model.
-        params: Its parameters, layers stacked.
+      config: The configuration of the model.
+      params: Its parameters, layers stacked.
 
     Returns:
-        Configuration and parameters of an equivalent model.
+      Configuration and parameters of an equivalent model.
     """
     flat: Params = flatten_dict(params, sep="/")
     if config.positions == "sinusoidal" and config.position_layout == "interleaved":

@@ -12,7 +12,7 @@ from ...data.errors import UserError
 from ...data.io.json_text import JsonObject, JsonValue, read_object
 from ..decoding.request import BeamSearch, GenerationRequest, Sampling
 from ..hub import local_folder
-from .config_mapping import ConfigMapping, Field, FixedField, settings_from_hf
+from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf
 from .registry import mapping_of_family, mapping_of_type
 from .tensor_mapping import WeightsError
 
@@ -114,8 +114,6 @@ def request_from_hf(
 ) -> GenerationRequest:
     """Converts generation settings to a request, as transformers understands them.
 
-    This is the one place that decides between greedy search, sampling and beam search.
-
     Args:
       fields: settings by name; those that are missing have transformers' default.
       where: the file or function they are from, for messages.
@@ -127,19 +125,6 @@ def request_from_hf(
       WeightsError: a field is not supported or out of range.
     """
     settings = settings_from_hf(FIELDS, fields, where)
-    early_stopping: Any = fields.get("early_stopping", False)
-    num_beams, do_sample = settings["num_beams"], settings["do_sample"]
-    penalty = settings["repetition_penalty"]
-    searched = num_beams != 1 or not causal
-    if searched and (do_sample or penalty != 1):
-        kind = f"num_beams {num_beams}" if causal else "an encoder-decoder"
-        named = ("do_sample", "temperature", "top_k", "top_p") if do_sample else ()
-        named += ("repetition_penalty",) if penalty != 1 else ()
-        refused = ", ".join(f"{name} {fields[name]!r}" for name in named if name in fields)
-        raise WeightsError(f"{where}: {refused} is not supported with {kind}: leave it out")
-    if not searched:
-        unsupported = {name: x for name, x in fields.items() if name in UNSUPPORTED_NAMES}
-        settings_from_hf(UNSUPPORTED_SAMPLING, unsupported, where)
     eos_ids = _token_ids(fields, "eos_token_id", where)
     forced = _token_id(fields, "forced_eos_token_id", where)
     if forced is not None and forced not in eos_ids:
@@ -153,21 +138,8 @@ def request_from_hf(
     if start is None and not causal:
         raise WeightsError(f"{where} has no decoder_start_token_id: give it, one token's id")
     try:
-        if searched:
-            method = BeamSearch(
-                num_beams=num_beams,
-                length_penalty=settings["length_penalty"],
-                penalty_form="power",
-                early_stopping=early_stopping,
-                renormalize=settings["renormalize"],
-            )
-        else:
-            top_k = settings["top_k"] or None  # 0: all tokens
-            method = Sampling(settings["temperature"], top_k, settings["top_p"], penalty)
-            if not do_sample:
-                method = Sampling(temperature=0.0, repetition_penalty=penalty)
         return GenerationRequest(
-            method=method,
+            method=_method(settings, fields, where, causal),
             max_new_tokens=_max_new_tokens(fields, where, prompt_length, longest),
             num_return_sequences=settings["num_return_sequences"],
             banned=_banned(fields, eos_ids, where),
@@ -180,6 +152,45 @@ def request_from_hf(
         raise
     except UserError as error:
         raise WeightsError(f"{where}: {error}") from error
+
+
+def _method(
+    settings: Settings, fields: HFSettings, where: str, causal: bool
+) -> BeamSearch | Sampling:
+    """Decides between greedy search, sampling and beam search, the only place that does.
+
+    Args:
+      settings: the settings, converted.
+      fields: the same as they were given, for messages.
+      where: the file or function they are from, for messages.
+      causal: whether the model continues prompts; an encoder-decoder is always searched.
+
+    Raises:
+      UserError: a field is not supported with the method, or out of range.
+    """
+    num_beams, do_sample = settings["num_beams"], settings["do_sample"]
+    penalty = settings["repetition_penalty"]
+    if num_beams == 1 and causal:
+        unsupported = {name: x for name, x in fields.items() if name in UNSUPPORTED_NAMES}
+        settings_from_hf(UNSUPPORTED_SAMPLING, unsupported, where)
+        top_k = settings["top_k"] or None  # 0: all tokens
+        # Made even if it is not used, for it refuses values that are out of range.
+        sampling = Sampling(settings["temperature"], top_k, settings["top_p"], penalty)
+        return sampling if do_sample else Sampling(temperature=0.0, repetition_penalty=penalty)
+    if do_sample or penalty != 1:
+        kind = f"num_beams {num_beams}" if causal else "an encoder-decoder"
+        named = ("do_sample", "temperature", "top_k", "top_p") if do_sample else ()
+        named += ("repetition_penalty",) if penalty != 1 else ()
+        refused = ", ".join(f"{name} {fields[name]!r}" for name in named if name in fields)
+        raise WeightsError(f"{where}: {refused} is not supported with {kind}: leave it out")
+    early_stopping: Any = fields.get("early_stopping", False)
+    return BeamSearch(
+        num_beams=num_beams,
+        length_penalty=settings["length_penalty"],
+        penalty_form="power",
+        early_stopping=early_stopping,
+        renormalize=settings["renormalize"],
+    )
 
 
 def stored_request(folder: str | Path, longest: int | None = None) -> GenerationRequest:

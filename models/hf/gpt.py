@@ -29,7 +29,9 @@ from .tensor_mapping import (
     TensorMapping,
     TensorRule,
     embedding,
+    layer_rules,
     linear,
+    lm_head,
     norm,
 )
 
@@ -107,6 +109,14 @@ CLASSES = {
 sequences."""
 
 PREFIX = "transformer."
+# Parts of a layer, except for the three maps that are one: the path here, and there.
+LAYER = {
+    "attention/output": "attn.c_proj",
+    "feed_forward/up": "mlp.c_fc",
+    "feed_forward/down": "mlp.c_proj",
+    "attention_norm": "ln_1",
+    "feed_forward_norm": "ln_2",
+}
 EMBEDDINGS = {"openai-gpt": ("tokens_embed", "positions_embed"), "gpt2": ("wte", "wpe")}
 
 
@@ -129,11 +139,7 @@ def tensor_mapping(config: GPTConfig) -> TensorMapping:
         *embedding("position_embedding", positions),
         TensorRule(kernels, f"{layer}.attn.c_attn.weight", TABLE),
         TensorRule(biases, f"{layer}.attn.c_attn.bias", VECTOR),
-        *linear(f"{attention}/output", f"{layer}.attn.c_proj", TABLE_FROM_HEADS),
-        *linear("layers/feed_forward/up", f"{layer}.mlp.c_fc", TABLE),
-        *linear("layers/feed_forward/down", f"{layer}.mlp.c_proj", TABLE),
-        *norm("layers/attention_norm", f"{layer}.ln_1"),
-        *norm("layers/feed_forward_norm", f"{layer}.ln_2"),
+        *layer_rules("layers", layer, LAYER, layout=TABLE, output_layout=TABLE_FROM_HEADS),
     ]
     if config.norm_position == "pre":
         rules += norm("final_norm", PREFIX + "ln_f")
@@ -142,10 +148,9 @@ def tensor_mapping(config: GPTConfig) -> TensorMapping:
     ignored = [IgnoredTensor(PREFIX + name) for name in buffers]
     if config.head == "sequence_classification":
         rules += linear("head/classifier", "score", bias=False)
-    elif config.tie_output:
-        ignored.append(IgnoredTensor("lm_head.weight", same_as=f"{tokens}.weight"))
     else:
-        rules += embedding("output_embedding", "lm_head")
+        output, aliases = lm_head(tokens if config.tie_output else None)
+        rules, ignored = rules + output, ignored + aliases
     return TensorMapping(tuple(rules), tuple(ignored), PREFIX)
 
 
@@ -153,11 +158,11 @@ def config_from_hf(hf_config: HFConfig, source: str) -> GPTConfig:
     """Converts the content of a `config.json`.
 
     Args:
-        hf_config: The content of the file.
-        source: The path of the file, for messages.
+      hf_config: The content of the file.
+      source: The path of the file, for messages.
 
     Raises:
-        WeightsError: A field, or the class that wrote the model, is not supported.
+      WeightsError: A field, or the class that wrote the model, is not supported.
     """
     name = str(hf_config["model_type"])
     settings = settings_from_hf(FIELDS[name], hf_config, source) | FIXED[name]
@@ -178,7 +183,7 @@ def config_to_hf(config: GPTConfig) -> JsonObject:
     """Converts a configuration to the content of a `config.json`.
 
     Raises:
-        WeightsError: transformers has no such model.
+      WeightsError: transformers has no such model.
     """
     name = model_type(config)
     allowed: dict[str, tuple[object, ...]] = {
@@ -200,10 +205,9 @@ def config_to_hf(config: GPTConfig) -> JsonObject:
         attention_dropout=config.attention_dropout_rate,
     )
     classifies = config.head == "sequence_classification"
+    architecture = CLASSES[name][2 if classifies else 0]
     return {
-        **settings_to_hf(FIELDS[name], settings),
-        "model_type": name,
-        "architectures": [CLASSES[name][2 if classifies else 0]],
+        **settings_to_hf(FIELDS[name], settings, model_type=name, architecture=architecture),
         **(labels_to_hf(config.labels) if classifies else {}),
     }
 

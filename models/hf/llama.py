@@ -17,12 +17,12 @@ from .config_mapping import (
 from .generation_config import NAMES
 from .registry import HFMapping
 from .tensor_mapping import (
-    FROM_HEADS,
     IgnoredTensor,
     TensorMapping,
     WeightsError,
     embedding,
-    linear,
+    layer_rules,
+    lm_head,
     norm,
 )
 
@@ -56,25 +56,32 @@ FIELDS = ConfigMapping(
 CLASSES = ("LlamaForCausalLM", "LlamaModel")
 """With the language-model head, and without."""
 
+# Parts of a layer: the path here, and the name in transformers.
+LAYER = {
+    "attention/query": "self_attn.q_proj",
+    "attention/key": "self_attn.k_proj",
+    "attention/value": "self_attn.v_proj",
+    "attention/output": "self_attn.o_proj",
+    "feed_forward/gate": "mlp.gate_proj",
+    "feed_forward/up": "mlp.up_proj",
+    "feed_forward/down": "mlp.down_proj",
+    "attention_norm": "input_layernorm",
+    "feed_forward_norm": "post_attention_layernorm",
+}
+
 
 def tensor_mapping(config: LlamaConfig) -> TensorMapping:
     """Returns the tensors of a model with its language-model head."""
-    layer, attention, feed_forward = "model.layers.{i}", "layers/attention", "layers/feed_forward"
-    rules = [*embedding("token_embedding", "model.embed_tokens")]
-    for flax, hf in (("query", "q"), ("key", "k"), ("value", "v")):
-        rules += linear(f"{attention}/{flax}", f"{layer}.self_attn.{hf}_proj", bias=False)
-    rules += linear(f"{attention}/output", f"{layer}.self_attn.o_proj", FROM_HEADS, bias=False)
-    for part in ("gate", "up", "down"):
-        rules += linear(f"{feed_forward}/{part}", f"{layer}.mlp.{part}_proj", bias=False)
-    rules += norm("layers/attention_norm", f"{layer}.input_layernorm", bias=False)
-    rules += norm("layers/feed_forward_norm", f"{layer}.post_attention_layernorm", bias=False)
-    rules += norm("final_norm", "model.norm", bias=False)
+    tokens = "model.embed_tokens"
+    rules, ignored = lm_head(tokens if config.tie_output else None)
+    rules = [
+        *embedding("token_embedding", tokens),
+        *layer_rules("layers", "model.layers.{i}", LAYER, linear_bias=False, norm_bias=False),
+        *norm("final_norm", "model.norm", bias=False),
+        *rules,
+    ]
     # Older files have the rotary frequencies, which follow from the configuration.
-    ignored = [IgnoredTensor("model.layers.*.self_attn.rotary_emb.inv_freq")]
-    if config.tie_output:
-        ignored.append(IgnoredTensor("lm_head.weight", same_as="model.embed_tokens.weight"))
-    else:
-        rules += embedding("output_embedding", "lm_head")
+    ignored.append(IgnoredTensor("model.layers.*.self_attn.rotary_emb.inv_freq"))
     return TensorMapping(tuple(rules), tuple(ignored), "model.")
 
 
@@ -107,11 +114,7 @@ def config_to_hf(config: LlamaConfig) -> JsonObject:
     explicit = dataclasses.replace(
         config, num_kv_heads=config.kv_heads, d_head=config.head_dim, d_ff=config.feed_forward_dim
     )
-    return {
-        **settings_to_hf(FIELDS, explicit),
-        "model_type": "llama",
-        "architectures": [CLASSES[0]],
-    }
+    return settings_to_hf(FIELDS, explicit, model_type="llama", architecture=CLASSES[0])
 
 
 MAPPING = HFMapping(

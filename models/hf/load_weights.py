@@ -23,11 +23,11 @@ def config_of_weights(hf_config: HFConfig, source: str) -> TransformerConfig:
     """Returns the configuration that a `config.json` describes.
 
     Args:
-        hf_config: The content of the file.
-        source: The path of the file, for messages.
+      hf_config: The content of the file.
+      source: The path of the file, for messages.
 
     Raises:
-        WeightsError: The family, the head or a field is not supported.
+      WeightsError: The family, the head or a field is not supported.
     """
     return mapping_of_type(hf_config.get("model_type"), source).config_from_hf(hf_config, source)
 
@@ -42,12 +42,12 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
     """Reads the parameters of a model tensor by tensor, each shard to its device.
 
     Args:
-        folder: A folder with `model.safetensors`, or with several files and their index.
-        config: The configuration of the model.
-        shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
+      folder: A folder with `model.safetensors`, or with several files and their index.
+      config: The configuration of the model.
+      shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
 
     Raises:
-        WeightsError: The files are broken, or contain another model.
+      WeightsError: The files are broken, or contain another model.
     """
     targets: Params = flatten_dict(shapes, sep="/")
     flax = {path: target.shape for path, target in targets.items()}

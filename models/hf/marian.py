@@ -33,6 +33,7 @@ from .tensor_mapping import (
     WeightsError,
     embedding,
     layer_rules,
+    lm_head,
     norm,
 )
 
@@ -159,13 +160,11 @@ def tensor_mapping(config: EncoderDecoderConfig) -> TensorMapping:
         ignored.append(IgnoredTensor(f"{PREFIX}shared.weight"))  # never used beside the other two
         rules = [*embedding("source_embedding", source), *embedding("token_embedding", target)]
     # The projection on the vocabulary: tied to the target embedding, or a matrix of its own.
-    if config.tie_output:
-        ignored.append(IgnoredTensor("lm_head.weight", same_as=f"{tokens}.weight"))
-        # safetensors keeps one name per tied tensor, alphabetically first, so accept either.
-        legacy_names = ((PREFIX + tokens.removeprefix(PREFIX), "lm_head"),)
-    else:
-        rules += embedding("output_embedding", "lm_head")
-        legacy_names = LEGACY_NAMES
+    output, aliases = lm_head(tokens if config.tie_output else None)
+    rules, ignored = rules + output, ignored + aliases
+    # safetensors keeps one name per tied tensor, alphabetically first, so accept either.
+    tied_names = ((PREFIX + tokens.removeprefix(PREFIX), "lm_head"),)
+    legacy_names = tied_names if config.tie_output else LEGACY_NAMES
     if config.output_bias:
         rules.append(TensorRule(("output_bias",), "final_logits_bias", ROW))
     # Layers. Their positions are a constant that only Pegasus' files need to contain.
@@ -186,11 +185,11 @@ def config_from_hf(hf_config: HFConfig, source: str) -> EncoderDecoderConfig:
     """Converts the content of a `config.json`.
 
     Args:
-        hf_config: The content of the file.
-        source: The path of the file, for messages.
+      hf_config: The content of the file.
+      source: The path of the file, for messages.
 
     Raises:
-        WeightsError: A field, or the class that wrote the model, is not supported.
+      WeightsError: A field, or the class that wrote the model, is not supported.
     """
     name = str(hf_config["model_type"])
     has_logits = model_class(hf_config, CLASSES[name], source) == CLASSES[name][0]
@@ -222,7 +221,7 @@ def config_to_hf(config: EncoderDecoderConfig) -> JsonObject:
     The ids of special tokens are left out: those are the tokenizer's.
 
     Raises:
-        WeightsError: transformers has no such model.
+      WeightsError: transformers has no such model.
     """
     name = model_type(config)
     decoder = config.decoder
@@ -241,12 +240,11 @@ def config_to_hf(config: EncoderDecoderConfig) -> JsonObject:
         decoder_num_heads=decoder.num_heads,
         decoder_d_ff=decoder.feed_forward_dim,
     )
+    architecture = CLASSES[name][0 if config.output_bias else 1]
     return {
-        **settings_to_hf(FIELDS[name], settings),
+        **settings_to_hf(FIELDS[name], settings, model_type=name, architecture=architecture),
         "vocab_size": config.source_vocab_size or config.vocab_size,
         "pad_token_id": None,  # the default is a token of a large vocabulary
-        "model_type": name,
-        "architectures": [CLASSES[name][0 if config.output_bias else 1]],
     }
 
 

@@ -62,7 +62,7 @@ def mapping_of(config: TransformerConfig) -> AnyMapping:
     """Returns the mapping that writes models of a configuration.
 
     Raises:
-        WeightsError: The family has no Hugging Face form.
+      WeightsError: The family has no Hugging Face form.
     """
     return mapping_of_family(family_name(config))
 
@@ -71,7 +71,7 @@ def mapping_of_family(name: str) -> AnyMapping:
     """Returns the mapping of a family, by its name in `models.registry.FAMILIES`.
 
     Raises:
-        WeightsError: There is no such family, or it has no Hugging Face form.
+      WeightsError: There is no such family, or it has no Hugging Face form.
     """
     if name not in families():
         raise WeightsError(f"unknown architecture {name!r}: {suggest(name, list(families()))}")
@@ -88,11 +88,11 @@ def mapping_of_type(model_type: object, source: str) -> AnyMapping:
     """Returns the mapping of a `model_type`.
 
     Args:
-        model_type: The field of a `config.json`.
-        source: Its path, for messages.
+      model_type: The field of a `config.json`.
+      source: Its path, for messages.
 
     Raises:
-        WeightsError: No family has this model type.
+      WeightsError: No family has this model type.
     """
     modules = {family.hf_module for family in families().values() if family.hf_module}
     by_type = {name: m for module in modules for m in [_mapping(module)] for name in m.model_types}

@@ -36,7 +36,7 @@ class TensorFiles:
     """Names, shapes and values of a folder's tensors.
 
     Raises:
-        WeightsError: There are no such files, or they are broken; the message names the file.
+      WeightsError: There are no such files, or they are broken; the message names the file.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -27,7 +27,7 @@ NOTE_ON_SEARCH = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FolderSettings:
-    """What a folder in Hugging Face's form says besides the model and its tokenizer."""
+    """The content of a folder in the Hugging Face format besides the model and its tokenizer."""
 
     dtype: Precision = "float32"
     """The precision of the written parameters."""
@@ -64,25 +64,25 @@ def save(
         models.save("copy", model, params, data.load_tokenizer("gpt2"))
 
     Args:
-        folder: The folder to make, completely or not at all; it may exist if it is empty.
-        model: The model, from `create` or `load`.
-        params: Its parameters, a nested dict of arrays, layers stacked.
-        tokenizer: Its tokenizer, from `data.load_tokenizer` or `data.train_tokenizer`; its files
-            and the ids of special tokens are written, too.
-        dtype: The precision to write: float32, float16 or bfloat16.
-        file_bytes: The largest size of a file; no tensor is split.
-        generation: Settings for `generation_config.json`, such as those that
-            `generation_arguments` returns of the folder from which the model was loaded.
-        embedding: How the package sentence-transformers makes a vector of a text; by default, for
-            a model without a head and with a tokenizer, the mean of the hidden states.
+      folder: The folder to make, completely or not at all; it may exist if it is empty.
+      model: The model, from `create` or `load`.
+      params: Its parameters, a nested dict of arrays, layers stacked.
+      tokenizer: Its tokenizer, from `data.load_tokenizer` or `data.train_tokenizer`; its files
+        and the ids of special tokens are written, too.
+      dtype: The precision to write: float32, float16 or bfloat16.
+      file_bytes: The largest size of a file; no tensor is split.
+      generation: Settings for `generation_config.json`, such as those that
+        `generation_arguments` returns of the folder from which the model was loaded.
+      embedding: How the package sentence-transformers makes a vector of a text; by default, for
+        a model without a head and with a tokenizer, the mean of the hidden states.
 
     Returns:
-        Notes on the saved model, a line each: what is not exact in transformers.
+      Notes on the saved model, a line each: what is not exact in transformers.
 
     Raises:
-        UserError: The folder holds something, a parameter does not fit the model (the message
-            names its path), the tokenizer has more tokens than the model, or transformers has no
-            such model.
+      UserError: The folder holds something, a parameter does not fit the model (the message
+        names its path), the tokenizer has more tokens than the model, or transformers has no
+        such model.
     """
     params = fitting_params(model, params)
     if tokenizer is not None:
@@ -107,12 +107,12 @@ def check_vocabulary(
     """Checks that a model has an embedding for each token; it may have more.
 
     Args:
-        tokenizer: The tokenizer.
-        config: The configuration of the model.
-        name: The subject of the message.
+      tokenizer: The tokenizer.
+      config: The configuration of the model.
+      name: The subject of the message.
 
     Raises:
-        UserError: The tokenizer has more tokens.
+      UserError: The tokenizer has more tokens.
     """
     source_size = config.source_vocab_size or config.vocab_size
     for what, size, known in (
@@ -137,15 +137,15 @@ def write_model(
     """Writes all files of a model but a model card into a folder; returns notes, a line each.
 
     Args:
-        folder: The folder to write to; it exists.
-        config: The configuration of the model.
-        params: Its parameters, layers stacked.
-        tokenizer: Its tokenizer, if it is to be written.
-        settings: What else the files say.
+      folder: The folder to write to; it exists.
+      config: The configuration of the model.
+      params: Its parameters, layers stacked.
+      tokenizer: Its tokenizer, if it is to be written.
+      settings: What else the files say.
 
     Raises:
-        WeightsError: The model has no counterpart in transformers.
-        UserError: A translation model's tokenizer has no token that starts or ends a text.
+      WeightsError: The model has no counterpart in transformers.
+      UserError: A translation model's tokenizer has no token that starts or ends a text.
     """
     head = HEADS[config.head]
     translates = head.name == "seq2seq_lm"

@@ -1,6 +1,5 @@
 """Writes a model as a folder in Hugging Face's form."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from numpy.typing import DTypeLike
 from safetensors.numpy import save_file
 
-from ...data.io.json_text import JsonObject, JsonValue
+from ...data.io.json_text import JsonObject, JsonValue, to_json
 from ..config import TransformerConfig
 from ..decoding.request import BeamSearch, GenerationRequest
 from ..nn.typing import Params
@@ -43,16 +42,16 @@ def write_weights(
     """Writes `config.json` and the tensors of a model.
 
     Args:
-        folder: The folder to write to; it exists.
-        config: The configuration of the model.
-        params: Its parameters, layers stacked.
-        dtype: The precision to write.
-        file_bytes: The largest size of a file. A larger model is written as several files with an
-            index; no tensor is split.
-        fields: Further fields of `config.json`, such as the ids of special tokens.
+      folder: The folder to write to; it exists.
+      config: The configuration of the model.
+      params: Its parameters, layers stacked.
+      dtype: The precision to write.
+      file_bytes: The largest size of a file. A larger model is written as several files with an
+        index; no tensor is split.
+      fields: Further fields of `config.json`, such as the ids of special tokens.
 
     Raises:
-        WeightsError: The model has no counterpart in transformers.
+      WeightsError: The model has no counterpart in transformers.
     """
     mapping = mapping_of(config)
     config, params = mapping.to_hf_equivalent(config, params)
@@ -95,12 +94,12 @@ def in_precision(name: str, x: np.ndarray, dtype: Precision) -> np.ndarray:
     """Returns an array in the precision to write.
 
     Args:
-        name: The name of the tensor, for messages.
-        x: The array.
-        dtype: The precision.
+      name: The name of the tensor, for messages.
+      x: The array.
+      dtype: The precision.
 
     Raises:
-        WeightsError: A number exceeds the range of float16.
+      WeightsError: A number exceeds the range of float16.
     """
     if dtype == "float16" and np.abs(x).max(initial=0) > np.finfo(np.float16).max:
         raise WeightsError(f"{name} has numbers beyond float16: choose bfloat16 or float32")
@@ -130,8 +129,8 @@ def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
     """Returns the fields of `generation_config.json` for a beam search, without ids of tokens.
 
     Args:
-        request: The search of a run trained here: all its banned sequences are single tokens.
-        max_length: The longest target of the model, in tokens.
+      request: The search of a run trained here: all its banned sequences are single tokens.
+      max_length: The longest target of the model, in tokens.
     """
     assert isinstance(request.method, BeamSearch)
     return {
@@ -145,4 +144,4 @@ def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
 
 def write_json(file: Path, content: JsonValue) -> None:
     """Writes a JSON file in the format of transformers."""
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    file.write_text(to_json(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -141,7 +141,7 @@ class EmbeddingSettings:
     """How the vector of a text is made from a model's hidden states; by default their mean.
 
     Raises:
-        WeightsError: There is no way to pool, or no prompt named `default_prompt`.
+      WeightsError: There is no way to pool, or no prompt named `default_prompt`.
     """
 
     pooling: tuple[PoolingMode, ...] = ("mean",)
@@ -171,7 +171,7 @@ class EmbeddingSettings:
         """Returns the text of a prompt, by default that of `default_prompt`.
 
         Raises:
-            WeightsError: There is no prompt of this name.
+          WeightsError: There is no prompt of this name.
         """
         name = self.default_prompt if name is None else name
         if name is None:
@@ -185,7 +185,7 @@ class EmbeddingSettings:
         """Returns the number of dimensions of a vector, from those of a hidden state.
 
         Raises:
-            WeightsError: A layer takes another number than it gets.
+          WeightsError: A layer takes another number than it gets.
         """
         width = d_model * len(self.pooling)
         for layer in self.layers:
@@ -208,13 +208,13 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     """Reads the settings of a folder of sentence-transformers, or of a run imported from one.
 
     Args:
-        folder: The folder.
+      folder: The folder.
 
     Returns:
-        The settings; None if the folder has no `modules.json`.
+      The settings; None if the folder has no `modules.json`.
 
     Raises:
-        WeightsError: A file is missing or broken, or a module or setting is not supported.
+      WeightsError: A file is missing or broken, or a module or setting is not supported.
     """
     if not (folder / MODULES).is_file():
         folder = folder / IN_RUN
@@ -242,7 +242,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     stated = pooled["pooling_mode"] or [mode for mode in _KEYS if pooled[mode]] or ["mean"]
     stated = [stated] if isinstance(stated, str) else stated
     by_name: dict[str, PoolingMode] = {mode: mode for mode in POOLING_MODES}
-    modes = tuple(by_name[name] for name in stated if name in by_name)
+    modes: tuple[PoolingMode, ...] = tuple(by_name[name] for name in stated if name in by_name)
     if len(modes) < len(stated):
         raise WeightsError(
             f"{folder / pooling_path / 'config.json'}: pooling_mode {stated!r} is not supported: "
@@ -307,10 +307,10 @@ def write_embedding_settings(
     """Writes the files that sentence-transformers reads beside those of transformers.
 
     Args:
-        folder: The folder to write to; made if it does not exist.
-        settings: The settings.
-        d_model: The size of the hidden states.
-        max_length: The number of tokens that texts are truncated to if the settings do not say.
+      folder: The folder to write to; made if it does not exist.
+      settings: The settings.
+      d_model: The size of the hidden states.
+      max_length: The number of tokens that texts are truncated to if the settings do not say.
     """
     folder.mkdir(exist_ok=True)
     names = ["Transformer", "Pooling", *(type(layer).__name__ for layer in settings.layers)]

@@ -67,9 +67,9 @@ class Layout:
         """Returns parameter number `part` of a tensor that holds several, as a view.
 
         Args:
-            tensor: A tensor of a Hugging Face file.
-            part: Index of the parameter.
-            flax: Shape of every parameter in the tensor.
+          tensor: A tensor of a Hugging Face file.
+          part: Index of the parameter.
+          flax: Shape of every parameter in the tensor.
         """
         widths = [math.prod(shape[self.input_axes :]) for shape in flax]
         start = sum(widths[:part])
@@ -193,19 +193,23 @@ def layer_rules(
     hf: str,
     names: Mapping[str, str],
     *,
+    layout: Layout = LINEAR,
+    output_layout: Layout = FROM_HEADS,
     linear_bias: bool = True,
     norm_bias: bool = True,
 ) -> list[TensorRule]:
-    """Returns the rules of a stack of layers whose linear maps are stored as torch's Linear.
+    """Returns the rules of a stack of layers.
 
     Args:
-        flax: Path of the stack, as `layers`.
-        hf: Prefix of the tensors of one layer, as `model.layers.{i}`.
-        names: For each part its Hugging Face name, as `self_attn.q_proj` for `attention/query`. A
-            part whose name ends in `norm` is a norm, any other a linear map, and one that ends in
-            `attention/output` reads heads.
-        linear_bias: Whether linear maps have biases.
-        norm_bias: Whether norms have biases.
+      flax: Path of the stack, as `layers`.
+      hf: Prefix of the tensors of one layer, as `model.layers.{i}`.
+      names: For each part its Hugging Face name, as `self_attn.q_proj` for `attention/query`. A
+        part whose name ends in `norm` is a norm, any other a linear map, and one that ends in
+        `attention/output` reads heads.
+      layout: How linear maps are stored; by default as torch's Linear.
+      output_layout: How those are stored that read heads.
+      linear_bias: Whether linear maps have biases.
+      norm_bias: Whether norms have biases.
     """
     rules: list[TensorRule] = []
     for part, name in names.items():
@@ -213,9 +217,22 @@ def layer_rules(
         if part.endswith("norm"):
             rules += norm(path, tensor, bias=norm_bias)
         else:
-            layout = FROM_HEADS if part.endswith("attention/output") else LINEAR
-            rules += linear(path, tensor, layout, bias=linear_bias)
+            reads_heads = part.endswith("attention/output")
+            rules += linear(
+                path, tensor, output_layout if reads_heads else layout, bias=linear_bias
+            )
     return rules
+
+
+def lm_head(tied_to: str | None) -> tuple[list[TensorRule], list[IgnoredTensor]]:
+    """Returns the rule of the projection on the vocabulary, or the alias that a tied one is.
+
+    Args:
+      tied_to: The name of the embedding, if the projection is tied to it.
+    """
+    if tied_to is None:
+        return [*embedding("output_embedding", "lm_head")], []
+    return [], [IgnoredTensor("lm_head.weight", same_as=f"{tied_to}.weight")]
 
 
 # Import.
@@ -259,13 +276,13 @@ def locate(
     """Returns where each parameter is stored, by its path.
 
     Args:
-        mapping: The tensor mapping of the model.
-        flax: Shape of each parameter, by its path.
-        tensors: The tensors of the files.
-        source: Their folder, for messages.
+      mapping: The tensor mapping of the model.
+      flax: Shape of each parameter, by its path.
+      tensors: The tensors of the files.
+      source: Their folder, for messages.
 
     Raises:
-        WeightsError: Names or shapes do not match; the message names all of them.
+      WeightsError: Names or shapes do not match; the message names all of them.
     """
     shapes = tensors.shapes()
     locations: dict[str, TensorLocation] = {}
@@ -366,14 +383,14 @@ def read_parameter(
     """Reads a slice of one parameter, tensor by tensor.
 
     Args:
-        location: Where the parameter is stored.
-        tensors: The tensors of the files.
-        flax: Shape of every parameter, by its path.
-        dtype: The type of the result.
-        index: A slice for each axis of the parameter.
+      location: Where the parameter is stored.
+      tensors: The tensors of the files.
+      flax: Shape of every parameter, by its path.
+      dtype: The type of the result.
+      index: A slice for each axis of the parameter.
 
     Raises:
-        WeightsError: A tensor does not hold floating-point numbers.
+      WeightsError: A tensor does not hold floating-point numbers.
     """
     rule = location.rule
     shapes = [flax[path] for path in rule.flax]
@@ -434,11 +451,11 @@ def export_tensors(
     """Yields every tensor of a model.
 
     Args:
-        mapping: The tensor mapping of the model.
-        params: Its parameters, by their paths.
+      mapping: The tensor mapping of the model.
+      params: Its parameters, by their paths.
 
     Raises:
-        WeightsError: The mapping and the model do not have the same parameters.
+      WeightsError: The mapping and the model do not have the same parameters.
     """
     mapped = {path for rule in mapping.rules for path in rule.flax}
     if mapped != params.keys():

@@ -134,7 +134,13 @@ class MultiHeadAttention(nn.Module):
                 fused = FusedAttention(
                     self.execution.attention, mask.causal, mask.window, name="fused"
                 )
-                context = fused(_scaled(query, scale), key, value, mask.segments(), mask.use_window)
+                context = fused(
+                    _scaled(query, scale),
+                    key,
+                    value,
+                    segments=mask.segments(),
+                    use_window=mask.use_window,
+                )
                 return self._output(context), None, None
             key = jnp.einsum("BSKH->BKHS", key)
             value = jnp.einsum("BSKH->BKSH", value)

@@ -14,8 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ..config import Execution, TransformerConfig
-from .masks import AttentionMask, Segments, Size
+from .masks import Segments, Size
 from .typing import Array, Bool, Float
 
 if TYPE_CHECKING:
@@ -102,45 +101,6 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
 def refusal(kernel: str, call: AttentionCall) -> str | None:
     """Returns the reason why a kernel does not support a call; None if it does."""
     return next((why.format(c=call) for cannot, why in LIMITS[kernel] if cannot(call)), None)
-
-
-def mask_for_backend(
-    mask: AttentionMask,
-    config: TransformerConfig,
-    execution: Execution,
-    *,
-    has_dropout: bool,
-    cached: bool,
-    weights: bool,
-    biased: bool = False,
-) -> AttentionMask:
-    """Materializes a mask unless the kernel of `execution` supports the call.
-
-    Args:
-      mask: the keys that each query may attend to.
-      config: sizes.
-      execution: names the kernel.
-      has_dropout: whether attention weights are dropped.
-      cached: whether keys of earlier calls are read.
-      weights: whether the weights are returned.
-      biased: whether biases are added to the scores.
-    """
-    if execution.attention in LIMITS:
-        call = AttentionCall(
-            num_queries=mask.num_queries,
-            num_keys=mask.num_keys,
-            key_dim=config.key_dim,
-            head_dim=config.head_dim,
-            dtype=execution.dtype,
-            dropout_rate=config.attention_dropout_rate if has_dropout else 0.0,
-            cached=cached,
-            weights=weights,
-            is_per_query=mask.is_per_query,
-            biased=biased,
-        )
-        if refusal(execution.attention, call) is None:
-            return mask
-    return mask.materialized()
 
 
 def cudnn_attention(
@@ -265,6 +225,7 @@ class FusedAttention(nn.Module):
         query: Float[Array, "B T N H"],
         key: Float[Array, "B S K H"],
         value: Float[Array, "B S K V"],
+        *,
         segments: Segments | None,
         use_window: Bool[Array, ""] | None,
     ) -> Float[Array, "B T N V"]:

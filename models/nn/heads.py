@@ -186,9 +186,11 @@ class _Head(nn.Module):
     config: Any
     execution: Execution
 
-    def _scores(self, name: str, number: int, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        std = self.config.init_std
-        scores = Linear((number,), std, execution=self.execution, name=name)(x)
+    def _scores(
+        self, name: str, number: int, x: Float[Array, "..."], *, use_bias: bool = True
+    ) -> Float[Array, "..."]:
+        std, e = self.config.init_std, self.execution
+        scores = Linear((number,), std, use_bias=use_bias, execution=e, name=name)(x)
         return scores.astype(jnp.float32)
 
     def _projection(self, inputs: HeadInputs) -> Projection:
@@ -203,9 +205,6 @@ class _Head(nn.Module):
         x = LayerNorm(c.norm_eps, e, name="transform_norm")(x)
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         return Projection(x, inputs.table.astype(e.dtype), bias)
-
-    def _dropped(self, x: Float[Array, "B *rest"], rng: RowKeys | None) -> Float[Array, "B *rest"]:
-        return dropout(x, self.config.classifier_dropout_rate, rng, "classifier")
 
 
 class MaskedLMHead(_Head):
@@ -237,14 +236,23 @@ class NextSentenceHead(_Head):
         return ClassifierOutput(inputs.body, logits)
 
 
-class SequenceClassificationHead(_Head):
-    """Labels, or a score, of a whole row."""
+class ClassificationHead(_Head):
+    """Labels, or a score, of a whole row or of every token; or which of C rows is the right one.
+
+    The record of the head says which: whether it reads the pooled token, and whether inputs are
+    choices.
+    """
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
-        """Scores `[B, L]`."""
-        pooled = self._dropped(inputs.pooled, inputs.rng)
-        logits = self._scores("classifier", len(self.config.labels), pooled)
+        """Scores `[B, L]` or `[B, T, L]`; of choices `[B, C]`, from B · C rows."""
+        spec = HEADS[self.config.head]
+        x = inputs.pooled if spec.needs_pooler else inputs.body.last_hidden_state
+        x = dropout(x, self.config.classifier_dropout_rate, inputs.rng, "classifier")
+        number = len(self.config.labels) if spec.needs_labels else 1
+        logits = self._scores("classifier", number, x)
+        if spec.takes_choices:
+            logits = logits.reshape(-1, inputs.num_choices)
         return ClassifierOutput(inputs.body, logits)
 
 
@@ -262,42 +270,17 @@ class LastTokenClassificationHead(_Head):
         """Returns scores `[B, L]`.
 
         Args:
-            body: The output of the layers.
-            attention_mask: 1 for real tokens; None: all are. A sequence without real tokens is
-                read at its first position.
+          body: The output of the layers.
+          attention_mask: 1 for real tokens; None: all are. A sequence without real tokens is
+            read at its first position.
         """
         x = body.last_hidden_state
         last = jnp.full(x.shape[:1], x.shape[1] - 1)
         if attention_mask is not None:
             last = jnp.max(jnp.where(attention_mask != 0, jnp.arange(x.shape[1]), 0), axis=1)
         x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]  # [B, D]
-        number, std = len(self.config.labels), self.config.init_std
-        scores = Linear(
-            (number,), std, use_bias=False, execution=self.execution, name="classifier"
-        )(x)
-        return ClassifierOutput(body, scores.astype(jnp.float32))
-
-
-class TokenClassificationHead(_Head):
-    """A label of every token."""
-
-    @nn.compact
-    def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
-        """Scores `[B, T, L]`."""
-        hidden = self._dropped(inputs.body.last_hidden_state, inputs.rng)
-        logits = self._scores("classifier", len(self.config.labels), hidden)
-        return ClassifierOutput(inputs.body, logits)
-
-
-class MultipleChoiceHead(_Head):
-    """Which of C rows is the right one."""
-
-    @nn.compact
-    def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
-        """Scores `[B, C]`, from B · C rows."""
-        pooled = self._dropped(inputs.pooled, inputs.rng)
-        logits = self._scores("classifier", 1, pooled).reshape(-1, inputs.num_choices)
-        return ClassifierOutput(inputs.body, logits)
+        number = len(self.config.labels)
+        return ClassifierOutput(body, self._scores("classifier", number, x, use_bias=False))
 
 
 class QuestionAnsweringHead(_Head):
@@ -306,8 +289,9 @@ class QuestionAnsweringHead(_Head):
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> QuestionAnsweringOutput:
         """Scores `[B, T]` of either end."""
-        hidden = self._dropped(inputs.body.last_hidden_state, inputs.rng)
-        logits = self._scores("span", 2, hidden)
+        x = inputs.body.last_hidden_state
+        x = dropout(x, self.config.classifier_dropout_rate, inputs.rng, "classifier")
+        logits = self._scores("span", 2, x)
         return QuestionAnsweringOutput(inputs.body, logits[..., 0], logits[..., 1])
 
 
@@ -416,7 +400,7 @@ HEADS: dict[str, HeadSpec] = {
         ),
         HeadSpec(
             name="sequence_classification",
-            module=SequenceClassificationHead,
+            module=ClassificationHead,
             output=ClassifierOutput,
             needs_pooler=True,
             needs_labels=True,
@@ -428,7 +412,7 @@ HEADS: dict[str, HeadSpec] = {
         ),
         HeadSpec(
             name="token_classification",
-            module=TokenClassificationHead,
+            module=ClassificationHead,
             output=ClassifierOutput,
             needs_labels=True,
             hf_class_suffix="ForTokenClassification",
@@ -439,7 +423,7 @@ HEADS: dict[str, HeadSpec] = {
         ),
         HeadSpec(
             name="multiple_choice",
-            module=MultipleChoiceHead,
+            module=ClassificationHead,
             output=ClassifierOutput,
             needs_pooler=True,
             takes_choices=True,
@@ -491,7 +475,7 @@ def check_head(config: TransformerConfig) -> None:
     """Checks that a family has the head of a configuration, and that the labels suit it.
 
     Raises:
-        UserError: The head is unknown, or labels are missing or not all different.
+      UserError: The head is unknown, or labels are missing or not all different.
     """
     if config.head not in config.heads:
         raise UserError(f"head {config.head!r} is unknown: choose {', '.join(config.heads)}")

@@ -12,7 +12,7 @@ from flax import struct
 from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache, LayerCache, LayerCaches
-from .fused_attention import mask_for_backend
+from .fused_attention import LIMITS, AttentionCall, refusal
 from .layers import DROPOUT_MASK, RowKeys
 from .masks import AnyArray, AttentionMask, select_mask
 from .positions import Rotary, default_positions
@@ -162,15 +162,22 @@ def make_layer_context(
     """
 
     def prepared(mask: AttentionMask) -> AttentionMask:
-        return mask_for_backend(
-            mask,
-            config,
-            execution,
-            has_dropout=rng is not None,
+        """Materializes a mask unless the kernel of `execution` supports the call."""
+        if execution.attention not in LIMITS:
+            return mask.materialized()
+        call = AttentionCall(
+            num_queries=mask.num_queries,
+            num_keys=mask.num_keys,
+            key_dim=config.key_dim,
+            head_dim=config.head_dim,
+            dtype=execution.dtype,
+            dropout_rate=0.0 if rng is None else config.attention_dropout_rate,
             cached=cache is not None,
             weights=output_attentions,
+            is_per_query=mask.is_per_query,
             biased=bias is not None,
         )
+        return mask if refusal(execution.attention, call) is None else mask.materialized()
 
     return LayerContext(
         mask=prepared(mask),

@@ -188,7 +188,7 @@ def test_sources_pickle_small(corpus, packing):
     rows = CausalLMExamples(corpus, 32, packing)
     before = rows.example(0, 0)
     batches = pickle.loads(pickle.dumps(TrainBatches(rows, **RUN)))
-    check_equal([batches.rows.example(0, 0)], [before])
+    check_equal([batches.examples.example(0, 0)], [before])
     assert len(pickle.dumps(rows)) < 1000
     assert open_corpus(corpus.folder) == corpus
 

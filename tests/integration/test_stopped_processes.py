@@ -11,7 +11,7 @@ import time
 
 import pytest
 from flaxzoo.models.loading import newest_step
-from flaxzoo.train.engine import loop
+from flaxzoo.train.engine import stop_signals
 
 from ..support.run_folders import assert_same, everything, kept, lines, write_text
 
@@ -129,11 +129,11 @@ def test_a_closed_terminal_saves_the_run(source, tmp_path):
 def test_nohup_is_respected():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with loop._stop_requested() as stopping:
+        with stop_signals.stop_requested() as stop:
             signal.raise_signal(signal.SIGHUP)
-            assert not stopping
+            assert not stop.number
             signal.raise_signal(signal.SIGTERM)
-            assert stopping == [signal.SIGTERM]
+            assert stop.number == signal.SIGTERM
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -108,7 +108,7 @@ def test_positions_count_from_0_in_every_row(bert, assert_close, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["none", *TOKENS])
-def test_packed_rows_are_their_texts_one_by_one(bert, assert_close, head):
+def test_packed_sequences_are_their_texts_one_by_one(bert, assert_close, head):
     model, cuts = bert(head), ((7, 4, 1), (12,), (1, 7))
     segments = np.zeros((3, 12), int)
     for row, lengths in enumerate(cuts):

@@ -82,7 +82,7 @@ def test_padding_changes_nothing(tiny, assert_close, kind, side):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("explicit", [False, True], ids=["counted", "given"])
-def test_packed_rows_are_their_documents_one_by_one(tiny, assert_close, kind, explicit):
+def test_packed_sequences_are_their_documents_one_by_one(tiny, assert_close, kind, explicit):
     model, cuts = tiny(**KINDS[kind]), ((7, 4, 1), (12,), (1, 7))
     segments, positions = np.zeros((3, 12), int), np.zeros((3, 12), int)
     for row, lengths in enumerate(cuts):
@@ -251,7 +251,7 @@ def test_too_long_an_input(tiny):
         tiny()(input_ids=np.zeros((1, 17), int))
 
 
-def test_a_cache_does_not_continue_packed_rows(tiny):
+def test_a_cache_does_not_continue_packed_sequences(tiny):
     cache = models.init_cache(tiny().config, tiny().execution, 3, 12)
     with pytest.raises(ValueError, match="a cache cannot continue packed sequences"):
         tiny()(input_ids=IDS, segment_ids=np.ones((3, 12), int), cache=cache)

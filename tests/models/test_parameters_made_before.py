@@ -31,7 +31,13 @@ def test_every_family_has_a_file():
     assert NAMES == ["bert", "gpt", "gpt2", "gpt3", "transformer", "transformer-pre"]
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize(
+    "execution",
+    [
+        "scan",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in EXECUTIONS if name != "scan"),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_made_before(name, execution, assert_close):
     with np.load(FOLDER / f"{name}.npz") as file:

@@ -41,6 +41,7 @@ def inputs(config, rows, length):
     return {name: x.astype(np.int32) for name, x in given.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_it_answers_as_the_model(config):
     model = models.create(config)

@@ -13,7 +13,6 @@ def beams(**fields):
     rest = {name: x for name, x in fields.items() if name not in SEARCH}
     if not rest.keys() & {"max_new_tokens", "max_extra_tokens"}:
         rest["max_extra_tokens"] = 50
-    rest["banned"] = tuple(map(tuple, rest.get("banned", ())))
     return models.GenerationRequest(method=method, **rest)
 
 

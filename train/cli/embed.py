@@ -56,7 +56,7 @@ def embed_command(arguments: list[str]) -> None:
 
     check_output_path(parsed.output, parsed.input)
     texts = read_lines(parsed.input)
-    embedder = TextEmbedder.of_run(parsed.run, step=parsed.step)
+    embedder = TextEmbedder.of_run(parsed.run, step=parsed.step, log=log)
     settings = embedder.settings
     if parsed.pooling is not None:
         settings = dataclasses.replace(settings, pooling=parsed.pooling)

@@ -1,8 +1,8 @@
 """The command `flaxzoo evaluate`."""
 
 import dataclasses
-import json
 
+from ...data.io.json_text import to_json
 from ..compilation_cache import enable_compilation_cache
 from .options import RunName, log, parse
 
@@ -30,4 +30,4 @@ def evaluate_command(arguments: list[str]) -> None:
     scores = score_run(
         parsed.run, parsed.data, step=parsed.step, num_beams=parsed.num_beams, log=log
     )
-    print(json.dumps(scores))
+    print(to_json(scores))

@@ -4,7 +4,7 @@ import dataclasses
 import sys
 
 from ..compilation_cache import enable_compilation_cache
-from .options import RunName, parse
+from .options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def generate_command(arguments: list[str]) -> None:
     # --num-beams the length penalty cannot be checked yet.
     known = requested if parsed.num_beams else {**requested, "length_penalty": None}
     merged_request({}, {name: value for name, value in known.items() if value is not None})
-    generator = TextGenerator.of_run(parsed.run, step=parsed.step)
+    generator = TextGenerator.of_run(parsed.run, step=parsed.step, log=log)
     request = generator.request(parsed.prompt, **requested)
     alone = len(parsed.prompt) * request.num_return_sequences == 1
     streaming = alone and not parsed.json
@@ -73,6 +73,7 @@ def generate_command(arguments: list[str]) -> None:
         stop=parsed.stop,
         seed=parsed.seed,
         on_text=_write if streaming else None,
+        log=log,
     )
     if parsed.json:
         print(samples_to_json(samples))

@@ -6,7 +6,7 @@ import textwrap
 
 from ...models.config import TransformerConfig
 from ...models.registry import families
-from ..recipes import RECIPES, describe
+from ..recipes import RECIPES
 from .options import parse
 
 # fmt: off
@@ -51,8 +51,8 @@ def list_command(arguments: list[str]) -> None:
     parse(ListArguments, arguments, "flaxzoo list")
     print("recipes: flaxzoo train RECIPE")
     width = max(map(len, RECIPES))
-    for name in RECIPES:
-        print(f"  {name:<{width}}  {describe(name)}")
+    for name, recipe in RECIPES.items():
+        print(f"  {name:<{width}}  {recipe.summary}")
     columns = min(shutil.get_terminal_size().columns, 120)
     for family, record in families().items():
         print(f"\npresets of {family}: flaxzoo train {family} --preset NAME")

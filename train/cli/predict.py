@@ -1,9 +1,9 @@
 """The commands `flaxzoo predict` and `flaxzoo fill-mask`."""
 
 import dataclasses
-import json
 from typing import Annotated
 
+from ...data.io.json_text import to_json
 from ..compilation_cache import enable_compilation_cache
 from .options import Positional, RunName, log, parse
 
@@ -31,7 +31,7 @@ def predict_command(arguments: list[str]) -> None:
     from ..inference.predict import predict
 
     for prediction in predict(parsed.run, parsed.input, step=parsed.step, log=log):
-        print(json.dumps(prediction, ensure_ascii=False))
+        print(to_json(prediction))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +57,12 @@ def fill_mask_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ..inference.fill_mask import MaskFiller
 
-    masks = MaskFiller.of_run(parsed.run, step=parsed.step)(parsed.text, top_k=parsed.top_k)
+    masks = MaskFiller.of_run(parsed.run, step=parsed.step, log=log)(
+        parsed.text, top_k=parsed.top_k
+    )
     if parsed.json:
         listed = [[dataclasses.asdict(candidate) for candidate in mask] for mask in masks]
-        print(json.dumps({"masks": listed}, ensure_ascii=False))
+        print(to_json({"masks": listed}))
         return
     for mask in masks:
         for candidate in mask:

@@ -7,14 +7,13 @@ in titled groups. This file needs only the standard library, as `options.py` doe
 
 import argparse
 import dataclasses
-import inspect
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 from ..config import TrainConfig
-from ..recipes import RECIPES, recipe, takes_preset
+from ..recipes import RECIPES, recipe
 from .options import OptionParser, add_option, field_docs
 
 Config = TypeVar("Config")
@@ -76,15 +75,16 @@ class RecipeParser(OptionParser):
         Args:
           command: `train`, `plan` or `bench`.
           arguments: the name of the recipe, and the options.
-          description: of the command; None: the docstring of the recipe.
-          example: options to show with the recipe; None: the command in the recipe's docstring.
+          description: of the command; None: that of the recipe.
+          example: options to show with the recipe; None: the command in the recipe's details.
 
         Raises:
           UserError: no recipe has this name, or it does not have the preset.
         """
         name, *self._options = arguments
         self._config = recipe(name, _value_of("preset", self._options))
-        documented, about = _split_example(inspect.getdoc(RECIPES[name]) or "")
+        named = RECIPES[name]
+        documented, about = _split_example(f"{named.summary}\n\n{named.details}")
         whole = f"flaxzoo {command} {name}"
         self._example = documented if example is None else f"{whole} {example}"
         super().__init__(whole, description or about, usage=f"{whole} [options]")
@@ -92,10 +92,9 @@ class RecipeParser(OptionParser):
         self.groups = {
             title: self.add_argument_group(title, text) for title, (text, _) in GROUPS.items()
         }
-        if takes_preset(name):
-            text = "A published size, from `flaxzoo list`."
-            default = inspect.signature(RECIPES[name]).parameters["preset"].default
-            add_option(self.groups["run"], "preset", str, f"{text} (default: {default})")
+        if named.of_preset is not None:
+            text = f"A published size, from `flaxzoo list`. (default: {named.preset})"
+            add_option(self.groups["run"], "preset", str, text)
         self.everything = "--help-all" in self._options
         helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
         add_options(self.groups, self._config, helping=helping)

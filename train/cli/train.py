@@ -9,7 +9,7 @@ from pathlib import Path
 from ...data.errors import UserError
 from ..compilation_cache import enable_compilation_cache
 from ..config import TrainConfig
-from ..recipes import RECIPES, describe
+from ..recipes import RECIPES
 from .options import log, parse, split_at_dashes
 from .recipe_options import RecipeParser
 
@@ -21,7 +21,7 @@ def train_command(arguments: list[str]) -> int:
       0; or, when a signal stopped the run, 128 plus the number of the signal, as a shell has it.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<18} {describe(name)}" for name in RECIPES)
+        listed = "\n".join(f"  {name:<18} {recipe.summary}" for name, recipe in RECIPES.items())
         print(
             "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n\n"
             f"recipes:\n{listed}\n\nAll options of a recipe: flaxzoo train quickstart --help"
@@ -32,9 +32,10 @@ def train_command(arguments: list[str]) -> int:
     _silence_orbax()
     from ..distributed.multiprocess import distributed_session, is_primary
     from ..engine.loop import train
+    from ..engine.stop_signals import ended_by_second_signal
     from ..objectives.tasks import task_of
 
-    with distributed_session(parsed.rendezvous_timeout):
+    with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
         result = train(config, parsed.workdir, resume=parsed.resume)
     if result.sample is not None:
         print(result.sample)

@@ -34,6 +34,8 @@ class TranslateArguments:
     """Translations of each line, best first. Above 1, each translation is a line of its own: the
     number of the input line, the score and the text, separated by tabs. An empty line has one
     empty translation with score 0."""
+    truncate: bool = False
+    """Truncate sentences that are longer than the model reads. By default they are an error."""
     step: int | None = None
     """The checkpoint. By default the newest."""
 
@@ -49,14 +51,20 @@ def translate_command(arguments: list[str]) -> None:
 
     if parsed.output is not None:
         check_output_path(parsed.output, parsed.input)
-    translator = TextTranslator.of_run(parsed.run, step=parsed.step)
+    translator = TextTranslator.of_run(parsed.run, step=parsed.step, log=log)
     search = _search(parsed, translator.request)
     lines = list(input_lines(parsed.input))
     texts = [text for _, _, text in lines]
     places = [f"{file} line {number}" for file, number, _ in lines]
     with Progress().counter("sentences", len(texts)) as advance:
         translated = translator(
-            texts, search=search, num_return=parsed.num_best, places=places, on_batch=advance
+            texts,
+            search=search,
+            num_return=parsed.num_best,
+            places=places,
+            truncate=parsed.truncate,
+            on_batch=advance,
+            log=log,
         )
     text = "".join(f"{line}\n" for line in to_lines(translated, parsed.num_best))
     if parsed.output is None:
@@ -64,6 +72,7 @@ def translate_command(arguments: list[str]) -> None:
         sys.stdout.flush()
     else:
         write_file(parsed.output, text.encode())
+        log(f"{parsed.output}: {len(texts):,} lines translated")
     note = note_of_empty(texts, translated)
     if note is not None:
         log(note)

@@ -13,6 +13,7 @@ from ...models.loading import model_config, read_config, restore_params, steps
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
 from ..errors import RunError
+from ..runs.finite import check_finite
 from ..runs.params_only_run import (
     AVERAGED_STEPS,
     TOKENIZER,
@@ -28,16 +29,17 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     resumed from it, for it has no optimizer state.
 
     Args:
-        folder: A run folder.
-        output: The folder to make, completely or not at all.
-        last: Number of checkpoints to average, the newest ones; at least 1.
+      folder: A run folder.
+      output: The folder to make, completely or not at all.
+      last: Number of checkpoints to average, the newest ones; at least 1.
 
     Returns:
-        The steps of these checkpoints, in ascending order.
+      The steps of these checkpoints, in ascending order.
 
     Raises:
-        FileNotFoundError: `folder` is not a run folder.
-        RunError: It kept fewer checkpoints, or `output` exists.
+      FileNotFoundError: `folder` is not a run folder.
+      RunError: It kept fewer checkpoints, `output` exists, or a parameter of the mean is
+        NaN or infinite.
     """
     folder, output = Path(folder), Path(output)
     config = read_config(folder)
@@ -53,6 +55,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     check_not_existing(output)
     taken = kept[-last:]
     mean = _mean(folder, taken, parameter_shapes(create(model_config(folder))))
+    check_finite(mean, folder)
 
     def copy_embedding_settings(run: Path) -> None:
         if (folder / IN_RUN).is_dir():

@@ -20,11 +20,12 @@ from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
 from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ...models.hub import local_folder
-from ...models.loading import chosen_step, load, read_fields
+from ...models.loading import chosen_step, read_fields
 from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
 from ..errors import RunError
+from ..runs.finite import load_finite
 from ..runs.load_run import TARGETS, generation_defaults, open_run
 from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
@@ -72,27 +73,27 @@ def export_model(
     """Writes a model in a form that other programs read.
 
     Args:
-        source: A run folder, a folder in Hugging Face's form, or a name on the hub.
-        output: The folder to make for the forms "huggingface" and "stablehlo", else the file.
-        form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
-            transformers. safetensors, npz: the arrays by flaxzoo's own paths, layers stacked.
-            stablehlo: the forward pass as a program that needs jax alone, and its parameters.
-        step: The checkpoint; by default the newest.
-        dtype: The precision of the written parameters.
-        file_bytes: The largest size of a file in Hugging Face's form; no tensor is split.
+      source: A run folder, a folder in Hugging Face's form, or a name on the hub.
+      output: The folder to make for the forms "huggingface" and "stablehlo", else the file.
+      form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
+        transformers. safetensors, npz: the arrays by flaxzoo's own paths, layers stacked.
+        stablehlo: the forward pass as a program that needs jax alone, and its parameters.
+      step: The checkpoint; by default the newest.
+      dtype: The precision of the written parameters.
+      file_bytes: The largest size of a file in Hugging Face's form; no tensor is split.
 
     Returns:
-        Notes on the exported model, a line each.
+      Notes on the exported model, a line each.
 
     Raises:
-        FileNotFoundError: `source` does not exist, or has no such checkpoint.
-        RunError: `output` exists.
-        UserError: The form cannot express the model.
+      FileNotFoundError: `source` does not exist, or has no such checkpoint.
+      RunError: `output` exists, or a parameter is NaN or infinite.
+      UserError: The form cannot express the model.
     """
     output, folder = Path(output), local_folder(source)
     check_not_existing(output)
     config, tokenizer = open_run(folder)
-    model, params = load(folder, step=step)
+    model, params = load_finite(folder, step=step)
     exported = Exported(
         folder=folder,
         step=chosen_step(folder, step),

@@ -10,11 +10,12 @@ from ...models.hf.sentence_embedding import (
     write_embedding_settings,
 )
 from ...models.hub import local_folder
-from ...models.loading import is_foreign, load, read_fields
+from ...models.loading import is_foreign, read_fields
 from ...models.registry import family_name
 from ..config import to_dict
 from ..errors import RunError
-from ..runs.load_run import beam_search_defaults, generation_defaults, open_run
+from ..runs.finite import load_finite
+from ..runs.load_run import beam_search_defaults, generation_defaults, open_run, vocabulary_note
 from ..runs.params_only_run import IMPORTED_FROM, check_not_existing, make_params_only_run
 from ..state import count_parameters
 
@@ -23,18 +24,18 @@ def import_model(source: str | Path, output: str | Path) -> str:
     """Makes a run folder of a folder in Hugging Face's form.
 
     Args:
-        source: A folder with `config.json`, safetensors and the tokenizer's files; or a name on
-            the hub.
-        output: The folder to make, completely or not at all.
+      source: A folder with `config.json`, safetensors and the tokenizer's files; or a name on
+        the hub.
+      output: The folder to make, completely or not at all.
 
     Returns:
-        A description of the model, in one line.
+      A description of the model, in one line.
 
     Raises:
-        FileNotFoundError: `source` has no `config.json`.
-        UserError: It is broken, or its model or tokenizer is not supported.
-        RunError: `output` exists, `source` is a run folder, or the tokenizer does not match the
-            model.
+      FileNotFoundError: `source` has no `config.json`.
+      UserError: It is broken, or its model or tokenizer is not supported.
+      RunError: `output` exists, `source` is a run folder, the tokenizer does not match the
+        model, or a parameter is NaN or infinite.
     """
     output = Path(output)
     check_not_existing(output)
@@ -51,7 +52,7 @@ def import_model(source: str | Path, output: str | Path) -> str:
     if settings is not None:
         fields[GENERATION] = settings
     embedding, model = read_embedding_settings(folder), config.model
-    _, params = load(folder)
+    _, params = load_finite(folder)
 
     def save_embedding_settings(run: Path) -> None:
         if embedding is not None:
@@ -68,4 +69,6 @@ def import_model(source: str | Path, output: str | Path) -> str:
         params=params,
     )
     kind = f"{family_name(model)}, head {model.head}"
-    return f"{kind}, {count_parameters(params):,} parameters, from {source}"
+    note = vocabulary_note(folder, model, tokenizer)
+    described = f"{kind}, {count_parameters(params):,} parameters, from {source}"
+    return described if note is None else f"{described}; {note}"

@@ -10,6 +10,7 @@ from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
 from ..engine.metrics_log import read_metrics
+from ..runs.custom import CUSTOM
 from ..runs.params_only_run import AVERAGED_STEPS, IMPORTED_FROM, SAVED_FROM_PYTHON
 
 FILE = "README.md"
@@ -37,14 +38,14 @@ def model_card(
     """Returns the text of the card.
 
     Args:
-        name: The name of the model.
-        config: The configuration of the run that trained it.
-        stored_fields: The `config.json` of its folder.
-        folder: The folder, whose `metrics.jsonl` has its scores.
-        step: The exported checkpoint; None: the model was not trained here.
-        num_parameters: The number of its parameters.
-        embeds: Whether the folder has the files of sentence-transformers.
-        notes: Further notes, a line each.
+      name: The name of the model.
+      config: The configuration of the run that trained it.
+      stored_fields: The `config.json` of its folder.
+      folder: The folder, whose `metrics.jsonl` has its scores.
+      step: The exported checkpoint; None: the model was not trained here.
+      num_parameters: The number of its parameters.
+      embeds: Whether the folder has the files of sentence-transformers.
+      notes: Further notes, a line each.
     """
     model = config.model
     head = HEADS[model.head]
@@ -64,7 +65,12 @@ def model_card(
         *([_EMBEDS.format(name)] if embeds else []),
     ]
     if "train" in stored_fields and not {IMPORTED_FROM, SAVED_FROM_PYTHON} & stored_fields.keys():
-        parts += [_data(config), _settings(config), _scores(folder, step)]
+        custom = stored_fields.get(CUSTOM)
+        own = custom if isinstance(custom, dict) else {}
+        data = _data(config)
+        if "examples" in own:
+            data = f"## Training data\n\nExamples made in Python by `{own['examples']}`.\n"
+        parts += [data, _settings(config), _scores(folder, step)]
     return "\n".join(parts)
 
 

@@ -29,15 +29,15 @@ def launch(command: list[str], processes: int) -> int:
     """Runs a command in several processes that find each other.
 
     Args:
-      command: program and arguments.
-      processes: how many.
+        command: Program and arguments.
+        processes: The number of processes.
 
     Returns:
-      0, or the status of the process that failed first: 128 plus the number of the signal, if one
-      ended it.
+        0, or the status of the process that failed first: 128 plus the number of the signal, if one
+        ended it.
 
     Raises:
-      RunError: the GPUs cannot be divided over so many processes.
+        RunError: The GPUs cannot be divided over so many processes.
     """
     if processes < 1:
         raise RunError(f"processes {processes} must be at least 1")
@@ -82,7 +82,7 @@ def split_gpus(gpus: list[str], processes: int) -> list[list[str]]:
     """Splits the GPUs into equal shares of neighbors, one for each process; empty without GPUs.
 
     Raises:
-      RunError: the GPUs cannot be divided equally.
+        RunError: The GPUs cannot be divided equally.
     """
     if len(gpus) % processes:
         raise RunError(

@@ -46,10 +46,10 @@ def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
     `JAX_COORDINATOR_ADDRESS` is set.
 
     Args:
-      rendezvous_seconds: how long to wait for all of them.
+        rendezvous_seconds: How long to wait for all of them.
 
     Raises:
-      RunError: another process was lost, or the environment is incomplete.
+        RunError: Another process was lost, or the environment is incomplete.
     """
     if not has_others(os.environ):
         yield
@@ -146,7 +146,7 @@ def barrier() -> Iterator[None]:
     """Makes all processes leave the block at once, or fail if one fails in it; uses no device.
 
     Raises:
-      RunError: another process failed; its error is in the message.
+        RunError: Another process failed; its error is in the message.
     """
     if jax.process_count() == 1:
         yield

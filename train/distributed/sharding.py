@@ -220,13 +220,13 @@ def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
             return kernel(*args, **kwargs)
         query, *_ = args
         on_each_device = jax.shard_map(
-            kernel,
+            lambda args, kwargs: kernel(*args, **kwargs),
             mesh=mesh,
-            in_specs=jax.tree.map(spec, args),
+            in_specs=jax.tree.map(spec, (args, kwargs)),
             out_specs=spec(query),
             check_vma=False,  # a kernel does not declare the axes over which its result varies
         )
-        return on_each_device(*args)
+        return on_each_device(args, kwargs)
 
     return _intercepted(apply_fn, around_kernel)
 

@@ -111,12 +111,12 @@ class Checkpoints:
         """Starts to write a state, unless its step is there already.
 
         Args:
-          state: the state in its global form.
-          data: the data iterator's state.
-          validation_loss: the loss, if it was measured at this step.
+            state: The state in its global form.
+            data: The data iterator's state.
+            validation_loss: The loss, if it was measured at this step.
 
         Raises:
-          RunError: this checkpoint or the one before cannot be written.
+            RunError: This checkpoint or the one before cannot be written.
         """
         step = int(state.step)
         if step == self.newest:
@@ -176,14 +176,14 @@ class Checkpoints:
         """Reads a state onto the devices that `shapes` names.
 
         Args:
-          step: the step of the checkpoint.
-          shapes: shapes, dtypes and shardings of the global form.
+            step: The step of the checkpoint.
+            shapes: Shapes, dtypes and shardings of the global form.
 
         Returns:
-          The state, and that of the data iterator.
+            The state, and that of the data iterator.
 
         Raises:
-          RunError: `shapes` has frozen parameters, and the checkpoint has none.
+            RunError: `shapes` has frozen parameters, and the checkpoint has none.
         """
         items = {
             PARAMS: ocp.args.StandardRestore(shapes.params),
@@ -220,11 +220,11 @@ def set_aside_damaged(run: Path, log: LogFn) -> None:
     the part that Orbax reads of each, their validation loss.
 
     Args:
-      run: the run folder.
-      log: called with a line for each damaged checkpoint.
+        run: The run folder.
+        log: Called with a line for each damaged checkpoint.
 
     Raises:
-      RunError: not one is intact; they are left as they are.
+        RunError: Not one is intact; they are left as they are.
     """
     damaged: dict[int, str] = {}
     newest: int | None = None

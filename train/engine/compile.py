@@ -19,6 +19,7 @@ from ..distributed.attention_backend import choose_kernel, with_kernel
 from ..distributed.optimizer_offload import from_host_and_back, on_host
 from ..distributed.sharding import (
     CONTEXT,
+    batch_sharding,
     check_batch,
     constrain_activations,
     make_mesh,
@@ -32,7 +33,7 @@ from ..objectives.eval_step import make_evaluate_fn
 from ..objectives.objectives import Batch, Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
 from ..state import Metrics, TrainState, init_state
-from .memory_summary import memory_summary
+from .memory_summary import BatchShapes, memory_summary
 from .train_step import make_train_step
 
 NumpyBatch = dict[str, np.ndarray]
@@ -191,6 +192,9 @@ class CompiledTrainer:
     """Takes one step; the state that it is given is consumed."""
     lower: Callable[[TrainState, NumpyBatch], jax.stages.Lowered]
     """The step lowered for these arguments; once that is compiled, `step` does not compile."""
+    compile: Callable[[BatchShapes], jax.stages.Compiled] | None
+    """Compiles the step for batches of these shapes, so that `step` does not; needs no state.
+    None where only a call can compile it."""
     evaluate: Callable[[TrainState, NumpyBatch], tuple[Terms, Terms, Predictions]]
     """Sums, counts and predictions of a batch, without dropout."""
     to_global: Callable[[TrainState], TrainState]
@@ -231,10 +235,16 @@ def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTraine
     def place(batch: NumpyBatch) -> Batch:
         return shard_batch(batch, mesh)
 
+    def compile_step(batch: BatchShapes) -> jax.stages.Compiled:
+        shardings = {name: batch_sharding(mesh, x.shape) for name, x in batch.items()}
+        placed = with_shardings(batch, shardings)
+        return sharded.step.lower(sharded.state, placed, step_rng).compile()
+
     return CompiledTrainer(
         init=lambda: sharded.init(init_rng),
         step=lambda state, batch: sharded.step(state, place(batch), step_rng),
         lower=lambda state, batch: sharded.step.lower(state, place(batch), step_rng),
+        compile=compile_step,
         evaluate=lambda state, batch: sharded.evaluate(state.params, place(batch), state.frozen),
         to_global=lambda state: state,
         from_global=lambda state: state,

@@ -1,13 +1,12 @@
 """The training loop: what runs on the host."""
 
 import dataclasses
+import functools
 import math
-import os
+import shutil
 import signal
-import stat
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
@@ -16,7 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
-from ...models.loading import CONFIG_FILE
+from ...data.errors import UserError
+from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..errors import NonFiniteLoss, RunError
@@ -26,17 +26,25 @@ from ..objectives.objectives import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
 from ..progress import LogFn, Progress
+from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.run_folder import Run, create_folder, prepare_run
 from ..runs.run_lock import RunLock
 from ..state import Metrics, TrainState, count_parameters
 from .checkpoint import Checkpoints, set_aside_damaged
-from .compile import CompiledTrainer, compile_trainer
+from .compile import CompiledTrainer, NumpyBatch, compile_trainer
+from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
 from .metrics_log import MetricsLog, read_metrics
 from .report import REPORT_FILE, write_report
+from .stop_signals import StopNow, StopRequest, stop_requested
 
+SECONDS_BETWEEN_LOOKS = 0.001
+"""Time between two looks whether a step is done; the next one runs meanwhile."""
 SKIPPED = "skipped"
 """The key of the skipped steps in a checkpoint, beside the data position."""
+
+CALLBACK_FAILED = 1 << 16
+"""Stands in place of a signal's number."""
 
 Scores = dict[str, float]
 """Loss and metrics of an evaluation by name."""
@@ -83,18 +91,31 @@ class _Session:
     progress: Progress
     state: TrainState
     step: int
+    position: dict[str, int]
+    """The position in the data after that step."""
     skipped: Skipped
+    callbacks: Sequence[Callback] = ()
+    failure: Exception | None = None
+    """The exception of a callback, which ends the run."""
     validation: Scores | None = None
     validated_step: int | None = None
 
 
 def train(
-    config: TrainConfig, workdir: str | Path, *, resume: bool = True, quiet: bool = False
+    config: TrainConfig,
+    workdir: str | Path,
+    *,
+    resume: bool = True,
+    quiet: bool = False,
+    objective: Objective | None = None,
+    examples: MakeExamples | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Trains, or resumes training, in a run folder.
 
     A run that was stopped at any step and is called again ends with bit for bit the parameters
-    of a run that was never stopped. SIGTERM, SIGHUP and Ctrl-C save and return.
+    of a run that was never stopped. SIGTERM, SIGHUP and Ctrl-C end the step in progress, save
+    and return; a second Ctrl-C interrupts.
     With several processes (`jax.distributed`) all must make the same call; a signal to one
     stops all. While a run trains, no other one can in its folder.
 
@@ -104,6 +125,18 @@ def train(
       resume: whether to resume from the newest checkpoint; with False a folder
         that has checkpoints is refused.
       quiet: no progress bar.
+      objective: what is learned, instead of the objective of the data. Scores are then the loss
+        and the mean of each of its terms and measures.
+      examples: a function that returns the examples to train on and those to validate on, two
+        `data.ExampleSource`s, given the tokenizer. The head and the labels are then those of
+        `config.model`; of `config.data` only the tokenizer is used (and the source, if a new
+        vocabulary is trained), the length, which is the tokens of a sequence, and the number of
+        workers. The last batch of an evaluation is filled up with examples of zeros, which the
+        counts of the objective must leave out.
+      callbacks: called with the metrics of steps and evaluations, and with checkpoints.
+
+    The run folder records the names of an own objective and own examples; to resume the run, give
+    them again.
 
     Raises:
       DataError, RunError, UserError: the data, the folder or the devices do
@@ -112,15 +145,24 @@ def train(
         checkpoint is kept.
     """
     progress = Progress(quiet or not is_primary())
+    custom = Custom(objective, examples)
     with RunLock(Path(workdir), progress.log) as lock:
-        run, objective, trainer = primary_first(
-            lambda: _open(config, Path(workdir), lock, progress.log)
+        run, learned, trainer = primary_first(
+            lambda: _open(config, Path(workdir), lock, progress.log, custom=custom)
         )
         size = count_parameters(trainer.shapes.params)
         progress.log(f"model: {size:,} parameters, {trainer.description}")
         progress.log(trainer.memory_summary)
+        with barrier():  # all processes compile together
+            _foresee_memory(run, trainer, progress.log)
         step, validation, stopped_by = _take_up(
-            run, objective, trainer, lock, resume=resume, progress=progress
+            run,
+            learned,
+            trainer,
+            lock,
+            resume=resume,
+            progress=progress,
+            callbacks=callbacks,
         )
         finished, sample = step == run.config.steps, None
         with barrier():
@@ -144,11 +186,12 @@ def _take_up(
     *,
     resume: bool,
     progress: Progress,
+    callbacks: Sequence[Callback],
 ) -> tuple[int, Scores | None, int | None]:
     """Takes the steps that a run has left; returns the last step, its scores and the signal."""
     config = run.config
     with (
-        _stop_requested() as stopping,
+        stop_requested() as stop,
         Checkpoints(
             run.folder, keep_last=config.keep_last, keep_best=config.keep_best
         ) as checkpoints,
@@ -176,9 +219,11 @@ def _take_up(
                 progress=progress,
                 state=state,
                 step=step,
+                position=batches.get_state(),
                 skipped=skipped,
+                callbacks=callbacks,
             )
-            stopped_by = _run_steps(session, stopping)
+            stopped_by = _run_steps(session, stop)
             return session.step, session.validation, stopped_by
 
 
@@ -196,19 +241,45 @@ def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[Metri
 
 
 def _open(
-    config: TrainConfig, folder: Path, lock: RunLock, log: LogFn
+    config: TrainConfig, folder: Path, lock: RunLock, log: LogFn, *, custom: Custom
 ) -> tuple[Run, Objective, CompiledTrainer]:
     """Checks the run, the data and the devices, and only then makes the run folder."""
     if is_primary() and (folder / CONFIG_FILE).is_file():
         lock.acquire()  # before data are read: who may not train is told at once
-    run = prepare_run(config, folder, log)
-    objective = objective_of(run.config)
+    run = prepare_run(config, folder, log, custom)
+    objective = objective_of(run.config, custom.objective)
     trainer = compile_trainer(run.config, objective)
+    is_begun = bool(steps(run.folder))
+    check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=is_begun)
     create_folder(run)
     if is_primary():
         lock.acquire()
     set_aside_damaged(run.folder, log)
     return run, objective, trainer
+
+
+def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
+    """Compiles the step, and removes the folder of a new run whose step does not fit."""
+    config, is_begun = run.config, bool(steps(run.folder))
+    example = run.train.examples.example(0, 0)
+    batch = {
+        name: jax.ShapeDtypeStruct((config.batch_size, *x.shape), x.dtype)
+        for name, x in example.items()
+    }
+    try:
+        check_batch_fits(config, batch, resumed=is_begun)
+        if trainer.compile is not None:
+            check_step_fits(
+                config,
+                functools.partial(trainer.compile, batch),
+                jax.local_devices(),
+                resumed=is_begun,
+                log=log,
+            )
+    except UserError:
+        if is_primary() and not (run.folder / CHECKPOINTS).exists():
+            shutil.rmtree(run.folder)  # so that the command may be given with other options
+        raise
 
 
 def _left_unreported(folder: Path) -> Scores | None:
@@ -224,10 +295,13 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
     config = run.config
     summary = {
         "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
-        "training data": f"{config.data.source_name}: {run.train.summary}",
+        "training data": run.train.summary
+        if run.custom.examples is not None
+        else f"{config.data.source_name}: {run.train.summary}",
+        **{f"own {what}": name for what, name in run.custom.names.items()},
         "devices": devices,
     }
-    baseline = task_of(config.data).baseline
+    baseline = None if run.custom.names else task_of(config.data).baseline
     if baseline is not None:
         compared, name, value = baseline(run.train)
         summary[name] = f"{value:.4f} nats per token"
@@ -290,7 +364,7 @@ def _first_state(trainer: CompiledTrainer, plan: InitFromPlan | None, log: LogFn
     return trainer.from_global(dataclasses.replace(whole, params=params, frozen=frozen))
 
 
-def _run_steps(s: _Session, stopping: list[int]) -> int | None:
+def _run_steps(s: _Session, stop: StopRequest) -> int | None:
     """Takes the remaining steps; the loss of a step is read while the next one runs.
 
     Returns the number of the signal that stopped one of the processes, if any.
@@ -300,11 +374,18 @@ def _run_steps(s: _Session, stopping: list[int]) -> int | None:
     pending: tuple[int, Metrics] | None = None
     started = time.monotonic()
     greatest, stopped_by = all_reduce_max(), 0
-    while s.step < config.steps and not (stopped_by := greatest(stopping[0] if stopping else 0)):
-        s.lock.check()
-        s.state, metrics = s.trainer.step(s.state, next(s.batches))
-        s.step += 1
+    while s.step < config.steps:
+        if stopped_by := greatest(CALLBACK_FAILED if s.failure is not None else stop.number):
+            break
+        try:
+            batch = _next_batch(s, stop)
+        except StopNow:
+            stopped_by = stop.number
+            break
+        s.state, metrics = s.trainer.step(s.state, batch)
+        s.step, s.position = s.step + 1, s.batches.get_state()
         if pending is not None:
+            _wait_for(s, pending[1], stop)
             _record(s, *pending, schedule)
         pending = (s.step, metrics)
         saving = s.step % config.checkpoint_every == 0 or s.step == config.steps
@@ -317,13 +398,54 @@ def _run_steps(s: _Session, stopping: list[int]) -> int | None:
             if saving:
                 _save(s)
     if pending is not None:
+        _wait_for(s, pending[1], stop)
         _record(s, *pending, schedule)
     if stopped_by:
         _save(s)
-        name = signal.Signals(stopped_by).name
+        s.checkpoints.wait()
+        failed = stopped_by == CALLBACK_FAILED
+        name = "a callback failed" if failed else signal.Signals(stopped_by).name
         s.progress.log(f"{name}: saved step {s.step}; the same command resumes from there")
     s.progress.log(f"{s.step} steps done; trained for {time.monotonic() - started:.0f} s")
+    if s.callbacks:
+        with barrier():
+            if s.failure is not None:
+                raise s.failure
     return stopped_by or None
+
+
+def _call_back(s: _Session, call: Callable[[Callback], None]) -> None:
+    """Calls each callback on the primary process, until one fails."""
+    for callback in s.callbacks if is_primary() else ():
+        if s.failure is None:
+            try:
+                call(callback)
+            except Exception as error:
+                s.failure = error
+
+
+def _next_batch(s: _Session, stop: StopRequest) -> NumpyBatch:
+    """Returns the next batch; raises StopNow if a signal comes before it, unless others wait."""
+    # The state is whole here, and needs no batch to be saved. Several processes must agree first.
+    stop.cuts_off = jax.process_count() == 1
+    try:
+        if stop.cuts_off and stop.number:
+            raise StopNow
+        return next(s.batches)
+    finally:
+        stop.cuts_off = False
+
+
+def _wait_for(s: _Session, metrics: Metrics, stop: StopRequest) -> None:
+    """Waits for the metrics of a step where Python handles signals, and tells of the first one."""
+    is_told = False
+    # All arrays of jax have `is_ready`, though the class that type checkers see does not state it.
+    while not all(x.is_ready() for x in metrics.values()):  # pyright: ignore
+        if stop.number and not is_told:
+            name = signal.Signals(stop.number).name
+            s.progress.log(f"{name}: the step in progress ends first; a second one ends at once")
+            is_told = True
+        time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def _record(s: _Session, step: int, metrics: Metrics, schedule: optax.Schedule) -> None:
@@ -340,6 +462,7 @@ def _record(s: _Session, step: int, metrics: Metrics, schedule: optax.Schedule) 
         rate = float(jnp.asarray(schedule(updates - 1)))
         counted = {"learning_rate": rate, "skipped_steps": s.skipped.total}
         s.log.write(step, "train", {**numbers, **counted})
+    _call_back(s, lambda callback: callback.on_step(step, numbers))
 
 
 def _skip(s: _Session, what: str) -> None:
@@ -378,54 +501,27 @@ def _evaluate(s: _Session) -> None:
     )
     if not math.isfinite(evaluation.loss):
         raise _not_finite(s, f"the validation loss of step {s.step} is {evaluation.loss}")
-    s.validation = score(data, evaluation, split)
+    scores: Scores = {"loss": evaluation.loss}
+    # The metrics of a kind of data need the predictions of its own objective.
+    own = bool(s.run.custom.names)
+    s.validation = evaluation.means | scores if own else score(data, evaluation, split)
     s.validated_step = s.step
     if s.log is not None:
         s.log.write(s.step, "validation", s.validation)
-    s.progress.evaluated(s.step, s.validation, task_of(data).progress_metrics)
+    shown = tuple(evaluation.means) if own else task_of(data).progress_metrics
+    s.progress.evaluated(s.step, s.validation, shown)
+    step, validation = s.step, s.validation
+    _call_back(s, lambda callback: callback.on_evaluation(step, validation))
 
 
 def _save(s: _Session) -> None:
     """Starts to write a checkpoint, with the validation loss if this step has one."""
+    s.lock.check()
     measured = s.validation if s.validated_step == s.step else None
     loss = None if measured is None else measured["loss"]
-    data = {**s.batches.get_state(), SKIPPED: dataclasses.asdict(s.skipped)}
+    data = {**s.position, SKIPPED: dataclasses.asdict(s.skipped)}
     s.checkpoints.save(s.trainer.to_global(s.state), data, loss)
-
-
-SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""The signal of a closed terminal; Windows has none."""
-
-
-def _leave_closed_terminal() -> None:
-    """Redirects output to a closed terminal to nowhere, for saving prints a message."""
-    for file in (1, 2):
-        if stat.S_ISCHR(os.fstat(file).st_mode) and not os.isatty(file):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), file)
-
-
-@contextmanager
-def _stop_requested() -> Iterator[list[int]]:
-    """Yields a list that gets the numbers of signals received; a second Ctrl-C interrupts."""
-    received: list[int] = []
-    previous = {}
-
-    def note(number: int, frame: object) -> None:
-        received.append(number)
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if number == SIGHUP:
-            _leave_closed_terminal()
-
-    # Python allows handlers in the main thread only; elsewhere signals are left to the caller.
-    is_main = threading.current_thread() is threading.main_thread()
-    for number in (signal.SIGTERM, signal.SIGINT, SIGHUP) if is_main else ():
-        if number is not None:
-            previous[number] = signal.signal(number, note)
-    if SIGHUP is not None and previous.get(SIGHUP) is signal.SIG_IGN:  # started with nohup
-        signal.signal(SIGHUP, signal.SIG_IGN)
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    if s.callbacks:
+        s.checkpoints.wait()
+        step, folder = s.step, s.run.folder / CHECKPOINTS / str(s.step)
+        _call_back(s, lambda callback: callback.on_checkpoint(step, folder))

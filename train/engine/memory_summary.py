@@ -1,23 +1,46 @@
-"""The size of a step on each device, before it is compiled."""
+"""The memory of a step: its parts before it is compiled, and whether the whole fits afterwards."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
 
+from ...data.errors import UserError
 from ...models.nn.typing import PyTree
 from ..config import TrainConfig
 from ..distributed.optimizer_offload import HOST
 from ..state import TrainState
+from .machine_memory import Device, available_bytes, available_on_machine
+
+if TYPE_CHECKING:
+    from ..progress import LogFn  # needs rich, which `flaxzoo bench` does without
+
+BatchShapes = dict[str, jax.ShapeDtypeStruct]
+"""The arrays of a global batch by name, as shapes."""
+CLOSE = 0.9
+"""A step that needs more than this part of the available memory is warned of."""
+
+
+@runtime_checkable
+class MemoryAnalysis(Protocol):
+    """The memory of a compiled program on a device, as `jax.stages.Compiled` reports it."""
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    temp_size_in_bytes: int
+    generated_code_size_in_bytes: int
 
 
 def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, attention: str) -> str:
     """Describes in a line how large a step is, and each device's part of it.
 
     Args:
-      config: the run.
-      shapes: the state, as shapes with shardings.
-      num_shards: the number of devices that a batch is divided over.
-      attention: what computes it, for the line.
+        config: The run.
+        shapes: The state, as shapes with shardings.
+        num_shards: The number of devices that a batch is divided over.
+        attention: The kernel that computes attention, for the line.
     """
     rows, length = config.batch_size, config.data.length
     own = rows // num_shards // config.micro_batches
@@ -39,11 +62,138 @@ def bytes_per_device(shapes: PyTree, memory: str | None = None) -> int:
     """Returns the bytes that some arrays take on each device.
 
     Args:
-      shapes: the arrays, as shapes with shardings.
-      memory: another memory that the devices reach, `optimizer_offload.HOST`.
+        shapes: The arrays, as shapes with shardings.
+        memory: Another memory that the devices reach, `optimizer_offload.HOST`.
     """
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(shapes)
         if (x.sharding.memory_kind == HOST) == (memory == HOST)
     )
+
+
+def temp_bytes(memory: MemoryAnalysis) -> int:
+    """Returns what a compiled program takes on a device beside its arguments and its code."""
+    # Results that do not reuse the memory of a donated argument need memory of their own.
+    new_results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
+    return memory.temp_size_in_bytes + new_results
+
+
+def peak_bytes(memory: MemoryAnalysis) -> int:
+    """Returns what a compiled program takes on a device at its peak."""
+    held = memory.argument_size_in_bytes + memory.generated_code_size_in_bytes
+    return held + temp_bytes(memory)
+
+
+def check_state_fits(
+    config: TrainConfig, shapes: TrainState, devices: Sequence[Device], *, resumed: bool
+) -> None:
+    """Checks that the devices can hold parameters and optimizer state, before they exist.
+
+    Args:
+        config: The run.
+        shapes: The state, as shapes with shardings.
+        devices: The devices of this process.
+        resumed: Whether the run has been begun, so that its batch size cannot change.
+
+    Raises:
+        UserError: They cannot.
+    """
+    needed, available = _needed(bytes_per_device(shapes), devices), available_bytes(devices)
+    if available is not None and needed > available:
+        raise UserError(
+            f"parameters and optimizer state need {_in_units(needed)} of memory, and "
+            f"{_in_units(available)} are available: {_smaller_model(config, resumed)}"
+        )
+
+
+def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) -> None:
+    """Checks that the machine can hold a batch, before one is made.
+
+    Args:
+        config: The run.
+        batch: The arrays of the global batch.
+        resumed: Whether the run has been begun, so that its batch size cannot change.
+
+    Raises:
+        UserError: It cannot.
+    """
+    whole = sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values())
+    needed, available = whole // jax.process_count(), available_on_machine()
+    if available is not None and needed > available:
+        raise UserError(
+            f"a batch needs {_in_units(needed)} of memory, and {_in_units(available)} are "
+            f"available: {_remedies(config, resumed)}"
+        )
+
+
+def check_step_fits(
+    config: TrainConfig,
+    compile_step: Callable[[], jax.stages.Compiled],
+    devices: Sequence[Device],
+    *,
+    resumed: bool,
+    log: "LogFn",
+) -> None:
+    """Checks that a step fits into memory, and says what it needs, before the first one.
+
+    Args:
+        config: The run.
+        compile_step: Compiles the step.
+        devices: The devices of this process.
+        resumed: Whether the run has been begun, so that its batch size cannot change.
+        log: Called with one line.
+
+    Raises:
+        UserError: It does not fit.
+    """
+    try:
+        step = compile_step()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            f"a step does not fit into memory ({' '.join(str(error).split())[:300]}): "
+            f"{_remedies(config, resumed)}"
+        ) from error
+    memory, available = step.memory_analysis(), available_bytes(devices)
+    if memory is None or available is None:
+        return
+    needed = _needed(peak_bytes(memory), devices)
+    told = f"a step needs {_in_units(needed)} of memory, and {_in_units(available)} are available"
+    if needed > available:
+        raise UserError(f"{told}: {_remedies(config, resumed)}")
+    close = needed > CLOSE * available
+    log(f"{told}; should it not suffice, {_remedies(config, resumed)}" if close else told)
+
+
+def _needed(bytes_on_device: int, devices: Sequence[Device]) -> int:
+    """Returns the bytes to compare with `available_bytes`: virtual devices share a memory."""
+    return bytes_on_device * (len(devices) if devices[0].platform == "cpu" else 1)
+
+
+def _remedies(config: TrainConfig, resumed: bool) -> str:
+    """Returns the options that lower the memory of a step, as a clause."""
+    remedies = []
+    rows = config.batch_size // config.micro_batches
+    if not resumed and rows > 1:
+        remedies += [
+            f"raise --micro-batches (now {config.micro_batches})",
+            f"lower --batch-size (now {config.batch_size:,})",
+        ]
+    if config.execution.remat != "full":
+        remedies.append("choose --execution.remat full")
+    return ", or ".join(remedies) or _smaller_model(config, resumed)
+
+
+def _smaller_model(config: TrainConfig, resumed: bool) -> str:
+    divided = f"divide the model over more devices (--mesh.fsdp, now {config.mesh.fsdp})"
+    return divided if resumed else f"choose a smaller model, or {divided}"
+
+
+def _in_units(number: int) -> str:
+    """Returns bytes as `61.2 GB` or `3.4 MB`."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number / 1e6:,.1f} MB"

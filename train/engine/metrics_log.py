@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import socket
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 from ...data.errors import UserError
 from ...data.io.atomic_io import write_file
+from ...data.io.json_text import to_json
 from ...models.loading import CONFIG_FILE
 from ..errors import RunError
 
@@ -64,7 +66,9 @@ class MetricsLog:
         """
         named = {f"{group}/{name}": value for name, value in numbers.items()}
         try:
-            self._lines.write(json.dumps({"step": step, "split": group, **numbers}) + "\n")
+            # JSON has neither NaN nor infinity: null stands for a number that there is not.
+            finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+            self._lines.write(to_json({"step": step, "split": group, **finite}) + "\n")
             self._lines.flush()
             self._board.write(step, named)
         except OSError as fault:

@@ -75,6 +75,7 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
         init=lambda: replicate(jax.jit(init)(init_rng)),
         step=take_step,
         lower=lambda state, batch: step.lower(state, _split(batch, number), step_rng),
+        compile=None,
         evaluate=evaluate_batch,
         to_global=lambda state: jax.device_put(_first(state), one_device),
         from_global=replicate,

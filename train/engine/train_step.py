@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ...data.errors import UserError
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Key, Params
 from ..objectives.objectives import ApplyFn, Batch, Objective, Terms
@@ -37,7 +38,16 @@ def make_train_step(
       The step. `rng` is the run's key; the key of each step is derived from it by the step
       number. Metrics: `loss`, its terms, `gradient_norm`. A step whose loss or gradient is not
       finite is skipped: it counts, and changes nothing else.
+
+    Raises:
+      UserError: the objective needs the whole batch, and would see parts of it.
     """
+    if objective.whole_batch and (num_micro_batches > 1 or axis_name is not None):
+        parts = "under pmap" if axis_name is not None else f"in {num_micro_batches} micro-batches"
+        raise UserError(
+            f"the objective compares the examples of a batch with each other, and {parts} it would "
+            "see parts of the batch: leave micro_batches and pmap out"
+        )
 
     def total(tree: T) -> T:
         return tree if axis_name is None else jax.lax.psum(tree, axis_name)

@@ -15,6 +15,7 @@ from ...models.nn.heads import HEADS, encoder_heads
 from ...models.nn.pooling import pool
 from ...models.nn.typing import Params
 from ..progress import LogFn
+from ..runs.finite import check_outputs
 from .bucketing import batches_by_length, pad_batch
 from .text_model import TextModel
 
@@ -98,7 +99,7 @@ class TextEmbedder(TextModel):
           vector 0.
 
         Raises:
-          UserError: there are no texts, or no prompt of this name.
+          UserError: there are no texts, no prompt of this name, or a vector is NaN or infinite.
         """
         if not texts:
             raise UserError("there is no text to embed: give at least one line")
@@ -120,6 +121,7 @@ class TextEmbedder(TextModel):
             rows, mask = pad_batch([ids[i] for i in batch], BATCH_SIZE, longest)
             pooled = mask * (np.arange(mask.shape[1]) >= not_pooled)
             vectors[batch] = self._embed(self._params, rows, mask, pooled)[: len(batch)]
+        check_outputs({"a vector": vectors})
         return vectors
 
     def _encode(self, text: str) -> list[int]:

@@ -6,14 +6,17 @@ from pathlib import Path
 import jax
 
 from ...data.batching import evaluation_batches
+from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
 from ...models.decoding.request import BeamSearch
 from ...models.hub import local_folder
-from ...models.loading import load, read_fields
+from ...models.loading import read_fields
 from ..errors import RunError
 from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of
 from ..progress import LogFn, Progress
+from ..runs.custom import CUSTOM
+from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import beam_search_defaults, open_run
 from ..runs.params_only_run import SAVED_FROM_PYTHON
 from .translate import TextTranslator, note_of_empty
@@ -61,8 +64,19 @@ def score_run(
     recorded = recorded if isinstance(recorded, dict) else None
     if source is None and recorded is None and fields.get(SAVED_FROM_PYTHON) is not True:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
+    custom = fields.get(CUSTOM)
+    if source is None and isinstance(custom, dict) and "examples" in custom:
+        raise RunError(
+            f"{folder} has its own examples, {custom['examples']}: name the data (--data SOURCE)"
+        )
+    heads = task_of(config.data).heads_for(config.data)
+    if config.model.head not in heads:
+        raise RunError(
+            f"{folder} has the head {config.model.head}, which is not scored on "
+            f"{config.data.kind} data: evaluate it in Python"
+        )
     data, labels = config.data, config.model.labels
-    model, params = load(folder, step=step)
+    model, params = load_finite(folder, step=step)
     if source is None:
         split = data.validation_split(tokenizer, labels)
         if recorded is not None and split.fingerprint != recorded["validation"]:
@@ -74,20 +88,8 @@ def score_run(
     # Before the losses, so that what cannot be x.
     written = {}
     if generation_metrics is not None:
-        log(f"translated and scored: all {len(split.content.sources):,} pairs")
-        with Progress().counter("sentences", len(split.content.sources)) as advance:
-            translator = TextTranslator(model, params, tokenizer, own)
-            translated = translator(
-                split.content.sources,
-                search=search,
-                num_return=1,
-                places=[pair.location for pair in split.content],
-                on_batch=advance,
-            )
-        note = note_of_empty(split.content.sources, translated)
-        if note is not None:
-            log(note)
-        texts = [translations[0].text for translations in translated]
+        translator = TextTranslator(model, params, tokenizer, own)
+        texts = _translations(translator, split, search, log)
         scores = generation_metrics(split.content.targets, texts)
         written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
     objective = objective_of(config)
@@ -99,4 +101,28 @@ def score_run(
         objective,
         num_rows=number,
     )
-    return {**score(data, evaluation, split), **written}
+    check_outputs({"loss": evaluation.loss, **evaluation.means})
+    check_outputs(evaluation.predictions)
+    scores = {**score(data, evaluation, split), **written}
+    check_outputs(scores)
+    return scores
+
+
+def _translations(
+    translator: TextTranslator, split: DataSplit, search: BeamSearch, log: LogFn
+) -> list[str]:
+    """Returns the best translation of each pair's source."""
+    sources = split.content.sources
+    log(f"translated and scored: all {len(sources):,} pairs")
+    with Progress().counter("sentences", len(sources)) as advance:
+        translated = translator(
+            sources,
+            search=search,
+            num_return=1,
+            places=[pair.location for pair in split.content],
+            on_batch=advance,
+        )
+    note = note_of_empty(sources, translated)
+    if note is not None:
+        log(note)
+    return [translations[0].text for translations in translated]

@@ -10,6 +10,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.model import Model
 from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params
+from ..runs.finite import check_outputs
 from .bucketing import pad_batch
 from .text_model import TextModel
 
@@ -47,7 +48,8 @@ class MaskFiller(TextModel):
         """Returns the `top_k` most probable tokens for each mask of a text, the best first.
 
         Raises:
-          UserError: the text has no mask or is too long, or `top_k` is out of range.
+          UserError: the text has no mask or is too long, `top_k` is out of range, or a probability
+            is NaN.
         """
         tokenizer, config = self._tokenizer, self._model.config
         mask = tokenizer.special_ids.mask
@@ -63,6 +65,7 @@ class MaskFiller(TextModel):
             )
         padded = pad_batch([ids], 1, config.max_length)
         probabilities = np.asarray(self._probabilities(self._params, *padded))  # [T, V]
+        check_outputs({"probabilities": probabilities[: len(ids)]})
         found = []
         for gap in gaps:
             # The vocabulary of a model may have rows that are no token.

@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...data.errors import UserError
-from ...data.io.json_text import JsonValue
+from ...data.io.json_text import JsonValue, to_json
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.generator import Generator
 from ...models.decoding.request import BeamSearch, GenerationRequest, Sampling
@@ -15,6 +14,7 @@ from ...models.hf.generate import search_all
 from ...models.hf.generation_config import request_from_hf
 from ...models.model import Model
 from ...models.nn.typing import Params
+from ..progress import LogFn
 from ..runs.load_run import generation_defaults
 from .text_model import TextModel
 
@@ -26,7 +26,7 @@ SAMPLING = ("temperature", "top_k", "top_p")
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One continuation."""
+    """One continuation of a prompt, with its text and the reason why it ended."""
 
     prompt: str
     text: str
@@ -137,13 +137,27 @@ class TextGenerator(TextModel):
         stop: Sequence[str] = (),
         seed: int = 0,
         on_text: Callable[[str], None] | None = None,
+        log: LogFn = print,
     ) -> list[Sample]:
-        """Continues each prompt as a request says; see `__call__`."""
+        """Continues each prompt as a request says; see `__call__`.
+
+        Prompts that are longer than the model reads lose their first tokens, of which `log` is
+        told; a beam search refuses them.
+        """
         if "" in stop:
             raise UserError("a stop string is empty: every text would end before it begins")
         rows = [
             self._row(prompt) for prompt in prompts for _ in range(request.num_return_sequences)
         ]
+        longest = self._model.config.max_length
+        lengths = [len(self._encode(prompt)) for prompt in prompts]
+        too_long = [length for length in lengths if length > longest]
+        if too_long and isinstance(request.method, Sampling):
+            number = f"{len(too_long):,} of {len(prompts):,} prompts"
+            log(
+                f"{number} exceed the {longest:,} tokens that the model reads (the longest has "
+                f"{max(too_long):,}): only the last {longest - longest // 4:,} of each are read"
+            )
         shown = 0
         if isinstance(request.method, BeamSearch):
             found = search_all(
@@ -264,4 +278,4 @@ def _num_settled(row: _Row, stop: Sequence[str]) -> int:
 
 def samples_to_json(samples: list[Sample]) -> str:
     """Formats samples as one JSON object: `{"samples": [{"prompt", "text", …}, …]}`."""
-    return json.dumps({"samples": [dataclasses.asdict(s) for s in samples]}, ensure_ascii=False)
+    return to_json({"samples": [dataclasses.asdict(s) for s in samples]})

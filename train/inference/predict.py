@@ -7,13 +7,13 @@ import jax
 
 from ...data.batching import evaluation_batches
 from ...data.sources.documents import SourceLike
-from ...models.loading import load
 from ...models.nn.typing import PyTree
 from ..errors import RunError
 from ..objectives.eval_step import rows_at_once, whole_rows
 from ..objectives.tasks import objective_of
 from ..progress import LogFn
-from ..runs.load_run import open_run
+from ..runs.finite import check_outputs, load_finite
+from ..runs.load_run import open_run, vocabulary_note
 
 
 def predict(
@@ -33,10 +33,13 @@ def predict(
 
     Raises:
       FileNotFoundError: it is not a run folder, or has no such checkpoint.
-      RunError: the model has no head.
+      RunError: the model has no head, or its parameters or outputs are NaN or infinite.
       DataError: the file cannot be read, or the run has nothing of this kind to predict.
     """
     config, tokenizer = open_run(folder)
+    note = vocabulary_note(folder, config.model, tokenizer)
+    if note is not None:
+        log(note)
     if config.model.head == "none":
         raise RunError(
             f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
@@ -44,15 +47,17 @@ def predict(
     labels = config.model.labels
     split = config.data.input_split(path, tokenizer, labels)
     log(f"input: {split.summary}")
-    model, params = load(folder, step=step)
+    model, params = load_finite(folder, step=step)
     objective = objective_of(config)
 
     @jax.jit
     def predictions(params: PyTree, batch: PyTree) -> PyTree:
-        return objective.predictions(model.apply({"params": params}, **objective.inputs(batch)))
+        return objective.predictions(objective.outputs(model.apply, params, batch))
 
     number = split.examples.num_examples
     batches = evaluation_batches(split.examples, batch_size=rows_at_once(config, number))
     parts = [predictions(params, batch) for batch in batches]
     rows: Any = split.examples
-    return rows.decode(whole_rows(parts, number))
+    outputs = whole_rows(parts, number)
+    check_outputs(outputs)
+    return rows.decode(outputs)

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from ...data.tokenizers.base import Tokenizer
-from ...models.loading import load
 from ...models.model import Model
 from ...models.nn.heads import require_head
 from ...models.nn.typing import Params
 from ..config import TrainConfig
 from ..objectives.tasks import task_of
-from ..runs.load_run import open_run
+from ..progress import LogFn
+from ..runs.finite import load_finite
+from ..runs.load_run import open_run, vocabulary_note
 
 Opened = TypeVar("Opened", bound="TextModel")
 
@@ -40,21 +41,32 @@ class TextModel:
         self._model, self._params, self._tokenizer = model, params, tokenizer
 
     @classmethod
-    def of_run(cls: type[Opened], folder: str | Path, *, step: int | None = None) -> Opened:
+    def of_run(
+        cls: type[Opened],
+        folder: str | Path,
+        *,
+        step: int | None = None,
+        log: LogFn | None = None,
+    ) -> Opened:
         """Opens the model of a run folder.
 
         Args:
           folder: a run folder, one in Hugging Face's form, or a name on the hub.
           step: which checkpoint; by default the newest.
+          log: called with a line if the tokenizer may be another model's.
 
         Raises:
           FileNotFoundError: it is not a run folder, or has no such checkpoint.
-          UserError: its model has another head, or its stored settings are not supported.
+          UserError: its model has another head, a parameter is NaN or infinite, or its stored
+            settings are not supported.
         """
         config, tokenizer = open_run(folder)
         remedy = f"{cls.remedy}, or use the command {_command(config)}"
         require_head(config.model, cls.heads, cls.refusal, remedy)
-        model, params = load(folder, step=step)
+        note = vocabulary_note(folder, config.model, tokenizer)
+        if note is not None and log is not None:
+            log(note)
+        model, params = load_finite(folder, step=step)
         return cls._open(model, params, tokenizer, folder)
 
     @classmethod

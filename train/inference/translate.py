@@ -16,6 +16,7 @@ from ...models.decoding.request import (
 )
 from ...models.model import Model
 from ...models.nn.typing import Params
+from ..progress import LogFn
 from ..runs.load_run import beam_search_defaults
 from .bucketing import batches_by_length
 from .text_model import TextModel
@@ -78,7 +79,9 @@ class TextTranslator(TextModel):
         search: BeamSearch | None = None,
         num_return: int | None = None,
         places: Sequence[str] | None = None,
+        truncate: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
+        log: LogFn = print,
     ) -> list[list[Translation]]:
         """Translates each text; texts of nothing but white space stay empty.
 
@@ -88,14 +91,16 @@ class TextTranslator(TextModel):
             sequences and length limits hold in any case.
           num_return: translations of each text; by default as in `self.request`.
           places: the location of each text, for messages.
+          truncate: whether texts that are longer than the model reads are truncated.
           on_batch: called after each batch with the number of its texts and of their tokens.
+          log: called with how many texts were truncated.
 
         Returns:
           For each text, in order, its `num_return` best translations, the best first.
 
         Raises:
-          UserError: a text is longer than the model reads, or `num_return` is above the number of
-            beams.
+          UserError: a text is longer than the model reads and not truncated, or `num_return` is
+            above the number of beams.
         """
         request = self.request
         number = request.num_return_sequences if num_return is None else num_return
@@ -103,7 +108,7 @@ class TextTranslator(TextModel):
             request, method=search or request.method, num_return_sequences=number
         )
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
-        self._check_lengths(ids, places)
+        ids = self._fitting(ids, places, truncate, log)
         translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
         if on_batch is not None:
             on_batch(ids.count([]), 0)
@@ -116,16 +121,25 @@ class TextTranslator(TextModel):
                 on_batch(len(batch), sum(translated[i][0].num_tokens for i in batch))
         return translated
 
-    def _check_lengths(self, ids: list[list[int]], places: Sequence[str] | None) -> None:
-        too_long = [i for i, row in enumerate(ids) if len(row) > self._max_length]
-        if too_long:
-            first = too_long[0]
-            place = f"text {first + 1}" if places is None else places[first]
-            also = f" ({len(too_long):,} texts are too long)" if len(too_long) > 1 else ""
-            raise UserError(
-                f"{place} has {len(ids[first])} tokens, more than the {self._max_length} that "
-                f"the model reads{also}: split it into sentences"
-            )
+    def _fitting(
+        self, ids: list[list[int]], places: Sequence[str] | None, truncate: bool, log: LogFn
+    ) -> list[list[int]]:
+        """Returns sources of at most the model's length; refuses others, or truncates them."""
+        longest = self._max_length
+        too_long = [i for i, row in enumerate(ids) if len(row) > longest]
+        if not too_long:
+            return ids
+        if truncate:
+            log(f"{len(too_long):,} of {len(ids):,} texts are truncated to {longest} tokens")
+            # The closing token is kept.
+            return [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
+        first = too_long[0]
+        place = f"text {first + 1}" if places is None else places[first]
+        also = f" ({len(too_long):,} texts are too long)" if len(too_long) > 1 else ""
+        raise UserError(
+            f"{place} has {len(ids[first])} tokens, more than the {longest} that the model "
+            f"reads{also}: split it into sentences, or translate with --truncate"
+        )
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:
         # A model can write the space before a word twice, and so also before the first.

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...models.nn.typing import Array, Float, Params
+from ...models.nn.layers import fold_in
+from ...models.nn.typing import Array, Float, Int, Params
 from .losses import (
-    CrossEntropy,
     cross_entropy,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
@@ -31,14 +31,19 @@ ApplyFn = Callable[..., Outputs]
 """`apply_fn({"params": params}, **inputs)` returns a model's outputs; with `rng`, under dropout."""
 
 
+Inputs = dict[str, Array]
+"""A model's keyword arguments, arrays `[B, …]`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """The functions that make a loss of a batch."""
 
     coefficients: Mapping[str, float]
     """The weight of each term in the loss."""
-    inputs: Callable[[Batch], dict[str, Array]]
-    """The model's keyword arguments."""
+    inputs: Callable[[Batch], "Inputs | tuple[Inputs, ...]"]
+    """The model's keyword arguments. A tuple of them lets the model run once with each, under
+    other dropout; the outputs are then a tuple, too."""
     counts: Callable[[Batch], Terms]
     """The number of items that each term, and each measure beside the terms, averages over."""
     terms: Callable[..., Terms]
@@ -49,6 +54,30 @@ class Objective:
     reference: bool = False
     """Whether `terms` also gets the outputs of the frozen parameters for the same batch, such as
     those of a reference policy: computed without dropout, and without gradient."""
+    whole_batch: bool = False
+    """Whether the terms of an example depend on the other examples of its batch, as those of
+    in-batch negatives do. Such a batch cannot be processed in micro-batches or under pmap."""
+
+    def outputs(
+        self, apply_fn: ApplyFn, params: Params, batch: Batch, *, rng: Array | None = None
+    ) -> Outputs:
+        """Returns the model's outputs for a batch; a tuple of them if `inputs` returns a tuple.
+
+        Args:
+          apply_fn: the model's.
+          params: its parameters.
+          batch: the batch, or a part of it.
+          rng: keys `[B]` for dropout; None for none.
+        """
+        inputs = self.inputs(batch)
+
+        def run(inputs: Inputs, rng: Array | None) -> Outputs:
+            dropout = {} if rng is None else {"rng": rng}
+            return apply_fn({"params": params}, **dropout, **inputs)
+
+        if isinstance(inputs, tuple):
+            return tuple(run(once, fold_in(rng, number)) for number, once in enumerate(inputs))
+        return run(inputs, rng)
 
     def apply(
         self,
@@ -71,9 +100,7 @@ class Objective:
         Raises:
           ValueError: the objective has a `reference`, and there are no frozen parameters.
         """
-        inputs = self.inputs(batch)
-        dropout = {} if rng is None else {"rng": rng}
-        outputs = apply_fn({"params": params}, **dropout, **inputs)
+        outputs = self.outputs(apply_fn, params, batch, rng=rng)
         if not self.reference:
             return outputs, self.terms(outputs, batch)
         if frozen is None:
@@ -81,7 +108,7 @@ class Objective:
                 "the objective has a reference, and the state has no frozen parameters: give them "
                 "to init_state(params, tx, frozen=…)"
             )
-        reference = apply_fn({"params": jax.lax.stop_gradient(frozen)}, **inputs)
+        reference = self.outputs(apply_fn, jax.lax.stop_gradient(frozen), batch)
         return outputs, self.terms(outputs, batch, jax.lax.stop_gradient(reference))
 
 
@@ -90,30 +117,22 @@ def _select(*names: str) -> Callable[[Batch], dict[str, Array]]:
     return lambda batch: {name: batch[name] for name in names if name in batch}
 
 
-def _causal_weights(batch: Batch) -> Float[Array, "B T"]:
-    return (batch["segment_ids"] != 0).astype(jnp.float32)
-
-
-def _causal_terms(outputs: Outputs, batch: Batch) -> Terms:
-    loss = cross_entropy(outputs.projection, batch["labels"], _causal_weights(batch)).loss
-    return {"next_token": loss}
+def _packed_weights(segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """Returns 1 for each token of a packed sequence, 0 for padding."""
+    return (segment_ids != 0).astype(jnp.float32)
 
 
 CAUSAL = Objective(
     coefficients={"next_token": 1.0},
     inputs=_select("input_ids", "segment_ids", "position_ids"),
-    counts=lambda batch: {"next_token": jnp.sum(_causal_weights(batch))},
-    terms=_causal_terms,
+    counts=lambda batch: {"next_token": jnp.sum(_packed_weights(batch["segment_ids"]))},
+    terms=lambda outputs, batch: {
+        "next_token": cross_entropy(
+            outputs.projection, batch["labels"], _packed_weights(batch["segment_ids"])
+        ).loss
+    },
 )
 """Predict each next token of a document (Radford et al. 2018, equation 1)."""
-
-
-def _target_weights(batch: Batch) -> Float[Array, "B T"]:
-    return (batch["decoder_segment_ids"] != 0).astype(jnp.float32)
-
-
-def _target_counts(batch: Batch) -> Terms:
-    return dict.fromkeys(("target_token", "nll", "accuracy"), jnp.sum(_target_weights(batch)))
 
 
 def translation(label_smoothing: float) -> Objective:
@@ -122,10 +141,13 @@ def translation(label_smoothing: float) -> Objective:
     The term of the loss is smoothed; the plain loss, `nll`, and the accuracy are measures.
     """
 
+    def counts(batch: Batch) -> Terms:
+        number = jnp.sum(_packed_weights(batch["decoder_segment_ids"]))
+        return {"target_token": number, "nll": number, "accuracy": number}
+
     def terms(outputs: Outputs, batch: Batch) -> Terms:
-        result = cross_entropy(
-            outputs.projection, batch["labels"], _target_weights(batch), label_smoothing
-        )
+        weights = _packed_weights(batch["decoder_segment_ids"])
+        result = cross_entropy(outputs.projection, batch["labels"], weights, label_smoothing)
         return {"target_token": result.loss, "nll": result.nll, "accuracy": result.correct}
 
     return Objective(
@@ -138,16 +160,15 @@ def translation(label_smoothing: float) -> Objective:
             "decoder_segment_ids",
             "decoder_position_ids",
         ),
-        counts=_target_counts,
+        counts=counts,
         terms=terms,
     )
 
 
-_encoder_inputs = _select("input_ids", "attention_mask", "token_type_ids")
-
-
-def _masked_inputs(batch: Batch) -> dict[str, Array]:
-    return {**_encoder_inputs(batch), "masked_positions": batch["masked_positions"]}
+def _row_weights(batch: Batch) -> Float[Array, " B"]:
+    """Returns 1 for each row (in multiple choice each question) that is not filler, else 0."""
+    mask = batch["attention_mask"]
+    return mask.reshape(mask.shape[0], -1)[:, 0].astype(jnp.float32)
 
 
 def _masked_counts(batch: Batch) -> Terms:
@@ -161,27 +182,25 @@ def _masked_terms(outputs: Outputs, batch: Batch) -> Terms:
     return {"masked_token": result.loss, "masked_accuracy": result.correct}
 
 
-def _row_weights(batch: Batch) -> Float[Array, " B"]:
-    """Returns 1 for each row (in multiple choice each question) that is not filler, else 0."""
-    mask = batch["attention_mask"]
-    return mask.reshape(mask.shape[0], -1)[:, 0].astype(jnp.float32)
+def _pretraining_counts(batch: Batch) -> Terms:
+    number = jnp.sum(_row_weights(batch))
+    next_sentence = {"next_sentence": number, "next_sentence_accuracy": number}
+    return {**_masked_counts(batch), **next_sentence}
 
 
-def _next_sentence_counts(batch: Batch) -> Terms:
-    count = jnp.sum(_row_weights(batch))
-    return {"next_sentence": count, "next_sentence_accuracy": count}
-
-
-def _next_sentence_terms(outputs: Outputs, batch: Batch) -> Terms:
+def _pretraining_terms(outputs: Outputs, batch: Batch) -> Terms:
     result = softmax_cross_entropy(
         outputs.seq_relationship_logits, batch["next_sentence_label"], _row_weights(batch)
     )
-    return {"next_sentence": result.loss, "next_sentence_accuracy": result.correct}
+    next_sentence = {"next_sentence": result.loss, "next_sentence_accuracy": result.correct}
+    return {**_masked_terms(outputs, batch), **next_sentence}
 
+
+_ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 MASKED = Objective(
     coefficients={"masked_token": 1.0},
-    inputs=_masked_inputs,
+    inputs=_select(*_ENCODER_INPUTS, "masked_positions"),
     counts=_masked_counts,
     terms=_masked_terms,
 )
@@ -189,72 +208,55 @@ MASKED = Objective(
 
 PRETRAINING = Objective(
     coefficients={"masked_token": 1.0, "next_sentence": 1.0},
-    inputs=_masked_inputs,
-    counts=lambda batch: {**_masked_counts(batch), **_next_sentence_counts(batch)},
-    terms=lambda outputs, batch: {
-        **_masked_terms(outputs, batch),
-        **_next_sentence_terms(outputs, batch),
-    },
+    inputs=MASKED.inputs,
+    counts=_pretraining_counts,
+    terms=_pretraining_terms,
     predictions=lambda outputs: {"seq_relationship_logits": outputs.seq_relationship_logits},
 )
 """Masked tokens and next sentences (Devlin et al. 2019, section 3.1, tasks 1 and 2)."""
 
 
-def _one_label(outputs: Outputs, batch: Batch) -> CrossEntropy:
-    return softmax_cross_entropy(outputs.logits, batch["labels"], _row_weights(batch))
-
-
-def _label_terms(result: CrossEntropy) -> Terms:
+def _label_terms(outputs: Outputs, labels: Array, weights: Array) -> Terms:
+    result = softmax_cross_entropy(outputs.logits, labels, weights)
     return {"label": result.loss, "accuracy": result.correct}
 
 
-def _label_counts(count: Float[Array, ""]) -> Terms:
-    return {"label": count, "accuracy": count}
+def _label_counts(weights: Array) -> Terms:
+    return dict.fromkeys(("label", "accuracy"), jnp.sum(weights))
 
 
 CLASSIFICATION = Objective(
     coefficients={"label": 1.0},
-    inputs=_encoder_inputs,
-    counts=lambda batch: _label_counts(jnp.sum(_row_weights(batch))),
-    terms=lambda outputs, batch: _label_terms(_one_label(outputs, batch)),
+    inputs=_select(*_ENCODER_INPUTS),
+    counts=lambda batch: _label_counts(_row_weights(batch)),
+    terms=lambda outputs, batch: _label_terms(outputs, batch["labels"], _row_weights(batch)),
     predictions=lambda outputs: {"logits": outputs.logits},
 )
 """One of several labels for a text, or one of several choices (Devlin et al. 2019, 4.1, 4.4)."""
 
-
-def _several_terms(outputs: Outputs, batch: Batch) -> Terms:
-    return {"label": sigmoid_cross_entropy(outputs.logits, batch["labels"], _row_weights(batch))}
-
-
 MULTI_LABEL = dataclasses.replace(
     CLASSIFICATION,
     counts=lambda batch: {"label": jnp.sum(_row_weights(batch))},
-    terms=_several_terms,
+    terms=lambda outputs, batch: {
+        "label": sigmoid_cross_entropy(outputs.logits, batch["labels"], _row_weights(batch))
+    },
 )
 """Any number of labels for a sequence, each by its own sigmoid."""
-
-
-def _score_terms(outputs: Outputs, batch: Batch) -> Terms:
-    error = squared_error(outputs.logits[..., 0], batch["labels"], _row_weights(batch))
-    return {"squared_error": error}
-
 
 REGRESSION = dataclasses.replace(
     CLASSIFICATION,
     coefficients={"squared_error": 1.0},
     counts=lambda batch: {"squared_error": jnp.sum(_row_weights(batch))},
-    terms=_score_terms,
+    terms=lambda outputs, batch: {
+        "squared_error": squared_error(outputs.logits[..., 0], batch["labels"], _row_weights(batch))
+    },
 )
 """A number for a sequence, by squared error."""
 
 
 def _tag_weights(batch: Batch) -> Float[Array, "B T"]:
+    """Returns 1 for each first piece of a word, whose label is at least 0, else 0."""
     return ((batch["labels"] >= 0) & (batch["attention_mask"] != 0)).astype(jnp.float32)
-
-
-def _tag_terms(outputs: Outputs, batch: Batch) -> Terms:
-    labels = jnp.maximum(batch["labels"], 0)
-    return _label_terms(softmax_cross_entropy(outputs.logits, labels, _tag_weights(batch)))
 
 
 def _tag_predictions(outputs: Outputs) -> Predictions:
@@ -267,9 +269,11 @@ def _tag_predictions(outputs: Outputs) -> Predictions:
 
 TAGGING = Objective(
     coefficients={"label": 1.0},
-    inputs=_encoder_inputs,
-    counts=lambda batch: _label_counts(jnp.sum(_tag_weights(batch))),
-    terms=_tag_terms,
+    inputs=CLASSIFICATION.inputs,
+    counts=lambda batch: _label_counts(_tag_weights(batch)),
+    terms=lambda outputs, batch: _label_terms(
+        outputs, jnp.maximum(batch["labels"], 0), _tag_weights(batch)
+    ),
     predictions=_tag_predictions,
 )
 """A label for each word, at its first piece (Devlin et al. 2019, section 5.3)."""
@@ -278,11 +282,6 @@ TAGGING = Objective(
 def _span_weights(batch: Batch) -> Float[Array, " B"]:
     """Returns 1 for each row that is not filler and whose answer has a known place, else 0."""
     return _row_weights(batch) * (batch["start_positions"] >= 0)
-
-
-def _span_counts(batch: Batch) -> Terms:
-    count = jnp.sum(_span_weights(batch))
-    return dict.fromkeys(("start", "end", "start_accuracy", "end_accuracy"), count)
 
 
 def _span_terms(outputs: Outputs, batch: Batch) -> Terms:
@@ -298,8 +297,10 @@ def _span_terms(outputs: Outputs, batch: Batch) -> Terms:
 
 SPAN = Objective(
     coefficients={"start": 0.5, "end": 0.5},
-    inputs=_encoder_inputs,
-    counts=_span_counts,
+    inputs=CLASSIFICATION.inputs,
+    counts=lambda batch: dict.fromkeys(
+        ("start", "end", "start_accuracy", "end_accuracy"), jnp.sum(_span_weights(batch))
+    ),
     terms=_span_terms,
     predictions=lambda outputs: {
         "start_logits": outputs.start_logits,

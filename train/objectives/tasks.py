@@ -21,7 +21,6 @@ from ...data.tasks.sequence_classification import (
 )
 from ...data.tasks.token_classification import TokenClassificationData, TokenClassificationExamples
 from ...data.tasks.translation import TranslationData, TranslationExamples
-from ...models.nn.typing import Array
 from ..config import TrainConfig
 from . import objectives
 from .eval_step import Evaluation, unigram_entropy
@@ -32,7 +31,7 @@ from .metrics import (
     regression_scores,
     translation_scores,
 )
-from .objectives import Batch, Objective
+from .objectives import Batch, Inputs, Objective
 
 Scores = Mapping[str, object]
 """Metrics by name: numbers, and for BLEU and chrF also their signatures."""
@@ -76,26 +75,30 @@ def data_class(kind: str) -> type[DataConfig]:
     """Returns the class of a kind of data.
 
     Args:
-        kind: Its name, or the one that older run folders have for it.
+      kind: Its name, or the one that older run folders have for it.
 
     Raises:
-        KeyError: There is no such kind.
+      KeyError: There is no such kind.
     """
     classes = [task.data for task in TASKS.values()]
     former = {cls.former_kind: cls for cls in classes if cls.former_kind}
     return {**former, **{cls.kind: cls for cls in classes}}[kind]
 
 
-def objective_of(config: TrainConfig) -> Objective:
-    """Returns the objective of a run, with the inputs that its model takes."""
-    objective = task_of(config.data).objective(config, config.data)
+def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective:
+    """Returns the objective of a run, or the caller's own, with the inputs that its model takes."""
+    objective = task_of(config.data).objective(config, config.data) if own is None else own
     if config.model.num_token_types > 1:
         return objective
 
     # RoBERTa and DistilBERT tell the parts of a sequence apart by their separators alone.
-    def inputs(batch: Batch) -> dict[str, Array]:
+    def inputs(batch: Batch) -> Inputs | tuple[Inputs, ...]:
         given = objective.inputs(batch)
-        return {name: x for name, x in given.items() if name != "token_type_ids"}
+        several = [
+            {name: x for name, x in one.items() if name != "token_type_ids"}
+            for one in (given if isinstance(given, tuple) else (given,))
+        ]
+        return tuple(several) if isinstance(given, tuple) else several[0]
 
     return dataclasses.replace(objective, inputs=inputs)
 

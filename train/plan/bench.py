@@ -12,6 +12,7 @@ from ...data.errors import UserError
 from ..compilation_cache import cache_hits
 from ..config import TrainConfig
 from ..engine.compile import CompiledTrainer, NumpyBatch, compile_trainer
+from ..engine.memory_summary import peak_bytes
 from ..objectives.tasks import objective_of
 from ..state import TrainState, count_parameters
 from .batch_specs import model_flops, synthetic_batch
@@ -142,10 +143,7 @@ def _peak_memory(executable: jax.stages.Compiled, devices: Sequence[Device]) -> 
         return max(x["peak_bytes_in_use"] for x in stats), "measured since this process began"
     memory = executable.memory_analysis()
     assert memory is not None
-    # Results that do not reuse the memory of a donated argument need memory of their own.
-    new_results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
-    held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    return held + new_results + memory.generated_code_size_in_bytes, "by the compiler's analysis"
+    return peak_bytes(memory), "by the compiler's analysis"
 
 
 def report(b: Bench) -> Iterator[str]:

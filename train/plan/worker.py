@@ -13,7 +13,7 @@ from ..config import TrainConfig
 from ..distributed.optimizer_offload import HOST
 from ..distributed.sharding import make_mesh
 from ..engine.compile import ShardedStep, configured_step
-from ..engine.memory_summary import bytes_per_device
+from ..engine.memory_summary import bytes_per_device, temp_bytes
 from ..objectives.tasks import objective_of
 from ..runs.config_json import from_dict
 from ..state import count_parameters
@@ -94,11 +94,9 @@ def _with_compiled_step(
     assert memory is not None
     program = parse_hlo(executable.as_text() or "")
     devices = mesh.devices.flatten().tolist()
-    # Results that do not reuse the memory of a donated argument need memory of their own.
-    new_results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     return dataclasses.replace(
         plan,
-        temp_bytes=memory.temp_size_in_bytes + new_results,
+        temp_bytes=temp_bytes(memory),
         code_bytes=memory.generated_code_size_in_bytes,
         device_flops=matmul_flops(program),
         hbm_bytes=hbm_bytes(program),

@@ -1,18 +1,16 @@
-"""Named recipes: functions that return the typed configuration of a run.
+"""Named recipes: the typed configurations of runs, each with what a person is told of it.
 
 The command line can set any field: `flaxzoo train quickstart --steps 500`. The recipe of a family
 trains any of its published sizes: `flaxzoo train gpt --preset gpt2-large`.
 """
 
-import inspect
-from collections.abc import Callable
 from importlib import import_module
 
 from ...data.errors import UserError, suggest
 from ...models.registry import FAMILIES, families
-from ..config import TrainConfig
+from ..config import Recipe, TrainConfig
 
-RECIPES: dict[str, Callable[..., TrainConfig]] = {
+RECIPES: dict[str, Recipe] = {
     name: recipe
     for family in FAMILIES
     for name, recipe in import_module(f".{family}", __name__).RECIPES.items()
@@ -40,23 +38,14 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
             )
         raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
     if preset is None:
-        return RECIPES[name]()
+        return RECIPES[name].config
     if preset not in family_of:
         own = [size for size, family in family_of.items() if name in (family, preset)]
         raise UserError(f"no preset named {preset!r}: {suggest(preset, own or list(family_of))}")
-    if family_of[preset] != name:
+    of_preset = RECIPES[name].of_preset
+    if of_preset is None or family_of[preset] != name:
         raise UserError(
             f"the recipe {name} does not have the preset {preset!r}: "
             f"flaxzoo train {family_of[preset]} --preset {preset}"
         )
-    return RECIPES[name](preset)
-
-
-def takes_preset(name: str) -> bool:
-    """Returns whether a recipe is that of a family, which trains any of its sizes."""
-    return "preset" in inspect.signature(RECIPES[name]).parameters
-
-
-def describe(name: str) -> str:
-    """Returns the first line of a recipe's description."""
-    return (RECIPES[name].__doc__ or "").split("\n")[0]
+    return of_preset(preset)

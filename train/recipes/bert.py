@@ -1,7 +1,6 @@
 """Recipes for BERT: pretraining at the published sizes and at a small one, and fine-tuning."""
 
 import dataclasses
-from collections.abc import Callable
 
 from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
@@ -13,7 +12,7 @@ from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
 from ...models.bert import BertConfig
 from ...models.config import Execution
-from ..config import TrainConfig
+from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 
 
@@ -33,40 +32,8 @@ def _small(dropout_rate: float) -> BertConfig:
 _SMALL_VOCABULARY = TokenizerConfig(kind="wordpiece", vocab_size=8192)
 
 
-def bert_quickstart() -> TrainConfig:
-    """A small BERT on Python's documentation: masked tokens and next sentence.
-
-    Run: flaxzoo train bert-quickstart
-    Or: flaxzoo train bert-quickstart --data.source 'text:brown.txt#sentences + text:novel/*.txt'
-    """
-    return TrainConfig(
-        model=_small(dropout_rate=0.0),
-        data=PretrainingData(source="builtin:python-docs", length=64, tokenizer=_SMALL_VOCABULARY),
-        optimizer=OptimizerConfig(
-            peak_learning_rate=1e-3,
-            schedule="linear",
-            final_fraction=0.0,
-            warmup_fraction=0.05,
-            beta2=0.98,
-            weight_decay=0.01,
-        ),
-        execution=Execution(remat="dots"),
-        steps=1500,
-        batch_size=64,
-        evaluate_every=500,
-        checkpoint_every=500,
-        sample_prompt="The [MASK] statement is used to exit a loop.",
-    )
-
-
-def bert(preset: str = "bert-base") -> TrainConfig:
-    """A BERT of any published size, pretrained on your own text.
-
-    Run: flaxzoo train bert --preset bert-small --data.source 'text:books/*.txt#sentences'
-    The vocabulary is trained on the text, and the size of the embedding follows from it. The
-    learning rate is 1e-4 at a width of 768 (Devlin et al. 2019, appendix A.2) and larger in
-    proportion for narrower models. Models without two token types learn no next sentence.
-    """
+def _of_size(preset: str) -> TrainConfig:
+    """Returns the settings of any published size, on the user's own text."""
     model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
@@ -138,55 +105,7 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
     )
 
 
-def bert_base_128() -> TrainConfig:
-    """BERT-base as published, phase 1: 900,000 steps of 256 sequences of 128 tokens.
-
-    Run: flaxzoo train bert-base-128
-    """
-    return _published("bert-base", 128)
-
-
-def bert_base_512() -> TrainConfig:
-    """BERT-base as published, phase 2: 100,000 steps of 256 sequences of 512 tokens.
-
-    Run: flaxzoo train bert-base-512 --init-from runs/bert-base-128
-    """
-    return _published("bert-base", 512)
-
-
-def bert_large_128() -> TrainConfig:
-    """BERT-large as published, phase 1: 900,000 steps of 256 sequences of 128 tokens.
-
-    Run: flaxzoo train bert-large-128
-    """
-    return _published("bert-large", 128)
-
-
-def bert_large_512() -> TrainConfig:
-    """BERT-large as published, phase 2: 100,000 steps of 256 sequences of 512 tokens.
-
-    Run: flaxzoo train bert-large-512 --init-from runs/bert-large-128
-    """
-    return _published("bert-large", 512)
-
-
-def bert_large_lamb_128() -> TrainConfig:
-    """BERT-large with LAMB, phase 1: 7,038 steps of 65,536 sequences of 128 tokens.
-
-    Run: flaxzoo train bert-large-lamb-128 --micro-batches 32
-    """
-    return _published("bert-large", 128, lamb=True)
-
-
-def bert_large_lamb_512() -> TrainConfig:
-    """BERT-large with LAMB, phase 2: 1,563 steps of 32,768 sequences of 512 tokens.
-
-    Run: flaxzoo train bert-large-lamb-512 --init-from runs/bert-large-lamb-128 --micro-batches 64
-    """
-    return _published("bert-large", 512, lamb=True)
-
-
-def _fine_tuning(data: DataConfig, epochs: float) -> TrainConfig:
+def _fine_tuning(data: DataConfig) -> TrainConfig:
     """Returns the settings of Devlin et al. 2019, appendix A.3, with a rate for small models."""
     return TrainConfig(
         model=_small(dropout_rate=0.1),
@@ -200,67 +119,134 @@ def _fine_tuning(data: DataConfig, epochs: float) -> TrainConfig:
             weight_decay=0.01,
         ),
         execution=Execution(remat="dots"),
-        epochs=epochs,
+        epochs=3.0,
         batch_size=32,
         keep_last=1,
         keep_best=1,
     )
 
 
-def bert_classify() -> TrainConfig:
-    """Fine-tune to classify texts: sentiment, acceptability, topic, entailment.
-
-    Run: flaxzoo train bert-classify --init-from runs/bert-quickstart --data.source tsv:train.tsv
-    """
-    return _fine_tuning(
-        SequenceClassificationData(source="tsv:train.tsv", length=64, tokenizer=_SMALL_VOCABULARY),
-        3.0,
-    )
-
-
-def bert_tag() -> TrainConfig:
-    """Fine-tune to tag words: names of people, places, organizations.
-
-    Run: flaxzoo train bert-tag --init-from runs/bert-quickstart --data.source conll:eng.train
-    """
-    return _fine_tuning(
-        TokenClassificationData(source="conll:eng.train", length=64, tokenizer=_SMALL_VOCABULARY),
-        3.0,
-    )
-
-
-def bert_span() -> TrainConfig:
-    """Fine-tune to answer questions with a span of a passage.
-
-    Run: flaxzoo train bert-span --init-from runs/bert-quickstart --data.source squad:train.json
-    """
-    return _fine_tuning(
-        QuestionAnsweringData(source="squad:train.json", length=256, tokenizer=_SMALL_VOCABULARY),
-        3.0,
-    )
-
-
-def bert_choice() -> TrainConfig:
-    """Fine-tune to choose the best of several endings of a text.
-
-    Run: flaxzoo train bert-choice --init-from runs/bert-quickstart --data.source jsonl:train.jsonl
-    """
-    return _fine_tuning(
-        MultipleChoiceData(source="jsonl:train.jsonl", length=128, tokenizer=_SMALL_VOCABULARY), 3.0
-    )
-
-
-RECIPES: dict[str, Callable[..., TrainConfig]] = {
-    "bert-quickstart": bert_quickstart,
-    "bert": bert,
-    "bert-base-128": bert_base_128,
-    "bert-base-512": bert_base_512,
-    "bert-large-128": bert_large_128,
-    "bert-large-512": bert_large_512,
-    "bert-large-lamb-128": bert_large_lamb_128,
-    "bert-large-lamb-512": bert_large_lamb_512,
-    "bert-classify": bert_classify,
-    "bert-tag": bert_tag,
-    "bert-span": bert_span,
-    "bert-choice": bert_choice,
+RECIPES: dict[str, Recipe] = {
+    "bert-quickstart": Recipe(
+        summary="A small BERT on Python's documentation: masked tokens and next sentence.",
+        details=(
+            "Run: flaxzoo train bert-quickstart\n"
+            "Or: flaxzoo train bert-quickstart --data.source 'text:brown.txt#sentences + "
+            "text:novel/*.txt'"
+        ),
+        config=TrainConfig(
+            model=_small(dropout_rate=0.0),
+            data=PretrainingData(
+                source="builtin:python-docs", length=64, tokenizer=_SMALL_VOCABULARY
+            ),
+            optimizer=OptimizerConfig(
+                peak_learning_rate=1e-3,
+                schedule="linear",
+                final_fraction=0.0,
+                warmup_fraction=0.05,
+                beta2=0.98,
+                weight_decay=0.01,
+            ),
+            execution=Execution(remat="dots"),
+            steps=1500,
+            batch_size=64,
+            evaluate_every=500,
+            checkpoint_every=500,
+            sample_prompt="The [MASK] statement is used to exit a loop.",
+        ),
+    ),
+    "bert": Recipe(
+        summary="A BERT of any published size, pretrained on your own text.",
+        details=(
+            "Run: flaxzoo train bert --preset bert-small --data.source "
+            "'text:books/*.txt#sentences'\n"
+            "The vocabulary is trained on the text, and the size of the embedding follows "
+            "from it. The\n"
+            "learning rate is 1e-4 at a width of 768 (Devlin et al. 2019, appendix A.2) and "
+            "larger in\n"
+            "proportion for narrower models."
+        ),
+        config=_of_size("bert-base"),
+        of_preset=_of_size,
+        preset="bert-base",
+    ),
+    "bert-base-128": Recipe(
+        summary="BERT-base as published, phase 1: 900,000 steps of 256 sequences of 128 tokens.",
+        details="Run: flaxzoo train bert-base-128",
+        config=_published("bert-base", 128),
+    ),
+    "bert-base-512": Recipe(
+        summary="BERT-base as published, phase 2: 100,000 steps of 256 sequences of 512 tokens.",
+        details="Run: flaxzoo train bert-base-512 --init-from runs/bert-base-128",
+        config=_published("bert-base", 512),
+    ),
+    "bert-large-128": Recipe(
+        summary="BERT-large as published, phase 1: 900,000 steps of 256 sequences of 128 tokens.",
+        details="Run: flaxzoo train bert-large-128",
+        config=_published("bert-large", 128),
+    ),
+    "bert-large-512": Recipe(
+        summary="BERT-large as published, phase 2: 100,000 steps of 256 sequences of 512 tokens.",
+        details="Run: flaxzoo train bert-large-512 --init-from runs/bert-large-128",
+        config=_published("bert-large", 512),
+    ),
+    "bert-large-lamb-128": Recipe(
+        summary="BERT-large with LAMB, phase 1: 7,038 steps of 65,536 sequences of 128 tokens.",
+        details="Run: flaxzoo train bert-large-lamb-128 --micro-batches 32",
+        config=_published("bert-large", 128, lamb=True),
+    ),
+    "bert-large-lamb-512": Recipe(
+        summary="BERT-large with LAMB, phase 2: 1,563 steps of 32,768 sequences of 512 tokens.",
+        details=(
+            "Run: flaxzoo train bert-large-lamb-512 --init-from runs/bert-large-lamb-128 "
+            "--micro-batches 64"
+        ),
+        config=_published("bert-large", 512, lamb=True),
+    ),
+    "bert-classify": Recipe(
+        summary="Fine-tune to classify texts: sentiment, acceptability, topic, entailment.",
+        details=(
+            "Run: flaxzoo train bert-classify --init-from runs/bert-quickstart --data.source "
+            "tsv:train.tsv"
+        ),
+        config=_fine_tuning(
+            SequenceClassificationData(
+                source="tsv:train.tsv", length=64, tokenizer=_SMALL_VOCABULARY
+            )
+        ),
+    ),
+    "bert-tag": Recipe(
+        summary="Fine-tune to tag words: names of people, places, organizations.",
+        details=(
+            "Run: flaxzoo train bert-tag --init-from runs/bert-quickstart --data.source "
+            "conll:eng.train"
+        ),
+        config=_fine_tuning(
+            TokenClassificationData(
+                source="conll:eng.train", length=64, tokenizer=_SMALL_VOCABULARY
+            )
+        ),
+    ),
+    "bert-span": Recipe(
+        summary="Fine-tune to answer questions with a span of a passage.",
+        details=(
+            "Run: flaxzoo train bert-span --init-from runs/bert-quickstart --data.source "
+            "squad:train.json"
+        ),
+        config=_fine_tuning(
+            QuestionAnsweringData(
+                source="squad:train.json", length=256, tokenizer=_SMALL_VOCABULARY
+            )
+        ),
+    ),
+    "bert-choice": Recipe(
+        summary="Fine-tune to choose the best of several endings of a text.",
+        details=(
+            "Run: flaxzoo train bert-choice --init-from runs/bert-quickstart --data.source "
+            "jsonl:train.jsonl"
+        ),
+        config=_fine_tuning(
+            MultipleChoiceData(source="jsonl:train.jsonl", length=128, tokenizer=_SMALL_VOCABULARY)
+        ),
+    ),
 }

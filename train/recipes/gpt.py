@@ -1,88 +1,18 @@
 """Recipes for the GPTs."""
 
 import dataclasses
-from collections.abc import Callable
 
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
 from ...models.config import Execution
 from ...models.gpt import GPTConfig
-from ..config import TrainConfig
+from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 
 
-def quickstart() -> TrainConfig:
-    """A small GPT on Python's documentation: no download, three minutes on two CPU cores.
-
-    Run: flaxzoo train quickstart
-    Expect a validation loss of 4.0 to 4.5 nats per token, 1.6 to 1.7 bits per byte. The text,
-    and therefore the vocabulary, differs between Python versions.
-    """
-    return TrainConfig(
-        model=GPTConfig(
-            vocab_size=2048,
-            max_length=128,
-            num_layers=4,
-            d_model=192,
-            num_heads=4,
-            dropout_rate=0.1,
-        ),
-        data=CausalLMData(
-            source="builtin:python-docs",
-            length=128,
-            tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=2048),
-        ),
-        optimizer=OptimizerConfig(peak_learning_rate=3e-3, warmup_steps=50),
-        execution=Execution(remat="dots"),
-        steps=600,
-        batch_size=16,
-        evaluate_every=150,
-        checkpoint_every=150,
-        sample_prompt="The for statement is used to",
-    )
-
-
-def shakespeare_char() -> TrainConfig:
-    """A character-level GPT on tiny shakespeare, with nanoGPT's size and budget for a CPU.
-
-    Run: flaxzoo train shakespeare-char --data.source text:TRAIN --data.validation text:VALID
-    Expect a validation loss of 1.70 nats per character; nanoGPT's README reports 1.88.
-    """
-    return TrainConfig(
-        model=GPTConfig(
-            vocab_size=1,  # grows to the tokenizer's
-            max_length=64,
-            num_layers=4,
-            d_model=128,
-            num_heads=4,
-            dropout_rate=0.0,
-        ),
-        data=CausalLMData(
-            source="text:tinyshakespeare.train.txt",
-            validation="text:tinyshakespeare.valid.txt",
-            validation_fraction=0.0,
-            length=64,
-            tokenizer=TokenizerConfig(kind="characters"),
-        ),
-        optimizer=OptimizerConfig(peak_learning_rate=4e-3, warmup_steps=100, beta2=0.99),
-        execution=Execution(remat="dots"),
-        steps=2000,
-        batch_size=12,
-        evaluate_every=500,
-        checkpoint_every=500,
-        sample_prompt="ROMEO:",
-    )
-
-
-def gpt(preset: str = "gpt2") -> TrainConfig:
-    """A GPT of any published size on your own text.
-
-    Run: flaxzoo train gpt --preset gpt2-large --data.source 'text:books/*.txt#block'
-    The vocabulary is trained on the text, and the size of the embedding follows from it. The
-    learning rate is 6e-4 at a width of 768 and smaller in proportion for wider models, which is
-    near the rates of Brown et al. 2020, table 2.1.
-    """
+def _of_size(preset: str) -> TrainConfig:
+    """Returns the settings of any published size, on the user's own text."""
     model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
@@ -130,53 +60,117 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
     )
 
 
-def gpt2() -> TrainConfig:
-    """GPT-2 small (124 million parameters): 512 sequences of 1,024 tokens.
-
-    Run: flaxzoo train gpt2
-    """
-    return _published("gpt2", 6e-4, 512)
-
-
-def gpt2_medium() -> TrainConfig:
-    """GPT-2 medium (355 million parameters): 512 sequences of 1,024 tokens.
-
-    Run: flaxzoo train gpt2-medium --micro-batches 8
-    """
-    return _published("gpt2-medium", 3e-4, 512)
-
-
-def gpt2_xl() -> TrainConfig:
-    """GPT-2 XL (1.6 billion parameters): 512 sequences of 1,024 tokens.
-
-    Run: flaxzoo train gpt2-xl --mesh.fsdp 16 --micro-batches 32 --execution.remat full
-    """
-    return _published("gpt2-xl", 2e-4, 512)
-
-
-def gpt3_13b() -> TrainConfig:
-    """GPT-3 13B: 1,024 sequences of 2,048 tokens.
-
-    Run: flaxzoo train gpt3-13b --mesh.fsdp 64 --micro-batches 16 --execution.remat full
-    """
-    return _published("gpt3-13b", 1e-4, 1024)
-
-
-def gpt3_175b() -> TrainConfig:
-    """GPT-3 175B: 1,536 sequences of 2,048 tokens, 3.1 million.
-
-    Run: flaxzoo train gpt3-175b --mesh.fsdp 512 --micro-batches 3 --execution.remat full
-    """
-    return _published("gpt3-175b", 0.6e-4, 1536)
-
-
-RECIPES: dict[str, Callable[..., TrainConfig]] = {
-    "quickstart": quickstart,
-    "shakespeare-char": shakespeare_char,
-    "gpt": gpt,
-    "gpt2": gpt2,
-    "gpt2-medium": gpt2_medium,
-    "gpt2-xl": gpt2_xl,
-    "gpt3-13b": gpt3_13b,
-    "gpt3-175b": gpt3_175b,
+RECIPES: dict[str, Recipe] = {
+    "quickstart": Recipe(
+        summary=(
+            "A small GPT on Python's documentation: no download, three minutes on two CPU cores."
+        ),
+        details=(
+            "Run: flaxzoo train quickstart\n"
+            "Expect a validation loss of 4.0 to 4.5 nats per token, 1.6 to 1.7 bits per byte. "
+            "The text,\n"
+            "and therefore the vocabulary, differs between Python versions."
+        ),
+        config=TrainConfig(
+            model=GPTConfig(
+                vocab_size=2048,
+                max_length=128,
+                num_layers=4,
+                d_model=192,
+                num_heads=4,
+                dropout_rate=0.1,
+            ),
+            data=CausalLMData(
+                source="builtin:python-docs",
+                length=128,
+                tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=2048),
+            ),
+            optimizer=OptimizerConfig(peak_learning_rate=3e-3, warmup_steps=50),
+            execution=Execution(remat="dots"),
+            steps=600,
+            batch_size=16,
+            evaluate_every=150,
+            checkpoint_every=150,
+            sample_prompt="The for statement is used to",
+        ),
+    ),
+    "shakespeare-char": Recipe(
+        summary=(
+            "A character-level GPT on tiny shakespeare, with nanoGPT's size and budget for a CPU."
+        ),
+        details=(
+            "Run: flaxzoo train shakespeare-char --data.source text:TRAIN --data.validation "
+            "text:VALID\n"
+            "Expect a validation loss of 1.70 nats per character; nanoGPT's README reports 1.88."
+        ),
+        config=TrainConfig(
+            model=GPTConfig(
+                vocab_size=1,  # grows to the tokenizer's
+                max_length=64,
+                num_layers=4,
+                d_model=128,
+                num_heads=4,
+                dropout_rate=0.0,
+            ),
+            data=CausalLMData(
+                source="text:tinyshakespeare.train.txt",
+                validation="text:tinyshakespeare.valid.txt",
+                validation_fraction=0.0,
+                length=64,
+                tokenizer=TokenizerConfig(kind="characters"),
+            ),
+            optimizer=OptimizerConfig(peak_learning_rate=4e-3, warmup_steps=100, beta2=0.99),
+            execution=Execution(remat="dots"),
+            steps=2000,
+            batch_size=12,
+            evaluate_every=500,
+            checkpoint_every=500,
+            sample_prompt="ROMEO:",
+        ),
+    ),
+    "gpt": Recipe(
+        summary="A GPT of any published size on your own text.",
+        details=(
+            "Run: flaxzoo train gpt --preset gpt2-large --data.source 'text:books/*.txt#block'\n"
+            "The vocabulary is trained on the text, and the size of the embedding follows "
+            "from it. The\n"
+            "learning rate is 6e-4 at a width of 768 and smaller in proportion for wider "
+            "models, which is\n"
+            "near the rates of Brown et al. 2020, table 2.1."
+        ),
+        config=_of_size("gpt2"),
+        of_preset=_of_size,
+        preset="gpt2",
+    ),
+    "gpt2": Recipe(
+        summary="GPT-2 small (124 million parameters): 512 sequences of 1,024 tokens.",
+        details="Run: flaxzoo train gpt2",
+        config=_published("gpt2", 6e-4, 512),
+    ),
+    "gpt2-medium": Recipe(
+        summary="GPT-2 medium (355 million parameters): 512 sequences of 1,024 tokens.",
+        details="Run: flaxzoo train gpt2-medium --micro-batches 8",
+        config=_published("gpt2-medium", 3e-4, 512),
+    ),
+    "gpt2-xl": Recipe(
+        summary="GPT-2 XL (1.6 billion parameters): 512 sequences of 1,024 tokens.",
+        details=(
+            "Run: flaxzoo train gpt2-xl --mesh.fsdp 16 --micro-batches 32 --execution.remat full"
+        ),
+        config=_published("gpt2-xl", 2e-4, 512),
+    ),
+    "gpt3-13b": Recipe(
+        summary="GPT-3 13B: 1,024 sequences of 2,048 tokens.",
+        details=(
+            "Run: flaxzoo train gpt3-13b --mesh.fsdp 64 --micro-batches 16 --execution.remat full"
+        ),
+        config=_published("gpt3-13b", 1e-4, 1024),
+    ),
+    "gpt3-175b": Recipe(
+        summary="GPT-3 175B: 1,536 sequences of 2,048 tokens, 3.1 million.",
+        details=(
+            "Run: flaxzoo train gpt3-175b --mesh.fsdp 512 --micro-batches 3 --execution.remat full"
+        ),
+        config=_published("gpt3-175b", 0.6e-4, 1536),
+    ),
 }

@@ -1,14 +1,13 @@
 """Recipes of the original Transformer: spelled-out numbers, Multi30k, WMT 2014."""
 
 import dataclasses
-from collections.abc import Callable
 
 from ...data.tasks.translation import TranslationData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
 from ...models.config import Execution
 from ...models.transformer import EncoderDecoderConfig
-from ..config import TrainConfig
+from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 
 
@@ -39,82 +38,8 @@ def _to_zero(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
     return dataclasses.replace(optimizer, schedule="linear", final_fraction=0.0)
 
 
-def numbers_en_fr() -> TrainConfig:
-    """A tiny Transformer that spells English numbers in French; no download, three minutes.
-
-    Run: flaxzoo train numbers-en-fr
-    Expect all of the thousand held-out numbers to be correct (flaxzoo evaluate).
-    For another language of num2words: --data.source builtin:numbers-en-de
-    """
-    return TrainConfig(
-        model=EncoderDecoderConfig(
-            vocab_size=1,  # grows to the tokenizer's
-            max_length=128,
-            num_layers=2,
-            d_model=128,
-            num_heads=4,
-            d_ff=256,
-            dropout_rate=0.0,
-        ),
-        data=TranslationData(
-            source="builtin:numbers-en-fr",
-            length=64,
-            tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=400),
-        ),
-        optimizer=_to_zero(3e-3, 200),
-        execution=Execution(remat="dots"),
-        label_smoothing=0.1,
-        steps=1000,
-        batch_size=32,
-        evaluate_every=250,
-        checkpoint_every=250,
-        sample_prompt="ninety-seven",
-    )
-
-
-def multi30k_en_de() -> TrainConfig:
-    r"""The tiny Transformer of Multi30k: descriptions of pictures, English to German.
-
-    The sizes of Wu et al. 2021, "Good for misconceived reasons", section 4.2; a shorter run.
-    Run: flaxzoo train multi30k-en-de --data.source pairs:train.en.gz,train.de.gz \
-    --data.validation pairs:val.en.gz,val.de.gz
-    Expect 36.8 BLEU on the validation pairs with the mean of 5 checkpoints and a beam of 4.
-    Other way round: swap the names.
-    """
-    return TrainConfig(
-        model=EncoderDecoderConfig(
-            vocab_size=1,
-            max_length=256,
-            num_layers=4,
-            d_model=128,
-            num_heads=4,
-            d_ff=256,
-            dropout_rate=0.2,
-        ),
-        data=TranslationData(
-            source="pairs:train.en.gz,train.de.gz",
-            length=64,
-            tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=8000),
-        ),
-        optimizer=_to_zero(3e-3, 400),
-        execution=Execution(),
-        label_smoothing=0.1,
-        steps=2400,
-        batch_size=64,
-        evaluate_every=300,
-        checkpoint_every=100,
-        keep_last=5,
-        sample_prompt="A man in a blue shirt is standing on a ladder.",
-    )
-
-
-def transformer(preset: str = "transformer-base") -> TrainConfig:
-    """A Transformer of any published size on your own pairs of sentences.
-
-    Run: flaxzoo train transformer --preset transformer-big --data.source pairs:train.en,train.de
-    The vocabulary is trained on the pairs, and the size of the embedding follows from it. The
-    learning rate is that of Vaswani et al. 2017, section 5.3.
-    """
+def _of_size(preset: str) -> TrainConfig:
+    """Returns the settings of any published size, on the user's own pairs of sentences."""
     model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
@@ -158,45 +83,122 @@ def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None
     )
 
 
-def wmt14_en_de_base() -> TrainConfig:
-    """The base Transformer on WMT 2014 English to German as published: 100,000 steps.
-
-    Run: flaxzoo train wmt14-en-de-base, then flaxzoo average runs/wmt14-en-de-base --last 5
-    """
-    return _wmt14("base", "de", 100_000)
-
-
-def wmt14_en_de_big() -> TrainConfig:
-    """The big Transformer on WMT 2014 English to German as published: 300,000 steps.
-
-    Run: flaxzoo train wmt14-en-de-big, then flaxzoo average runs/wmt14-en-de-big --last 20
-    """
-    return _wmt14("big", "de", 300_000)
-
-
-def wmt14_en_fr_base() -> TrainConfig:
-    """The base Transformer on WMT 2014 English to French as published: 100,000 steps.
-
-    Run: flaxzoo train wmt14-en-fr-base, then flaxzoo average runs/wmt14-en-fr-base --last 5
-    """
-    return _wmt14("base", "fr", 100_000)
-
-
-def wmt14_en_fr_big() -> TrainConfig:
-    """The big Transformer on WMT 2014 English to French as published: 300,000 steps.
-
-    Its dropout is 0.1, where the other big one has 0.3 (section 6.1).
-    Run: flaxzoo train wmt14-en-fr-big, then flaxzoo average runs/wmt14-en-fr-big --last 20
-    """
-    return _wmt14("big", "fr", 300_000, dropout_rate=0.1)
-
-
-RECIPES: dict[str, Callable[..., TrainConfig]] = {
-    "numbers-en-fr": numbers_en_fr,
-    "multi30k-en-de": multi30k_en_de,
-    "transformer": transformer,
-    "wmt14-en-de-base": wmt14_en_de_base,
-    "wmt14-en-de-big": wmt14_en_de_big,
-    "wmt14-en-fr-base": wmt14_en_fr_base,
-    "wmt14-en-fr-big": wmt14_en_fr_big,
+RECIPES: dict[str, Recipe] = {
+    "numbers-en-fr": Recipe(
+        summary=(
+            "A tiny Transformer that spells English numbers in French; no download, three minutes."
+        ),
+        details=(
+            "Run: flaxzoo train numbers-en-fr\n"
+            "Expect all of the thousand held-out numbers to be correct (flaxzoo evaluate).\n"
+            "For another language of num2words: --data.source builtin:numbers-en-de"
+        ),
+        config=TrainConfig(
+            model=EncoderDecoderConfig(
+                vocab_size=1,  # grows to the tokenizer's
+                max_length=128,
+                num_layers=2,
+                d_model=128,
+                num_heads=4,
+                d_ff=256,
+                dropout_rate=0.0,
+            ),
+            data=TranslationData(
+                source="builtin:numbers-en-fr",
+                length=64,
+                tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=400),
+            ),
+            optimizer=_to_zero(3e-3, 200),
+            execution=Execution(remat="dots"),
+            label_smoothing=0.1,
+            steps=1000,
+            batch_size=32,
+            evaluate_every=250,
+            checkpoint_every=250,
+            sample_prompt="ninety-seven",
+        ),
+    ),
+    "multi30k-en-de": Recipe(
+        summary="The tiny Transformer of Multi30k: descriptions of pictures, English to German.",
+        details=(
+            'The sizes of Wu et al. 2021, "Good for misconceived reasons", section 4.2; a shorter '
+            "run.\n"
+            "Run: flaxzoo train multi30k-en-de --data.source pairs:train.en.gz,train.de.gz \\\n"
+            "--data.validation pairs:val.en.gz,val.de.gz\n"
+            "Expect 36.8 BLEU on the validation pairs with the mean of 5 checkpoints and a "
+            "beam of 4.\n"
+            "Other way round: swap the names."
+        ),
+        config=TrainConfig(
+            model=EncoderDecoderConfig(
+                vocab_size=1,
+                max_length=256,
+                num_layers=4,
+                d_model=128,
+                num_heads=4,
+                d_ff=256,
+                dropout_rate=0.2,
+            ),
+            data=TranslationData(
+                source="pairs:train.en.gz,train.de.gz",
+                length=64,
+                tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=8000),
+            ),
+            optimizer=_to_zero(3e-3, 400),
+            execution=Execution(),
+            label_smoothing=0.1,
+            steps=2400,
+            batch_size=64,
+            evaluate_every=300,
+            checkpoint_every=100,
+            keep_last=5,
+            sample_prompt="A man in a blue shirt is standing on a ladder.",
+        ),
+    ),
+    "transformer": Recipe(
+        summary="A Transformer of any published size on your own pairs of sentences.",
+        details=(
+            "Run: flaxzoo train transformer --preset transformer-big --data.source "
+            "pairs:train.en,train.de\n"
+            "The vocabulary is trained on the pairs, and the size of the embedding follows "
+            "from it. The\n"
+            "learning rate is that of Vaswani et al. 2017, section 5.3."
+        ),
+        config=_of_size("transformer-base"),
+        of_preset=_of_size,
+        preset="transformer-base",
+    ),
+    "wmt14-en-de-base": Recipe(
+        summary="The base Transformer on WMT 2014 English to German as published: 100,000 steps.",
+        details=(
+            "Run: flaxzoo train wmt14-en-de-base, then flaxzoo average runs/wmt14-en-de-base "
+            "--last 5"
+        ),
+        config=_wmt14("base", "de", 100_000),
+    ),
+    "wmt14-en-de-big": Recipe(
+        summary="The big Transformer on WMT 2014 English to German as published: 300,000 steps.",
+        details=(
+            "Run: flaxzoo train wmt14-en-de-big, then flaxzoo average runs/wmt14-en-de-big "
+            "--last 20"
+        ),
+        config=_wmt14("big", "de", 300_000),
+    ),
+    "wmt14-en-fr-base": Recipe(
+        summary="The base Transformer on WMT 2014 English to French as published: 100,000 steps.",
+        details=(
+            "Run: flaxzoo train wmt14-en-fr-base, then flaxzoo average runs/wmt14-en-fr-base "
+            "--last 5"
+        ),
+        config=_wmt14("base", "fr", 100_000),
+    ),
+    "wmt14-en-fr-big": Recipe(
+        summary="The big Transformer on WMT 2014 English to French as published: 300,000 steps.",
+        details=(
+            "Its dropout is 0.1, where the other big one has 0.3 (section 6.1).\n"
+            "Run: flaxzoo train wmt14-en-fr-big, then flaxzoo average runs/wmt14-en-fr-big "
+            "--last 20"
+        ),
+        config=_wmt14("big", "fr", 300_000, dropout_rate=0.1),
+    ),
 }

@@ -9,6 +9,7 @@ from ...data.io.json_text import JsonObject
 from ...data.tasks.sequence_classification import SequenceClassificationData, Target
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer, load_tokenizer
+from ...models.bert import BertConfig
 from ...models.config import TransformerConfig
 from ...models.decoding.request import GenerationRequest
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
@@ -35,17 +36,20 @@ TARGETS: Mapping[str, Target] = {
 }
 """The kind of labels for each `problem_type` of a classifier; any other is single_label."""
 
+PADDING_ROWS = 1024
+"""Published embeddings have at most about as many rows without a token, as padding (phi-2: 943)."""
+
 
 def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     """Returns the configuration and tokenizer of a folder with a model.
 
     Args:
-        folder: A run folder; or a folder in Hugging Face's form, or a name on the hub, whose
-            configuration is that of a run that would have made such a model.
+      folder: A run folder; or a folder in Hugging Face's form, or a name on the hub, whose
+        configuration is that of a run that would have made such a model.
 
     Raises:
-        FileNotFoundError: The folder is neither.
-        UserError: It is broken, or its model or tokenizer is not supported.
+      FileNotFoundError: The folder is neither.
+      UserError: It is broken, or its model or tokenizer is not supported.
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
@@ -55,27 +59,60 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     train = object_field(fields, "train", folder)
     with naming_writer(fields, folder):
         config = from_dict({**train, "model": fields["model"]})
-    return config, load_tokenizer(folder / TOKENIZER)
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    _check_vocabulary(folder, config.model, tokenizer)
+    return config, tokenizer
 
 
 def _open_foreign(folder: Path, fields: JsonObject) -> tuple[TrainConfig, Tokenizer]:
     """Returns the configuration of a run that would have made the folder, and its tokenizer."""
     model = model_config(folder)
     tokenizer = load_tokenizer(folder)
+    _check_vocabulary(folder, model, tokenizer)
+    pads = fields.get("pad_token_id"), tokenizer.special_ids.pad
+    if isinstance(model, BertConfig) and None not in pads and pads[0] != pads[1]:
+        raise RunError(
+            f"the tokenizer of {folder} is of another model: it has {tokenizer.vocab_size:,} "
+            f"tokens and pads with {pads[1]}, the model has {model.vocab_size:,} and pads with "
+            f"{pads[0]}: give the model's own"
+        )
+    return config_of_model(model, fields.get("problem_type")), tokenizer
+
+
+def _check_vocabulary(folder: Path, model: TransformerConfig, tokenizer: Tokenizer) -> None:
+    """Raises RunError if the tokenizer has ids beyond the rows of the model's embedding.
+
+    Fewer ids than rows are usual: published embeddings are padded to a multiple of some number.
+    """
     try:
         check_vocabulary(tokenizer, model, f"the tokenizer of {folder}")
     except UserError as error:
         raise RunError(str(error)) from None
-    return config_of_model(model, fields.get("problem_type")), tokenizer
+
+
+def vocabulary_note(
+    folder: str | Path, model: TransformerConfig, tokenizer: Tokenizer
+) -> str | None:
+    """Returns a note if many rows of a published embedding have no token; None for other folders.
+
+    The tokenizer may then be another model's, which cannot be told for sure.
+    """
+    tokens, rows = tokenizer.vocab_size, model.source_vocab_size or model.vocab_size
+    if rows - tokens <= PADDING_ROWS or not is_foreign(read_fields(local_folder(folder))):
+        return None
+    return (
+        f"note: the tokenizer of {folder} has {tokens:,} tokens, its model {rows:,}: make sure "
+        "that it is the model's own"
+    )
 
 
 def config_of_model(model: TransformerConfig, problem_type: object = None) -> TrainConfig:
     """Returns the configuration of a run that would have made a model.
 
     Args:
-        model: The configuration of the model.
-        problem_type: The kind of a classifier's labels, as transformers names it; by default one
-            label is a number, and several exclude each other.
+      model: The configuration of the model.
+      problem_type: The kind of a classifier's labels, as transformers names it; by default one
+        label is a number, and several exclude each other.
     """
     config = recipe(HEADS[model.head].default_recipe)
     data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
@@ -90,14 +127,14 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
     """Returns the arguments of `models.generate` that are stored with a model.
 
     Args:
-        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
+      folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
 
     Returns:
-        The arguments, under Hugging Face's names; None if none are stored, as in a run that was
-        trained here, or if the model does not generate.
+      The arguments, under Hugging Face's names; None if none are stored, as in a run that was
+      trained here, or if the model does not generate.
 
     Raises:
-        UserError: A setting is not supported, or an older version imported the model.
+      UserError: A setting is not supported, or an older version imported the model.
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
@@ -112,12 +149,12 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
     """Returns the search that is stored with a translation model; None if none is stored.
 
     Args:
-        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
-        tokenizer: The tokenizer of the folder.
+      folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
+      tokenizer: The tokenizer of the folder.
 
     Raises:
-        UserError: A setting is not supported, or the start and end tokens are not those of the
-            tokenizer.
+      UserError: A setting is not supported, or the start and end tokens are not those of the
+        tokenizer.
     """
     folder = local_folder(folder)
     model = model_config(folder)

@@ -1,12 +1,11 @@
 """Makes run folders with a model but without an optimizer state: imported, averaged, or saved."""
 
 import importlib.metadata
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from ...data.io.atomic_io import new_folder
-from ...data.io.json_text import JsonObject
+from ...data.io.json_text import JsonObject, to_json
 from ...models.checksums import write_checksums
 from ...models.loading import CHECKPOINTS, CONFIG_FILE, PARAMS
 from ...models.nn.typing import Params
@@ -54,15 +53,15 @@ def make_params_only_run(
     """Makes a folder with one checkpoint, completely or not at all.
 
     Args:
-        output: The folder to make; it may exist if it is empty.
-        fields: The content of its `config.json`, including the origin of the model.
-        save_tokenizer: Writes the tokenizer into a folder.
-        save_more: Writes further files into the run folder.
-        step: The step of the checkpoint.
-        params: The parameters of the model.
+      output: The folder to make; it may exist if it is empty.
+      fields: The content of its `config.json`, including the origin of the model.
+      save_tokenizer: Writes the tokenizer into a folder.
+      save_more: Writes further files into the run folder.
+      step: The step of the checkpoint.
+      params: The parameters of the model.
 
     Raises:
-        DataError: The folder holds something, or cannot be written.
+      DataError: The folder holds something, or cannot be written.
     """
 
     def fill(folder: Path) -> None:
@@ -71,7 +70,7 @@ def make_params_only_run(
         save_tokenizer(folder / TOKENIZER)
         save_more(folder)
         content = {"flaxzoo": importlib.metadata.version("flaxzoo"), **fields}
-        text = json.dumps(content, indent=2) + "\n"
+        text = to_json(content, indent=2) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder.resolve() / CHECKPOINTS / str(step) / PARAMS, params)

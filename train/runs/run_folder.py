@@ -7,11 +7,11 @@ A run folder contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metri
 import contextlib
 import dataclasses
 import importlib.metadata
-import json
 from pathlib import Path
 
 from ...data.dataset import DataSplit
 from ...data.io.atomic_io import build_folder
+from ...data.io.json_text import to_json
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
@@ -23,6 +23,7 @@ from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from ..errors import RunError
 from ..objectives.tasks import task_of
 from ..progress import LogFn
+from .custom import CUSTOM, Custom
 from .init_from import InitFromPlan, plan_init_from
 from .load_run import open_run
 from .params_only_run import TOKENIZER, check_trainable
@@ -40,6 +41,8 @@ class Run:
     validation: DataSplit
     init_from: InitFromPlan | None = None
     """The source of the initial parameters, if they are not random."""
+    custom: Custom = Custom()
+    """The objective and the examples that the caller gave."""
 
     @property
     def config(self) -> TrainConfig:
@@ -47,7 +50,7 @@ class Run:
         return in_steps(self.stated, self.train.examples.num_examples)
 
 
-def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
+def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = Custom()) -> Run:
     """Reads the data, makes the tokenizer, and inspects the run folder.
 
     Every error in data, tokenizer and folder is found here, before training starts; nothing is
@@ -57,6 +60,9 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
         config: The configuration from the recipe and the command line.
         folder: The run folder; it may exist if it contains the same run.
         log: Called with a line for each thing done.
+        custom: The objective and the examples that the caller gave. With own examples the source
+            of the configuration is read for a new vocabulary only, and the model keeps its head
+            and its labels.
 
     Raises:
         DataError: The data cannot be downloaded, read or split into examples.
@@ -67,12 +73,12 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
         writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
         if writer not in (None, own):
             log(f"{folder} was made by flaxzoo {writer}, and this is {own}")
-        config, tokenizer = _existing_run(config, folder)
+        config, tokenizer = _existing_run(config, folder, custom)
         plan = None if steps(folder) else _init_from_plan(config)
     else:
         _check_empty(folder)
         given = config.model.vocab_size
-        config, tokenizer = _new_run(config)
+        config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
         plan = _init_from_plan(config)
         if plan is None and 1 < given < config.model.vocab_size:
             log(
@@ -85,11 +91,12 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn) -> Run:
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
     data, labels = config.data, config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
-    train = data.train_split(tokenizer, labels, config.seed)
+    own = custom.splits(tokenizer)
+    train = data.train_split(tokenizer, labels, config.seed) if own is None else own[0]
     _log_split("training data", train, log)
-    validation = data.validation_split(tokenizer, labels)
+    validation = data.validation_split(tokenizer, labels) if own is None else own[1]
     _log_split("validation data", validation, log)
-    run = Run(folder, config, tokenizer, train, validation, plan)
+    run = Run(folder, config, tokenizer, train, validation, plan, custom)
     if existing:
         _check_same_data(run)
     warmup, fitting = config.optimizer.warmup_steps, run.config.optimizer.warmup_steps
@@ -104,13 +111,17 @@ def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
         log(f"{name}: {line}")
 
 
-def _existing_run(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Tokenizer]:
+def _existing_run(
+    config: TrainConfig, folder: Path, custom: Custom
+) -> tuple[TrainConfig, Tokenizer]:
     """Returns the run in `folder`, after checking that `config` requests the same run."""
     check_trainable(read_config(folder), folder)
+    custom.check_same(read_config(folder).get(CUSTOM), folder)
     old, tokenizer = open_run(folder)
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
-    config = fit_model(config, old.model, tokenizer.target.vocab_size, old.model.labels)
+    labels = None if custom.examples is not None else old.model.labels
+    config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
     changed = differences(old, config)
     if changed:
         listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
@@ -123,9 +134,9 @@ def _existing_run(config: TrainConfig, folder: Path) -> tuple[TrainConfig, Token
     return config, tokenizer
 
 
-def _new_run(config: TrainConfig) -> tuple[TrainConfig, Tokenizer]:
+def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, Tokenizer]:
     """Returns a new run, with its own vocabulary or that of the run it is initialized from."""
-    labels = config.data.labels()
+    labels = None if own_examples else config.data.labels()
     if config.init_from is None:
         tokenizer = config.data.make_tokenizer()
         return fit_model(config, None, tokenizer.target.vocab_size, labels), tokenizer
@@ -174,7 +185,7 @@ def fit_model(
     config: TrainConfig,
     initial_model: TransformerConfig | None,
     vocab_size: int,
-    labels: tuple[str, ...],
+    labels: tuple[str, ...] | None,
 ) -> TrainConfig:
     """Returns a run whose model has the sizes, the vocabulary and the head that it needs.
 
@@ -182,7 +193,7 @@ def fit_model(
         config: The configuration of the run.
         initial_model: The model whose parameters initialize it, if it is not new.
         vocab_size: Number of tokens in the vocabulary.
-        labels: Names of the labels in the data.
+        labels: Names of the labels in the data; None: the head is that of the configuration.
 
     Raises:
         RunError: The model has no head for this kind of data.
@@ -191,6 +202,10 @@ def fit_model(
     if config.init_from is not None and initial_model is not None:
         model = dataclasses.replace(initial_model, dropout_rate=model.dropout_rate)
     size = max(model.vocab_size, vocab_size)
+    if labels is None:
+        head, labels = config.model.head, config.model.labels
+        model = dataclasses.replace(model.with_head(head, labels), vocab_size=size)
+        return dataclasses.replace(config, model=model)
     heads = task_of(config.data).heads_for(config.data)
     able = [head for head in heads if head in model.heads]
     if not able:
@@ -229,11 +244,12 @@ def create_folder(run: Run) -> None:
         "model": fields.pop("model"),
         "train": fields,
         "data_fingerprints": _fingerprints(run),
+        **({CUSTOM: run.custom.names} if run.custom.names else {}),
     }
 
     def fill(folder: Path) -> None:
         run.tokenizer.save(folder / TOKENIZER)
-        (folder / CONFIG_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
 
     build_folder(run.folder, fill)
     # Another process may have made it since it was looked for, and now has the lock or had it.
@@ -243,6 +259,7 @@ def create_folder(run: Run) -> None:
             f"{run.folder} was made by another process in this moment, with another configuration: "
             "give another --workdir"
         )
+    run.custom.check_same(read_config(run.folder).get(CUSTOM), run.folder)
     _check_same_data(run)
 
 
@@ -250,7 +267,7 @@ def _check_same_data(run: Run) -> None:
     """Refuses to resume with other data."""
     if read_config(run.folder)["data_fingerprints"] == _fingerprints(run):
         return
-    source = run.stated.data.source_name
+    source = run.custom.names.get("examples", run.stated.data.source_name)
     comes_with_python = source.startswith("builtin:")
     remedy = "restore it"
     if comes_with_python:

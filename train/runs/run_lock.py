@@ -37,7 +37,7 @@ SILENCE_SECONDS = 60.0
 CLOCK_SECONDS = 600.0
 """The clocks of two machines are assumed to differ by less than this."""
 SETTLING_SECONDS = 2.0
-"""Without locks of the operating system, a process waits so long for others that start at once."""
+"""The time for which a process waits for others that start at once, without system locks."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 

@@ -134,7 +134,7 @@ def test_corpus_pickles_without_its_arrays(load, tokenizer, tmp_path):
     assert (pickle.loads(data).tokens == corpus.tokens).all()
 
 
-def test_vocabularies_that_write_spaces_get_them(load, tmp_path):
+def test_vocabularies_with_spaces_in_tokens_get_spaces(load, tmp_path):
     tokenizer = train_tokenizer(["one two."], TokenizerConfig("byte-bpe", 258))
     documents = load("text:a#sentences", a="one\ntwo.\n\nthree")
     corpus = build_sentence_corpus(documents, tokenizer, tmp_path / "cache")

@@ -28,7 +28,7 @@ def tokenizer():
     return train_tokenizer(["abcdé"], TokenizerConfig("characters"))
 
 
-def test_documents_become_pairs(tokenizer, tmp_path):
+def test_documents_become_target_tokens(tokenizer, tmp_path):
     corpus = build_corpus(Texts(["ab", "c", "", "é"]), tokenizer, tmp_path)
     assert corpus.tokens.dtype == np.uint16
     assert isinstance(corpus.tokens.base, np.memmap)  # not read into memory

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 from flaxzoo.data import DataError
-from flaxzoo.data.features.bert_inputs import BertInputs, Template, cut_longest_first
+from flaxzoo.data.features.bert_inputs import BertInputs, Template, truncate_longest_first
 from hypothesis import given
 from hypothesis import strategies as st
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
 def test_longest_first_is_one_token_at_a_time(one, other, room):
-    kept = cut_longest_first(one, other, room)
+    kept = truncate_longest_first(one, other, room)
     while one + other > room:
         one, other = (one - 1, other) if one > other else (one, other - 1)
     assert kept == (one, other)
@@ -23,7 +23,7 @@ def test_longest_first_is_one_token_at_a_time(one, other, room):
         min_size=1,
     )
 )
-def test_framed_tokens(pairs):
+def test_special_tokens_are_added(pairs):
     tokens = BertInputs.of(Template(2, 3, 0, 12), pairs)
     assert len(tokens) == len(pairs)
     for i, (one, other) in enumerate(pairs):
@@ -38,7 +38,7 @@ def test_framed_tokens(pairs):
         assert all(array.dtype == np.int32 for array in row.values())
 
 
-def test_a_frame_needs_marks(tokenizer, tmp_path):
+def test_a_template_needs_special_tokens(tokenizer, tmp_path):
     assert Template.of(tokenizer, 8) == Template(2, 3, 0, 8)
     from flaxzoo.data.tokenizers.base import SpecialIds
     from flaxzoo.data.tokenizers.characters import CharacterTokenizer

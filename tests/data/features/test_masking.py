@@ -42,7 +42,7 @@ def mask(ids, rule, seed=0):
     seed=st.integers(0, 2**32),
 )
 @settings(deadline=None)
-def test_laws(row, max_predictions, rate, whole_word, seed):
+def test_properties_of_masking(row, max_predictions, rate, whole_word, seed):
     rule = masking(max_predictions, rate, whole_word)
     before = np.asarray(row)
     after, positions, labels = mask(row, rule, seed)
@@ -136,7 +136,7 @@ def test_a_row_of_specials_predicts_nothing(whole_word):
     assert not len(positions)
 
 
-def test_which_ids_go_on_with_a_word(prose):
+def test_ids_that_continue_a_word(prose):
     wordpiece = train_tokenizer(prose, TokenizerConfig("wordpiece", 400))
     table = continuations(wordpiece)
     ids = wordpiece.encode("the unparalleled", add_special_tokens=False)
@@ -146,7 +146,7 @@ def test_which_ids_go_on_with_a_word(prose):
 
 
 @pytest.mark.parametrize(("kind", "size"), [("byte-bpe", 300), ("sentencepiece-bpe", 400)])
-def test_which_ids_go_on_where_spaces_are_written(prose, kind, size):
+def test_ids_that_continue_a_word_where_tokens_have_spaces(prose, kind, size):
     tokenizer = train_tokenizer(prose, TokenizerConfig(kind, size))
     table = continuations(tokenizer)
     ids = tokenizer.encode(" the zebra")
@@ -163,7 +163,7 @@ def test_vocabularies_that_cannot_be_masked(prose):
         continuations(characters)
 
 
-def test_rule_pickles_small():
+def test_the_masking_pickles_small():
     rule = masking(20, whole_word=True)
     mask([CLS, 7, SEP, 8, SEP], rule)
     copy = pickle.loads(pickle.dumps(rule))

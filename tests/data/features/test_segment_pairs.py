@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flaxzoo.data import DataError
 from flaxzoo.data.corpora.sentence_corpus import SentenceCorpus
-from flaxzoo.data.features.bert_inputs import cut_longest_first
-from flaxzoo.data.features.segment_pairs import Segments, _cut
+from flaxzoo.data.features.bert_inputs import truncate_longest_first
+from flaxzoo.data.features.segment_pairs import Segments, _truncate
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -70,7 +70,7 @@ def test_pairs(sizes, length, seed, epoch):
     corpus = segments.corpus
     for index in range(segments.num_examples):
         example = segments.example(epoch, index, np.random.default_rng([seed, index]))
-        place = segments.place(epoch, index, np.random.default_rng([seed, index]))
+        place = segments.select(epoch, index, np.random.default_rng([seed, index]))
         a, b = halves(example)
         assert len(example.input_ids) <= length
         assert min(len(a), len(b)) > 0
@@ -89,7 +89,7 @@ def test_pairs(sizes, length, seed, epoch):
             starts[place.middle] - starts[place.first],
             starts[place.end] - starts[place.other],
         ]
-        assert (len(a), len(b)) == cut_longest_first(*whole, length - 3)
+        assert (len(a), len(b)) == truncate_longest_first(*whole, length - 3)
         if sum(whole) <= length - 3 and not example.label:  # nothing cut: adjacent
             assert a[-1] + 1 == b[0]
 
@@ -118,16 +118,16 @@ def test_every_epoch_offers_every_sentence(sizes, length, seed, jitter):
     for epoch in range(2):
         offered = set()
         for index in range(segments.num_examples):
-            place = segments.place(epoch, index, np.random.default_rng(0))
+            place = segments.select(epoch, index, np.random.default_rng(0))
             offered.update(range(place.first, place.end))
         assert offered == set(range(segments.corpus.num_sentences))
 
 
-def test_places_move_from_epoch_to_epoch():
+def test_starts_differ_between_epochs():
     sizes = [[5] * 95, [5] * 73, [5] * 9]
     segments = segments_of(sizes, 53)
     begins = [
-        [segments.place(epoch, index, np.random.default_rng(0)).first for index in range(19)]
+        [segments.select(epoch, index, np.random.default_rng(0)).first for index in range(19)]
         for epoch in range(40)
     ]
     assert len({tuple(begin) for begin in begins}) > 5
@@ -148,13 +148,13 @@ def test_every_token_is_seen_over_the_epochs():
     assert set(seen) == {CLS, SEP, *range(sum(map(sum, sizes)) + 9)}
 
 
-def test_shares_of_a_large_sample():
+def test_fractions_of_a_large_sample():
     rng = Random(1)
     sizes = [[rng.randint(5, 35) for _ in range(rng.randint(2, 80))] for _ in range(400)]
     sizes += [[12]] * 20
     segments = segments_of(sizes, 128)
     count = segments.num_examples
-    places = [segments.place(0, i, np.random.default_rng([0, i])) for i in range(count)]
+    places = [segments.select(0, i, np.random.default_rng([0, i])) for i in range(count)]
     random = sum(place.other != place.middle for place in places) / count
     short = sum(place.short for place in places) / count
     assert count > 2500
@@ -183,19 +183,19 @@ def original_sizes(a, b, total):
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 80))
 def test_sizes_are_those_of_the_original(a, b, total):
-    assert cut_longest_first(a, b, total) == original_sizes(a, b, total)
+    assert truncate_longest_first(a, b, total) == original_sizes(a, b, total)
 
 
-def test_tokens_are_cut_from_either_end():
+def test_tokens_are_truncated_at_either_end():
     rng = np.random.default_rng(0)
-    fronts = Counter(int(_cut(np.arange(14), 10, rng)[0]) for _ in range(20_000))
+    fronts = Counter(int(_truncate(np.arange(14), 10, rng)[0]) for _ in range(20_000))
     for front, ways in enumerate((1, 4, 6, 4, 1)):  # Pascal's triangle
         expected = ways / 16
         assert abs(fronts[front] / 20_000 - expected) < 5 * (expected / 20_000) ** 0.5
-    assert _cut(np.arange(5), 5, rng).tolist() == list(range(5))
+    assert _truncate(np.arange(5), 5, rng).tolist() == list(range(5))
 
 
-def test_texts_that_make_no_pairs():
+def test_texts_without_pairs_are_refused():
     with pytest.raises(DataError, match="next sentences need two documents"):
         segments_of([[5, 5, 5]], 32)
     with pytest.raises(DataError, match="each of 3 documents is a single sentence"):
@@ -205,10 +205,10 @@ def test_texts_that_make_no_pairs():
     assert segments_of([[5]], 32, next_sentence=False).num_examples == 1
 
 
-def test_documents_of_one_sentence_are_second_halves_only():
+def test_documents_of_one_sentence_are_second_segments_only():
     segments = segments_of([[5], [4, 4], [6]], 16)
     assert segments.num_examples == 1
-    seen = {segments.place(0, 0, np.random.default_rng(i)).other for i in range(60)}
+    seen = {segments.select(0, 0, np.random.default_rng(i)).other for i in range(60)}
     assert seen == {0, 2, 3}  # the other two documents, and the sentence that follows
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 
 @given(st.integers(0, 80), st.integers(1, 20), st.integers(1, 30))
-def test_windows_hold_every_token(total, room, stride):
+def test_windows_cover_every_token(total, room, stride):
     found = windows(total, room, stride)
     covered = [token for start, end in found for token in range(start, end)]
     assert set(covered) == set(range(total))

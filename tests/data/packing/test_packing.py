@@ -75,7 +75,7 @@ def test_evaluation_rows_hold_every_pair_once_in_order(pairs, length):
 def test_concatenated_rows_are_full_and_hold_no_pair_twice(pairs, length, seed, epoch):
     corpus = corpus_of(pairs)
     if corpus.num_targets < length:
-        with pytest.raises(DataError, match="shorter than one row"):
+        with pytest.raises(DataError, match="fewer than one sequence"):
             CausalLMExamples(corpus, length)
         return
     rows = CausalLMExamples(corpus, length, "concat", seed)
@@ -108,8 +108,8 @@ def test_first_fit_loses_nothing_and_keeps_documents_whole(pairs, length):
 def test_first_fit_packs_well_and_bounds_its_open_rows():
     generator = np.random.default_rng(0)
     counts = generator.integers(1, 100, 5000)
-    _, row_starts = first_fit(counts, 128)
-    assert counts.sum() / (128 * (len(row_starts) - 1)) > 0.97
+    _, sequence_starts = first_fit(counts, 128)
+    assert counts.sum() / (128 * (len(sequence_starts) - 1)) > 0.97
 
 
 def test_epochs_cut_at_other_places():
@@ -126,7 +126,9 @@ def test_spans_by_hand():
 
 
 def test_short_corpus_says_so():
-    with pytest.raises(DataError, match=r"corpus has 37 pairs .*shorter than one row of 128: "):
+    with pytest.raises(
+        DataError, match=r"corpus has 37 target tokens, fewer than one sequence of 128"
+    ):
         CausalLMExamples(corpus_of([30, 7]), 128)
 
 
@@ -137,17 +139,17 @@ two_sides = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size
 @given(sizes=two_sides, length=st.integers(1, 40), seed=st.integers(-5, 5))
 def test_best_fit_takes_every_pair_that_fits_once_and_fills_no_side_over(sizes, length, seed):
     source, target = np.transpose(sizes)
-    pairs, row_starts = best_fit(source, target, length, seed)
+    pairs, sequence_starts = best_fit(source, target, length, seed)
     fitting = np.flatnonzero(np.maximum(source, target) <= length)
     assert sorted(pairs.tolist()) == fitting.tolist()
-    assert (row_starts[0], row_starts[-1]) == (0, len(pairs))
-    for first, last in pairwise(row_starts):
+    assert (sequence_starts[0], sequence_starts[-1]) == (0, len(pairs))
+    for first, last in pairwise(sequence_starts):
         row = pairs[first:last]
         assert len(row) > 0
         assert source[row].sum() <= length
         assert target[row].sum() <= length
     again = best_fit(source, target, length, seed)
-    assert all(map(np.array_equal, again, (pairs, row_starts)))
+    assert all(map(np.array_equal, again, (pairs, sequence_starts)))
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +162,8 @@ def two_lengths():
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("length", [64, 128])
 def test_best_fit_packs_well(two_lengths, length, seed):
-    _, row_starts = best_fit(*two_lengths, length, seed)
-    assert np.sum(two_lengths) / (2 * length * (len(row_starts) - 1)) > 0.93
+    _, sequence_starts = best_fit(*two_lengths, length, seed)
+    assert np.sum(two_lengths) / (2 * length * (len(sequence_starts) - 1)) > 0.93
 
 
 def test_best_fit_depends_on_the_seed(two_lengths):

@@ -85,7 +85,7 @@ def test_an_epoch_has_every_row_once(split):
     assert sorted(first) == sorted(second) == sorted(expected)
 
 
-def test_it_holds_the_text_and_knows_how_much(place, config, split):
+def test_the_sequences_have_the_whole_text_and_its_counts(place, config, split):
     """What is trained and validated on is what would be without preparing."""
     tokenizer = config.make_tokenizer()
     plain = dataclasses.replace(config, source=f"text:{place}/*.txt#block")
@@ -150,7 +150,7 @@ def test_resumed_in_another_process_it_is_the_same(split):
         ({"source": "prepared:"}, "is incomplete: write prepared:FOLDER"),
     ],
 )
-def test_what_does_not_fit_is_named(config, fields, message, tmp_path, monkeypatch):
+def test_a_difference_in_settings_is_named(config, fields, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train_tokenizer(["xyz"], TokenizerConfig("characters")).save("other")
     asked = dataclasses.replace(config, **fields)
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_named(config, fields, message, tmp_path, monkeypat
         asked.train_split(asked.make_tokenizer(), (), 0)
 
 
-def test_only_next_tokens_are_learned_of_it(config):
+def test_prepared_sequences_are_for_next_tokens_only(config):
     for load in (
         lambda: load_documents(config.source, "train", validation_fraction=0.0),
         lambda: PretrainingData(

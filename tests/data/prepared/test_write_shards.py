@@ -20,14 +20,13 @@ from flaxzoo.data import (
     read_documents,
     train_tokenizer,
 )
-from flaxzoo.data.packing.packed_rows import decode, encode, gather_tokens
+from flaxzoo.data.packing.packed_sequences import decode, encode, gather_tokens, packed_arrays
 from flaxzoo.data.packing.packing import first_fit
 from flaxzoo.data.prepared import write_shards
 from flaxzoo.data.prepared.read_shards import prepared_split
 from flaxzoo.data.prepared.shard_format import SPLITS, read_manifest
 from flaxzoo.data.prepared.write_shards import input_files, prepare_shard
 from flaxzoo.data.sources.documents import HashSplit, text_digest
-from flaxzoo.data.tasks.causal_lm import example_from_spans
 
 LENGTH = 8
 
@@ -94,7 +93,7 @@ def test_records_are_exact():
         again = decode(record, vocab_size)
         assert again.tokens.tolist() == [2, 3, 0, 0, 4, 0, 0, 2]
         assert again.sizes.tolist() == [2, 2, 1]
-    row = example_from_spans(corpus, [(1, 2), (3, 2), (5, 1)], 7)  # type: ignore[arg-type]
+    row = packed_arrays(gather_tokens(corpus, [(1, 2), (3, 2), (5, 1)]), 7)  # type: ignore[arg-type]
     assert row["input_ids"].tolist() == [2, 3, 0, 4, 0, 0, 0]
     assert row["labels"].tolist() == [3, 0, 4, 0, 2, 0, 0]
     assert row["segment_ids"].tolist() == [1, 1, 2, 2, 3, 0, 0]
@@ -128,7 +127,7 @@ def test_the_rows_are_those_of_the_text(texts, letters, tmp_path, packing):
             if split == "train" and packing == "first-fit":
                 spans, starts = first_fit(corpus.target_counts, LENGTH)
                 rows = [spans[a:b].tolist() for a, b in pairwise(starts)]
-                expected += [example_from_spans(corpus, row, LENGTH) for row in rows]
+                expected += [packed_arrays(gather_tokens(corpus, row), LENGTH) for row in rows]
             else:
                 whole = CausalLMEvaluationExamples(corpus, LENGTH)
                 expected += [whole.example(0, i) for i in range(whole.num_examples)]

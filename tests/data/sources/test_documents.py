@@ -5,7 +5,13 @@ import sys
 
 import pytest
 import tensorflow_datasets as tfds
-from flaxzoo.data import DataError, default_cache_dir, load_documents
+from flaxzoo.data import (
+    CausalLMData,
+    DataError,
+    TokenizerConfig,
+    default_cache_dir,
+    load_documents,
+)
 from flaxzoo.data.sources.documents import load_whole
 
 TEXTS = [f"document number {i}\nwith a second line and é" for i in range(60)]
@@ -274,3 +280,13 @@ def test_no_network_fails_within_seconds(tmp_path):
     )  # fmt: skip
     assert re.search(r"cannot be downloaded \(\S+ does not answer\)", result.stdout)
     assert len(result.stdout.splitlines()) == 1
+
+
+def test_the_log_of_a_run_mentions_a_large_part_that_is_held_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLAXZOO_CACHE", str(tmp_path / "cache"))
+    name = write(tmp_path / "a", ["one two three. " * 9, "four five six. " * 9])
+    config = CausalLMData(
+        source=name, length=8, tokenizer=TokenizerConfig("byte-bpe", 260), validation_fraction=0.05
+    )
+    (note,) = config.validation_split(config.make_tokenizer(), ()).notes
+    assert note.startswith("1 of 2 files held out whole, where validation_fraction is 0.05: ")

@@ -102,7 +102,7 @@ def test_evaluation_rows_are_the_same_for_every_run(data, tokenizer):
     assert last["attention_mask"].shape == (7, 32)
 
 
-def test_train_and_validation_part_the_documents(data, tokenizer):
+def test_training_and_validation_share_no_document(data, tokenizer):
     config = data(validation_fraction=0.3)
     train = config.train_split(tokenizer, (), 0).content
     validation = config.validation_split(tokenizer, ()).content

@@ -44,7 +44,7 @@ def test_rows(config, tokenizer):
     assert batch["attention_mask"][:, :, 0].tolist() == [[1] * 3] * 2 + [[0] * 3] * 2
 
 
-def test_question_stands_before_each_choice(config, tokenizer):
+def test_the_question_precedes_each_choice(config, tokenizer):
     data = config(ROWS, "#label,context,question,choices", length=12)
     rows = data.train_split(tokenizer, (), 0).examples
     assert texts(tokenizer, rows, 0)[0].startswith("[CLS] a b [SEP] q? x [SEP] [PAD]")

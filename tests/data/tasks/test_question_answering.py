@@ -167,7 +167,7 @@ def test_version_2_marks_what_is_impossible(config, train, tokenizer, tmp_path):
     assert train(data, tokenizer).examples.gold()[1] == {"id": "r", "answers": []}
 
 
-def test_answers_without_a_sure_place(config, train, tokenizer):
+def test_answers_without_a_certain_location(config, train, tokenizer):
     passage = "red cat red"
     asked = paragraph(
         passage,
@@ -223,7 +223,7 @@ def test_an_answer_that_is_whole_in_no_window(config, train, tokenizer):
         train(config(article(paragraph(PASSAGE, q=[(PASSAGE[:24], 0)])), length=16), tokenizer)
 
 
-def test_a_place_that_is_not_known_is_in_no_loss(config, tokenizer):
+def test_an_unknown_location_is_in_no_loss(config, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("z", 3)], r=[("c", 4)])))
     rows = data.whole_source(data.source, tokenizer, ()).examples
     starts = [int(rows.example(0, i)["start_positions"]) for i in range(rows.num_examples)]

@@ -32,7 +32,7 @@ def test_rows(config, train, tokenizer):
     assert split.summary == "2 examples, 1 of them truncated to 10 tokens"
 
 
-def test_pairs_lose_of_the_longer_text(config, train, tokenizer):
+def test_the_longer_text_of_a_pair_is_truncated(config, train, tokenizer):
     split = train(config("0\ta b c d e f\tx y\n1\ta b c d e f\tu v w x y z\n", "#1,2,3"), tokenizer)
     row = split.examples.example(0, 0)
     assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c d e [SEP] x y [SEP]"

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.features.bio_tags import find_scheme, span_labels, to_bio
+from flaxzoo.data.tasks.tagging_examples import TaggingExample
 from flaxzoo.data.tasks.token_classification import (
     TokenClassificationData,
     tagged_examples,
     word_pieces,
 )
-from flaxzoo.data.tasks.token_examples import TaggingExample
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +60,7 @@ def test_another_column(config, train, tokenizer):
     assert train(data, tokenizer).examples.gold()[0] == ["NNP", "VBZ", "JJ"]
 
 
-def test_tabs_part_columns_that_hold_blanks(config, train, tokenizer):
+def test_columns_with_blanks_are_separated_by_tabs(config, train, tokenizer):
     split = train(config("new york\tB-LOC\nis\tO\n\t\nx\tO\n"), tokenizer)
     assert [example.words for example in split.content] == [("new york", "is"), ("x",)]
 
@@ -121,7 +121,7 @@ def test_unknown_tag_in_validation(config, tokenizer, tmp_path):
         data.whole_source(f"conll:{tmp_path}/v", tokenizer, data.labels())
 
 
-def test_a_long_sentence_goes_on_in_the_next_row(config, train, tokenizer):
+def test_a_long_sentence_continues_in_the_next_sequence(config, train, tokenizer):
     split = train(config("ab O\ncdef B-X\nghi O\njklmnopqrst B-X\nu O\n"), tokenizer)
     decoded = [tokenizer.decode(split.examples.example(0, i)["input_ids"]) for i in range(4)]
     assert decoded == ["ab cdef", "ghi", "jklmnopq", "u"]
@@ -132,7 +132,7 @@ def labels_of(rows):
     return np.stack([rows.example(0, i)["labels"] for i in range(rows.num_examples)])
 
 
-def test_words_of_which_nothing_is_left(config, train, tokenizer):
+def test_words_without_a_token(config, train, tokenizer):
     rows = train(config("a B-X\n\u200d\tB-X\n".replace("a ", "a\t")), tokenizer).examples
     assert "1 words without a token" in rows.notes
     predictions = {"label_ids": np.full((1, 10), 2), "probabilities": np.full((1, 10), 0.5)}
@@ -167,7 +167,7 @@ def test_every_word_is_predicted_once(tokenizer, sentences, length):
 
 
 @given(st.lists(st.text(st.sampled_from("abé日-"), min_size=1, max_size=6), min_size=1))
-def test_words_are_cut_as_in_their_sentence(tokenizer, words):
+def test_words_are_tokenized_as_in_their_sentence(tokenizer, words):
     together = tokenizer.encode(" ".join(words), add_special_tokens=False)
     pieces = word_pieces(words, tokenizer)
     assert [id for ids, _ in pieces for id in ids] == together
@@ -176,7 +176,7 @@ def test_words_are_cut_as_in_their_sentence(tokenizer, words):
     assert all(mark == 0 for _, mark in pieces)
 
 
-def test_words_are_cut_as_the_library_cuts_them(datasets):
+def test_words_are_tokenized_as_by_the_library(datasets):
     """Against the tokenizers library's own alignment of words given one by one."""
     tokenizer = load_tokenizer(datasets / "tok/bert_base_uncased_vocab.txt")
     source = f"conll:{datasets}/ner/wnut17.dev.conll.gz"

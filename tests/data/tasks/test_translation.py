@@ -55,7 +55,7 @@ def segments_of(row):
 
 
 @given(sizes=SIZES, length=st.integers(12, 30))
-def test_rows_hold_pairs_whole_and_apart(sizes, length):
+def test_sequences_have_whole_and_separate_pairs(sizes, length):
     rng = np.random.default_rng(0)
     sources, targets = ([rng.integers(1, 99, n) for n in side] for side in zip(*sizes, strict=True))
     pairs, starts = best_fit(*np.transpose(sizes), length, 1)
@@ -102,7 +102,7 @@ def test_empty_and_over_long_pairs_are_counted_and_shift_nothing(pair_files):
     assert sorted(pairs_of(split, tokenizer)) == sorted(pairs)
     first = f"line 6 of {config.source.removeprefix('pairs:').replace(',', ' and ')}"
     assert f"left out for an empty side: 2 (first: {first})" in split.summary
-    assert "left out as longer than a row: 1 (first: line 12 of " in split.summary
+    assert "left out as longer than a sequence: 1 (first: line 12 of " in split.summary
     assert split.summary.startswith("20 pairs, 70 + 70 tokens in ")
     whole = config.whole_source(config.source, tokenizer, ())
     assert list(zip(whole.content.sources, whole.content.targets, strict=True)) == given
@@ -110,10 +110,10 @@ def test_empty_and_over_long_pairs_are_counted_and_shift_nothing(pair_files):
     assert whole.fingerprint == split.fingerprint
 
 
-def test_no_pair_is_left(pair_files):
+def test_no_remaining_pair_is_an_error(pair_files):
     config = data(pair_files(("abc" * 9, "d")), length=4, validation_fraction=0.0)
     tokenizer = train_tokenizer(config.texts(), CHARACTERS)
-    with pytest.raises(DataError, match=r"no pair fits a row: data.length is 4, .* has 28 tokens"):
+    with pytest.raises(DataError, match=r"no pair fits a sequence: data.length is 4, .* has 28 "):
         config.train_split(tokenizer, (), 0)
     empty = data(pair_files(("", "d"), ("a", " ")), validation_fraction=0.0)
     with pytest.raises(DataError, match=r"none of 2 pairs of 'pairs:.*' has a text on both sides"):
@@ -157,7 +157,7 @@ def test_vocabularies_without_ends():
     assert encode_source(characters, "") == [end]
 
 
-def test_settings_that_are_wrong():
+def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match=r"data.validation_fraction 1 must be at least 0"):
         data("pairs:a,b", validation_fraction=1)
     with pytest.raises(DataError, match="has no labels to predict: use the command translate"):
@@ -174,7 +174,7 @@ def numbers():
     return config, tokenizer, config.train_split(tokenizer, (), 3)
 
 
-def test_rows_of_numbers_are_a_function_of_seed_epoch_and_index(numbers):
+def test_numbers_depend_on_seed_epoch_and_index_alone(numbers):
     _, tokenizer, split = numbers
     rows = split.examples
     copy = pickle.loads(pickle.dumps(rows))
@@ -191,7 +191,7 @@ def test_rows_of_numbers_are_a_function_of_seed_epoch_and_index(numbers):
     assert reseeded.example(0, 0)["input_ids"].tolist() != inputs[0]
 
 
-def test_rows_of_numbers_translate_and_none_is_held_out(numbers):
+def test_numbers_translate_and_none_is_held_out(numbers):
     config, tokenizer, split = numbers
     held = {number_words.spell(number, "en") for number in number_words.HELD_OUT[::7]}
     held |= set(config.validation_split(tokenizer, ()).content.sources)

@@ -121,7 +121,7 @@ def test_special_tokens_and_batches(ours, theirs):
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "unigram", "bpe", "characters"])
-def test_texts_that_a_translator_reads_are_closed(kind, prose, tmp_path):
+def test_texts_for_a_translator_get_an_end_token(kind, prose, tmp_path):
     ours = train_tokenizer(prose, CONFIGS[kind])
     theirs = exported(ours, tmp_path, closing=True)
     end = ours.special_ids.eos
@@ -137,7 +137,7 @@ def test_texts_that_a_translator_reads_are_closed(kind, prose, tmp_path):
     assert loaded.encode_batch(NASTY) == ours.encode_batch(NASTY)
 
 
-def test_nothing_closes_a_text_of_wordpieces(prose, tmp_path):
+def test_wordpieces_get_no_end_token(prose, tmp_path):
     with pytest.raises(DataError, match="wordpiece tokenizer has no token that ends a text"):
         export_tokenizer(train_tokenizer(prose, CONFIGS["cased"]), tmp_path, closing=True)
 
@@ -263,7 +263,7 @@ def test_names_of_no_text_are_text_whatever_characters_are_known(text):
         assert backend.decode(backend.encode(spelled).ids) == spelled
 
 
-def test_long_texts_are_cut_at_line_feeds(prose):
+def test_long_texts_are_split_at_line_feeds(prose):
     """What stands before a line changes nothing in it, and offsets are those of the text."""
     ours = train_tokenizer(prose, CONFIGS["unigram"])
     text = "\n\n".join(prose)[:50_000] + "\n"

@@ -34,6 +34,7 @@ def test_pieces_are_the_full_pass(tiny, assert_close, name, layers, chunks):
     assert_close(np.concatenate(logits, axis=1), model.logits(input_ids=IDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layers"), [*GPT_RUNS, *BERT_RUNS])
 def test_left_padded_prompts_are_the_full_pass(tiny, assert_close, name, layers):
     model, lengths = tiny(layers=layers, **MODELS[name]), (7, 2, 7)

@@ -64,10 +64,13 @@ def test_a_wrong_nested_field_is_named(written, message):
 
 
 def test_nested_fields_are_written_and_defaults_left_out():
-    plain = settings_to_hf(MAPPING, config(d_model=8))
-    assert plain == {"hidden_size": 8, "rope_parameters": {"rope_theta": 10_000.0}}
-    other = settings_to_hf(MAPPING, config(d_model=8, rope_factor=2.0, window=3))
+    own = {"model_type": "toy", "architecture": "ToyModel"}
+    named = {"model_type": "toy", "architectures": ["ToyModel"]}
+    plain = settings_to_hf(MAPPING, config(d_model=8), **own)
+    assert plain == {**named, "hidden_size": 8, "rope_parameters": {"rope_theta": 10_000.0}}
+    other = settings_to_hf(MAPPING, config(d_model=8, rope_factor=2.0, window=3), **own)
     assert other == {
+        **named,
         "hidden_size": 8,
         "rope_parameters": {"rope_theta": 10_000.0, "factor": 2.0},
         "window": 3,

@@ -153,6 +153,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "name"), dealt(ASKED, for_all=("greedy", "beams")))
 def test_the_same_array(made, family, name):
     theirs, model, params = made(family)

@@ -79,7 +79,7 @@ def by_xla(query, key, value, mask):
 
 def by_kernel(kernel, query, key, value, mask):
     fused = FusedAttention(kernel, mask.causal, mask.window)
-    return fused.apply({}, query, key, value, mask.segments(), mask.use_window)
+    return fused.apply({}, query, key, value, segments=mask.segments(), use_window=mask.use_window)
 
 
 QUICK = "padding, causal", "packing, banded", "other keys"

@@ -126,6 +126,7 @@ def test_train_prints_a_sample_and_where_to_go_on(trained):
     assert (run / "report.md").is_file()
 
 
+@pytest.mark.slow
 def test_evaluate_prints_one_json_object(run, flaxzoo):
     status, out, _ = flaxzoo("evaluate", run)
     assert status == 0
@@ -325,7 +326,7 @@ def test_mistakes_are_named(flaxzoo, run, tmp_path, monkeypatch, arguments, mess
         (b"", "no text in {file}: empty or only white space"),
         (b" \n\n \n", "no text in {file}"),
         ("one é".encode() + b"\xff two", "{file} line 1 is not UTF-8: byte 0xff at its byte 7;"),
-        (b"one\n\ntwo\n\nthree", "shorter than one row of 16"),
+        (b"one\n\ntwo\n\nthree", "fewer than one sequence of 16"),
         (b"word " * 50, "is a single document, so nothing is left for validation"),
     ],
 )

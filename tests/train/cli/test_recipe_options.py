@@ -29,7 +29,7 @@ def test_options_replace_the_fields_of_the_recipe(name):
         "--optimizer.frozen a b --execution.remat full --mesh.fsdp 2 --optimizer.max-gradient-norm "
         "None --steps=1000000 --data.tokenizer.vocab_size 99 --mesh.data -1"
     ).split()
-    config = RECIPES[name]()
+    config = RECIPES[name].config
     data: dict[str, object] = {"validation": None}
     if hasattr(config.data, "next_sentence"):
         arguments.append("--data.no-next-sentence")
@@ -51,7 +51,7 @@ def test_options_replace_the_fields_of_the_recipe(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_without_options_a_recipe_is_unchanged(name):
-    assert RecipeParser("train", [name]).read_recipe()[1] == RECIPES[name]()
+    assert RecipeParser("train", [name]).read_recipe()[1] == RECIPES[name].config
 
 
 def help_of(arguments, capsys, option="--help-all"):
@@ -97,7 +97,7 @@ def test_other_commands_show_their_own_options_first(command, own, capsys):
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_every_option_is_explained(name):
-    config = RECIPES[name]()
+    config = RECIPES[name].config
     parts = [config, config.model, config.data, config.data.tokenizer, config.optimizer]
     for part in (*parts, config.execution, config.mesh):
         options = {
@@ -148,5 +148,5 @@ def test_the_short_help_has_an_example_and_the_options_one_needs(name, capsys, m
     assert groups_of(lines)["options"] == ["--help-all", "--workdir", *shown]
     assert lines[-1].endswith(f" options: flaxzoo train {name} --help-all")
     assert max(map(len, lines)) < 80
-    batch_size = RECIPES[name]().batch_size
+    batch_size = RECIPES[name].config.batch_size
     assert f"(default: {batch_size})" in " ".join(" ".join(lines).split())

@@ -109,6 +109,7 @@ def test_an_encoder_and_its_tokenizer(encoder, tmp_path):
     assert padded["attention_mask"].sum(1).tolist() == [len(ours.encode(x)) for x in TEXTS[:2]]
 
 
+@pytest.mark.slow
 def test_it_comes_back_bit_for_bit(encoder, tmp_path):
     export_model(encoder, tmp_path / "out")
     import_model(tmp_path / "out", tmp_path / "back")
@@ -179,6 +180,7 @@ def test_a_gpt_and_its_tokenizer(gpt, tmp_path):
         assert tokenizer.decode(ids) == ours.decode(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_a_gpt_writes_the_same(gpt, tmp_path, num_beams):
     export_model(gpt, tmp_path / "out")

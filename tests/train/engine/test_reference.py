@@ -74,6 +74,7 @@ def test_the_reference_is_the_initial_model_and_stays(one_device):
     assert 0 < metrics[0]["kl"] < metrics[-1]["kl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_trains_the_same_model(way, train_config, batches, one_device):
     _, initial, state, metrics = run(train_config(**WAYS[way]), batches)

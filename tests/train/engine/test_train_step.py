@@ -87,12 +87,12 @@ def assert_same(ours, expected):
     assert ours.evaluation == pytest.approx(expected.evaluation, rel=TOLERANCE)
 
 
-SLOW = ("data 4 tensor 2", "data 8, 2 micro-batches", "pmap, 2 micro-batches")
+QUICK = ("data 8", "fsdp 8")
 
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS],
+    [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS],
 )
 def test_every_way_trains_the_same_model(way, runs, one_device):
     assert_same(runs(way), one_device)

@@ -70,6 +70,7 @@ def vectors(folder, *options):
     return np.load(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", [*POOLING_MODES, ("lasttoken", "mean"), POOLING_MODES], ids=str)
 def test_every_pooling_is_that_of_the_package(body, tmp_path, pooling, assert_close):
     theirs = saved(body, tmp_path / "theirs", pooling)
@@ -144,7 +145,6 @@ def test_options_replace_what_the_folder_says(body, tmp_path, capsys, assert_clo
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--normalize", "--no-normalize"], "normalize and no-normalize contradict each other"),
         (["--prompt-name", "quary"], "prompt-name 'quary' is not a prompt of the model: did you"),
         (["--pooling", "cls"], "pooling cls gives 16 dimensions, the model's Dense layer takes 32"),
     ],

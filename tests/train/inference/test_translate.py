@@ -16,7 +16,7 @@ from flaxzoo.train.config import to_dict
 from flaxzoo.train.inference.translate import TextTranslator, Translation, note_of_empty
 from flaxzoo.train.runs.config_json import from_dict
 
-pytestmark = pytest.mark.usefixtures("on_one_device")
+pytestmark = [pytest.mark.usefixtures("on_one_device"), pytest.mark.slow]  # one trained run
 
 WORDS = dict(
     zip("one two three four five".split(), "un deux trois quatre cinq".split(), strict=True)
@@ -193,10 +193,15 @@ def test_what_is_refused(run, tmp_path, capsys):
     (tmp_path / "long.txt").write_text("one\n" + "one two " * 40 + "\n" + "one " * 90 + "\n")
     fails(capsys, "more than the 48 that the model reads (2 texts are too long): split",
           "translate", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
+    said = output(capsys, "translate", folder / "run", "--input", tmp_path / "long.txt",
+                  "--truncate", "--output", tmp_path / "short.txt").err  # fmt: skip
+    assert "\n2 of 3 texts are truncated to 48 tokens\n" in f"\n{said}"
+    assert said.endswith(f"{tmp_path}/short.txt: 3 lines translated\n")
+    assert len((tmp_path / "short.txt").read_text().splitlines()) == 3
     fails(capsys, "is a folder", "translate", folder / "run", "--input", folder / "valid.en",
           "--output", tmp_path)  # fmt: skip
     for command in (("translate", "--input", folder / "valid.en"), ("evaluate",)):
-        fails(capsys, "flaxzoo: num_beams 0 must be at least 1 (1: greedy)\n",
+        fails(capsys, "flaxzoo: --num-beams 0 must be at least 1 (1: greedy)\n",
               command[0], folder / "run", *command[1:], "--num-beams", "0")  # fmt: skip
     fails(capsys, "num-best 5 must be", "translate", folder / "run", "--input", folder / "valid.en",
           "--num-best", "5")  # fmt: skip

@@ -111,6 +111,7 @@ def test_a_chunk_never_has_more():
         assert rows * chunk <= losses.MOST_POSITIONS or chunk == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "length"),
     [

@@ -39,6 +39,7 @@ def test_pretraining_reports_both_objectives(pretrained, masked, next_sentence):
     assert ("pooler" in params) == next_sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_head_is_fine_tuned_and_scored(tuned, kind):
     result = tuned(kind)

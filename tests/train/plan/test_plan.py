@@ -127,6 +127,7 @@ def test_batch_spec_of_packed_examples(train_config, batches):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_planned(name):
     """With shapes alone: no array is made."""

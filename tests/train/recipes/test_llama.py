@@ -12,6 +12,7 @@ from flaxzoo.train.inference.generate import TextGenerator
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
 
+@pytest.mark.slow
 def test_the_quickstart_learns(tmp_path):
     """Its configuration at a smaller size: the loss falls, and its run continues texts."""
     config = train.recipe("llama-quickstart")

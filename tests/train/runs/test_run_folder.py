@@ -242,7 +242,7 @@ def test_a_folder_that_is_not_a_run_is_left_alone(config, tmp_path):
         ({"data__source": "text:nowhere.txt"}, "no such file"),
         ({"data__validation_fraction": 0.0}, "no validation split"),
         ({"data__tokenizer": TokenizerConfig(vocab_size=5000)}, "too small for a vocabulary"),
-        ({"model__max_length": 99_999, "data__length": 99_999}, "shorter than one row of 99999"),
+        ({"model__max_length": 99_999, "data__length": 99_999}, "fewer than one sequence of 99999"),
     ],
 )
 def test_what_cannot_be_trained_leaves_nothing_behind(config, tmp_path, changes, message):

@@ -1,8 +1,8 @@
-"""A packed row: as the arrays of an example, and as the bytes of a record on disk.
+"""A packed sequence: as the arrays of an example, and as the bytes of a record on disk.
 
-Both are made from the row's ``PackedTokens``: the tokens of its spans, each span with the token
-that follows it, and the number of target tokens of each span. Hence a record is about as long as
-the row's tokens alone, and decoding it gives exactly what was packed.
+Both are made from ``PackedTokens``: the tokens of the spans of the sequence, each span with the
+token that follows it, and the number of target tokens of each span. A record is therefore about
+as long as the tokens alone, and decoding it gives exactly what was packed.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _SIZE = np.dtype("<u4")
 
 
 class PackedTokens(NamedTuple):
-    """The tokens of a row before they become arrays.
+    """The tokens of a sequence before they become arrays.
 
     Attributes:
       tokens: The tokens of all spans, int [sum of sizes + number of spans].
@@ -42,7 +42,7 @@ class PackedTokens(NamedTuple):
 
 
 def gather_tokens(corpus: TokenCorpus, spans: Sequence[Span]) -> PackedTokens:
-    """Reads the tokens of a row.
+    """Reads the tokens of a sequence.
 
     Args:
       corpus: The tokens.
@@ -60,8 +60,8 @@ def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
     """Makes one example.
 
     Args:
-      pieces: The tokens of the row.
-      length: The row's length T, at least the sum of the sizes.
+      pieces: The tokens of the sequence.
+      length: The sequence's length T, at least the sum of the sizes.
 
     Returns:
       Four int32 [T] arrays. ``labels`` are the tokens that follow ``input_ids`` in the
@@ -72,12 +72,12 @@ def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
     spans = np.repeat(np.arange(len(sizes)), sizes)
     targets = np.arange(len(spans))  # [sum of sizes]
     inputs = targets + spans  # every earlier span has one token more than target tokens
-    row = {name: np.zeros(length, np.int32) for name in ARRAYS}
-    row["input_ids"][: len(spans)] = tokens[inputs]
-    row["labels"][: len(spans)] = tokens[inputs + 1]
-    row["segment_ids"][: len(spans)] = spans + 1
-    row["position_ids"][: len(spans)] = targets - (np.cumsum(sizes) - sizes)[spans]
-    return row
+    arrays = {name: np.zeros(length, np.int32) for name in ARRAYS}
+    arrays["input_ids"][: len(spans)] = tokens[inputs]
+    arrays["labels"][: len(spans)] = tokens[inputs + 1]
+    arrays["segment_ids"][: len(spans)] = spans + 1
+    arrays["position_ids"][: len(spans)] = targets - (np.cumsum(sizes) - sizes)[spans]
+    return arrays
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -86,7 +86,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def encode(pieces: PackedTokens, vocab_size: int) -> bytes:
-    """Writes a row as ``number of spans, sizes`` (4 bytes each) and ``tokens``."""
+    """Writes a sequence as ``number of spans, sizes`` (4 bytes each) and ``tokens``."""
     tokens, sizes = pieces
     header = np.asarray([len(sizes), *sizes], _SIZE)
     return header.tobytes() + tokens.astype(token_dtype(vocab_size)).tobytes()

@@ -1,0 +1,423 @@
+"""Measure train steps, generation and attention on a GPU: one command, cheapest case first.
+
+    python tests/benchmarks/gpu.py --output gpu.jsonl [--peers "python peers.py"] [CASE …]
+    python tests/benchmarks/gpu.py --tiny --output smoke.jsonl      # every case on a CPU, tiny
+
+Needs what a GPU machine for JAX has (jax with CUDA, flax, optax) and flaxzoo on PYTHONPATH. Each
+case runs in a process of its own and appends one line of JSON to the output as soon as it is
+measured; a case that fails appends its error, and the next one begins. Cases that the output has
+already are left out.
+
+Compute is in bfloat16, parameters and moments in float32, tokens are random, and a step is called
+as `flaxzoo train` calls it. After 5 warm-up steps 50 are timed, or as many as fit into 30 seconds.
+The first case checks that kernels and precision are right: a fast wrong kernel is worth nothing.
+
+`--peers` is a command that speaks the protocol of `lockstep.py`. It is started with `--lockstep`
+and the options that a case names, and takes turns with the case step by step.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flaxzoo.train import TrainConfig
+
+WARMUP_STEPS = 5
+MOST_STEPS = 50
+MOST_SECONDS = 30.0
+STEP_TOLERANCE = 1e-2
+FORWARD_TOLERANCE, GRADIENT_TOLERANCE = 2e-2, 5e-2
+"""Of cuDNN's attention against XLA's, relative to the largest number."""
+NUM_CHECKED_STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A train step of a recipe."""
+
+    recipe: str
+    batch_size: int
+    length: int
+    remat: str = "dots"
+    dropout: bool = True
+    peer: str = ""
+    """Options of the peer for the same step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """Greedy generation with GPT-2 small: prompts and new tokens, 128 of each."""
+
+    batch_size: int
+    peer: str = ""
+
+
+CASES: dict[str, Training | Generation | str] = {
+    "check": "check",
+    "attention": "attention",
+    "generate 1": Generation(1, "--case gpt2-gen-1"),
+    "gpt2": Training("gpt2", 32, 1024, peer="--case gpt2-step --size small"),
+    "gpt2 without dropout": Training("gpt2", 32, 1024, dropout=False),
+    "bert-large 128": Training("bert-large-128", 64, 128, peer="--case bert-step --size large"),
+    "bert-large 512": Training("bert-large-512", 16, 512, peer="--case bert-step --size large"),
+    "generate 64": Generation(64),
+    "transformer-big": Training("wmt14-en-de-big", 98, 256, peer="--case marian-step"),
+    "gpt2-medium": Training("gpt2-medium", 16, 1024, peer="--case gpt2-step --size medium"),
+    "gpt2-medium without dropout": Training("gpt2-medium", 16, 1024, dropout=False),
+    "gpt2-xl": Training("gpt2-xl", 8, 1024, "full", peer="--case gpt2-step --size xl"),
+}
+TINY = {"num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 64, "max_length": 16}
+Step = Callable[[], object]
+Row = dict[str, Any]
+
+
+def configuration(case: Training, tiny: bool, dtype: str = "bfloat16") -> "TrainConfig":
+    """Return the run whose step a case times."""
+    from flaxzoo import train
+    from flaxzoo.train.plan.placeholders import without_data
+
+    config: Any = train.recipe(case.recipe)
+    model, data = config.model, dataclasses.replace(config.data, length=case.length)
+    if not case.dropout:
+        model = dataclasses.replace(model, dropout_rate=0.0)
+    if tiny:
+        sizes = {name: value for name, value in TINY.items() if hasattr(model, name)}
+        model = dataclasses.replace(model, **sizes)
+        tokenizer = dataclasses.replace(data.tokenizer, vocab_size=TINY["vocab_size"])
+        fewer: Row = {"max_predictions": 4} if hasattr(data, "max_predictions") else {}
+        data = dataclasses.replace(data, length=TINY["max_length"], tokenizer=tokenizer, **fewer)
+    config = dataclasses.replace(
+        config,
+        model=model,
+        data=data,
+        batch_size=2 if tiny else case.batch_size,
+        micro_batches=1,
+        mesh=train.MeshConfig(),
+        execution=dataclasses.replace(config.execution, dtype=dtype, remat=case.remat),
+    )
+    return without_data(config, lambda line: None)
+
+
+def training_step(case: Training, tiny: bool) -> tuple[Step, Row]:
+    """Return a function that takes a train step, and what is known before it is timed."""
+    from flaxzoo.train.engine.compile import compile_trainer
+    from flaxzoo.train.objectives.tasks import objective_of
+    from flaxzoo.train.plan.batch_specs import model_flops, synthetic_batch
+
+    config = configuration(case, tiny)
+    trainer = compile_trainer(config, objective_of(config))
+    batch, state = synthetic_batch(config), trainer.init()
+    started = time.perf_counter()
+    trainer.lower(state, batch).compile()
+    compile_seconds = time.perf_counter() - started
+
+    def run() -> float:
+        nonlocal state
+        state, metrics = trainer.step(state, batch)
+        return float(metrics["loss"])
+
+    facts = {
+        "rows": config.batch_size,
+        "tokens": config.batch_size * config.data.length,
+        "model_flops": model_flops(config),
+        "compile_s": round(compile_seconds, 2),
+        "kernel": trainer.memory_summary.rsplit("; ", 1)[-1],
+    }
+    return run, facts
+
+
+def generation(case: Generation, tiny: bool) -> tuple[Step, Row]:
+    """Return a function that continues random prompts, and what is known before it is timed."""
+    import jax
+    import numpy as np
+    from flaxzoo import models
+
+    config: Any = models.preset("gpt2")
+    length = 128
+    if tiny:
+        config, length = dataclasses.replace(config, **TINY), TINY["max_length"] // 2
+    dtype = "float32" if tiny else "bfloat16"
+    model = models.create(config, models.Execution(layers="separate", dtype=dtype))
+    draw = np.random.default_rng(0)
+    prompts = draw.integers(1, config.vocab_size, (case.batch_size, length)).tolist()
+    params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
+    generator = models.Generator(model, params)
+    request = models.GenerationRequest(method=models.Sampling(0.0), max_new_tokens=length)
+
+    def run() -> int:
+        tokens = np.concatenate(list(generator.stream(prompts, request)), axis=1)
+        assert tokens.shape == (case.batch_size, length), tokens.shape
+        return int(tokens[0, -1])
+
+    started = time.perf_counter()
+    run()
+    compile_seconds = round(time.perf_counter() - started, 2)
+    tokens = case.batch_size * length
+    return run, {"rows": case.batch_size, "tokens": tokens, "compile_s": compile_seconds}
+
+
+def attention_inputs(tiny: bool) -> tuple[Any, Any]:
+    """Return queries, keys and values [3, B, T, N, H], and segments [B, T] by kind of batch."""
+    import jax
+    import jax.numpy as jnp
+
+    shape = (3, 2, 16, 2, 8) if tiny else (3, 16, 1024, 12, 64)
+    inputs = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
+    batch, length = shape[1:3]
+    position = jnp.arange(length)
+    lengths = length - jnp.arange(batch) * length // (2 * batch)
+    padded = jnp.where(position < lengths[:, None], 1, 0)
+    packed = jnp.broadcast_to(1 + position // (length // 4), (batch, length))
+    return inputs, {"causal": None, "padded": padded, "packed": packed, "window": None}
+
+
+def attention_functions(tiny: bool) -> dict[str, dict[str, Callable[..., Any]]]:
+    """Return, for each kind of batch, attention with its gradient by each implementation."""
+    import jax
+    import jax.numpy as jnp
+
+    def made(implementation: str, segments: Any, window: int | None) -> Callable[..., Any]:
+        mask = None
+        if segments is not None:
+            mask = (segments[:, :, None] == segments[:, None, :])[:, None]
+
+        def forward(inputs: Any) -> Any:
+            return jax.nn.dot_product_attention(
+                *inputs,
+                mask=mask,
+                is_causal=True,
+                local_window_size=None if window is None else (window - 1, 0),
+                implementation=implementation,  # type: ignore[arg-type]
+            )
+
+        def loss(inputs: Any) -> tuple[Any, Any]:
+            output = forward(inputs)
+            return (output.astype(jnp.float32) ** 2).sum(), output
+
+        return jax.jit(jax.grad(loss, has_aux=True))
+
+    _, batches = attention_inputs(tiny)
+    names = ["xla"] if jax.devices()[0].platform == "cpu" else ["xla", "cudnn"]
+    return {
+        kind: {
+            name: made(name, segments, (4 if tiny else 256) if kind == "window" else None)
+            for name in names
+        }
+        for kind, segments in batches.items()
+    }
+
+
+def check(tiny: bool) -> Row:
+    """Compare cuDNN's attention with XLA's, and bfloat16 with float32; raise if they differ."""
+    import jax.numpy as jnp
+
+    inputs, _ = attention_inputs(tiny)
+    row: Row = {}
+
+    def compare(name: str, ours: Any, theirs: Any, tolerance: float) -> None:
+        ours, theirs = jnp.asarray(ours, jnp.float32), jnp.asarray(theirs, jnp.float32)
+        error = float(jnp.abs(ours - theirs).max() / jnp.abs(theirs).max())
+        row[name] = error
+        if not error <= tolerance:
+            raise AssertionError(f"{name} differs by {error:.3g}, more than {tolerance}")
+
+    for kind, functions in attention_functions(tiny).items():
+        results = {name: function(inputs) for name, function in functions.items()}
+        expected = results.pop("xla")
+        for name, (gradient, output) in results.items():
+            compare(f"{kind}, {name}, forward", output, expected[1], FORWARD_TOLERANCE)
+            compare(f"{kind}, {name}, gradient", gradient, expected[0], GRADIENT_TOLERANCE)
+    case = Training("gpt2", 8, 1024, dropout=False)
+    steps = {dtype: first_metrics(case, tiny, dtype) for dtype in ("bfloat16", "float32")}
+    for name in ("loss", "gradient_norm"):
+        compare(
+            f"{NUM_CHECKED_STEPS} steps, {name}",
+            [metrics[name] for metrics in steps["bfloat16"]],
+            [metrics[name] for metrics in steps["float32"]],
+            STEP_TOLERANCE,
+        )
+    return row
+
+
+def first_metrics(case: Training, tiny: bool, dtype: str) -> list[dict[str, float]]:
+    """Return the metrics of the first steps in a precision."""
+    from flaxzoo.train.engine.compile import compile_trainer
+    from flaxzoo.train.objectives.tasks import objective_of
+    from flaxzoo.train.plan.batch_specs import synthetic_batch
+
+    config = configuration(case, tiny, dtype)
+    trainer = compile_trainer(config, objective_of(config))
+    state, found = trainer.init(), []
+    for seed in range(NUM_CHECKED_STEPS):
+        state, metrics = trainer.step(state, synthetic_batch(config, seed))
+        found.append({name: float(value) for name, value in metrics.items()})
+    return found
+
+
+def timed(run: Step, peer: "Peer | None", tiny: bool) -> Row:
+    """Time steps of ours and of a peer in turns; return medians and minima in milliseconds."""
+    for _ in range(1 if tiny else WARMUP_STEPS):
+        run()
+    ours: list[float] = []
+    theirs: list[float] = []
+    while len(ours) < (2 if tiny else MOST_STEPS) and sum(ours) < MOST_SECONDS:
+        started = time.perf_counter()
+        run()
+        ours.append(time.perf_counter() - started)
+        if peer is not None:
+            theirs.append(peer.step())
+    row: Row = {"steps": len(ours), "ms": _ms(statistics.median(ours)), "ms_min": _ms(min(ours))}
+    if theirs:
+        row |= {"peer_ms": _ms(statistics.median(theirs)), "peer_ms_min": _ms(min(theirs))}
+    return row
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+class Peer:
+    """Another implementation in a process of its own, which takes a step when it is told to."""
+
+    def __init__(self, command: list[str]) -> None:
+        """Starts it, and waits until it has compiled."""
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._read("ready")
+
+    def step(self) -> float:
+        """Takes a step; returns its seconds."""
+        self._tell("go")
+        return self._read("s")["s"]
+
+    def end(self) -> Row:
+        """Ends it; returns its report."""
+        self._tell("end")
+        report = self._read("ms")
+        self._process.communicate()
+        return report
+
+    def _tell(self, word: str) -> None:
+        assert self._process.stdin is not None
+        print(word, file=self._process.stdin, flush=True)
+
+    def _read(self, name: str) -> Row:
+        """Returns the next line of JSON that has a field of this name."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{") and name in (found := json.loads(line)):
+                return found
+        self._process.communicate()
+        raise RuntimeError(f"the peer ended with status {self._process.returncode}")
+
+
+def finished(function: Callable[..., Any], inputs: Any) -> object:
+    """Return the result of a function when the device has computed it."""
+    import jax
+
+    return jax.block_until_ready(function(inputs))
+
+
+def measure(name: str, tiny: bool, peers: str | None) -> Row:
+    """Measure one case in this process."""
+    import jax
+    from flaxzoo.train.plan.hardware import PEAK_FLOPS
+
+    case = CASES[name]
+    device = jax.devices()[0]
+    row: Row = {"case": name, "device": device.device_kind, "jax": jax.__version__}
+    if case == "check":
+        return row | check(tiny)
+    if case == "attention":
+        inputs, _ = attention_inputs(tiny)
+        for kind, functions in attention_functions(tiny).items():
+            for implementation, function in functions.items():
+                found = timed(functools.partial(finished, function, inputs), None, tiny)
+                row |= {f"{kind}, {implementation}, {key}": x for key, x in found.items()}
+        return row
+    assert not isinstance(case, str)
+    is_training = isinstance(case, Training)
+    run, facts = training_step(case, tiny) if is_training else generation(case, tiny)
+    peer = None
+    if peers and case.peer:
+        size = f"--batch {case.batch_size}" + (f" --length {case.length}" if is_training else "")
+        peer = Peer(shlex.split(f"{peers} {case.peer} {size} --lockstep"))
+    row |= facts | timed(run, peer, tiny)
+    seconds = row["ms"] / 1e3
+    row |= {"tokens_s": round(row["tokens"] / seconds), "rows_s": round(row["rows"] / seconds, 1)}
+    peak = PEAK_FLOPS.get(device.device_kind)
+    if is_training and peak is not None:
+        row["utilization"] = round(row["model_flops"] / seconds / jax.device_count() / peak, 4)
+    memory = device.memory_stats()
+    if memory is not None:
+        row["peak_bytes"] = memory["peak_bytes_in_use"]
+    if peer is not None:
+        row["peer"] = peer.end()
+        row["peer_time_ratio"] = round(row["peer_ms"] / row["ms"], 3)
+    return row
+
+
+def run_cases(names: list[str], output: Path, tiny: bool, peers: str | None) -> int:
+    """Measure cases in processes of their own; return the number of those that failed."""
+    rows = output.read_text(encoding="utf-8").splitlines() if output.is_file() else []
+    done = {row["case"] for row in map(json.loads, rows) if "error" not in row}
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if tiny:
+        environment["JAX_PLATFORMS"] = "cpu"
+        environment.pop("XLA_FLAGS", None)  # one device
+    failed = 0
+    for name in (name for name in names if name not in done):
+        command = [sys.executable, __file__, "--one", name]
+        command += ["--tiny"] if tiny else []
+        command += ["--peers", peers] if peers else []
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+        lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+        if ended.returncode or not lines:
+            failed += 1
+            error = ended.stderr.strip().splitlines()[-1:] or [f"status {ended.returncode}"]
+            lines = [json.dumps({"case": name, "error": error[0]})]
+        with output.open("a", encoding="utf-8") as file:
+            file.write(lines[-1] + "\n")
+        print(lines[-1], flush=True)
+        if failed and name == "check":
+            break  # a fast wrong kernel is worth nothing
+    return failed
+
+
+def main() -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=Path("gpu.jsonl"), help="the rows, appended")
+    parser.add_argument("--peers", help="the command of another implementation, with its options")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes on a CPU: a trial")
+    parser.add_argument("--one", choices=CASES, help="measure one case here and print its row")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of: {', '.join(CASES)}")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one, options.tiny, options.peers)))
+        return 0
+    unknown = [name for name in options.cases if name not in CASES]
+    if unknown:
+        parser.error(f"no case named {unknown[0]!r}: choose from {', '.join(CASES)}")
+    names = options.cases or list(CASES)
+    return 1 if run_cases(names, options.output, options.tiny, options.peers) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Signals in a long step, a long wait for data and a long compilation are obeyed."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from flaxzoo.models.loading import steps
+from flaxzoo.train.engine import stop_signals
+
+from ..integration.test_stopped_processes import command, one_device
+from ..support.run_folders import assert_same, everything, kept, lines, write_text
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def whole(source, tmp_path_factory):
+    """The run that nothing stops."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    arguments = command(source, folder, STEPS)
+    subprocess.run(arguments, env=one_device(), check=True, capture_output=True)
+    return folder
+
+
+def signal_slow_run(kind, source, folder, *numbers):
+    """Signals a run when it is slow; returns its status, messages, and seconds to its end."""
+    program = [sys.executable, "-m", "tests.faults.slow_run", kind]
+    arguments = command(source, folder, STEPS)
+    train = arguments.index("train")
+    with subprocess.Popen(
+        [*program, *arguments[train:]],
+        cwd=Path(__file__).parents[2],
+        env=one_device(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert process.stdout.readline() == "slow\n", process.stderr.read()
+            time.sleep(1)
+            for index, number in enumerate(numbers):
+                if index:
+                    time.sleep(stop_signals.SECONDS_OF_ONE + 0.5)
+                process.send_signal(number)
+            started = time.monotonic()
+            messages = process.stderr.read()
+            process.wait()
+        finally:
+            process.kill()
+    return process.returncode, messages, time.monotonic() - started
+
+
+def assert_resumes(source, folder, whole):
+    arguments = command(source, folder, STEPS)
+    subprocess.run(arguments, env=one_device(), check=True, capture_output=True)
+    assert lines(folder) == lines(whole)
+    assert_same(everything(folder, STEPS), everything(whole, STEPS))
+
+
+@pytest.mark.slow
+def test_a_step_of_seconds_ends_first(source, tmp_path, whole):
+    folder, number = tmp_path / "run", signal.SIGTERM
+    status, messages, _ = signal_slow_run("seconds", source, folder, number)
+    name = number.name
+    assert status == 128 + number, messages
+    assert f"{name}: the step in progress ends first; a second one ends at once\n" in messages
+    (saved,) = kept(folder)
+    assert f"{name}: saved step {saved}; the same command resumes from there" in messages
+    assert_resumes(source, folder, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("step", (signal.SIGINT, signal.SIGINT)),
+        ("program", (signal.SIGINT, signal.SIGTERM)),
+    ],
+)
+def test_the_second_one_ends_at_once(source, tmp_path, whole, kind, numbers):
+    folder = tmp_path / "run"
+    status, messages, seconds = signal_slow_run(kind, source, folder, *numbers)
+    assert status == 128 + numbers[1], messages
+    assert seconds < 10
+    last = messages.splitlines()[-1]
+    assert last == (
+        f"flaxzoo: a second signal ({numbers[1].name}): ended at once; the same command resumes "
+        "from the newest checkpoint"
+    )
+    assert "Traceback" not in messages
+    assert not steps(folder)
+    assert_resumes(source, folder, whole)
+
+
+@pytest.mark.slow
+def test_a_wait_for_data_is_cut_off(source, tmp_path, whole):
+    folder = tmp_path / "run"
+    status, messages, seconds = signal_slow_run("data", source, folder, signal.SIGTERM)
+    assert status == 128 + signal.SIGTERM, messages
+    assert seconds < 20
+    assert "SIGTERM: saved step 2; the same command resumes from there" in messages
+    assert kept(folder) == [2]
+    assert_resumes(source, folder, whole)
+
+
+def test_in_a_program_of_ones_own_the_second_one_does_what_it_does_elsewhere():
+    with stop_signals.stop_requested() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # within a second: the same one, passed on
+        assert stop.number == signal.SIGINT
+        stop._received -= 2
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_only_the_first_signal_cuts_off_a_wait():
+    with stop_signals.stop_requested() as stop:
+        stop.cuts_off = True
+        with pytest.raises(stop_signals.StopNow):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # within a second: the same one, passed on
+    assert stop.number == signal.SIGTERM

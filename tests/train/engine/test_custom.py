@@ -1,0 +1,273 @@
+"""`train.train` with an objective, examples and callbacks of the caller's own."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import data, models, train
+from flaxzoo.data.errors import UserError
+from flaxzoo.train.cli.main import main
+from flaxzoo.train.distributed import sharding
+from flaxzoo.train.engine import compile as compiling
+from flaxzoo.train.runs.custom import Custom
+
+from ...support.encoders import VOCABULARY, WORDS, fine_tuning
+
+LENGTH = 16
+TEXTS = [" ".join(WORDS[i:] + WORDS[:i])[: 20 + i] for i in range(len(WORDS))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentences:
+    """Each sentence alone, cut to `LENGTH` tokens."""
+
+    ids: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_examples(self):
+        return len(self.ids)
+
+    def example(self, epoch, index):
+        row = np.zeros(LENGTH, np.int32)
+        ids = self.ids[index][:LENGTH]
+        row[: len(ids)] = ids
+        return {"input_ids": row, "attention_mask": (np.arange(LENGTH) < len(ids)).astype(np.int32)}
+
+
+def sentences(tokenizer):
+    ids = tuple(tuple(tokenizer.encode(text)) for text in TEXTS)
+    return Sentences(ids), Sentences(ids[:5])
+
+
+def is_real(batch):
+    return (batch["attention_mask"][:, 0] != 0).astype(jnp.float32)
+
+
+def contrastive_terms(outputs, batch):
+    """Unsupervised SimCSE: a sentence under other dropout, among those of the batch."""
+    first, second = (x.last_hidden_state[:, 0] for x in outputs)  # [B, D]
+    unit = [x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (first, second)]
+    similarity = jnp.where(is_real(batch)[None] > 0, unit[0] @ unit[1].T / 0.05, -1e9)  # [B, B]
+    own = jnp.diagonal(jax.nn.log_softmax(similarity))
+    right = jnp.argmax(similarity, axis=1) == jnp.arange(len(own))
+    return {"pair": -jnp.sum(own * is_real(batch)), "accuracy": jnp.sum(right * is_real(batch))}
+
+
+CONTRASTIVE = train.Objective(
+    coefficients={"pair": 1.0},
+    inputs=lambda batch: ({n: batch[n] for n in ("input_ids", "attention_mask")},) * 2,
+    counts=lambda batch: dict.fromkeys(("pair", "accuracy"), jnp.sum(is_real(batch))),
+    terms=contrastive_terms,
+    whole_batch=True,
+)
+
+
+def focal_terms(outputs, batch):
+    """Lin et al. 2017, equation 4, with γ = 2."""
+    labels = batch["labels"][:, None]
+    log_p = jnp.take_along_axis(jax.nn.log_softmax(outputs.logits), labels, axis=1)[:, 0]
+    focal = -jnp.square(1 - jnp.exp(log_p)) * log_p
+    usual = train.CLASSIFICATION.terms(outputs, batch)
+    return {**usual, "label": jnp.sum(focal * is_real(batch))}
+
+
+FOCAL = dataclasses.replace(train.CLASSIFICATION, terms=focal_terms)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    sizes = {"vocab_size": 1, "max_length": LENGTH, "num_layers": 1, "d_model": 16, "num_heads": 2}
+    return train.TrainConfig(
+        model=models.BertConfig(**sizes, head="none"),
+        data=data.CausalLMData(
+            source=f"text:{folder}/texts.txt#line",
+            length=LENGTH,
+            tokenizer=data.TokenizerConfig(kind="wordpiece", vocab_size=64),
+        ),
+        optimizer=train.OptimizerConfig(
+            peak_learning_rate=1e-2, beta2=0.999, epsilon=1e-3, warmup_steps=1
+        ),
+        batch_size=8,
+        steps=6,
+        evaluate_every=2,
+        checkpoint_every=2,
+    )
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+    monkeypatch.setattr(compiling, "make_mesh", one)
+
+
+def contrast(config, folder, **settings):
+    given = {"objective": CONTRASTIVE, "examples": sentences, "quiet": True, **settings}
+    return train.train(config, folder, **given)
+
+
+def params_of(folder):
+    return jax.tree.map(np.asarray, models.load(folder)[1])
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    return True
+
+
+def records(folder, split):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["split"] == split]
+
+
+@dataclasses.dataclass
+class Recorder(train.Callback):
+    fail_at: int = 0
+    calls: list = dataclasses.field(default_factory=list)
+
+    def on_step(self, step, metrics):
+        self.calls.append(("step", step))
+        assert np.isfinite(metrics["loss"])
+        if step == self.fail_at:
+            raise LookupError("mine")
+
+    def on_evaluation(self, step, metrics):
+        self.calls.append(("evaluation", step))
+        assert metrics["loss"] > 0
+
+    def on_checkpoint(self, step, folder):
+        self.calls.append(("checkpoint", step))
+        assert (folder / "checksums.json").is_file()
+        assert folder.name == str(step)
+
+
+@pytest.mark.slow
+def test_a_contrastive_run_resumes_bit_for_bit_after_a_callback_failed(
+    config, tmp_path, one_device, capsys
+):
+    whole = contrast(config, tmp_path / "whole", callbacks=[seen := Recorder()])
+    assert whole.finished
+    assert set(whole.validation) == {"loss", "pair", "accuracy"}
+    assert [x for x in seen.calls if x[0] != "step"] == [
+        (what, step) for step in (2, 4, 6) for what in ("evaluation", "checkpoint")
+    ]
+    assert [step for what, step in seen.calls if what == "step"] == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(LookupError, match="mine"):
+        contrast(config, tmp_path / "broken", callbacks=[Recorder(fail_at=3)])
+    saved = max(int(p.name) for p in (tmp_path / "broken" / "checkpoints").iterdir())
+    assert saved in (3, 4)  # the step that was being taken is finished
+    assert contrast(config, tmp_path / "broken").finished
+    assert same(params_of(tmp_path / "broken"), params_of(tmp_path / "whole"))
+    # What it is for: vectors, and a report that says what was learned.
+    (tmp_path / "in.txt").write_text("the cat\na dog\n")
+    files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.npy")]
+    assert main(["embed", str(tmp_path / "whole"), *files]) == 0
+    report = (tmp_path / "whole" / "report.md").read_text()
+    assert "| own objective | contrastive_terms |" in report
+    assert "| own examples | sentences |" in report
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "whole")]) == 2
+    assert "own examples, sentences: name the data" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_eight_devices_learn_what_one_learns(config, tmp_path, monkeypatch):
+    losses = {}
+    for name, mesh in (
+        ("one", None),
+        ("data", train.MeshConfig(data=8)),
+        ("fsdp, tensor", train.MeshConfig(data=1, fsdp=4, tensor=2)),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            if mesh is None:
+                one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+                patch.setattr(compiling, "make_mesh", one)
+            changed = dataclasses.replace(config, log_every=1, mesh=mesh or train.MeshConfig())
+            contrast(changed, tmp_path / name)
+        rows = records(tmp_path / name, "train") + records(tmp_path / name, "validation")
+        losses[name] = [row["loss"] for row in rows]
+    assert len(losses["one"]) == 9
+    for name in ("data", "fsdp, tensor"):
+        np.testing.assert_allclose(losses[name], losses["one"], rtol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "parts", [{"micro_batches": 2}, {"parallel": "pmap"}], ids=["micro-batches", "pmap"]
+)
+def test_an_objective_that_needs_the_whole_batch_refuses_parts_of_it(config, tmp_path, parts):
+    with pytest.raises(UserError, match="compares the examples of a batch with each other"):
+        contrast(dataclasses.replace(config, batch_size=16, **parts), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_with_what_it_was_begun_with(config, tmp_path, one_device):
+    config = dataclasses.replace(config, steps=2)
+    contrast(config, tmp_path / "run")
+    with pytest.raises(train.RunError, match=r"own objective, contrastive_terms: resume it with"):
+        contrast(config, tmp_path / "run", objective=None)
+    with pytest.raises(train.RunError, match="own examples, sentences: resume it with"):
+        contrast(config, tmp_path / "run", examples=None)
+    with pytest.raises(train.RunError, match="objective contrastive_terms, not focal_terms"):
+        contrast(config, tmp_path / "run", objective=FOCAL)
+
+    def sentences(tokenizer):  # of the same name
+        return Sentences(((5, 6), (6, 7))), Sentences(((5, 6),))
+
+    with pytest.raises(train.RunError, match="the data of sentences is no longer"):
+        contrast(config, tmp_path / "run", examples=sentences)
+
+
+@pytest.mark.slow
+def test_a_focal_loss_in_micro_batches(place, tmp_path, one_device, capsys):
+    base = dataclasses.replace(fine_tuning(place, "one"), epochs=0.0, steps=4, log_every=1)
+    losses = {}
+    for parts in (1, 2):
+        split = dataclasses.replace(base, micro_batches=parts)
+        result = train.train(split, tmp_path / str(parts), objective=FOCAL, quiet=True)
+        assert set(result.validation) == {"loss", "label", "accuracy"}
+        losses[parts] = [row["loss"] for row in records(tmp_path / str(parts), "train")]
+    np.testing.assert_allclose(losses[1], losses[2], rtol=1e-4)
+    # At the beginning both labels are about as probable: (1 - p)² is about a quarter.
+    assert losses[1][0] == pytest.approx(np.log(2) / 4, rel=0.3)
+    scores = train.score_run(tmp_path / "1", log=lambda line: None)
+    assert {"loss", "accuracy", "f1"} <= scores.keys()
+    (tmp_path / "in.txt").write_text("the cat sat\n")
+    assert main(["predict", str(tmp_path / "1"), "--input", str(tmp_path / "in.txt")]) == 0
+    with pytest.raises(train.RunError, match="own objective, focal_terms"):
+        train.train(base, tmp_path / "1", quiet=True)
+
+
+class Noisy(Sentences):
+    def example(self, epoch, index):
+        made = super().example(epoch, index)
+        return {**made, "input_ids": np.random.default_rng().integers(1, 99, LENGTH, np.int32)}
+
+
+class Ragged(Sentences):
+    def example(self, epoch, index):
+        return {name: x[: LENGTH - index] for name, x in super().example(epoch, index).items()}
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (Noisy, "input_ids of example 0 is another when it is made again"),
+        (Ragged, "example 1 has other arrays than example 0"),
+    ],
+)
+def test_examples_that_cannot_be_trained_on_are_refused(cls, message):
+    source, tokenizer = cls(((5, 6), (6, 7))), data.train_tokenizer(TEXTS, VOCABULARY)
+    with pytest.raises(train.RunError, match=message):
+        Custom(examples=lambda _: (source, source)).splits(tokenizer)
+
+
+def test_no_example_at_all_is_refused():
+    tokenizer = data.train_tokenizer(TEXTS, VOCABULARY)
+    with pytest.raises(train.RunError, match="num_examples 0 must be at least 1"):
+        Custom(examples=lambda _: (Sentences(()), Sentences(()))).splits(tokenizer)

@@ -1,0 +1,231 @@
+"""Memory that does not suffice is foreseen: before parameters exist, and before the first step."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flaxzoo import train
+from flaxzoo.data.errors import UserError
+from flaxzoo.train.engine import machine_memory, memory_summary
+from flaxzoo.train.engine.compile import compile_trainer
+
+from ...support.run_folders import small_run
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def available(monkeypatch):
+    """`available(bytes)`: sets what the machine has left."""
+
+    def available(number):
+        monkeypatch.setattr(memory_summary, "available_bytes", lambda devices: number)
+
+    return available
+
+
+@pytest.fixture
+def config(tmp_path):
+    return small_run(tmp_path, steps=4, evaluate_every=4, checkpoint_every=2)
+
+
+def no_init(monkeypatch):
+    """Fails if parameters are made."""
+
+    def compile_trainer_without(config, objective):
+        program = compile_trainer(config, objective)
+        return dataclasses.replace(program, init=lambda: pytest.fail("parameters were made"))
+
+    monkeypatch.setattr(train.engine.loop, "compile_trainer", compile_trainer_without)
+
+
+def needed(config, tmp_path, capsys):
+    """The bytes that a step of a run is said to need."""
+    train.train(config, tmp_path / "measured")
+    line = next(x for x in capsys.readouterr().err.splitlines() if x.startswith("a step needs "))
+    return float(line.split()[3]) * 1e6
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_a_step_that_does_not_fit_is_refused_before_it(
+    config, tmp_path, capsys, available, monkeypatch
+):
+    size = needed(config, tmp_path, capsys)
+    available(int(size * 0.8))
+    no_init(monkeypatch)
+    message = (
+        r"a step needs .* MB of memory, and .* MB are available: raise --micro-batches \(now 1\), "
+        r"or lower --batch-size \(now 8\), or choose --execution.remat full$"
+    )
+    with pytest.raises(UserError, match=message):
+        train.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # another batch size is another run
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_a_step_that_hardly_fits_is_warned_of(config, tmp_path, capsys, available):
+    size = needed(config, tmp_path, capsys)
+    available(int(size * 1.05))
+    assert train.train(config, tmp_path / "run").finished
+    assert "available; should it not suffice, raise --micro-batches" in capsys.readouterr().err
+    available(int(size * 2))
+    assert train.train(config, tmp_path / "run").finished
+    assert "should it not suffice" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_a_begun_run_keeps_its_folder_and_its_batch_size(config, tmp_path, available, monkeypatch):
+    train.train(config, tmp_path / "run", quiet=True)
+    available(100_000)
+    monkeypatch.setattr(train.engine.loop, "check_state_fits", lambda *_, **__: None)
+    with pytest.raises(UserError, match=r"are available: choose --execution\.remat full$"):
+        train.train(config, tmp_path / "run", quiet=True)
+    assert (tmp_path / "run" / "checkpoints" / "4").is_dir()
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_a_model_that_does_not_fit_is_refused_before_it_is_compiled(
+    config, tmp_path, available, monkeypatch
+):
+    available(10_000)
+    monkeypatch.setattr(train.engine.loop, "_foresee_memory", pytest.fail)
+    no_init(monkeypatch)
+    message = (
+        r"parameters and optimizer state need .* MB of memory, and 0.0 MB are available: choose a "
+        r"smaller model, or divide the model over more devices \(--mesh.fsdp, now 1\)$"
+    )
+    with pytest.raises(UserError, match=message):
+        train.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("on_one_device")
+@pytest.mark.parametrize(
+    ("batch_size", "told"), [(1 << 24, "a step needs .*B of"), (1 << 30, "a batch needs .* GB of")]
+)
+def test_an_absurd_batch_is_refused_on_the_machine_as_it_is(config, tmp_path, batch_size, told):
+    config = dataclasses.replace(config, batch_size=batch_size)
+    with pytest.raises(UserError, match=f"{told} memory, and .* GB are available: raise --micro-b"):
+        train.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refusal_of_the_compiler_is_told(config):
+    def compile_step():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 20G of 16G\nhbm.")
+
+    message = r"a step does not fit into memory \(RESOURCE_EXHAUSTED: Used 20G of 16G hbm\.\)"
+    with pytest.raises(UserError, match=message):
+        memory_summary.check_step_fits(
+            config, compile_step, jax.devices(), resumed=False, log=pytest.fail
+        )
+
+
+def test_virtual_devices_share_the_memory(tmp_path, available):
+    config = small_run(tmp_path, steps=4, evaluate_every=4, checkpoint_every=2)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=32))
+    shapes = compile_trainer(config, train.CAUSAL).shapes
+    each = memory_summary.bytes_per_device(shapes)
+    assert len(jax.devices()) == 8
+    available(8 * each)
+    memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
+    available(8 * each - 1)
+    with pytest.raises(UserError, match="parameters and optimizer state need"):
+        memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_the_step_is_compiled_once(config, tmp_path):
+    compiled = []
+    trainer = compile_trainer(
+        dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=32)),
+        train.CAUSAL,
+    )
+    example = dict.fromkeys(("input_ids", "labels", "segment_ids", "position_ids"), (8, 16))
+    batch = {name: jax.ShapeDtypeStruct(shape, "int32") for name, shape in example.items()}
+    assert trainer.compile is not None
+    trainer.compile(batch)
+    state = trainer.init()
+
+    def listen(event, duration_secs, **_):
+        compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        trainer.step(state, {name: np.zeros((8, 16), np.int32) for name in example})
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert "/jax/core/compile/backend_compile_duration" not in compiled
+
+
+class Gpu:
+    """A device with counts of its memory."""
+
+    platform = "gpu"
+
+    def __init__(self, limit=None, used=0):
+        self.limit, self.used = limit, used
+
+    def memory_stats(self):
+        return (
+            None if self.limit is None else {"bytes_limit": self.limit, "bytes_in_use": self.used}
+        )
+
+
+def test_the_fullest_accelerator_counts():
+    gpus = [Gpu(100 * MIB, 10 * MIB), Gpu(100 * MIB, 30 * MIB)]
+    assert machine_memory.available_bytes(gpus) == 70 * MIB
+    assert machine_memory.available_bytes([*gpus, Gpu()]) is None
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """`machine(files)`: a machine with these files in /proc and /sys/fs/cgroup."""
+    monkeypatch.setattr(machine_memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine_memory, "CONTROL_GROUPS", tmp_path / "cgroup")
+
+    def machine(files):
+        meminfo = "MemTotal:  4096 kB\nMemAvailable:   2048 kB\nSwapFree:  1024 kB\n"
+        for name, text in {"proc/meminfo": meminfo, **files}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return machine_memory.available_on_machine()
+
+    return machine
+
+
+VERSION_2 = {
+    "proc/self/cgroup": "0::/job/step\n",
+    "cgroup/job/memory.max": f"{2 * MIB}\n",
+    "cgroup/job/memory.current": f"{MIB}\n",
+    "cgroup/job/memory.stat": f"anon 5\ninactive_file {MIB // 2}\n",
+    "cgroup/job/step/memory.max": "max\n",
+    "cgroup/job/step/memory.current": "77\n",
+}
+VERSION_1 = {
+    "proc/self/cgroup": "5:cpu:/x\n4:memory:/pods/7\n0::/\n",
+    "cgroup/memory/memory.limit_in_bytes": f"{2 * MIB}\n",  # the path is that of the host
+    "cgroup/memory/memory.usage_in_bytes": f"{MIB}\n",
+    "cgroup/memory/memory.stat": f"total_inactive_file {MIB // 2}\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 3 * MIB),
+        (VERSION_2, 3 * MIB // 2),
+        (VERSION_1, 3 * MIB // 2),
+        ({**VERSION_2, "cgroup/job/memory.max": "max\n"}, 3 * MIB),
+        ({**VERSION_2, "cgroup/job/memory.stat": "half a li"}, MIB),
+    ],
+)
+def test_a_container_may_have_less_than_its_machine(machine, files, expected):
+    assert machine(files) == expected
+
+
+def test_the_machine_that_runs_this_has_memory():
+    available = machine_memory.available_on_machine()
+    assert available is not None
+    assert 1 << 24 < available < 1 << 50

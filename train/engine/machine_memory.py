@@ -1,0 +1,94 @@
+"""The memory that a program may still take: of the machine, of its container, or of a device."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+PROC = Path("/proc")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+LIMIT_FILES = {
+    "memory.max": ("memory.current", "inactive_file"),  # version 2 of control groups
+    "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),  # version 1
+}
+"""The file with the limit → the file with the usage, and the part of it that is given back."""
+
+
+@runtime_checkable
+class Device(Protocol):
+    """A `jax.Device`, which is a variable to a type checker."""
+
+    platform: str
+
+    def memory_stats(self) -> dict[str, int] | None:
+        """Returns counts of bytes by name; None if the device keeps none."""
+        ...
+
+
+def available_bytes(devices: Sequence[Device]) -> int | None:
+    """Returns how much memory is left for the arrays of this process.
+
+    Args:
+        devices: Devices of this process. Those of a CPU share the memory of the machine.
+
+    Returns:
+        The bytes for all devices of a CPU together, or for the fullest accelerator; None if
+        unknown.
+    """
+    if devices[0].platform == "cpu":
+        return available_on_machine()
+    stats = [device.memory_stats() or {} for device in devices]
+    if not all("bytes_limit" in x for x in stats):
+        return None
+    return min(x["bytes_limit"] - x.get("bytes_in_use", 0) for x in stats)
+
+
+def available_on_machine() -> int | None:
+    """Returns the free memory of the machine with its swap space, or of the container if less."""
+    meminfo = PROC / "meminfo"
+    if meminfo.is_file():
+        lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
+        kibibytes = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
+        free = (kibibytes["MemAvailable"] + kibibytes.get("SwapFree", 0)) << 10
+    elif "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):  # macOS does not say what is free
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        return None
+    return min([free, *_left_in_control_groups()])
+
+
+def _left_in_control_groups() -> Iterator[int]:
+    """Yields what each control group of this process, and each one around it, may still take."""
+    own = PROC / "self" / "cgroup"
+    if not own.is_file():
+        return
+    for line in own.read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):  # version 2 names none
+            continue
+        inner = CONTROL_GROUPS / controllers / path.lstrip("/")
+        # In a container the path may be that of the host, and only the outermost folder exists.
+        for folder in (inner, *inner.parents):
+            if folder == CONTROL_GROUPS.parent:
+                break
+            for limit_file, (usage_file, reclaimable) in LIMIT_FILES.items():
+                limit = _number(folder / limit_file)
+                usage = _number(folder / usage_file)
+                if limit is not None and usage is not None:
+                    yield limit - usage + _statistic(folder / "memory.stat", reclaimable)
+
+
+def _number(file: Path) -> int | None:
+    """Returns the number in a file; None for no file, and for the word `max`."""
+    try:
+        return int(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _statistic(file: Path, name: str) -> int:
+    try:
+        rows = dict(line.split() for line in file.read_text(encoding="utf-8").splitlines())
+        return int(rows.get(name, 0))
+    except (OSError, ValueError):
+        return 0

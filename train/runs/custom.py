@@ -1,0 +1,131 @@
+"""What a caller of `train.train` gives in Python: an objective, examples, callbacks."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ...data.dataset import DataSplit, ExampleSource
+from ...data.tokenizers.base import Tokenizer
+from ..errors import RunError
+from ..objectives.objectives import Objective
+
+MakeExamples = Callable[[Tokenizer], tuple[ExampleSource, ExampleSource]]
+"""From the tokenizer of a run to its training and validation examples."""
+
+CUSTOM = "custom"
+"""Key in a run's `config.json`: the names of its own objective and examples."""
+HASHED = 64
+"""The number of examples that the fingerprint of own examples covers."""
+
+
+class Callback:
+    """Called as a run proceeds; a subclass overrides what it needs.
+
+    Callbacks are called on the primary process only, in the thread of the loop, which waits for
+    them. They see numbers and files, and cannot change a run: it is bit for bit the same without
+    them. If one raises an exception, the run stops after the step that is being taken, saves a
+    checkpoint, and raises it; the same call resumes from there.
+
+    Example::
+
+        class Print(train.Callback):
+            def on_evaluation(self, step, metrics):
+                print(step, metrics["loss"])
+
+        train.train(config, "runs/mine", callbacks=[Print()])
+    """
+
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of a step: `loss`, its terms, and `gradient_norm`.
+
+        The next step may run already. Skipped steps, whose loss was not finite, are left out.
+        """
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the scores of an evaluation after `step` steps: `loss`, and others by name."""
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """Takes the folder of a checkpoint, which is complete on disk."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Custom:
+    """The objective and the examples of a run that are not those of its configuration."""
+
+    objective: Objective | None = None
+    examples: MakeExamples | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The name of each, as `config.json` has it: that of the function that makes it."""
+        made = {
+            "objective": None if self.objective is None else self.objective.terms,
+            "examples": self.examples,
+        }
+        return {
+            what: str(getattr(function, "__name__", type(function).__name__))
+            for what, function in made.items()
+            if function is not None
+        }
+
+    def check_same(self, stored: object, folder: Path) -> None:
+        """Checks that a run is resumed with what it was begun with.
+
+        Args:
+            stored: The entry `CUSTOM` of its `config.json`, if there is one.
+            folder: The run folder, for messages.
+
+        Raises:
+            RunError: The objective or the examples are missing, or others.
+        """
+        begun = stored if isinstance(stored, dict) else {}
+        for what in ("objective", "examples"):
+            then, now = begun.get(what), self.names.get(what)
+            if then is not None and now is None:
+                raise RunError(
+                    f"{folder} was begun in Python with its own {what}, {then}: resume it with "
+                    f"train.train(config, folder, {what}=…)"
+                )
+            if then != now:
+                was = "without its own" if then is None else f"with the {what} {then}, not {now}"
+                raise RunError(f"{folder} was begun {was}: give the same {what}, or another folder")
+
+    def splits(self, tokenizer: Tokenizer) -> tuple[DataSplit, DataSplit] | None:
+        """Returns the splits for training and validation; None if the examples are not own ones.
+
+        Raises:
+            RunError: The examples are not as `ExampleSource` says.
+        """
+        if self.examples is None:
+            return None
+        training, validation = self.examples(tokenizer)
+        name = self.names["examples"]
+        return _split(training, f"{name}, training"), _split(validation, f"{name}, validation")
+
+
+def _split(examples: ExampleSource, name: str) -> DataSplit:
+    number = examples.num_examples
+    if number < 1:
+        raise RunError(f"{name}: num_examples {number} must be at least 1")
+    first = examples.example(0, 0)
+    arrays = {key: (np.shape(x), np.asarray(x).dtype) for key, x in first.items()}
+    digest = hashlib.sha256(repr((number, sorted(arrays))).encode())
+    for index in sorted({i * number // HASHED for i in range(HASHED)}):
+        example, again = examples.example(0, index), examples.example(0, index)
+        for key, (shape, dtype) in arrays.items():
+            x = np.asarray(example.get(key))
+            if example.keys() != arrays.keys() or (x.shape, x.dtype) != (shape, dtype):
+                raise RunError(
+                    f"{name}: example {index} has other arrays than example 0 ({key} {dtype} "
+                    f"{shape}): give the same names, shapes and types in every example"
+                )
+            if not np.array_equal(x, again[key]):
+                raise RunError(
+                    f"{name}: {key} of example {index} is another when it is made again: let it "
+                    "depend on the epoch and the index alone, random numbers too"
+                )
+            digest.update(np.ascontiguousarray(x).tobytes())
+    return DataSplit(examples, None, digest.hexdigest(), f"{number:,} examples of {name}")

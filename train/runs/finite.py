@@ -1,0 +1,65 @@
+"""Refuses parameters and outputs that are not finite numbers, before anything is made of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...models.loading import load
+from ...models.nn.typing import Params, PyTree
+from ..errors import RunError
+
+
+def load_finite(folder: str | Path, *, step: int | None = None) -> tuple[Any, Params]:
+    """Loads a model like `models.load`, and checks its parameters.
+
+    Raises:
+      RunError: A parameter is NaN or infinite.
+    """
+    model, params = load(folder, step=step)
+    check_finite(params, folder)
+    return model, params
+
+
+def check_finite(params: Params, folder: str | Path) -> None:
+    """Raises RunError if a parameter is NaN or infinite, and names the first.
+
+    Args:
+      params: Parameters.
+      folder: The folder they are from, for the message.
+    """
+    finite = jax.device_get(_all_finite(params))
+    bad = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, good in jax.tree.leaves_with_path(finite)
+        if not good
+    ]
+    if bad:
+        number = f"{len(bad)} of {len(jax.tree.leaves(finite))} parameters"
+        raise RunError(
+            f"{folder} has NaN or infinity in {number}, first in {bad[0]}: give another --step or "
+            "another model"
+        )
+
+
+@jax.jit
+def _all_finite(params: PyTree) -> PyTree:
+    """Returns for each array whether all of it is finite."""
+    return jax.tree.map(lambda x: jnp.isfinite(x).all(), params)
+
+
+def check_outputs(outputs: Mapping[str, object]) -> None:
+    """Raises RunError if an output is NaN or infinite, and names the first.
+
+    Args:
+      outputs: Arrays, numbers or words, by name.
+    """
+    for name, x in outputs.items():
+        if np.asarray(x).dtype.kind == "f" and not np.isfinite(np.asarray(x)).all():
+            raise RunError(
+                f"the model gives NaN or infinity as {name}: its parameters are too large; give "
+                "another --step or another model"
+            )
