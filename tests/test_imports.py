@@ -12,7 +12,13 @@ from flaxzoo.models.registry import FAMILIES
 
 ALLOWED = {"models": {"models"}, "data": {"data"}, "train": {"models", "data", "train"}}
 # These import nothing of ours but each other, and every package imports them.
-SHARED = {"data.errors", "data.io.atomic_io", "data.io.files", "data.io.json_text"}
+SHARED = {
+    "data.errors",
+    "data.io.atomic_io",
+    "data.io.files",
+    "data.io.json_text",
+    "data.lazy_names",
+}
 FORBIDDEN = {
     "models": {"grain", "tensorflow", "tensorflow_datasets", "torch", "transformers"},
     "data": {"jax", "flax", "optax", "orbax", "tensorflow", "torch", "transformers"},
@@ -31,7 +37,7 @@ ORDER = {
         {*FAMILIES, "init"},
         {"decoding", "stablehlo"},
         {"hf"},
-        {"load"},
+        {"loading"},
     ],
     "data": [
         {"dataset", "errors", "lazy_names"},

@@ -45,7 +45,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from flaxzoo.models.load import steps  # noqa: E402
+from flaxzoo.models.loading import steps  # noqa: E402
 from flaxzoo.train.engine import loop  # noqa: E402
 from support.objective_runs import RUNS, write_sources  # noqa: E402
 from support.run_folders import assert_same, everything, lines  # noqa: E402

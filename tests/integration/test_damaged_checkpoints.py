@@ -135,7 +135,7 @@ def test_one_without_checksums_is_taken_for_whole(run):
 
 
 def test_parameters_are_checked_by_whoever_reads_them(run):
-    from flaxzoo.models.load import restore_params
+    from flaxzoo.models.loading import restore_params
 
     shapes = shapes_of(state_of(1).params)
     flip(run / "checkpoints" / "3" / "optimizer" / "_METADATA", 3)  # not theirs

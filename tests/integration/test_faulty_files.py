@@ -12,7 +12,7 @@ import pytest
 from flaxzoo import train
 from flaxzoo.data import DataError
 from flaxzoo.data.sources.documents import load_documents
-from flaxzoo.models.load import steps
+from flaxzoo.models.loading import steps
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import loop
 from flaxzoo.train.engine.metrics_log import MetricsLog

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from flaxzoo.models.load import newest_step
+from flaxzoo.models.loading import newest_step
 from flaxzoo.train.engine import stop_signals
 
 from ..support.run_folders import assert_same, everything, kept, lines, write_text

@@ -9,7 +9,7 @@ import numpy as np
 from ...data.io.json_text import JsonValue
 from ...models.hf.sentence_embedding import IN_RUN
 from ...models.init import parameter_shapes
-from ...models.load import model_config, read_config, restore_params, steps
+from ...models.loading import model_config, read_config, restore_params, steps
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
 from ..errors import RunError

@@ -20,7 +20,7 @@ from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
 from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ...models.hub import local_folder
-from ...models.load import chosen_step, read_fields
+from ...models.loading import chosen_step, read_fields
 from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig

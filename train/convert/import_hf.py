@@ -10,7 +10,7 @@ from ...models.hf.sentence_embedding import (
     write_embedding_settings,
 )
 from ...models.hub import local_folder
-from ...models.load import is_foreign, read_fields
+from ...models.loading import is_foreign, read_fields
 from ...models.registry import family_name
 from ..config import to_dict
 from ..errors import RunError

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from ...models.checksums import find_damage, write_checksums
-from ...models.load import CHECKPOINTS, PARAMS, steps
+from ...models.loading import CHECKPOINTS, PARAMS, steps
 from ..errors import RunError
 from ..progress import LogFn
 from ..state import TrainState

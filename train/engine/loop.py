@@ -16,7 +16,7 @@ import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
 from ...data.errors import UserError
-from ...models.load import CHECKPOINTS, CONFIG_FILE, steps
+from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..errors import NonFiniteLoss, RunError

@@ -15,7 +15,7 @@ from typing import Any
 from ...data.errors import UserError
 from ...data.io.atomic_io import write_file
 from ...data.io.json_text import to_json
-from ...models.load import CONFIG_FILE
+from ...models.loading import CONFIG_FILE
 from ..errors import RunError
 
 METRICS_FILE = "metrics.jsonl"

@@ -10,7 +10,7 @@ from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
 from ...models.decoding.request import BeamSearch
 from ...models.hub import local_folder
-from ...models.load import read_fields
+from ...models.loading import read_fields
 from ..errors import RunError
 from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.tasks import objective_of, score, task_of

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...models.load import CONFIG_FILE, model_config
+from ...models.loading import CONFIG_FILE, model_config
 from ..config import TrainConfig, check_length, in_steps
 from ..runs.run_folder import fit_model
 

@@ -37,7 +37,12 @@ def _of_size(preset: str) -> TrainConfig:
     model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
-        data=PretrainingData(source="builtin:python-docs", length=128, tokenizer=_SMALL_VOCABULARY),
+        data=PretrainingData(
+            source="builtin:python-docs",
+            length=128,
+            next_sentence=model.num_token_types == 2,
+            tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
+        ),
         optimizer=OptimizerConfig(
             peak_learning_rate=round(1e-4 * 768 / model.d_model, 6),
             schedule="linear",

@@ -24,8 +24,8 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
     Names of kinds of data, heads and settings that older versions wrote are understood too.
 
     Raises:
-        UserError: A field is missing or unknown; `models.load.naming_writer` adds the file to the
-            message, and the version of flaxzoo that wrote it.
+        UserError: A field is missing or unknown; `naming_writer` of models/loading.py adds the file
+            to the message, and the version of flaxzoo that wrote it.
     """
     fields = {name: _with_tuples(value) for name, value in fields.items()}
     try:

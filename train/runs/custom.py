@@ -1,4 +1,4 @@
-"""What a caller of `train.train` gives in Python: an objective, examples, callbacks."""
+"""Own objectives, examples and callbacks, which a caller gives to `train.train`."""
 
 import dataclasses
 import hashlib

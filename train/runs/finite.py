@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...models.load import load
+from ...models.loading import load
 from ...models.nn.typing import Params, PyTree
 from ..errors import RunError
 

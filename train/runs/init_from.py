@@ -8,7 +8,7 @@ import jax
 
 from ...models.config import TransformerConfig
 from ...models.init import parameter_shapes
-from ...models.load import read_params
+from ...models.loading import read_params
 from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create

@@ -15,7 +15,7 @@ from ...models.decoding.request import GenerationRequest
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
 from ...models.hf.save import check_vocabulary
 from ...models.hub import local_folder
-from ...models.load import (
+from ...models.loading import (
     check_run,
     is_foreign,
     model_config,

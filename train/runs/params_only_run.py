@@ -7,7 +7,7 @@ from pathlib import Path
 from ...data.io.atomic_io import new_folder
 from ...data.io.json_text import JsonObject, to_json
 from ...models.checksums import write_checksums
-from ...models.load import CHECKPOINTS, CONFIG_FILE, PARAMS
+from ...models.loading import CHECKPOINTS, CONFIG_FILE, PARAMS
 from ...models.nn.typing import Params
 from ..errors import RunError
 

@@ -16,7 +16,7 @@ from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
-from ...models.load import CONFIG_FILE, chosen_step, model_config, read_config, steps
+from ...models.loading import CONFIG_FILE, chosen_step, model_config, read_config, steps
 from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict

@@ -14,6 +14,7 @@ import pytest
 from flaxzoo import data, models
 from flaxzoo.data.errors import UserError
 from flaxzoo.train.cli import main as cli
+from flaxzoo.train.cli.list import PARAMETERS, count
 from flaxzoo.train.engine.metrics_log import read_metrics
 from flaxzoo.train.recipes import RECIPES
 
@@ -92,17 +93,6 @@ def test_help_is_there_within_a_second():
         assert (done.returncode, done.stderr) == (0, "")
         assert all(command in done.stdout for command in cli.COMMANDS)
     assert min(seconds) < 1
-
-
-def test_help_imports_nothing_slow():
-    program = (
-        "import sys; from flaxzoo.train.cli.main import main; main(['--help']);"
-        "print({name.split('.')[0] for name in sys.modules})"
-    )
-    done = python("-c", program)
-    imported = set(done.stdout.splitlines()[-1].strip("{}").replace("'", "").split(", "))
-    assert "flaxzoo" in imported
-    assert not imported & {"jax", "flax", "numpy", "tensorflow_datasets", "orbax"}
 
 
 @pytest.mark.parametrize(
@@ -195,15 +185,52 @@ def test_generate_several(run, flaxzoo):
     assert [s["prompt"] + s["text"] for s in json.loads(out)["samples"]] == texts
 
 
-@pytest.mark.slow
-def test_list_has_every_preset_and_recipe(flaxzoo):
+def test_list_has_every_recipe_then_every_preset(flaxzoo):
     status, out, _ = flaxzoo("list")
     assert status == 0
-    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
-    assert models.presets().keys() <= rows.keys()
-    assert "124,439,808" in rows["gpt2"]
-    assert "1,024" in rows["gpt2"]
-    assert all(f"recipe {name}:" in out for name in RECIPES)
+    recipes, *presets = out.split("presets of ")
+    assert [line.split()[0] for line in recipes.splitlines()[1:] if line] == list(RECIPES)
+    words = set(" ".join(presets).replace("(", " ").split())
+    assert models.presets().keys() <= words
+    assert "gpt2 124,439,808 (117M)" in " ".join(out.split())
+    assert "flaxzoo train bert --preset NAME" in out
+    assert len(out.splitlines()) < 100
+
+
+@pytest.mark.slow
+def test_the_listed_numbers_of_parameters_are_counted():
+    assert {name: count(x.config) for name, x in models.presets().items()} == PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("statement", "slow"),
+    [
+        ("main(['--help'])", {"jax", "flax", "numpy", "optax"}),
+        ("from flaxzoo import models", {"jax", "flax", "numpy", "optax"}),
+        ("main(['generate', '--help'])", {"jax", "flax", "optax"}),
+        ("main(['list'])", {"optax", "scipy", "huggingface_hub", "tokenizers", "safetensors"}),
+        (
+            "main(['train', 'quickstart', '--help'])",
+            {"optax", "scipy", "huggingface_hub", "tokenizers", "safetensors", "sklearn"},
+        ),
+    ],
+)
+def test_start_up_imports_nothing_slow(statement, slow):
+    program = f"""
+import sys
+from flaxzoo.train.cli.main import main
+try:
+    {statement}
+except SystemExit:
+    pass
+print({{name.split('.')[0] for name in sys.modules}})
+"""
+    done = python("-c", program)
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.splitlines()[-1].strip("{}").replace("'", "").split(", "))
+    assert "flaxzoo" in imported
+    always_slow = {"orbax", "grain", "tensorflow_datasets", "tensorflow", "matplotlib"}
+    assert not imported & (slow | always_slow)
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "sentencepiece-unigram", "sentencepiece-bpe"])

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo.models.load import newest_step, steps
+from flaxzoo.models.loading import newest_step, steps
 from flaxzoo.train import TrainState
 from flaxzoo.train.engine.checkpoint import Checkpoints
 from jax.sharding import Mesh, NamedSharding, PartitionSpec

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.load import newest_step, steps
+from flaxzoo.models.loading import newest_step, steps
 from flaxzoo.train.config import in_steps, to_dict
 from flaxzoo.train.optim.optimizer import named
 from flaxzoo.train.recipes import RECIPES

@@ -1,0 +1,37 @@
+"""Every published size has a recipe: that of its family."""
+
+import pytest
+from flaxzoo import models, train
+from flaxzoo.data.errors import UserError
+from flaxzoo.models.registry import families
+from flaxzoo.train.plan.placeholders import without_data
+
+
+@pytest.mark.parametrize("family", families())
+def test_every_preset_of_a_family_can_be_trained(family):
+    for name, preset in families()[family].presets.items():
+        config = without_data(train.recipe(family, name), lambda _: None)
+        assert config.model.d_model == preset.config.d_model
+        assert config.model.num_layers == preset.config.num_layers
+        assert config.model.vocab_size == config.data.tokenizer.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "message"),
+    [
+        ("gpt2-large", None, "gpt2-large is a preset, not a recipe: .*train gpt --preset gpt2-l"),
+        ("gpt", "bert-small", "gpt does not have the preset .*train bert --preset bert-small"),
+        ("quickstart", "gpt2", "quickstart does not have the preset .*train gpt --preset gpt2"),
+        ("gpt", "gpt2-lage", "no preset named 'gpt2-lage': did you mean gpt2-large"),
+    ],
+)
+def test_a_preset_that_a_recipe_does_not_have(name, preset, message):
+    with pytest.raises(UserError, match=message):
+        train.recipe(name, preset)
+
+
+def test_a_preset_may_have_other_settings():
+    config = train.recipe("bert", "distilbert-base")
+    assert not config.data.next_sentence
+    assert train.recipe("bert", "bert-small").data.next_sentence
+    assert train.recipe("gpt").model.d_model == models.preset("gpt2").d_model
