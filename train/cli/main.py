@@ -26,7 +26,7 @@ COMMANDS = {
     "import": ("convert", "make a run folder from a model in the Hugging Face format"),
     "export": ("convert", "write a trained model for transformers and other programs"),
     "embed": ("embed", "write a vector for each line of a file"),
-    "list": ("list", "print the published model sizes and the recipes"),
+    "list": ("list", "print the recipes and the published model sizes"),
     "tokenizer": ("tokenizer", "train a tokenizer on text"),
     "prepare": ("prepare", "tokenize and pack text in advance, with any number of workers"),
 }
