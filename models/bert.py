@@ -384,10 +384,19 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 
+# fmt: off
+NUM_PARAMETERS = {
+    "bert-tiny": 4_433_468, "bert-mini": 11_267_900, "bert-small": 29_058_876,
+    "bert-medium": 41_668_412, "bert-base": 110_106_428, "bert-large": 336_226_108,
+    "roberta-base": 124_697_433, "roberta-large": 355_412_057, "distilbert-base": 66_985_530,
+}
+# fmt: on
+
 FAMILY = Family(
     config=BertConfig,
     module=BERT,
     presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
     smallest_inputs=_smallest_inputs,
     parameter_axes={
         **EMBEDDING_AXES,

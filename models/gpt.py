@@ -370,10 +370,21 @@ PRESETS: dict[str, Preset] = {
     "gpt3-175b": _gpt3("175B", 96, 12288, 96),
 }
 
+# fmt: off
+NUM_PARAMETERS = {
+    "gpt": 116_534_784, "gpt2": 124_439_808, "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200, "gpt3-small": 125_226_240,
+    "gpt3-medium": 355_871_744, "gpt3-large": 760_300_032, "gpt3-xl": 1_315_723_264,
+    "gpt3-2.7b": 2_651_553_280, "gpt3-6.7b": 6_658_404_352, "gpt3-13b": 12_853_386_240,
+    "gpt3-175b": 174_604_259_328,
+}
+# fmt: on
+
 FAMILY = Family(
     config=GPTConfig,
     module=GPT,
     presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
     hf_module="gpt",
 )

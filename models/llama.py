@@ -262,10 +262,19 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 
+# fmt: off
+NUM_PARAMETERS = {
+    "llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-33b": 32_528_943_616,
+    "llama-65b": 65_285_660_672, "llama2-7b": 6_738_415_616, "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192, "llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496,
+}
+# fmt: on
+
 FAMILY = Family(
     config=LlamaConfig,
     module=Llama,
     presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
     hf_module="llama",
 )

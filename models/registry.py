@@ -59,6 +59,8 @@ class Family:
     module: Callable[..., nn.Module]
     """The Flax module, made from a configuration and an `Execution`."""
     presets: Mapping[str, Preset]
+    num_parameters: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The number of parameters of each preset, which takes seconds to count: for a list."""
     smallest_inputs: Callable[[Any], dict[str, np.ndarray]] = one_token
     """From a configuration to the smallest arrays with which the model can be called."""
     parameter_axes: AxisRules

@@ -552,10 +552,24 @@ def _smallest_inputs(_: EncoderDecoderConfig) -> dict[str, np.ndarray]:
     return {name: np.zeros((1, 1), np.int32) for name in ("input_ids", "decoder_input_ids")}
 
 
+# fmt: off
+NUM_PARAMETERS = {
+    "transformer-base": 63_045_632, "transformer-big": 214_171_648,
+    "transformer-1-head": 63_045_632, "transformer-4-heads": 63_045_632,
+    "transformer-16-heads": 63_045_632, "transformer-32-heads": 63_045_632,
+    "transformer-keys-16": 55_967_744, "transformer-keys-32": 58_327_040,
+    "transformer-2-layers": 33_644_544, "transformer-4-layers": 48_345_088,
+    "transformer-8-layers": 77_746_176, "transformer-d-256": 26_816_512,
+    "transformer-d-1024": 163_815_424, "transformer-ff-1024": 50_450_432,
+    "transformer-ff-4096": 88_236_032, "transformer-learned": 64_094_208,
+}
+# fmt: on
+
 FAMILY = Family(
     config=EncoderDecoderConfig,
     module=EncoderDecoder,
     presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
     smallest_inputs=_smallest_inputs,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
     hf_module="marian",

@@ -4,9 +4,19 @@ import dataclasses
 import shutil
 import textwrap
 
+from ...models.config import TransformerConfig
 from ...models.registry import families
 from ..recipes import RECIPES
 from .options import parse
+
+
+def count(config: TransformerConfig) -> int:
+    """Returns the number of parameters of a model, without creating them."""
+    from ...models.init import parameter_shapes
+    from ...models.registry import create
+    from ..state import count_parameters
+
+    return count_parameters(parameter_shapes(create(config)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +37,9 @@ def list_command(arguments: list[str]) -> None:
         by_paper: dict[tuple[str, int], list[str]] = {}
         notes: dict[str, list[str]] = {}
         for name, preset in record.presets.items():
-            by_paper.setdefault((preset.paper, preset.config.max_length), []).append(
-                f"{name} ({preset.published})"
-            )
+            parameters = record.num_parameters.get(name) or count(preset.config)
+            said = f"{name} {parameters:,} ({preset.published})"
+            by_paper.setdefault((preset.paper, preset.config.max_length), []).append(said)
             if preset.note:
                 notes.setdefault(preset.note, []).append(name)
         lines = [
@@ -39,4 +49,4 @@ def list_command(arguments: list[str]) -> None:
         for line in [*lines, *(f"{', '.join(names)}: {note}" for note, names in notes.items())]:
             wrapped = textwrap.wrap(line, columns - 4, break_on_hyphens=False)
             print(textwrap.indent("\n  ".join(wrapped), "  ", lambda text: True))
-    print("\nIn parentheses: the number of parameters that the paper states.")
+    print("\nIn parentheses: the number of parameters that the paper prints.")

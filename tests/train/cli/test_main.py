@@ -13,7 +13,9 @@ import types
 import pytest
 from flaxzoo import data, models
 from flaxzoo.data.errors import UserError
+from flaxzoo.models.registry import families
 from flaxzoo.train.cli import main as cli
+from flaxzoo.train.cli.list import count
 from flaxzoo.train.engine.metrics_log import read_metrics
 from flaxzoo.train.recipes import RECIPES
 
@@ -191,9 +193,16 @@ def test_list_has_every_recipe_then_every_preset(flaxzoo):
     assert [line.split()[0] for line in recipes.splitlines()[1:] if line] == list(RECIPES)
     words = set(" ".join(presets).replace("(", " ").split())
     assert models.presets().keys() <= words
-    assert "gpt2-medium (345M)" in " ".join(out.split())
+    assert "gpt2 124,439,808 (117M)" in " ".join(out.split())
     assert "flaxzoo train bert --preset NAME" in out
     assert len(out.splitlines()) < 100
+
+
+@pytest.mark.slow
+def test_the_listed_numbers_of_parameters_are_counted():
+    for family in families().values():
+        counted = {name: count(preset.config) for name, preset in family.presets.items()}
+        assert counted == family.num_parameters
 
 
 @pytest.mark.parametrize(
