@@ -5,6 +5,16 @@ from flaxzoo import models, train
 from flaxzoo.data.errors import UserError
 from flaxzoo.models.registry import families
 from flaxzoo.train.plan.placeholders import without_data
+from flaxzoo.train.recipes import RECIPES
+
+BUILT_IN = [name for name, x in RECIPES.items() if x.config.data.source_name.startswith("builtin:")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_text_that_is_built_in_fills_the_vocabulary(name):
+    data = train.recipe(name).data
+    assert data.make_tokenizer().vocab_size == data.tokenizer.vocab_size
 
 
 @pytest.mark.parametrize("family", families())
