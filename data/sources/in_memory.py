@@ -17,6 +17,8 @@ from ..io.json_lines import pick
 from ..io.json_text import JsonValue
 
 KIND: Literal["memory"] = "memory"
+PAIR = ("source", "target")
+"""The fields of an example that is given as a pair of texts."""
 
 
 class Examples(str):
@@ -92,14 +94,14 @@ def fields_of(name: str, usual: str) -> tuple[str, ...]:
 
     Args:
       name: The examples, or the description of some.
-      usual: The names of the fields if ``name`` has none; one with a ``?`` is read only if the
-        first example has it.
+      usual: The names of the fields if ``name`` has none; one with a ``?`` is read only if an
+        example has it, and all must have it then.
     """
     _, mark, part = name.partition("#")
     if mark:
         return tuple(part.split(","))
-    first = name.rows[0] if isinstance(name, Examples) else {}
-    has = first if isinstance(first, dict) else {}
+    rows = name.rows if isinstance(name, Examples) else ()
+    has = {field for row in rows if isinstance(row, dict) for field in row}
     fields = [
         field.removesuffix("?")
         for field in usual.split(",")
@@ -123,6 +125,11 @@ def read_memory(name: str, fields: tuple[str, ...]) -> Iterator[tuple[str, tuple
     for i, row in enumerate(name.rows):
         location = f"examples[{i}]"
         if isinstance(row, dict):
+            if row.keys() == set(PAIR) and not set(fields) & row.keys():
+                raise DataError(
+                    f"{location} is a pair of texts, which only translation reads: give a dict of "
+                    f"the fields {', '.join(fields)}"
+                )
             yield location, tuple(pick(row, field, location) for field in fields)
         elif len(fields) == 1:
             yield location, (row,)
@@ -132,9 +139,12 @@ def read_memory(name: str, fields: tuple[str, ...]) -> Iterator[tuple[str, tuple
 
 
 def _row(example: object, location: str) -> JsonValue:
-    value = plain(example)
+    try:
+        value = plain(example)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{location} is not UTF-8 ({error}): decode it first") from None
     if isinstance(value, list) and len(value) == 2 and all(isinstance(side, str) for side in value):
-        value = dict(zip(("source", "target"), value, strict=True))
+        value = dict(zip(PAIR, value, strict=True))
     if not isinstance(value, str | dict):
         raise DataError(
             f"{location} is a {type(example).__name__}: give a text, a dict of fields, or a pair "

@@ -58,8 +58,11 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 
     Raises:
       DataError: The number of tokens is missing, given for characters, smaller than the
-        minimum of the kind, or larger than the texts can fill; or there is no text.
+        minimum of the kind, or larger than the texts can fill; or there is no text, or a single
+        string in place of several.
     """
+    if isinstance(texts, str):
+        raise DataError("texts is one string: give a list of texts, or split it into documents")
     if config.path is not None:
         return load_tokenizer(config.path)
     if config.kind == "characters":

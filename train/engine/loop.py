@@ -7,11 +7,12 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
@@ -28,8 +29,9 @@ from ..optim.schedules import make_schedule
 from ..progress import LogFn, Progress
 from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from
+from ..runs.params_only_run import TOKENIZER
 from ..runs.run_folder import Run, create_folder, prepare_run
-from ..runs.run_lock import RunLock
+from ..runs.run_lock import LOCK_FILE, RunLock
 from ..state import Metrics, TrainState, count_parameters
 from .checkpoint import Checkpoints, set_aside_damaged
 from .compile import CompiledTrainer, NumpyBatch, compile_trainer
@@ -54,7 +56,7 @@ Scores = dict[str, float]
 class Result:
     """The outcome of a call of `train`."""
 
-    run: Run
+    run: Run = dataclasses.field(repr=False)  # configuration and data fill many pages
     step: int
     finished: bool
     """False if a signal stopped it before its last step."""
@@ -144,16 +146,22 @@ def train(
       NonFiniteLoss: the loss was not finite for more steps than may be skipped; the last
         checkpoint is kept.
     """
+    if not isinstance(config, TrainConfig):
+        raise UserError(
+            f"config {config!r} is not a TrainConfig: give one, for example "
+            'train.recipe("quickstart")'
+        )
     progress = Progress(quiet or not is_primary())
     custom = Custom(objective, examples)
     with RunLock(Path(workdir), progress.log) as lock:
-        run, learned, trainer = primary_first(
+        run, learned, trainer, is_new = primary_first(
             lambda: _open(config, Path(workdir), lock, progress.log, custom=custom)
         )
         size = count_parameters(trainer.shapes.params)
         progress.log(f"model: {size:,} parameters, {trainer.description}")
         progress.log(trainer.memory_summary)
-        with barrier():  # all processes compile together
+        # All processes compile together.
+        with barrier(), _removed_on_failure(run.folder) if is_new else nullcontext():
             _foresee_memory(run, trainer, progress.log)
         step, validation, stopped_by = _take_up(
             run,
@@ -242,8 +250,11 @@ def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[Metri
 
 def _open(
     config: TrainConfig, folder: Path, lock: RunLock, log: LogFn, *, custom: Custom
-) -> tuple[Run, Objective, CompiledTrainer]:
-    """Checks the run, the data and the devices, and only then makes the run folder."""
+) -> tuple[Run, Objective, CompiledTrainer, bool]:
+    """Checks the run, the data and the devices, and only then makes the run folder.
+
+    The last value is whether this process made it now.
+    """
     if is_primary() and (folder / CONFIG_FILE).is_file():
         lock.acquire()  # before data are read: who may not train is told at once
     run = prepare_run(config, folder, log, custom)
@@ -251,35 +262,48 @@ def _open(
     trainer = compile_trainer(run.config, objective)
     is_begun = bool(steps(run.folder))
     check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=is_begun)
+    is_new = not (run.folder / CONFIG_FILE).is_file()
     create_folder(run)
     if is_primary():
         lock.acquire()
     set_aside_damaged(run.folder, log)
-    return run, objective, trainer
+    return run, objective, trainer, is_new
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """Removes what a new run folder holds, and no other file, if its step cannot be compiled.
+
+    The same command may then be given with other options.
+    """
+    try:
+        yield
+    except BaseException:
+        for name in (CONFIG_FILE, LOCK_FILE):
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+        with suppress(OSError):  # it holds other files, or is where a disk is mounted
+            folder.rmdir()
+        raise
 
 
 def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
-    """Compiles the step, and removes the folder of a new run whose step does not fit."""
+    """Compiles the step, and refuses one that does not fit."""
     config, is_begun = run.config, bool(steps(run.folder))
     example = run.train.examples.example(0, 0)
     batch = {
-        name: jax.ShapeDtypeStruct((config.batch_size, *x.shape), x.dtype)
+        name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), np.asarray(x).dtype)
         for name, x in example.items()
     }
-    try:
-        check_batch_fits(config, batch, resumed=is_begun)
-        if trainer.compile is not None:
-            check_step_fits(
-                config,
-                functools.partial(trainer.compile, batch),
-                jax.local_devices(),
-                resumed=is_begun,
-                log=log,
-            )
-    except UserError:
-        if is_primary() and not (run.folder / CHECKPOINTS).exists():
-            shutil.rmtree(run.folder)  # so that the command may be given with other options
-        raise
+    check_batch_fits(config, batch, resumed=is_begun)
+    if trainer.compile is not None:
+        check_step_fits(
+            config,
+            functools.partial(trainer.compile, batch),
+            jax.local_devices(),
+            resumed=is_begun,
+            log=log,
+        )
 
 
 def _left_unreported(folder: Path) -> Scores | None:
@@ -374,6 +398,7 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
     pending: tuple[int, Metrics] | None = None
     started = time.monotonic()
     greatest, stopped_by = all_reduce_max(), 0
+    virtual_devices = jax.default_backend() == "cpu" and jax.local_device_count() > 1
     while s.step < config.steps:
         if stopped_by := greatest(CALLBACK_FAILED if s.failure is not None else stop.number):
             break
@@ -383,6 +408,8 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
             stopped_by = stop.number
             break
         s.state, metrics = s.trainer.step(s.state, batch)
+        if virtual_devices:  # collectives of two steps at once may wait for each other's threads
+            jax.block_until_ready(metrics)
         s.step, s.position = s.step + 1, s.batches.get_state()
         if pending is not None:
             _wait_for(s, pending[1], stop)

@@ -19,7 +19,7 @@ from ..optimizer_config import OptimizerConfig
 def _small(dropout_rate: float) -> BertConfig:
     """Returns a BERT for two CPU cores: a quarter of BERT-mini, with a smaller vocabulary."""
     return BertConfig(
-        vocab_size=8192,
+        vocab_size=1,  # grows to the tokenizer's
         max_length=256,
         num_layers=4,
         d_model=128,
@@ -34,7 +34,7 @@ _SMALL_VOCABULARY = TokenizerConfig(kind="wordpiece", vocab_size=8192)
 
 def _of_size(preset: str) -> TrainConfig:
     """Returns the settings of any published size, on the user's own text."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
     return TrainConfig(
         model=model,
         data=PretrainingData(
@@ -135,7 +135,7 @@ RECIPES: dict[str, Recipe] = {
             "text:novel/*.txt'"
         ),
         config=TrainConfig(
-            model=dataclasses.replace(_small(dropout_rate=0.0), vocab_size=4096),
+            model=_small(dropout_rate=0.0),
             data=PretrainingData(
                 source="builtin:python-docs",
                 length=64,

@@ -13,7 +13,7 @@ from ..optimizer_config import OptimizerConfig
 
 def _of_size(preset: str) -> TrainConfig:
     """Returns the settings of any published size, on the user's own text."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
     return TrainConfig(
         model=model,
         data=CausalLMData(
@@ -73,7 +73,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=GPTConfig(
-                vocab_size=2048,
+                vocab_size=1,  # grows to the tokenizer's
                 max_length=128,
                 num_layers=4,
                 d_model=192,

@@ -40,7 +40,7 @@ def _to_zero(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
 
 def _of_size(preset: str) -> TrainConfig:
     """Returns the settings of any published size, on the user's own pairs of sentences."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
     return TrainConfig(
         model=model,
         data=TranslationData(
@@ -131,7 +131,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=EncoderDecoderConfig(
-                vocab_size=1,
+                vocab_size=1,  # grows to the tokenizer's
                 max_length=256,
                 num_layers=4,
                 d_model=128,

@@ -60,16 +60,17 @@ class Custom:
 
     @property
     def names(self) -> dict[str, str]:
-        """The name of each, as `config.json` has it: that of the function that makes it."""
-        made = {
-            "objective": None if self.objective is None else self.objective.terms,
-            "examples": self.examples,
-        }
-        return {
-            what: str(getattr(function, "__name__", type(function).__name__))
-            for what, function in made.items()
-            if function is not None
-        }
+        """The name of each, as `config.json` has it: that of the function that makes it.
+
+        An objective's coefficients follow its name. The code of a function is not compared.
+        """
+        names: dict[str, str] = {}
+        if self.objective is not None:
+            factors = ", ".join(f"{term} {x}" for term, x in self.objective.coefficients.items())
+            names["objective"] = f"{_name(self.objective.terms)} ({factors})"
+        if self.examples is not None:
+            names["examples"] = _name(self.examples)
+        return names
 
     def check_same(self, stored: object, folder: Path) -> None:
         """Checks that a run is resumed with what it was begun with.
@@ -106,6 +107,10 @@ class Custom:
         return _split(training, f"{name}, training"), _split(validation, f"{name}, validation")
 
 
+def _name(function: Callable[..., object]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def _split(examples: ExampleSource, name: str) -> DataSplit:
     number = examples.num_examples
     if number < 1:
@@ -117,12 +122,17 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
         example, again = examples.example(0, index), examples.example(0, index)
         for key, (shape, dtype) in arrays.items():
             x = np.asarray(example.get(key))
+            if not isinstance(example.get(key), np.ndarray | np.generic):
+                raise RunError(
+                    f"{name}: {key} of example {index} is a {type(example.get(key)).__name__}: "
+                    "give numpy arrays"
+                )
             if example.keys() != arrays.keys() or (x.shape, x.dtype) != (shape, dtype):
                 raise RunError(
                     f"{name}: example {index} has other arrays than example 0 ({key} {dtype} "
                     f"{shape}): give the same names, shapes and types in every example"
                 )
-            if not np.array_equal(x, again[key]):
+            if x.tobytes() != np.asarray(again[key]).tobytes():  # NaN is not equal to itself
                 raise RunError(
                     f"{name}: {key} of example {index} is another when it is made again: let it "
                     "depend on the epoch and the index alone, random numbers too"

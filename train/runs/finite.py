@@ -24,12 +24,15 @@ def load_finite(folder: str | Path, *, step: int | None = None) -> tuple[Any, Pa
     return model, params
 
 
-def check_finite(params: Params, folder: str | Path) -> None:
+def check_finite(
+    params: Params, owner: str | Path, remedy: str = "give another --step or another model"
+) -> None:
     """Raises RunError if a parameter is NaN or infinite, and names the first.
 
     Args:
       params: Parameters.
-      folder: The folder they are from, for the message.
+      owner: The folder they are from, or another name, for the message.
+      remedy: What can be done, for the message.
     """
     finite = jax.device_get(_all_finite(params))
     bad = [
@@ -39,10 +42,7 @@ def check_finite(params: Params, folder: str | Path) -> None:
     ]
     if bad:
         number = f"{len(bad)} of {len(jax.tree.leaves(finite))} parameters"
-        raise RunError(
-            f"{folder} has NaN or infinity in {number}, first in {bad[0]}: give another --step or "
-            "another model"
-        )
+        raise RunError(f"{owner} has NaN or infinity in {number}, first in {bad[0]}: {remedy}")
 
 
 @jax.jit
@@ -58,7 +58,9 @@ def check_outputs(outputs: Mapping[str, object]) -> None:
       outputs: Arrays, numbers or words, by name.
     """
     for name, x in outputs.items():
-        if np.asarray(x).dtype.kind == "f" and not np.isfinite(np.asarray(x)).all():
+        array = np.asarray(x)
+        is_float = jnp.issubdtype(array.dtype, jnp.floating)  # bfloat16, too
+        if is_float and not np.isfinite(array.astype(np.float32)).all():
             raise RunError(
                 f"the model gives NaN or infinity as {name}: its parameters are too large; give "
                 "another --step or another model"

@@ -14,6 +14,7 @@ from ...models.nn.typing import Params
 from ..config import check_length, to_dict
 from ..errors import RunError
 from ..objectives.tasks import task_of
+from .finite import check_finite
 from .load_run import config_of_model
 from .params_only_run import SAVED_FROM_PYTHON, make_params_only_run
 
@@ -46,13 +47,15 @@ def save_run(
         tokenizer: Its tokenizer; for translation one with two sides where the model has two
             vocabularies.
         data: The data of the model: `flaxzoo evaluate` then validates on them without being told,
-            and `predict` reads its input likewise. By default those of a recipe for such a model.
+            and `predict` reads its input likewise. By default those of a recipe for such a model:
+            a classifier of several labels per text, or of scores, needs its own, for example
+            `SequenceClassificationData(…, target="multi_label")`.
         step: The number of steps taken, which names the checkpoint.
 
     Raises:
         UserError: The folder holds something, a parameter does not fit the model (the message
-            names its path), the tokenizer has more tokens than the model, the data are not for
-            such a model, or there are several processes.
+            names its path) or is not finite, the tokenizer has more tokens than the model, the
+            data are not for such a model, or there are several processes.
     """
     if jax.process_count() > 1:
         raise RunError(
@@ -62,6 +65,7 @@ def save_run(
     if step < 0:
         raise RunError(f"step {step} must be at least 0")
     params = fitting_params(model, params)
+    check_finite(params, "the model", "save the parameters of an earlier step")
     check_vocabulary(tokenizer, model.config)
     config = config_of_model(model.config)
     if data is not None:

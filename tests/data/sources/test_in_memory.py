@@ -222,6 +222,10 @@ def test_examples_to_predict(tokenizer):
         (SequenceClassificationData, [{"text": "a", "label": object()}],
          r"examples\[0\] cannot be recorded \(.*object.*\): give text, finite numbers"),
         (SequenceClassificationData, [{"text": "a", "label": float("nan")}], "cannot be recorded"),
+        (SequenceClassificationData, [("good", "a fine film")], "is a pair of texts, which only"),
+        (SequenceClassificationData, [{"text": "a", "label": "x"}, {"text": "b", "label": "y",
+         "text_b": "c"}], r"examples\[0\] has no field 'text_b'"),
+        (CausalLMData, [b"\xff\xfe"], r"examples\[0\] is not UTF-8"),
         (TokenClassificationData, [{"tokens": ["a"], "tags": []}], r"examples\[0\] has 1 words"),
     ],
 )  # fmt: skip

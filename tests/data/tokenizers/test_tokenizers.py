@@ -229,3 +229,8 @@ def test_masks_of_vocabularies_that_write_spaces(prose, tmp_path):
     loaded = load_tokenizer(tmp_path)
     found = loaded.encode_with_mask(f"the {loaded.token(0)} is here")
     assert found == [*ours.encode("the"), 0, *ours.encode(" is here")]
+
+
+def test_one_string_is_not_a_list_of_texts():
+    with pytest.raises(DataError, match="texts is one string: give a list"):
+        train_tokenizer("the cat sat", TokenizerConfig("byte-bpe", 300))

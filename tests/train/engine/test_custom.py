@@ -168,7 +168,7 @@ def test_a_contrastive_run_resumes_bit_for_bit_after_a_callback_failed(
     files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.npy")]
     assert main(["embed", str(tmp_path / "whole"), *files]) == 0
     report = (tmp_path / "whole" / "report.md").read_text()
-    assert "| own objective | contrastive_terms |" in report
+    assert "| own objective | contrastive_terms (pair 1.0) |" in report
     assert "| own examples | sentences |" in report
     capsys.readouterr()
     assert main(["evaluate", str(tmp_path / "whole")]) == 2
@@ -209,12 +209,23 @@ def test_an_objective_that_needs_the_whole_batch_refuses_parts_of_it(config, tmp
 def test_a_run_is_resumed_with_what_it_was_begun_with(config, tmp_path, one_device):
     config = dataclasses.replace(config, steps=2)
     contrast(config, tmp_path / "run")
-    with pytest.raises(train.RunError, match=r"own objective, contrastive_terms: resume it with"):
+    with pytest.raises(
+        train.RunError, match=r"own objective, contrastive_terms \(.*\): resume it with"
+    ):
         contrast(config, tmp_path / "run", objective=None)
     with pytest.raises(train.RunError, match="own examples, sentences: resume it with"):
         contrast(config, tmp_path / "run", examples=None)
-    with pytest.raises(train.RunError, match="objective contrastive_terms, not focal_terms"):
+    with pytest.raises(
+        train.RunError, match=r"objective contrastive_terms \(.*\), not focal_terms"
+    ):
         contrast(config, tmp_path / "run", objective=FOCAL)
+    doubled = {name: 2 * x for name, x in CONTRASTIVE.coefficients.items()}
+    with pytest.raises(train.RunError, match=r"objective contrastive_terms .*, not contrastive_te"):
+        contrast(
+            config,
+            tmp_path / "run",
+            objective=dataclasses.replace(CONTRASTIVE, coefficients=doubled),
+        )
 
     def sentences(tokenizer):  # of the same name
         return Sentences(((5, 6), (6, 7))), Sentences(((5, 6),))
@@ -249,6 +260,11 @@ class Noisy(Sentences):
         return {**made, "input_ids": np.random.default_rng().integers(1, 99, LENGTH, np.int32)}
 
 
+class Listed(Sentences):
+    def example(self, epoch, index):
+        return {name: x.tolist() for name, x in super().example(epoch, index).items()}
+
+
 class Ragged(Sentences):
     def example(self, epoch, index):
         return {name: x[: LENGTH - index] for name, x in super().example(epoch, index).items()}
@@ -258,6 +274,7 @@ class Ragged(Sentences):
     ("cls", "message"),
     [
         (Noisy, "input_ids of example 0 is another when it is made again"),
+        (Listed, "input_ids of example 0 is a list: give numpy arrays"),
         (Ragged, "example 1 has other arrays than example 0"),
     ],
 )
@@ -265,6 +282,17 @@ def test_examples_that_cannot_be_trained_on_are_refused(cls, message):
     source, tokenizer = cls(((5, 6), (6, 7))), data.train_tokenizer(TEXTS, VOCABULARY)
     with pytest.raises(train.RunError, match=message):
         Custom(examples=lambda _: (source, source)).splits(tokenizer)
+
+
+class Unknown(Sentences):
+    def example(self, epoch, index):
+        return {**super().example(epoch, index), "score": np.array(np.nan, np.float32)}
+
+
+def test_nan_is_the_same_when_it_is_made_again():
+    source, tokenizer = Unknown(((5, 6), (6, 7))), data.train_tokenizer(TEXTS, VOCABULARY)
+    training, _ = Custom(examples=lambda _: (source, source)).splits(tokenizer)
+    assert training.examples is source
 
 
 def test_no_example_at_all_is_refused():

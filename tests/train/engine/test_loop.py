@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models, train
+from flaxzoo.data.errors import UserError
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import loop
 
@@ -262,3 +263,9 @@ def test_a_loss_that_is_not_finite_ends_the_run(
     if at != 2:
         _, params = models.load(tmp_path / "run")
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+
+
+def test_the_name_of_a_recipe_is_no_configuration(tmp_path):
+    with pytest.raises(UserError, match=r"'quickstart' is not a TrainConfig: give one"):
+        train.train("quickstart", tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -64,6 +64,34 @@ def test_a_step_that_does_not_fit_is_refused_before_it(
 
 
 @pytest.mark.usefixtures("on_one_device")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("too large")])
+def test_a_step_that_is_not_compiled_leaves_only_the_files_of_others(
+    config, tmp_path, monkeypatch, error
+):
+    def fail(*_):
+        (tmp_path / "run" / "notes.txt").write_text("mine")
+        raise error
+
+    monkeypatch.setattr(train.engine.loop, "_foresee_memory", fail)
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        train.train(config, tmp_path / "run", quiet=True)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_a_run_that_was_begun_keeps_its_files(config, tmp_path, monkeypatch):
+    def fail(*_):
+        raise UserError("too large")
+
+    train.train(config, tmp_path / "run", quiet=True)
+    before = sorted((tmp_path / "run").iterdir())
+    monkeypatch.setattr(train.engine.loop, "_foresee_memory", fail)
+    with pytest.raises(UserError, match="too large"):
+        train.train(config, tmp_path / "run", quiet=True)
+    assert sorted((tmp_path / "run").iterdir()) == before
+
+
+@pytest.mark.usefixtures("on_one_device")
 def test_a_step_that_hardly_fits_is_warned_of(config, tmp_path, capsys, available):
     size = needed(config, tmp_path, capsys)
     available(int(size * 1.05))

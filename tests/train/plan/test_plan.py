@@ -161,7 +161,7 @@ def test_the_command_prints_a_report(capfd):
     [
         ("quickstart --topology v5p:3x3x3", "v5p has no shape 3x3x3"),
         ("quickstart --topology cpu:8 --mesh.fsdp 3", "do not multiply to the 8 devices"),
-        ("quickstart --topology cpu:8 --mesh.tensor 8", "cannot be sharded over mesh.tensor 8"),
+        ("quickstart --topology cpu:8 --mesh.tensor 8", "cannot be sharded over --mesh.tensor 8"),
         ("quickstart --topology cpu:8 --parallel pmap", "parallel pmap cannot be planned"),
         ("quickstart", "the name of the devices: --topology v5e:4x4, or cpu:8"),
         ("quickstart --topology v9:2", "give a chip (v4, v5e, v5p, v6e) and a shape"),

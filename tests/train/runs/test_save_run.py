@@ -169,6 +169,14 @@ def test_parameters_that_do_not_fit_are_named(gpt, tmp_path, change, message):
     assert not any(tmp_path.iterdir())
 
 
+def test_parameters_that_are_not_finite_are_refused(gpt, tmp_path):
+    model, params, tokenizer = gpt
+    bad = params | {"token_embedding": {"embedding": np.full((290, 16), np.nan, np.float32)}}
+    with pytest.raises(UserError, match=r"NaN or infinity in 1 of .* token_embedding/embedding"):
+        train.save_run(tmp_path / "mine", model, bad, tokenizer)
+    assert not any(tmp_path.iterdir())
+
+
 def test_half_precision_is_stored_as_float32(gpt, tmp_path):
     model, params, tokenizer = gpt
     half = jax.tree.map(lambda x: x.astype("bfloat16"), params)
