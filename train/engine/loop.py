@@ -409,7 +409,7 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
             break
         s.state, metrics = s.trainer.step(s.state, batch)
         if virtual_devices:  # collectives of two steps at once may wait for each other's threads
-            jax.block_until_ready(metrics)
+            _wait_for(s, metrics, stop)
         s.step, s.position = s.step + 1, s.batches.get_state()
         if pending is not None:
             _wait_for(s, pending[1], stop)
