@@ -59,11 +59,14 @@ def check_output_path(path: Path, made_from: str) -> None:
 
 
 def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
-    """Makes a folder atomically; keeps one that exists.
+    """Makes a folder atomically; keeps one that holds something.
+
+    An empty folder is replaced. One that cannot be, because a disk is mounted there, is filled:
+    its files appear one by one, the folders in it first.
 
     Args:
       path: The final path; missing parent folders are made.
-      fill: Called with an empty folder to write into, if ``path`` does not exist.
+      fill: Called with an empty folder to write into, unless ``path`` holds something.
 
     Returns:
       ``path``, which now exists and is complete.
@@ -71,17 +74,32 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     Raises:
       DataError: The path cannot be written.
     """
-    if path.is_dir():
+    if path.is_dir() and any(path.iterdir()):
         return path
-    _make_parent(path)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    final = path.resolve()  # a link stays
+    mounted = False
+    if final.is_dir():
+        try:
+            final.rmdir()
+        except OSError:
+            if any(final.iterdir()):  # another process was faster
+                return path
+            mounted = True
+    else:
+        _make_parent(final)
+    parent = final if mounted else final.parent
+    temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=parent))
     try:
         temporary.chmod(0o755)
         fill(temporary)
+        if mounted:
+            for made in sorted(temporary.iterdir(), key=Path.is_file):
+                os.replace(made, final / made.name)
+            return path
         try:
-            os.replace(temporary, path)
+            os.replace(temporary, final)
         except OSError:
-            if not path.is_dir():  # no other process was faster, so this is a real failure
+            if not final.is_dir():  # no other process was faster, so this is a real failure
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -100,8 +118,6 @@ def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DataError(f"{path} exists and holds something: give a folder that does not")
-    if path.is_dir():
-        path.rmdir()
     build_folder(path, fill)
 
 

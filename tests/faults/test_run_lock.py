@@ -197,6 +197,28 @@ def test_half_an_entry_is_none(tmp_path, content):
     acquire(tmp_path)
 
 
+def test_a_lock_that_is_removed_is_made_again(tmp_path, quickly):
+    with RunLock(tmp_path, print) as lock:
+        lock.acquire()
+        (tmp_path / "lock.json").unlink()
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "lock.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(RunError, match="is in use by"):
+            acquire(tmp_path)
+        lock.check()
+    assert not (tmp_path / "lock.json").exists()
+
+
+def test_the_lock_of_another_process_is_left_alone(tmp_path):
+    other = dataclasses.replace(Holder.this_process(), process=7, token="other")
+    with RunLock(tmp_path, print) as lock:
+        lock.acquire()
+        (tmp_path / "lock.json").unlink()
+        (tmp_path / "lock.json").write_text(json.dumps(dataclasses.asdict(other)))
+    assert json.loads((tmp_path / "lock.json").read_text())["process"] == 7
+
+
 def test_who_was_taken_for_dead_is_told(tmp_path, quickly):
     with RunLock(tmp_path, print) as lock:
         lock.acquire()

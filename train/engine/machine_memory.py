@@ -8,10 +8,16 @@ from typing import Protocol, runtime_checkable
 PROC = Path("/proc")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 LIMIT_FILES = {
-    "memory.max": ("memory.current", "inactive_file"),  # version 2 of control groups
-    "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),  # version 1
+    "memory.max": (  # version 2 of control groups
+        "memory.current",
+        ("inactive_file", "active_file", "slab_reclaimable"),
+    ),
+    "memory.limit_in_bytes": (  # version 1
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
 }
-"""The file with the limit → the file with the usage, and the part of it that is given back."""
+"""The file with the limit → the file with the usage, and the caches in it that are given back."""
 
 
 @runtime_checkable
@@ -75,7 +81,7 @@ def _left_in_control_groups() -> Iterator[int]:
                 limit = _number(folder / limit_file)
                 usage = _number(folder / usage_file)
                 if limit is not None and usage is not None:
-                    yield limit - usage + _statistic(folder / "memory.stat", reclaimable)
+                    yield limit - usage + _statistics(folder / "memory.stat", reclaimable)
 
 
 def _number(file: Path) -> int | None:
@@ -86,9 +92,10 @@ def _number(file: Path) -> int | None:
         return None
 
 
-def _statistic(file: Path, name: str) -> int:
+def _statistics(file: Path, names: Sequence[str]) -> int:
+    """Returns the sum of some statistics of a control group; 0 where there are none."""
     try:
         rows = dict(line.split() for line in file.read_text(encoding="utf-8").splitlines())
-        return int(rows.get(name, 0))
+        return sum(int(rows.get(name, 0)) for name in names)
     except (OSError, ValueError):
         return 0

@@ -4,7 +4,6 @@ A run folder contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metri
 `tensorboard/` and, in the end, `report.md`.
 """
 
-import contextlib
 import dataclasses
 import importlib.metadata
 from pathlib import Path
@@ -234,10 +233,6 @@ def create_folder(run: Run) -> None:
     Raises:
         RunError: Another process has made it meanwhile, for another run.
     """
-    if run.folder.is_dir():
-        # `prepare_run` refuses any folder that is neither a run nor empty.
-        with contextlib.suppress(OSError):
-            run.folder.rmdir()
     fields = to_dict(run.stated)
     content = {
         "flaxzoo": importlib.metadata.version("flaxzoo"),
@@ -251,6 +246,7 @@ def create_folder(run: Run) -> None:
         run.tokenizer.save(folder / TOKENIZER)
         (folder / CONFIG_FILE).write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
 
+    # `prepare_run` refuses any folder that is neither a run nor empty.
     build_folder(run.folder, fill)
     # Another process may have made it since it was looked for, and now has the lock or had it.
     made, _ = open_run(run.folder)

@@ -107,8 +107,8 @@ class RunLock:
             return
         self._ended.set()
         self._beating.join()
-        if self._lost_to is None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if _is_at(self._path, self._file) and _read(self._file) == self._me:
                 self._path.unlink()
         self._file.close()  # not before: a process that waits for the lock looks for its file
         self._file = None
@@ -224,7 +224,9 @@ class RunLock:
         assert self._file is not None
         while not self._ended.wait(BEAT_SECONDS):
             # An error of a moment, as of a server that restarts, is not worth a run.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, DataError):
+                if not self._path.exists():
+                    self._restore()
                 if not _is_at(self._path, self._file):
                     holder = _read_path(self._path)
                 else:
@@ -233,6 +235,15 @@ class RunLock:
                     self._lost_to = holder
                     return
                 os.utime(self._path)
+
+    def _restore(self) -> None:
+        """Makes the file again that someone has removed; raises OSError if another process did."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        removed, self._file = self._file, io.FileIO(descriptor, "r+")
+        _try_lock(self._file)
+        self._write(self._file)
+        if removed is not None:
+            removed.close()
 
 
 _HELD: dict[Path, Holder] = {}

@@ -227,7 +227,7 @@ VERSION_2 = {
     "proc/self/cgroup": "0::/job/step\n",
     "cgroup/job/memory.max": f"{2 * MIB}\n",
     "cgroup/job/memory.current": f"{MIB}\n",
-    "cgroup/job/memory.stat": f"anon 5\ninactive_file {MIB // 2}\n",
+    "cgroup/job/memory.stat": f"anon 5\ninactive_file {MIB // 4}\nactive_file {MIB // 4}\n",
     "cgroup/job/step/memory.max": "max\n",
     "cgroup/job/step/memory.current": "77\n",
 }
@@ -235,7 +235,7 @@ VERSION_1 = {
     "proc/self/cgroup": "5:cpu:/x\n4:memory:/pods/7\n0::/\n",
     "cgroup/memory/memory.limit_in_bytes": f"{2 * MIB}\n",  # the path is that of the host
     "cgroup/memory/memory.usage_in_bytes": f"{MIB}\n",
-    "cgroup/memory/memory.stat": f"total_inactive_file {MIB // 2}\n",
+    "cgroup/memory/memory.stat": f"total_inactive_file {MIB // 4}\ntotal_active_file {MIB // 4}\n",
 }
 
 
