@@ -40,9 +40,9 @@ class TrainConfig:
     """jit: any mesh. pmap: data parallelism over the devices of one process."""
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
-    name on its hub. The run takes over the sizes and the vocabulary (only the `dropout_rate` of
-    `model` is used, and nothing of `data.tokenizer`), the body, and the parts of the head that both
-    have."""
+    name on its hub. The run has that model's sizes and tokenizer, and starts from the parameters
+    of its body and of those parts of the head that both have. Of `model` only `dropout_rate` is
+    used, and `data.tokenizer` is not used."""
     init_step: int | None = None
     """The checkpoint of `init_from`. By default the newest."""
     label_smoothing: float = 0.0

@@ -31,13 +31,16 @@ def train_command(arguments: list[str]) -> int:
     enable_compilation_cache()
     _silence_orbax()
     from ..distributed.multiprocess import distributed_session, is_primary
+    from ..engine.compile import check_devices
     from ..engine.loop import train
     from ..engine.stop_signals import ended_by_second_signal
     from ..objectives.tasks import task_of
 
     with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
+        check_devices(config)
         result = train(config, parsed.workdir, resume=parsed.resume)
     if result.sample is not None:
+        log(f"the trained model's output for --sample-prompt {config.sample_prompt!r}:")
         print(result.sample)
     if result.finished and is_primary():
         command = task_of(config.data).next_command.format(run=parsed.workdir)

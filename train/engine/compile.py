@@ -218,6 +218,16 @@ def run_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:
     return init_rng, step_rng
 
 
+def check_devices(config: TrainConfig) -> None:
+    """Checks the mesh against the devices, which costs nothing, before data are read.
+
+    Raises:
+      UserError: the sizes of the mesh do not multiply to the number of devices.
+    """
+    if config.parallel == "jit":
+        make_mesh(config.mesh)
+
+
 def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTrainer:
     """Makes the functions of a run for the devices at hand.
 

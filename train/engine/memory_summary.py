@@ -1,6 +1,7 @@
 """The memory of a step: its parts before it is compiled, and whether the whole fits afterwards."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -142,11 +143,12 @@ def check_step_fits(
         compile_step: Compiles the step.
         devices: The devices of this process.
         resumed: Whether the run has been begun, so that its batch size cannot change.
-        log: Called with one line.
+        log: Called with the time that the compilation took, and the memory.
 
     Raises:
         UserError: It does not fit.
     """
+    started = time.monotonic()
     try:
         step = compile_step()
     except jax.errors.JaxRuntimeError as error:
@@ -156,6 +158,7 @@ def check_step_fits(
             f"a step does not fit into memory ({' '.join(str(error).split())[:300]}): "
             f"{_remedies(config, resumed)}"
         ) from error
+    log(f"compiled the step in {time.monotonic() - started:.1f} s")
     memory, available = step.memory_analysis(), available_bytes(devices)
     if memory is None or available is None:
         return

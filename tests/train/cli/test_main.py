@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -122,9 +123,22 @@ def test_train_prints_a_sample_and_where_to_go_on(trained):
     done, run = trained
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("the")
+    assert "the trained model's output for --sample-prompt 'the':" in done.stderr
+    assert re.search(r"compiled the step in \d+\.\d s", done.stderr)
     assert "unigram entropy" in done.stderr
     assert f"flaxzoo generate {run} --prompt" in done.stderr
     assert (run / "report.md").is_file()
+
+
+def test_the_mesh_is_checked_before_data_are_read(flaxzoo, tmp_path):
+    status, out, messages = flaxzoo(
+        *("train", "quickstart", "--mesh.fsdp", 3, "--data.source", "text:/none.txt"),
+        *("--workdir", tmp_path / "run"),
+    )
+    assert (status, out) == (2, "")
+    assert "do not multiply to the" in messages
+    assert messages.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
