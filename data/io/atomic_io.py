@@ -62,7 +62,7 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     """Makes a folder atomically; keeps one that holds something.
 
     An empty folder is replaced. One that cannot be, because a disk is mounted there, is filled:
-    its files appear one by one, the folders in it first.
+    its parts appear one by one, `config.json` last.
 
     Args:
       path: The final path; missing parent folders are made.
@@ -81,6 +81,8 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     if final.is_dir():
         try:
             final.rmdir()
+        except FileNotFoundError:  # another process has removed it, to replace it
+            pass
         except OSError:
             if any(final.iterdir()):  # another process was faster
                 return path
@@ -93,7 +95,7 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         temporary.chmod(0o755)
         fill(temporary)
         if mounted:
-            for made in sorted(temporary.iterdir(), key=Path.is_file):
+            for made in sorted(temporary.iterdir(), key=lambda made: made.name == "config.json"):
                 os.replace(made, final / made.name)
             return path
         try:

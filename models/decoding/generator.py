@@ -116,7 +116,6 @@ class Generator:
             )
             new = _checked_tokens(state.tokens[:, None])  # [B, 1], later [B, per_call]
             while True:
-                new = new[:, :steps]
                 yield new
                 for row, tokens in enumerate(new.tolist()):
                     contexts[row].extend(tokens)
@@ -127,7 +126,7 @@ class Generator:
                 state, tokens = advance(
                     self._model, self._params, state, sampling=arrays, num_tokens=per_call
                 )
-                new = _checked_tokens(tokens)
+                new = _checked_tokens(tokens[:, :steps])  # more may be beyond the positions
 
     def _checked_sampling(
         self, prompts: Sequence[Sequence[int]], request: GenerationRequest

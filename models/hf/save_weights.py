@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 from flax.traverse_util import flatten_dict
 from numpy.typing import DTypeLike
-from safetensors.numpy import save_file
 
 from ...data.io.json_text import JsonObject, JsonValue, to_json
 from ..config import TransformerConfig
@@ -53,6 +52,8 @@ def write_weights(
     Raises:
       WeightsError: The model has no counterpart in transformers.
     """
+    from safetensors.numpy import save_file  # imported late, so that `bench` runs without it
+
     mapping = mapping_of(config)
     config, params = mapping.to_hf_equivalent(config, params)
     hf_config = _merged(mapping.config_to_hf(config), fields or {})

@@ -113,7 +113,15 @@ def test_a_wait_for_data_is_cut_off(source, tmp_path, whole):
     assert_resumes(source, folder, whole)
 
 
-def test_in_a_program_of_ones_own_the_second_one_does_what_it_does_elsewhere():
+@pytest.fixture
+def interruptible():
+    """Python's own handler, which a process in the background of a shell does not begin with."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_in_a_program_of_ones_own_the_second_one_does_what_it_does_elsewhere(interruptible):
     with stop_signals.stop_requested() as stop:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # within a second: the same one, passed on

@@ -81,7 +81,8 @@ def _left_in_control_groups() -> Iterator[int]:
                 limit = _number(folder / limit_file)
                 usage = _number(folder / usage_file)
                 if limit is not None and usage is not None:
-                    yield limit - usage + _statistics(folder / "memory.stat", reclaimable)
+                    given_back = _statistics(folder / "memory.stat", reclaimable)
+                    yield limit - max(0, usage - given_back)
 
 
 def _number(file: Path) -> int | None:

@@ -239,8 +239,11 @@ class RunLock:
     def _restore(self) -> None:
         """Makes the file again that someone has removed; raises OSError if another process did."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        removed, self._file = self._file, io.FileIO(descriptor, "r+")
-        _try_lock(self._file)
+        removed, made = self._file, io.FileIO(descriptor, "r+")
+        if _try_lock(made) is False:  # another process was faster
+            made.close()
+            raise OSError(f"{self._path} is locked")
+        self._file = made
         self._write(self._file)
         if removed is not None:
             removed.close()
