@@ -4,6 +4,7 @@ Each page has the public names of a package, each with its signature and the fir
 docstring. The test in `test_package.py` compares the pages with what this file makes.
 """
 
+import enum
 import inspect
 import re
 from pathlib import Path
@@ -33,6 +34,8 @@ def signature(name: str, thing: object) -> str:
     """Returns how a name is written: a call for what can be called, else the name and its type."""
     if isinstance(thing, type) and getattr(thing, "_is_protocol", False):
         return f"class {name}(Protocol)"
+    if isinstance(thing, type) and issubclass(thing, enum.Enum):  # Python's own, which varies
+        return f"class {name}(Enum)"
     if not (inspect.isfunction(thing) or isinstance(thing, type)):
         return f"{name}: {type(thing).__name__}"
     try:
