@@ -33,6 +33,18 @@ with RunLock(Path(sys.argv[1]), print) as lock:
         time.sleep(float(sys.argv[3]))
 """
 
+TAKING = """
+import sys, time
+from pathlib import Path
+from flaxzoo.train.runs.run_lock import RunLock
+with RunLock(Path(sys.argv[1]), print) as lock:
+    file, is_exclusive = lock._open()
+    print("locked", flush=True)
+    time.sleep(1)
+    lock._write(file)
+    time.sleep(600)
+"""
+
 
 @pytest.fixture
 def start(tmp_path):
@@ -124,7 +136,25 @@ def test_of_many_that_start_at_once_one_has_it(start, tmp_path, killed):
     assert told.count("held\n") == 1
     holder = processes[told.index("held\n")]
     others = [line for line in told if line != "held\n"]
-    assert all(f"in use by process {holder.pid} on " in line for line in others)
+    assert [line for line in others if f"in use by process {holder.pid} on " not in line] == []
+
+
+def test_the_second_process_names_the_one_that_has_not_written_yet(tmp_path):
+    """The lock was taken over from a killed process, whose entry is still in the file."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    dead = dataclasses.replace(Holder.this_process(), process=ended.pid)
+    (tmp_path / "lock.json").write_text(json.dumps(dataclasses.asdict(dead)))
+    taking = subprocess.Popen(
+        [sys.executable, "-c", TAKING, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    with taking:
+        try:
+            assert taking.stdout.readline() == "locked\n"
+            with pytest.raises(RunError, match=f"in use by process {taking.pid} on "):
+                acquire(tmp_path)
+        finally:
+            taking.kill()
 
 
 def test_one_process_does_not_take_it_twice(tmp_path):

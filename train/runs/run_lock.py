@@ -297,10 +297,26 @@ def _read_path(path: Path) -> Holder | None:
 
 
 def _read_when_written(file: io.FileIO) -> Holder | None:
-    """Returns whom the file states, which its holder may be about to write."""
-    for _ in range(20):
+    """Returns whom the file states, which its holder may be about to write.
+
+    Until the holder has written, the file is empty or names the process of this machine that held
+    the lock before and was killed.
+    """
+    machine = Holder.this_process().machine
+    holder = None
+    for _ in range(100):
         holder = _read(file)
-        if holder is not None:
+        if holder is not None and (holder.machine != machine or _is_running(holder.process)):
             return holder
         time.sleep(0.05)
-    return None
+    return holder
+
+
+def _is_running(process: int) -> bool:
+    """Returns whether this machine has a process of a number."""
+    try:
+        with contextlib.suppress(PermissionError):  # it is another user's
+            os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
