@@ -38,6 +38,9 @@ import jaxtyping
 import numpy as np
 import pytest
 
+# Tracing makes many objects that live on, and none of them need be looked through so often.
+gc.set_threshold(100_000, 50, 100)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Shares compiled programs between runs of the tests, and with their subprocesses.
