@@ -172,7 +172,7 @@ def test_a_learned_bandwidth_is_better_than_a_given_one():
 
 
 def test_a_bandwidth_must_be_positive():
-    with pytest.raises(ValueError, match="bandwidth 0.0 must be above 0"):
+    with pytest.raises(ValueError, match=r"bandwidth 0\.0 must be above 0"):
         models.kernel_regression(X, X, X, 0.0)
 
 
