@@ -50,8 +50,9 @@ class Windows:
         if len(self.corpus.tokens) < needed:
             raise DataError(
                 f"random halves or windows for sequences of {self.length} tokens need a text of "
-                f"{needed:,}, and the training or validation data have {len(self.corpus.tokens):,}: lower data.length, give more "
-                "text, hold out more, or name other validation data"
+                f"{needed:,}, and the training or validation data have "
+                f"{len(self.corpus.tokens):,}: lower data.length, give more text, hold out more, "
+                "or name other validation data"
             )
 
     @property
