@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from flaxzoo import models
-from flaxzoo.models.nn.positions import default_positions, relative_buckets
+from flaxzoo.models.nn.positions import default_positions
+from flaxzoo.models.nn.relative_positions import relative_buckets
 from transformers.models.t5.modeling_t5 import T5Attention
 
 
