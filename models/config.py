@@ -7,7 +7,7 @@ rematerialization); it may change from one machine to the next without changing 
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -178,7 +178,7 @@ class TransformerConfig:
         """
         return self.max_length if self.positions in FIXED_TABLES else None
 
-    def with_max_length(self, max_length: int) -> Self:
+    def with_max_length(self, max_length: int) -> "TransformerConfig":
         """Returns the configuration of the same model that reads another number of tokens.
 
         The parameters stay as they are: `models.create(config.with_max_length(n))`.

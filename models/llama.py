@@ -185,7 +185,8 @@ class Llama(nn.Module):
 
         Raises:
           UserError: `attention_mask` does not cover the tokens (or slots), it is
-            `[B, T, S]` and no `position_ids` are given, or a cache is given together with packed sequences.
+            `[B, T, S]` and no `position_ids` are given, or a cache is given together
+            with packed sequences.
         """
         c, e = self.config, self.execution
         position_ids, mask = prepare_inputs(

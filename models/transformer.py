@@ -389,11 +389,11 @@ class EncoderDecoder(nn.Module):
         if c.output_bias:
             zeros = nn.initializers.zeros
             self.output_bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
-        pre = c.norm_position == "pre"
-        self.encoder = Stack(c, e, PreNormEncoderLayer if pre else EncoderLayer, causal=False)
-        self.decoder = Stack(
-            c.decoder, e, PreNormDecoderLayer if pre else DecoderLayer, causal=True
-        )
+        layers = EncoderLayer, DecoderLayer
+        if c.norm_position == "pre":
+            layers = PreNormEncoderLayer, PreNormDecoderLayer
+        self.encoder = Stack(c, e, layers[0], causal=False)
+        self.decoder = Stack(c.decoder, e, layers[1], causal=True)
 
     def __call__(
         self,
@@ -438,8 +438,8 @@ class EncoderDecoder(nn.Module):
           output_attentions: whether to return the attention weights too.
 
         Raises:
-          UserError: a sequence is longer than a table of positions (`max_length`), a mask has the wrong
-            length, only one side is packed, or there is no source.
+          UserError: a sequence is longer than a table of positions (`max_length`), a mask
+            has the wrong length, only one side is packed, or there is no source.
         """
         if (segment_ids is None) != (decoder_segment_ids is None):
             raise UserError("only one side is packed: give both segment_ids or neither")

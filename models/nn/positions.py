@@ -158,8 +158,9 @@ class Positions:
 
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Adds Π to the embeddings, from which the first layer reads it."""
-        added = self.vectors is not None and self.place in ("input", "every_layer")
-        return x + self.vectors if added else x
+        if self.vectors is None or self.place not in ("input", "every_layer"):
+            return x
+        return x + self.vectors
 
     def at_layer(
         self, x: Float[Array, "B T D"], layer: int | Int[Array, ""]
@@ -171,8 +172,9 @@ class Positions:
 
     def at_queries_keys(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Adds Π to the input of the projections of queries and keys."""
-        added = self.vectors is not None and self.place == "queries_keys"
-        return x + self.vectors if added else x
+        if self.vectors is None or self.place != "queries_keys":
+            return x
+        return x + self.vectors
 
     def at_projections(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
         """Adds Π, cut into heads, to queries, keys or values."""
