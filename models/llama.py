@@ -12,16 +12,16 @@ Rotary frequencies are not scaled for longer contexts (Llama 3.1 and later scale
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import flax.linen as nn
 
 from ..data.errors import UserError
-from .config import Execution, Settings, TransformerConfig, divisors
+from .config import Activation, Execution, Settings, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.heads import CausalLMOutput, Projection
-from .nn.layers import Embedding, GatedFeedForward, RMSNorm, RowKeys, dropout, fold_in
+from .nn.layers import Embedding, GatedFeedForward, Residual, RMSNorm, RowKeys, dropout, fold_in
 from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from .nn.positions import rotary_positions
@@ -54,7 +54,7 @@ class LlamaConfig(TransformerConfig):
 
     d_ff: int | None = None
     """Width of the feed-forward layer, F; if not given 8/3 D, rounded up to a multiple of 256."""
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "silu"
+    activation: Activation = "silu"
     """Non-linearity of the gate."""
     norm_eps: float = 1e-5
     """Added to the mean square in normalization; 1e-6 in the first Llama."""
@@ -82,9 +82,10 @@ class LlamaConfig(TransformerConfig):
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}: "
                 f"choose num_kv_heads from {choices}"
             )
-        if self.head_dim % 2:
+        if self.key_dim % 2:
+            name = "d_head" if self.d_k is None else "d_k"
             raise UserError(
-                f"heads of size {self.head_dim} cannot be rotated in pairs: choose an even d_head"
+                f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {name}"
             )
         if not self.rope_base > 0:
             raise UserError(f"rope_base {self.rope_base} must be above 0, for example 10000")
@@ -118,7 +119,7 @@ class LlamaLayer(Layer[LlamaConfig]):
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
 
-        y = RMSNorm(c.norm_eps, e, name="attention_norm")(x)
+        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
             y,
             context.mask,
@@ -127,12 +128,16 @@ class LlamaLayer(Layer[LlamaConfig]):
             rng=rng,
             output_attentions=context.output_attentions,
             rotary=context.rotary,
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
         )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
 
-        y = RMSNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
         return x, LayerOutputs(cache, weights)
 
 
@@ -158,6 +163,7 @@ class Llama(nn.Module):
         cache: Cache | None = None,
         rng: RowKeys | None = None,
         output_attentions: bool = False,
+        head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> CausalLMOutput:
         """Computes the logits of every next token.
 
@@ -175,6 +181,8 @@ class Llama(nn.Module):
             Beyond its last slot all logits are NaN.
           rng: one key per sequence (`models.row_keys`) switches dropout on.
           output_attentions: whether to return the attention weights too.
+          head_mask: factor of the attention weights of each head, `[N]` or `[L, N]` for each
+            layer; 0 takes a head out.
 
         Raises:
           UserError: T is longer than `max_length`, `attention_mask` does not
@@ -200,10 +208,11 @@ class Llama(nn.Module):
             cache=cache,
             rng=rng,
             output_attentions=output_attentions,
-            rotary=rotary_positions(position_ids, c.head_dim, c.rope_base),
+            head_mask=head_mask,
+            rotary=rotary_positions(position_ids, c.key_dim, c.rope_base),
         )
         x, outputs = run_layers(LlamaLayer, c, e, x, cache=cache, context=context)
-        x = RMSNorm(c.norm_eps, e, name="final_norm")(x)
+        x = RMSNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x)

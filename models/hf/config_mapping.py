@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu_squared",
     "silu": "silu",
     "swish": "silu",
 }

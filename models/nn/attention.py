@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ..config import Execution, TransformerConfig
 from .cache import LayerCache
 from .fused_attention import FusedAttention
+from .head_convolution import EarlierTokens, HeadConvolution
 from .layers import Linear, RowKeys, dropout
 from .masks import AttentionMask
 from .positions import Rotary
@@ -71,12 +72,20 @@ def _scaled(query: Float[Array, "B T N H"], scale: Scale) -> Float[Array, "B T N
     return (query * factor).astype(query.dtype)
 
 
+def _masked(
+    context: Float[Array, "B T N V"], head_mask: Float[Array, " N"] | None
+) -> Float[Array, "B T N V"]:
+    """Multiplies each head's output by its factor: as if its weights had been multiplied."""
+    return context if head_mask is None else (context * head_mask[:, None]).astype(context.dtype)
+
+
 class MultiHeadAttention(nn.Module):
     """Attention of a sequence to itself, or to an encoder's output.
 
     Attributes:
       config: sizes (N query heads and K key/value heads; queries and keys have `key_dim`, values
-        H = `head_dim`); `attention_bias` adds biases to the four projections.
+        `value_dim`); `attention_bias` adds biases to the four projections; `scale_scores` and
+        `head_convolution`.
       execution: precision, and the kernel that computes attention where it can.
       output_init_std: standard deviation of the initial output projection.
     """
@@ -99,6 +108,8 @@ class MultiHeadAttention(nn.Module):
         scale: Scale = None,
         rotary: Rotary | None = None,
         bias: Float[Array, "#B N #T S"] | None = None,
+        head_mask: Float[Array, " N"] | None = None,
+        earlier: EarlierTokens | None = None,
     ) -> tuple[Float[Array, "B T D"], LayerCache | None, Float[Array, "B N T S"] | None]:
         """Attends from `x` to the cached tokens and `x` itself, or only to the encoder's output.
 
@@ -111,16 +122,22 @@ class MultiHeadAttention(nn.Module):
           rng: keys of dropout; None: no dropout.
           output_attentions: whether to return the weights too.
           encoder_hidden_states: the output of an encoder, or its projected keys and values.
-          scale: factor of the scores; by default 1 / √H.
+          scale: factor of the scores; by default 1 / √H, or 1 without `config.scale_scores`.
           rotary: rotations of queries and keys by their positions; cached keys are rotated.
           bias: added to the scaled scores, for example for relative positions.
+          head_mask: factor of each head's weights: 0 takes the head out.
+          earlier: the tokens that the convolution of heads may read; None: there is none.
 
         Returns:
           The output; the cache with slots `index … index + T` written, or the keys and values of
           `encoder_hidden_states`; the weights if requested.
         """
         c = self.config
+        if scale is None and not c.scale_scores:
+            scale = 1.0
+        history = (None,) * 3 if cache is None or cache.recent is None else cache.recent
         query = self._project("query", c.num_heads, c.key_dim, x)
+        query, recent_query = self._convolve("query", query, earlier, history[0])
         query = query if rotary is None else rotary.rotate(query)
 
         if isinstance(encoder_hidden_states, LayerCache):
@@ -128,8 +145,10 @@ class MultiHeadAttention(nn.Module):
         else:
             source = x if encoder_hidden_states is None else encoder_hidden_states
             key = self._project("key", c.kv_heads, c.key_dim, source)
+            key, recent_key = self._convolve("key", key, earlier, history[1])
             key = key if rotary is None else rotary.rotate(key)
-            value = self._project("value", c.kv_heads, c.head_dim, source)
+            value = self._project("value", c.kv_heads, c.value_dim, source)
+            value, recent_value = self._convolve("value", value, earlier, history[2])
             if mask.values is None:
                 fused = FusedAttention(
                     self.execution.attention, mask.causal, mask.window, name="fused"
@@ -141,19 +160,39 @@ class MultiHeadAttention(nn.Module):
                     segments=mask.segments(),
                     use_window=mask.use_window,
                 )
-                return self._output(context), None, None
+                return self._output(_masked(context, head_mask)), None, None
             key = jnp.einsum("BSKH->BKHS", key)
             value = jnp.einsum("BSKH->BKSH", value)
             if cache is not None:
                 key = jax.lax.dynamic_update_slice_in_dim(cache.key, key, index, axis=3)
                 value = jax.lax.dynamic_update_slice_in_dim(cache.value, value, index, axis=2)
-            used = LayerCache(key, value)
+            recent = None
+            if recent_query is not None and recent_key is not None and recent_value is not None:
+                recent = recent_query, recent_key, recent_value
+            used = LayerCache(key, value, recent)
             written = used if cache is not None or encoder_hidden_states is not None else None
 
         weights = attention_weights(query, used.key, mask.materialize(), scale=scale, bias=bias)
         dropped = dropout(weights, c.attention_dropout_rate, rng, "attention_weights")
         context = weighted_values(dropped.astype(used.value.dtype), used.value)
+        if head_mask is not None:
+            weights = weights * head_mask[:, None, None]
+        context = _masked(context, head_mask)
         return self._output(context), written, weights if output_attentions else None
+
+    def _convolve(
+        self,
+        name: str,
+        x: Float[Array, "B T N H"],
+        earlier: EarlierTokens | None,
+        history: Float[Array, "B M w N H"] | None,
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B M w N H"] | None]:
+        width = self.config.head_convolution
+        if width is None or earlier is None:
+            return x, None
+        return HeadConvolution(width, self.execution, name=f"{name}_convolution")(
+            x, earlier, history
+        )
 
     def _project(
         self, name: str, num_heads: int, size: int, x: Float[Array, "B S D"]

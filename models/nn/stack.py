@@ -13,6 +13,7 @@ from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache, LayerCache, LayerCaches
 from .fused_attention import LIMITS, AttentionCall, refusal
+from .head_convolution import EarlierTokens, earlier_tokens
 from .layers import DROPOUT_MASK, RowKeys
 from .masks import AnyArray, AttentionMask, select_mask
 from .positions import Rotary, default_positions
@@ -123,12 +124,22 @@ class LayerContext:
     """Rotations of queries and keys by their positions."""
     bias: Float[Array, "#B N #T S"] | None = None
     """Added to the scores of self-attention."""
+    head_mask: Float[Array, "L N"] | None = None
+    """Factor of the weights of each head of self-attention."""
+    cross_head_mask: Float[Array, "L N"] | None = None
+    """The same of cross-attention."""
+    earlier: EarlierTokens | None = None
+    """The tokens that the convolution of heads may read."""
 
     def mask_of(self, layer: int | Array) -> AttentionMask:
         """Returns the mask of a layer; every second one may have a window."""
         if self.windowed_mask is None:
             return self.mask
         return select_mask(layer % 2 == 1, self.windowed_mask, self.mask)
+
+    def head_mask_of(self, layer: int | Array) -> Float[Array, " N"] | None:
+        """Returns the factors of a layer's heads of self-attention, if there are any."""
+        return None if self.head_mask is None else self.head_mask[layer]
 
 
 def make_layer_context(
@@ -144,6 +155,8 @@ def make_layer_context(
     cross_mask: AttentionMask | None = None,
     rotary: Rotary | None = None,
     bias: Float[Array, "#B N #T S"] | None = None,
+    head_mask: Float[AnyArray, "*L N"] | None = None,
+    cross_head_mask: Float[AnyArray, "*L N"] | None = None,
 ) -> LayerContext:
     """Builds the inputs shared by all layers, with masks in the form the attention backend needs.
 
@@ -159,6 +172,11 @@ def make_layer_context(
       cross_mask: the encoder positions that these may attend to.
       rotary: rotations of queries and keys by their positions.
       bias: added to the scores of self-attention.
+      head_mask: factor of the weights of each head, for all layers or for each.
+      cross_head_mask: the same for the heads of cross-attention.
+
+    Raises:
+      UserError: a mask over heads has another shape than `[N]` or `[L, N]`.
     """
 
     def prepared(mask: AttentionMask) -> AttentionMask:
@@ -169,7 +187,7 @@ def make_layer_context(
             num_queries=mask.num_queries,
             num_keys=mask.num_keys,
             key_dim=config.key_dim,
-            head_dim=config.head_dim,
+            head_dim=config.value_dim,
             dtype=execution.dtype,
             dropout_rate=0.0 if rng is None else config.attention_dropout_rate,
             cached=cache is not None,
@@ -191,7 +209,27 @@ def make_layer_context(
         cross_mask=None if cross_mask is None else prepared(cross_mask),
         rotary=rotary,
         bias=bias,
+        head_mask=_of_all_layers(config, head_mask, "head_mask"),
+        cross_head_mask=_of_all_layers(config, cross_head_mask, "cross_attn_head_mask"),
+        earlier=None
+        if config.head_convolution is None
+        else earlier_tokens(mask, config.head_convolution, cached=cache is not None),
     )
+
+
+def _of_all_layers(
+    config: TransformerConfig, head_mask: Float[AnyArray, "*L N"] | None, name: str
+) -> Float[Array, "L N"] | None:
+    """Returns the factors of all heads; raises UserError if their number is wrong."""
+    if head_mask is None:
+        return None
+    shape = config.num_layers, config.num_heads
+    if head_mask.shape not in (shape, shape[1:]):
+        raise UserError(
+            f"{name} has the shape {list(head_mask.shape)}: give one factor for each head, "
+            f"{list(shape[1:])} or, for each layer, {list(shape)}"
+        )
+    return jnp.broadcast_to(jnp.asarray(head_mask, jnp.float32), shape)
 
 
 @struct.dataclass
