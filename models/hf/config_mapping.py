@@ -68,6 +68,14 @@ class ConfigMapping:
     """Other names of fields, and of the objects in which fields are nested."""
 
 
+PLAIN_BLOCK: dict[str, tuple[object, ...]] = {
+    "norm_affine": (True,),
+    "residual_scalar": (False,),
+    "scale_scores": (True,),
+    "head_convolution": (None,),
+}
+"""Settings of layers that no family of Hugging Face has."""
+
 IGNORED = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _flax_model_name
@@ -214,19 +222,25 @@ def settings_to_hf(
 def check_exportable(
     config: TransformerConfig, allowed: Mapping[str, tuple[object, ...]], family: str
 ) -> None:
-    """Checks the settings that a family of Hugging Face cannot vary.
+    """Checks the settings that no family of Hugging Face has, and those that one cannot vary.
 
     Args:
       config: The configuration that is to be exported.
-      allowed: For each such setting the values that the family has.
+      allowed: For each of the latter the values that the family has.
       family: Its name, for messages.
 
     Raises:
       WeightsError: The configuration has another value; the message names all such settings.
     """
+    own = {
+        **PLAIN_BLOCK,
+        "d_k": (None, config.head_dim),
+        "d_v": (None, config.head_dim),
+        **allowed,
+    }
     differing = {
         f"{name} {value!r}": choices
-        for name, choices in allowed.items()
+        for name, choices in own.items()
         if (value := getattr(config, name)) not in choices
     }
     if differing:

@@ -190,6 +190,8 @@ def config_to_hf(config: GPTConfig) -> JsonObject:
         "positions": ("learned",),
         "use_bias": (True,),
         "local_window": (None,),
+        "causal": (True,),
+        "scale_scores": (True, False),
     }
     if name == "openai-gpt":
         allowed |= {

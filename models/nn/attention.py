@@ -190,9 +190,8 @@ class MultiHeadAttention(nn.Module):
         width = self.config.head_convolution
         if width is None or earlier is None:
             return x, None
-        return HeadConvolution(width, self.execution, name=f"{name}_convolution")(
-            x, earlier, history
-        )
+        convolution = HeadConvolution(width, self.execution, name=f"{name}_convolution")
+        return convolution(x, earlier, history)
 
     def _project(
         self, name: str, num_heads: int, size: int, x: Float[Array, "B S D"]

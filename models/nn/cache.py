@@ -115,9 +115,8 @@ def choose_beams(cache: Cache, beams: Int[Array, "B K"]) -> Cache:
     """
 
     def chosen(x: Array) -> Array:
-        return jnp.take_along_axis(
-            x, beams.reshape(*(1,) * (x.ndim - 5), *beams.shape, 1, 1, 1), axis=-4
-        )
+        indices = beams.reshape(*(1,) * (x.ndim - 5), *beams.shape, 1, 1, 1)
+        return jnp.take_along_axis(x, indices, axis=-4)  # [*L, B, K, w, N, H]
 
     return _map_recent(chosen, cache)
 
