@@ -70,5 +70,8 @@ from .tokenizers.base import SpecialIds as SpecialIds
 from .tokenizers.base import Tokenizer as Tokenizer
 from .tokenizers.base import load_tokenizer as load_tokenizer
 from .tokenizers.export import export_tokenizer as export_tokenizer
+from .tokenizers.subwords import MergeRound as MergeRound
+from .tokenizers.subwords import fewest_pieces as fewest_pieces
+from .tokenizers.subwords import merge_byte_pairs as merge_byte_pairs
 from .tokenizers.training import TokenizerConfig as TokenizerConfig
 from .tokenizers.training import train_tokenizer as train_tokenizer

@@ -47,6 +47,9 @@ class TransformerConfig:
     activation: Activation = "gelu"
     """Non-linearity of the feed-forward layer; "gelu" is the exact one (erf), "relu_squared"
     max(0, x)² (Primer)."""
+    attention: Literal["learned", "simple"] = "learned"
+    """learned: queries, keys, values and outputs are linear maps. simple: attention without
+    parameters; the input, in N parts of size D / N, is query, key and value at once."""
     norm_eps: float = 1e-5
     """Added to the variance in layer normalization."""
     norm_affine: bool = True
@@ -90,6 +93,15 @@ class TransformerConfig:
                 f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: "
                 f"choose num_heads from {choices}"
             )
+        if self.attention == "simple":
+            # Parts of one input have one size, and there are as many of each.
+            part = self.d_model // self.num_heads
+            if (self.kv_heads, self.key_dim, self.value_dim) != (self.num_heads, part, part):
+                raise UserError(
+                    'attention "simple" has no maps that could give keys or values sizes of their '
+                    f"own: leave heads of size {part}, one key and one value for each of "
+                    f"num_heads {self.num_heads}"
+                )
 
     @property
     def head_dim(self) -> int:

@@ -68,14 +68,6 @@ class ConfigMapping:
     """Other names of fields, and of the objects in which fields are nested."""
 
 
-PLAIN_BLOCK: dict[str, tuple[object, ...]] = {
-    "norm_affine": (True,),
-    "residual_scalar": (False,),
-    "scale_scores": (True,),
-    "head_convolution": (None,),
-}
-"""Settings of layers that no family of Hugging Face has."""
-
 IGNORED = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _flax_model_name
@@ -219,21 +211,31 @@ def settings_to_hf(
     return hf_config
 
 
+ONLY_HERE: Mapping[str, tuple[object, ...]] = {
+    "attention": ("learned",),
+    "head_convolution": (None,),
+    "norm_affine": (True,),
+    "residual_scalar": (False,),
+    "scale_scores": (True,),
+}
+"""Settings that no family of Hugging Face varies, and the values that all of them have."""
+
+
 def check_exportable(
     config: TransformerConfig, allowed: Mapping[str, tuple[object, ...]], family: str
 ) -> None:
-    """Checks the settings that no family of Hugging Face has, and those that one cannot vary.
+    """Checks the settings that a family of Hugging Face cannot vary, and those of `ONLY_HERE`.
 
     Args:
       config: The configuration that is to be exported.
-      allowed: For each of the latter the values that the family has.
+      allowed: For each of the former the values that the family has.
       family: Its name, for messages.
 
     Raises:
       WeightsError: The configuration has another value; the message names all such settings.
     """
     own = {
-        **PLAIN_BLOCK,
+        **ONLY_HERE,
         "d_k": (None, config.head_dim),
         "d_v": (None, config.head_dim),
         **allowed,

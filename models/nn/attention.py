@@ -84,8 +84,9 @@ class MultiHeadAttention(nn.Module):
 
     Attributes:
       config: sizes (N query heads and K key/value heads; queries and keys have `key_dim`, values
-        `value_dim`); `attention_bias` adds biases to the four projections; `scale_scores` and
-        `head_convolution`.
+        `value_dim`); `attention_bias` adds biases to the four projections, `head_convolution` a
+        convolution to three; with `attention` "simple" there are none, and queries, keys and values
+        are N parts of the input. `scale_scores` says whether scores are divided by √H.
       execution: precision, and the kernel that computes attention where it can.
       output_init_std: standard deviation of the initial output projection.
     """
@@ -198,9 +199,13 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "B S {num_heads} {size}"]:
         c, e = self.config, self.execution
         features = num_heads, size
+        if c.attention == "simple":
+            return x.astype(e.dtype).reshape(*x.shape[:2], *features)
         return Linear(features, c.init_std, use_bias=c.attention_bias, execution=e, name=name)(x)
 
     def _output(self, context: Float[Array, "B T N V"]) -> Float[Array, "B T D"]:
+        if self.config.attention == "simple":
+            return context.reshape(*context.shape[:2], -1)
         return Linear(
             (self.config.d_model,),
             self.output_init_std,

@@ -14,6 +14,7 @@ from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.models.nn.layers import (
     ACTIVATIONS,
     FEW_ROWS,
+    Embedding,
     GatedFeedForward,
     LayerNorm,
     RMSNorm,
@@ -29,6 +30,15 @@ LLAMA = LlamaConfig(
 KEY = jax.random.key(7)
 
 jitted = jax.jit(dropout, static_argnums=(1, 3))
+
+
+def test_an_embedding_is_a_product_with_one_hot_rows():
+    table = jax.random.normal(KEY, (11, 5))
+    ids = jnp.array([[3, 0, 10], [3, 3, 7]])
+    looked_up = Embedding(11, 5).apply({"params": {"embedding": table}}, ids)
+    product = jnp.dot(jax.nn.one_hot(ids, 11), table, precision="highest")
+    np.testing.assert_array_equal(looked_up, product)
+    assert looked_up.shape == (2, 3, 5)
 
 
 def operands(*batch):

@@ -1,0 +1,123 @@
+"""Two ways from words to sub-words that are small enough to read and to print.
+
+``merge_byte_pairs`` is algorithm 1 of Sennrich et al. 2016; the vocabularies of models are trained
+by the libraries behind ``training``. ``fewest_pieces`` divides a text into as few pieces of a given
+vocabulary as possible.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..errors import DataError
+
+
+class MergeRound(NamedTuple):
+    """The state of a text after a merge.
+
+    Attributes:
+      pair: The tokens that were joined; None before the first merge.
+      words: The tokens of each word of the text.
+      vocabulary: The characters in the order of the text, then every joined token; a token stays
+        when others are made of it.
+    """
+
+    pair: tuple[str, str] | None
+    words: tuple[tuple[str, ...], ...]
+    vocabulary: tuple[str, ...]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each token occurs in the text; a token that no longer occurs is left out."""
+        return Counter(token for word in self.words for token in word)
+
+
+def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
+    """Joins the most frequent pair of neighboring tokens, again and again.
+
+    No pair reaches over the end of a word. Of equally frequent pairs, the one that occurs first in
+    the text is joined.
+
+    Args:
+      text: Words separated by white space.
+      end_of_word: The token that ends each word; empty for none.
+
+    Yields:
+      First the single characters, then the state after each merge; the last has a token per word.
+
+    Example::
+
+        for round in data.merge_byte_pairs("man plan commands", end_of_word=""):
+            print(round.pair, round.counts, round.words)
+    """
+    ends = (end_of_word,) if end_of_word else ()
+    words = tuple((*word, *ends) for word in text.split())
+    vocabulary = tuple(dict.fromkeys(token for word in words for token in word))
+    yield MergeRound(None, words, vocabulary)
+    while pairs := Counter(pair for word in words for pair in pairwise(word)):
+        best = max(pairs, key=pairs.__getitem__)  # the first of equals, as a Counter keeps order
+        words = tuple(_join(word, best) for word in words)
+        vocabulary = tuple(dict.fromkeys((*vocabulary, "".join(best))))
+        yield MergeRound(best, words, vocabulary)
+
+
+def _join(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
+    joined: list[str] = []
+    last = ""  # the token before, unless it was itself made by this merge
+    for token in word:
+        if (last, token) == pair:
+            joined[-1] += token
+            last = ""
+        else:
+            joined.append(token)
+            last = token
+    return tuple(joined)
+
+
+def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
+    """Divides a text into as few pieces as possible.
+
+    Byte-pair encoding replays its merges, and WordPiece takes the longest piece first; neither
+    finds the fewest pieces of every text. Here the best division of each beginning of the text is
+    computed from those of shorter ones, in time ``len(text)`` times the longest piece.
+
+    Args:
+      text: The text.
+      pieces: The vocabulary; of several divisions, the one with the longest last piece is chosen.
+
+    Returns:
+      The pieces in order, which joined are the text.
+
+    Raises:
+      DataError: The pieces cannot make up the text.
+
+    Example::
+
+        data.fewest_pieces("plan", {*"manpl", "an", "man"})  # ["p", "l", "an"]
+    """
+    known = frozenset(pieces)
+    longest = max(map(len, known), default=0)
+    # The fewest pieces of text[:end], and where the last of them starts; None if there are none.
+    best: list[tuple[int, int] | None] = [(0, 0)]
+    for end in range(1, len(text) + 1):
+        found = [
+            (before[0] + 1, start)
+            for start in range(max(0, end - longest), end)
+            if (before := best[start]) is not None and text[start:end] in known
+        ]
+        best.append(min(found, default=None))
+    if best[-1] is None:
+        reached = max(end for end, way in enumerate(best) if way is not None)
+        raise DataError(
+            f"no pieces make up {text!r}: nothing continues after {text[:reached]!r}; add the "
+            f"single character {text[reached]!r} to the pieces"
+        )
+    divided: list[str] = []
+    end = len(text)
+    while end:
+        way = best[end]
+        assert way is not None  # the way to a reachable end leads over reachable ones
+        divided.append(text[way[1] : end])
+        end = way[1]
+    return divided[::-1]
