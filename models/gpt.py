@@ -17,7 +17,6 @@ import math
 from typing import Any, Literal
 
 import flax.linen as nn
-import jax.numpy as jnp
 
 from ..data.errors import UserError
 from .config import Activation, Execution, TransformerConfig
@@ -39,12 +38,11 @@ from .nn.layers import (
     Residual,
     RowKeys,
     dropout,
-    embedding_lookup,
     fold_in,
 )
 from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from .nn.positions import sinusoidal_positions
+from .nn.positions import make_positions
 from .nn.stack import (
     Layer,
     LayerContext,
@@ -79,10 +77,6 @@ class GPTConfig(TransformerConfig):
     """Dropout rate of attention weights, if not `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
     """pre: before each sublayer, and a final one (GPT-2, GPT-3). post: after the sum (GPT)."""
-    positions: Literal["learned", "sinusoidal"] = "learned"
-    """The kind of position vectors."""
-    position_base: float = 10_000.0
-    """Base of the sinusoidal wavelengths."""
     use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the affine maps have biases."""
     causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -116,8 +110,6 @@ class GPTConfig(TransformerConfig):
             raise UserError(
                 f"local_window {self.local_window} is a band of earlier tokens: set causal to true"
             )
-        if not self.position_base > 0:
-            raise UserError(f"position_base {self.position_base} must be above 0")
         for name in ("embedding_dropout", "attention_dropout"):
             if not 0 <= getattr(self, f"{name}_rate") < 1:
                 raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
@@ -164,6 +156,7 @@ class PreNormLayer(Layer[GPTConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
@@ -173,6 +166,7 @@ class PreNormLayer(Layer[GPTConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            positions=context.positions,
             scale=c.score_scale(inputs.index),
             head_mask=context.head_mask_of(inputs.index),
             earlier=context.earlier,
@@ -197,6 +191,7 @@ class PostNormLayer(Layer[GPTConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
 
         y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
             x,
@@ -205,6 +200,7 @@ class PostNormLayer(Layer[GPTConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            positions=context.positions,
             scale=c.score_scale(inputs.index),
             head_mask=context.head_mask_of(inputs.index),
             earlier=context.earlier,
@@ -264,7 +260,7 @@ class GPT(nn.Module):
             layer; 0 takes a head out.
 
         Raises:
-          UserError: T is longer than `max_length`, `attention_mask` does not
+          UserError: T is longer than a table of positions (`max_length`), `attention_mask` does not
             cover the tokens (or slots), it is `[B, T, S]` and no `position_ids`
             are given, a cache is given together with packed sequences, or the head
             classifies and is given a cache, packed sequences or a mask `[B, T, S]`.
@@ -294,7 +290,10 @@ class GPT(nn.Module):
             causal=c.causal,
         )
         embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
-        x = embed(input_ids) + self._positions(position_ids)
+        positions = make_positions(
+            c, e, position_ids, input_ids.shape[1], cache=cache, causal=c.causal
+        )
+        x = positions.at_input(embed(input_ids))
         x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
         context = make_layer_context(
             c,
@@ -305,6 +304,7 @@ class GPT(nn.Module):
             output_attentions=output_attentions,
             window=c.local_window,
             head_mask=head_mask,
+            positions=positions,
         )
         layer = PreNormLayer if c.norm_position == "pre" else PostNormLayer
         x, outputs = run_layers(layer, c, e, x, cache=cache, context=context)
@@ -312,7 +312,7 @@ class GPT(nn.Module):
             x = LayerNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None
-            x, cache = advance_cache(cache, outputs.cache, x)
+            x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         if c.head == "sequence_classification":
             body = EncoderOutput(x, attentions=outputs.attentions)
             return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
@@ -320,14 +320,6 @@ class GPT(nn.Module):
             embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
         projection = Projection(x, embed.embedding.astype(e.dtype))
         return CausalLMOutput(x, projection, cache, outputs.attentions)
-
-    def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Float[Array, "#B #T D"]:
-        c, e = self.config, self.execution
-        if c.positions == "learned":
-            table = Embedding(c.max_length, c.d_model, execution=e, name="position_embedding")
-            return table(position_ids)
-        table = sinusoidal_positions(c.max_length, c.d_model, c.position_base)
-        return embedding_lookup(jnp.asarray(table, e.dtype), position_ids)
 
 
 def _preset(paper: str, published: str, note: str = "", **fields: Any) -> Preset:

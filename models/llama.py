@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 import flax.linen as nn
 
 from ..data.errors import UserError
-from .config import Activation, Execution, Settings, TransformerConfig, divisors
+from .config import Activation, Execution, PositionKind, Settings, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.heads import CausalLMOutput, Projection
 from .nn.layers import Embedding, GatedFeedForward, Residual, RMSNorm, RowKeys, dropout, fold_in
 from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
-from .nn.positions import rotary_positions
+from .nn.positions import Positions, rotary_positions
 from .nn.stack import (
     Layer,
     LayerContext,
@@ -67,6 +67,8 @@ class LlamaConfig(TransformerConfig):
     """Size of one head, H, if not D / N."""
     rope_base: float = 10_000.0
     """Base of the rotary wavelengths (theta); 500,000 in Llama 3."""
+    positions: PositionKind = "rotary"
+    """The kind of positions; a Llama has no others."""
     tie_output: bool = False
     """Whether the output projection is the token embedding; else it has its own matrix."""
 
@@ -86,6 +88,15 @@ class LlamaConfig(TransformerConfig):
             name = "d_head" if self.d_k is None else "d_k"
             raise UserError(
                 f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {name}"
+            )
+        if self.positions != "rotary":
+            raise UserError(
+                f"positions {self.positions!r} are none of a Llama's, which are rotary: choose "
+                "another family, such as gpt"
+            )
+        if self.position_base != 10_000:
+            raise UserError(
+                f"position_base {self.position_base} is named rope_base in a Llama: give that"
             )
         if not self.rope_base > 0:
             raise UserError(f"rope_base {self.rope_base} must be above 0, for example 10000")
@@ -127,9 +138,9 @@ class LlamaLayer(Layer[LlamaConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
-            rotary=context.rotary,
             head_mask=context.head_mask_of(inputs.index),
             earlier=context.earlier,
+            positions=context.positions,
         )
         y = dropout(y, c.dropout_rate, rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
@@ -185,9 +196,9 @@ class Llama(nn.Module):
             layer; 0 takes a head out.
 
         Raises:
-          UserError: T is longer than `max_length`, `attention_mask` does not
-            cover the tokens (or slots), it is `[B, T, S]` and no `position_ids`
-            are given, or a cache is given together with packed sequences.
+          UserError: `attention_mask` does not cover the tokens (or slots), it is
+            `[B, T, S]` and no `position_ids` are given, or a cache is given together
+            with packed sequences.
         """
         c, e = self.config, self.execution
         position_ids, mask = prepare_inputs(
@@ -209,7 +220,7 @@ class Llama(nn.Module):
             rng=rng,
             output_attentions=output_attentions,
             head_mask=head_mask,
-            rotary=rotary_positions(position_ids, c.key_dim, c.rope_base),
+            positions=Positions(rotary=rotary_positions(position_ids, c.key_dim, c.rope_base)),
         )
         x, outputs = run_layers(LlamaLayer, c, e, x, cache=cache, context=context)
         x = RMSNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)

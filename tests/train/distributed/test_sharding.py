@@ -36,9 +36,14 @@ def with_heads(config):
     return [dataclasses.replace(config, head=head, labels=labels) for head in config.heads]
 
 
+OPTIONS = (("head_convolution", 3), ("residual_scalar", True))
+"""Options that no preset has and that add parameters."""
+
+
 @functools.cache
-def shapes(name):
-    trees = [parameter_shapes(models.create(c)) for c in with_heads(models.preset(name))]
+def shapes(name, options=()):
+    config = dataclasses.replace(models.preset(name), **dict(options))
+    trees = [parameter_shapes(models.create(c)) for c in with_heads(config)]
     leaves = [leaf for tree in trees for leaf in jax.tree.leaves_with_path(tree)]
     return {(keystr(path, simple=True, separator="/"), x.shape) for path, x in leaves}
 
@@ -50,8 +55,17 @@ def test_every_parameter_of_every_preset_and_head_fits_one_row(name):
         assert len(spec) == len(shape)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama-7b", "bert-base", "transformer-base"])
+def test_every_parameter_of_an_option_fits_one_row(name):
+    options = OPTIONS[1:] if name == "bert-base" else OPTIONS
+    for parameter, shape in shapes(name, options) - shapes(name):
+        spec = sharding.parameter_spec(parameter, shape, mesh(), models.preset(name))
+        assert len(spec) == len(shape)
+
+
 def test_no_rule_is_superfluous():
     seen = {name for preset in models.presets() for name, _ in shapes(preset)}
+    seen |= {name for preset in ("gpt2", "transformer-base") for name, _ in shapes(preset, OPTIONS)}
     for family in families().values():
         for pattern, axes in family.parameter_axes.items():
             assert any(sharding.re.fullmatch(pattern, name) for name in seen), pattern
