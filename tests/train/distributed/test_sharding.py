@@ -36,8 +36,13 @@ def with_heads(config):
     return [dataclasses.replace(config, head=head, labels=labels) for head in config.heads]
 
 
-OPTIONS = (("head_convolution", 3), ("residual_scalar", True))
-"""Options that no preset has and that add parameters."""
+PRIMER = (("head_convolution", 3), ("residual_scalar", True))
+OPTIONS = {  # that add parameters and that no preset has
+    "gpt2": (PRIMER, (("positions", "relative"),), (("positions", "buckets"),)),
+    "llama-7b": (PRIMER,),
+    "bert-base": ((("residual_scalar", True),), (("positions", "relative"),)),
+    "transformer-base": (PRIMER, (("positions", "relative"),), (("positions", "buckets"),)),
+}
 
 
 @functools.cache
@@ -55,17 +60,20 @@ def test_every_parameter_of_every_preset_and_head_fits_one_row(name):
         assert len(spec) == len(shape)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-7b", "bert-base", "transformer-base"])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_every_parameter_of_an_option_fits_one_row(name):
-    options = OPTIONS[1:] if name == "bert-base" else OPTIONS
-    for parameter, shape in shapes(name, options) - shapes(name):
-        spec = sharding.parameter_spec(parameter, shape, mesh(), models.preset(name))
-        assert len(spec) == len(shape)
+    for options in OPTIONS[name]:
+        added = shapes(name, options) - shapes(name)
+        assert added
+        for parameter, shape in added:
+            spec = sharding.parameter_spec(parameter, shape, mesh(), models.preset(name))
+            assert len(spec) == len(shape)
 
 
 def test_no_rule_is_superfluous():
     seen = {name for preset in models.presets() for name, _ in shapes(preset)}
-    seen |= {name for preset in ("gpt2", "transformer-base") for name, _ in shapes(preset, OPTIONS)}
+    for preset, variants in OPTIONS.items():
+        seen |= {name for options in variants for name, _ in shapes(preset, options)}
     for family in families().values():
         for pattern, axes in family.parameter_axes.items():
             assert any(sharding.re.fullmatch(pattern, name) for name in seen), pattern
