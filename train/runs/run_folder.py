@@ -140,15 +140,15 @@ def _existing_run(
 
 def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, Tokenizer]:
     """Returns a new run, with its own vocabulary or that of the run it is initialized from."""
-    source = None
+    model = tokenizer = None
     if config.init_from is not None:  # before data are read, which may take long
         source, tokenizer = open_run(config.init_from)
+        model = source.model
         step = chosen_step(local_folder(config.init_from), config.init_step)
         config = dataclasses.replace(config, init_step=step)
     labels = None if own_examples else config.data.labels()
-    if source is None:
+    if tokenizer is None:
         tokenizer = config.data.make_tokenizer()
-    model = None if source is None else source.model
     return fit_model(config, model, tokenizer.target.vocab_size, labels), tokenizer
 
 
