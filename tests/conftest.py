@@ -154,7 +154,11 @@ def _tiny(family: str = "gpt", **fields: Any) -> Tiny:
     import numpy as np
     from flaxzoo import models
 
-    config_of = {"gpt": models.GPTConfig, "bert": models.BertConfig}[family]
+    config_of = {
+        "gpt": models.GPTConfig,
+        "bert": models.BertConfig,
+        "transformer": models.EncoderDecoderConfig,
+    }[family]
     execution = models.Execution(**{k: v for k, v in fields.items() if k in TINY_EXECUTION})
     sizes = {k: v for k, v in fields.items() if k not in TINY_EXECUTION}
     config = config_of(**{"dropout_rate": 0.0, **TINY, **sizes})
@@ -177,7 +181,7 @@ def _tiny(family: str = "gpt", **fields: Any) -> Tiny:
 
 @pytest.fixture(scope="session")
 def tiny() -> Any:
-    """`tiny(**fields)`: a tiny GPT, or with `family="bert"` a BERT.
+    """`tiny(**fields)`: a tiny GPT, or with `family="bert"` a BERT, "transformer" a Transformer.
 
     Fields of its config and of its execution, mixed.
 

@@ -210,10 +210,14 @@ def settings_to_hf(
     return hf_config
 
 
+ONLY_HERE: Mapping[str, tuple[object, ...]] = {"attention": ("learned",)}
+"""Settings that no family of Hugging Face varies, and the values that all of them have."""
+
+
 def check_exportable(
     config: TransformerConfig, allowed: Mapping[str, tuple[object, ...]], family: str
 ) -> None:
-    """Checks the settings that a family of Hugging Face cannot vary.
+    """Checks the settings that a family of Hugging Face cannot vary, and those of `ONLY_HERE`.
 
     Args:
       config: The configuration that is to be exported.
@@ -225,7 +229,7 @@ def check_exportable(
     """
     differing = {
         f"{name} {value!r}": choices
-        for name, choices in allowed.items()
+        for name, choices in {**ONLY_HERE, **allowed}.items()
         if (value := getattr(config, name)) not in choices
     }
     if differing:

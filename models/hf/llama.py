@@ -10,6 +10,7 @@ from .config_mapping import (
     Field,
     FixedField,
     HFConfig,
+    check_exportable,
     model_class,
     settings_from_hf,
     settings_to_hf,
@@ -110,7 +111,12 @@ def config_from_hf(hf_config: HFConfig, source: str) -> LlamaConfig:
 
 
 def config_to_hf(config: LlamaConfig) -> JsonObject:
-    """Converts a configuration to the fields of a `config.json`."""
+    """Converts a configuration to the fields of a `config.json`.
+
+    Raises:
+      WeightsError: transformers has no such model.
+    """
+    check_exportable(config, {}, "llama")
     explicit = dataclasses.replace(
         config, num_kv_heads=config.kv_heads, d_head=config.head_dim, d_ff=config.feed_forward_dim
     )

@@ -1,0 +1,129 @@
+"""Attention without parameters: simple self-attention, and kernel regression.
+
+- Simple self-attention: Bloem, "Machine Learning at VU", lecture 10. Each output is the average of
+  all inputs, weighted by the softmax of their dot products.
+- Kernel regression: Nadaraya 1964, "On estimating regression"; Watson 1964, "Smooth regression
+  analysis". Each answer is the average of all known values, weighted by a kernel of the distances
+  of their keys from the query.
+
+Both are a soft look-up: scores of all pairs, a softmax over the keys, an average of the values.
+Learned attention (`attention.py`) adds a linear map before each of the three.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from ...data.errors import UserError
+from .typing import Array, Bool, Float
+
+HIDDEN = -1e30
+"""The score of a hidden key; finite, so that a query without keys gives an average and no NaN."""
+
+
+def simple_attention_weights(
+    x: Float[Array, "*batch T D"],
+    *,
+    scale: Float[Array, ""] | float | None = None,
+    causal: bool = False,
+    mask: Bool[Array, "*#batch #T #T"] | None = None,
+) -> Float[Array, "*batch T T"]:
+    """Returns the weights W of simple self-attention; each row sums to 1.
+
+    The raw weights are W' = X Xᵀ, w'ᵢⱼ = xᵢ · xⱼ, and W is their softmax over j. The arguments are
+    those of `simple_attention`.
+    """
+    scores = jnp.einsum("...TD,...SD->...TS", x, x)
+    if scale is not None:
+        scores *= scale
+    if causal:
+        earlier = jnp.tri(x.shape[-2], dtype=bool)  # [T, T]
+        mask = earlier if mask is None else mask & earlier
+    if mask is not None:
+        # Before the softmax: after it, the weights that remain would sum to less than 1.
+        scores = jnp.where(mask, scores, HIDDEN)
+    return jax.nn.softmax(scores, axis=-1)
+
+
+def simple_attention(
+    x: Float[Array, "*batch T D"],
+    *,
+    scale: Float[Array, ""] | float | None = None,
+    causal: bool = False,
+    mask: Bool[Array, "*#batch #T #T"] | None = None,
+) -> Float[Array, "*batch T D"]:
+    """Applies self-attention without parameters: yᵢ = Σⱼ softmaxⱼ(scale · xᵢ · xⱼ) xⱼ.
+
+    A permutation of the inputs permutes the outputs in the same way, and changes nothing else.
+
+    Example::
+
+        y = models.simple_attention(x, scale=x.shape[-1] ** -0.5, causal=True)
+
+    Args:
+      x: T vectors of size D, or a batch of such sequences.
+      scale: factor of the dot products; None: 1. The scaled form has 1 / √D.
+      causal: whether a vector attends only to itself and to earlier ones.
+      mask: True where vector i (row) may attend to vector j (column). A row without any attends
+        to all alike.
+
+    Returns:
+      One vector for each of `x`, of the same size.
+    """
+    weights = simple_attention_weights(x, scale=scale, causal=causal, mask=mask)
+    return jnp.einsum("...TS,...SD->...TD", weights, x)
+
+
+def kernel_weights(
+    queries: Float[Array, "*batch Q D"],
+    keys: Float[Array, "*batch K D"],
+    bandwidth: Float[Array, ""] | float,
+) -> Float[Array, "*batch Q K"]:
+    """Returns the weights of kernel regression; each row sums to 1.
+
+    The weight of key k for query q is softmax(-|q - k|² / 2h²) over the keys, h the bandwidth. As
+    -|q - k|² / 2 = q · k - |k|² / 2 - |q|² / 2, and the last term is the same for all keys, the
+    weights are those of dot-product attention, softmax(q · k / h²), if all keys have one length.
+
+    Raises:
+      UserError: The bandwidth is not above 0.
+    """
+    if not isinstance(bandwidth, Tracer) and not bandwidth > 0:
+        raise UserError(f"bandwidth {bandwidth} must be above 0, for example 1.0")
+    # From the differences and not from q · k, which would cancel for keys far from 0.
+    difference = queries[..., :, None, :] - keys[..., None, :, :]  # [..., Q, K, D]
+    distance = jnp.sum(jnp.square(difference), axis=-1)
+    return jax.nn.softmax(-distance / (2 * bandwidth**2), axis=-1)
+
+
+def kernel_regression(
+    queries: Float[Array, "*batch Q D"],
+    keys: Float[Array, "*batch K D"],
+    values: Float[Array, "*batch K V"],
+    bandwidth: Float[Array, ""] | float,
+) -> Float[Array, "*batch Q V"]:
+    """Estimates a function at the queries from its values at the keys (Nadaraya and Watson).
+
+    Each estimate is the average of all values, weighted by a Gaussian kernel of the distances of
+    their keys from the query: Σₖ softmaxₖ(-|q - k|² / 2h²) vₖ. It is differentiable in every
+    argument, so a bandwidth, keys or values can be learned.
+
+    Example::
+
+        curve = models.kernel_regression(grid[:, None], x[:, None], y[:, None], bandwidth=0.5)
+
+    Args:
+      queries: Q points of size D (1 for a function of one number), or a batch of such sets.
+      keys: K points at which the function is known.
+      values: the value of the function at each key, of size V.
+      bandwidth: standard deviation of the kernel, h, above 0: a small one gives the value of the
+        nearest key, a large one the mean of all values.
+
+    Returns:
+      An estimate for each query.
+
+    Raises:
+      UserError: The bandwidth is not above 0.
+    """
+    weights = kernel_weights(queries, keys, bandwidth)
+    return jnp.einsum("...QK,...KV->...QV", weights, values)
