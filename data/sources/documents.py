@@ -288,9 +288,7 @@ def _load_local(
         raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
     digests = [Counter(map(text_digest, read_documents(source))) for source in local]
     number = sum(own.total() for own in digests)
-    division = HashSplit.of(
-        itertools.chain.from_iterable(digests), fraction, name, number=number
-    )
+    division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name, number=number)
     note = _large_part(digests, division, fraction, local) if split == "validation" else ""
     # The limit also depends on the other sources, if there are any.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
