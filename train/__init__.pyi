@@ -28,6 +28,10 @@ from .inference.fill_mask import MaskFiller as MaskFiller
 from .inference.generate import Sample as Sample
 from .inference.generate import TextGenerator as TextGenerator
 from .inference.predict import predict as predict
+from .inference.score import TextScore as TextScore
+from .inference.score import TextScorer as TextScorer
+from .inference.score import TokenScore as TokenScore
+from .inference.score import WordScore as WordScore
 from .inference.translate import TextTranslator as TextTranslator
 from .inference.translate import Translation as Translation
 from .objectives.losses import TokenLogProbs as TokenLogProbs

@@ -19,6 +19,8 @@ COMMANDS = {
     "launch": ("training.train", "train in several processes on this machine"),
     "evaluate": ("inference.evaluate", "print the loss and metrics of a trained model as JSON"),
     "generate": ("inference.generate", "continue a text with a trained model"),
+    "score": ("inference.score", "print the probability of each token of a text"),
+    "next": ("inference.score", "print the most probable next tokens of a text"),
     "fill-mask": ("inference.predict", "fill the masks in a text with a trained model"),
     "predict": ("inference.predict", "print the predictions of a fine-tuned model as JSON lines"),
     "translate": ("inference.translate", "translate a file line by line"),
