@@ -1,1 +1,1 @@
-"""The commands that use a trained model: one file for each, or for two that are alike."""
+"""The commands that ask a trained model for something: one file for each."""
