@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..io.atomic_io import build_folder
+from .conditions import LeftOut, left_out_note
 from .in_memory import Examples
 from .source_names import Source, parse_sources, read_documents
 
@@ -51,7 +52,8 @@ class Documents(Sequence[str]):
       indices: The records that belong to the split, int64 [num_documents]; None for all.
       lines_are_sentences: Whether each line of a document is one sentence; for joined
         sources see the attribute of each of ``parts``.
-      note: A line for the log if far more documents are held out than was asked for; else empty.
+      note: A line for the log if a filter left documents out, or if far more documents are held out
+        than was asked for; else empty.
     """
 
     records: Records
@@ -286,10 +288,13 @@ def _load_local(
         return
     if split == "validation" and fraction == 0:
         raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
-    digests = [Counter(map(text_digest, read_documents(source))) for source in local]
+    left_out = LeftOut()
+    digests = [Counter(map(text_digest, read_documents(source, left_out))) for source in local]
     number = sum(own.total() for own in digests)
     division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name, number=number)
-    note = _large_part(digests, division, fraction, local) if split == "validation" else ""
+    note = left_out_note(left_out)
+    if split == "validation":
+        note = _large_part(digests, division, fraction, local)
     # The limit also depends on the other sources, if there are any.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for source, own in zip(local, digests, strict=True):

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from ...data.errors import UserError
-from ...data.io.json_text import to_json
-from ..compilation_cache import enable_compilation_cache
-from .options import RunName, log, parse
+from ....data.errors import UserError
+from ....data.io.json_text import to_json
+from ...compilation_cache import enable_compilation_cache
+from ..options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ def evaluate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo evaluate RUN [--data SOURCE] [--without-heads]`."""
     parsed = parse(EvaluateArguments, arguments, "flaxzoo evaluate")
     enable_compilation_cache()
-    from ..inference.evaluate import losses_without_heads, score_run
+    from ...inference.evaluate import losses_without_heads, score_run
 
     if parsed.without_heads:
         if parsed.num_beams is not None:
