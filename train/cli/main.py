@@ -20,6 +20,8 @@ COMMANDS = {
     "evaluate": ("inference.evaluate", "print the loss and metrics of a trained model as JSON"),
     "generate": ("inference.generate", "continue a text with a trained model"),
     "fill-mask": ("inference.predict", "fill the masks in a text with a trained model"),
+    "score": ("inference.score", "print the probability of a text, token by token"),
+    "next": ("inference.score", "print the most probable next tokens, or compare words"),
     "predict": ("inference.predict", "print the predictions of a fine-tuned model as JSON lines"),
     "translate": ("inference.translate", "translate a file line by line"),
     "average": ("training.convert", "average the last checkpoints of a run"),
