@@ -23,6 +23,7 @@ from .engine.train_step import make_train_step as make_train_step
 from .errors import NonFiniteLoss as NonFiniteLoss
 from .errors import RunError as RunError
 from .inference.embed import TextEmbedder as TextEmbedder
+from .inference.evaluate import losses_without_heads as losses_without_heads
 from .inference.evaluate import score_run as score_run
 from .inference.fill_mask import MaskFiller as MaskFiller
 from .inference.generate import Sample as Sample

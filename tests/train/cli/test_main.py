@@ -154,6 +154,21 @@ def test_evaluate_prints_one_json_object(run, flaxzoo):
     assert json.loads(out)["loss"] > numbers["loss"]
 
 
+def test_evaluate_without_each_head(run, flaxzoo):
+    """The table has a row for each layer, and the model depends on its heads."""
+    status, out, _ = flaxzoo("evaluate", run, "--without-heads")
+    assert status == 0
+    title, numbers, *layers = out.splitlines()
+    _, whole, _ = flaxzoo("evaluate", run)
+    assert title.startswith(f"loss {json.loads(whole)['loss']:.4f}; without one head")
+    assert numbers.split() == ["head_mask", "1", "2"]
+    assert [line.split()[:2] for line in layers] == [["layer", "1"], ["layer", "2"]]
+    assert any(float(x) != 0 for line in layers for x in line.split()[2:])
+    status, _, message = flaxzoo("evaluate", run, "--without-heads", "--num-beams", 2)
+    assert status == 2
+    assert "--num-beams 2 searches, and --without-heads only computes losses" in message
+
+
 def test_evaluate_scores_an_unseen_file(run, tmp_path, flaxzoo):
     (tmp_path / "new.txt").write_text("a dog sat on the red mat ☺")
     status, out, messages = flaxzoo("evaluate", run, "--data", f"text:{tmp_path}/new.txt")
