@@ -13,7 +13,7 @@ from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params
 from ..runs.finite import check_outputs
 from .bucketing import pad_batch
-from .score import WordScore, check_pieces, word_score
+from .score_text import NextWord, TokenScore, check_known
 from .text_model import TextModel
 
 
@@ -79,8 +79,8 @@ class MaskFiller(TextModel):
             )
         return found
 
-    def compare(self, text: str, words: Sequence[str]) -> list[WordScore]:
-        """Returns the probability of each of some words for the mask of a text, in their order.
+    def compare(self, text: str, words: Sequence[str]) -> list[NextWord]:
+        """Returns the probability of each of some words for the mask of a text, the best first.
 
         A word of several tokens takes as many masks as it has tokens. They are filled from left
         to right: the probability of each piece is that of its mask, given the text, the pieces
@@ -110,18 +110,19 @@ class MaskFiller(TextModel):
             raise UserError("there are no words to compare: give at least one")
         gap = ids.index(mask)
         space = " " if text.partition(tokenizer.token(mask))[0].endswith(" ") else ""
-        scores = []
+        found = []
         for word in words:
             pieces = tokenizer.encode(space + word.strip(), add_special_tokens=False)
-            check_pieces(word, pieces, tokenizer)
-            log_probs = np.zeros(len(pieces))
+            check_known(word, pieces, tokenizer)
+            tokens, total = [], 0.0
             for i, piece in enumerate(pieces):
                 filled = [*pieces[:i], *[mask] * (len(pieces) - i)]
                 row = [*ids[:gap], *filled, *ids[gap + 1 :]]
-                log_probabilities = self._of_ids(row, jax.nn.log_softmax)
-                log_probs[i] = log_probabilities[gap + i, piece]
-            scores.append(word_score(word, pieces, log_probs, tokenizer))
-        return scores
+                log_probability = float(self._of_ids(row, jax.nn.log_softmax)[gap + i, piece])
+                total += log_probability
+                tokens.append(TokenScore(tokenizer.token(piece), piece, log_probability, total))
+            found.append(NextWord(word, tuple(tokens), total))
+        return sorted(found, key=lambda candidate: -candidate.log_probability)
 
     def _of_ids(self, ids: list[int], normalize: Callable[[jax.Array], jax.Array]) -> np.ndarray:
         """Returns softmax or log-softmax over the vocabulary at each position, `[T, V]`."""

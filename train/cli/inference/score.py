@@ -1,7 +1,6 @@
 """The commands `flaxzoo score` and `flaxzoo next`."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -12,176 +11,158 @@ from ...compilation_cache import enable_compilation_cache
 from ..options import Positional, RunName, log, parse
 
 if TYPE_CHECKING:
-    from ...inference.score import TextScore, WordScore
+    from ...inference.score_text import NextWord, TextScore, TokenScore
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreArguments:
-    """Prints the probability of each token of a text, its logarithm, and the running sum."""
+    """Prints the probability of texts under a model that writes text, token by token if asked."""
 
     run: RunName
-    """A run folder of a causal language model or an encoder-decoder, a folder in the Hugging Face
-    format, or a name on the Hugging Face hub."""
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     text: tuple[str, ...] = ()
-    """Texts to score, each by itself."""
+    """The texts; or name a file with --input."""
     input: str | None = None
-    """A file to score instead, as one text without its last line feed; - reads standard input. For
-    an encoder-decoder: one pair per line, the source and the target separated by a tab."""
+    """A file with one text on each line; - reads standard input."""
+    whole: bool = False
+    """Score all lines of --input as one text, without the last line feed."""
     source: tuple[str, ...] = ()
-    """The source of each --text, for an encoder-decoder."""
-    lines: bool = False
-    """Score each line of --input by itself."""
+    """For a translation model: the source of each --text."""
+    source_input: str | None = None
+    """For a translation model: a file with the source of each line of --input."""
+    each: bool = False
+    """Print the probability of each token and the running sum of their logarithms."""
     stride: int | None = None
-    """A text that is longer than the model reads is scored in windows of the model's length. Each
-    scores this many further tokens. By default half the length."""
-    begin: bool = True
-    """Begin each text with the token that begins a document, if the vocabulary has one. Without it
-    the first token has no probability."""
-    each: bool = True
-    """Print every token, not only the totals."""
+    """A text that is longer than the model reads is scored in windows that begin this many tokens
+    apart. By default half of what the model reads; less gives each token more context."""
+    json: bool = False
+    """Print a JSON object for each text, with its tokens."""
     step: int | None = None
     """The checkpoint. By default the newest."""
-    json: bool = False
-    """Print one JSON object per text."""
 
 
 def score_command(arguments: list[str]) -> None:
     """Runs `flaxzoo score RUN --text TEXT`."""
     parsed = parse(ScoreArguments, arguments, "flaxzoo score")
     if bool(parsed.text) == (parsed.input is not None):
-        raise UserError("score needs either --text or --input: give one of them")
-    if parsed.lines and parsed.input is None:
-        raise UserError("--lines is for --input: leave it out, or give a file")
+        raise UserError("score needs either --text TEXT or --input FILE (see flaxzoo score --help)")
+    if parsed.source_input is not None and parsed.input is None:
+        raise UserError("--source-input goes with --input: give the sources of --text by --source")
+    if parsed.source and parsed.input is not None:
+        raise UserError("--source goes with --text: give the sources of --input by --source-input")
+    if parsed.whole and (parsed.input is None or parsed.source_input is not None):
+        raise UserError("--whole reads one text of --input, without a source: leave it out")
     enable_compilation_cache()
-    from ...inference.score import TextScorer
+    from ....data.io.files import input_lines, read_lines
+    from ...inference.score_text import TextScorer
 
+    texts = list(parsed.text) if parsed.input is None else []
+    if parsed.input is not None and parsed.whole:
+        lines = [line for _, _, line in input_lines(parsed.input, keep_ends=True)]
+        texts = ["".join(lines).removesuffix("\n").removesuffix("\r")]
+    elif parsed.input is not None:
+        texts = read_lines(parsed.input)
+    sources = (
+        list(parsed.source) if parsed.source_input is None else read_lines(parsed.source_input)
+    )
     scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log)
-    texts, sources = list(parsed.text), list(parsed.source)
-    if parsed.input is not None:
-        texts, sources = _read(parsed.input, parsed.lines or scorer.has_source, scorer.has_source)
-    scores = scorer.score(texts, sources or None, stride=parsed.stride, begin=parsed.begin, log=log)
-    for number, score in enumerate(scores):
+    scores = scorer(texts, sources=sources or None, stride=parsed.stride, log=log)
+    for score in scores:
         if parsed.json:
-            each = [dataclasses.asdict(token) for token in score.tokens]
-            shown = {"tokens": each} if parsed.each else {}
-            print(to_json({"text": texts[number], **score.totals(), **shown}))
-        else:
-            print(
-                *([""] if number and parsed.each else []), _table(score, each=parsed.each), sep="\n"
-            )
+            print(to_json(_as_json(score)))
+            continue
+        if parsed.each:
+            print("probability         ln       sum  token")
+            for token in score.tokens:
+                print(_line(token))
+        print(
+            f"ln Pr {score.log_probability:.4f}, {score.num_scored} tokens, perplexity "
+            f"{score.perplexity:.2f} per token and {score.word_perplexity:.2f} per word, "
+            f"{score.bits_per_byte:.3f} bits per byte: {score.text}"
+        )
 
 
-def _read(path: str, by_line: bool, has_source: bool) -> tuple[list[str], list[str]]:
-    """Returns the texts of a file, and their sources if it has any."""
-    from ....data.io.files import input_lines
-
-    if not by_line:
-        whole = "".join(line for _, _, line in input_lines(path, keep_ends=True))
-        return [whole.removesuffix("\n").removesuffix("\r")], []
-    texts, sources = [], []
-    for name, number, line in input_lines(path):
-        source, tab, target = line.partition("\t")
-        if has_source and not tab:
-            raise UserError(
-                f"{name} line {number} has no tab: write the source, a tab and the target"
-            )
-        texts.append(target if has_source else line)
-        sources += [source] if has_source else []
-    return texts, sources
-
-
-def _table(score: "TextScore", *, each: bool) -> str:
-    """Formats a text: a line for each token, and one for the totals."""
-    lines = ["probability  log-probability        sum  token"] if each else []
-    for token in score.tokens if each else ():
-        if token.probability is None or token.log_probability is None:
-            lines.append(f"{'-':>11}  {'-':>15}  {token.sum:9.4f}  {token.token}")
-        else:
-            lines.append(
-                f"{token.probability:11.4g}  {token.log_probability:15.4f}  {token.sum:9.4f}  "
-                f"{token.token}"
-            )
-    per = {"token": score.perplexity, "word": score.word_perplexity}
-    per["character"] = score.character_perplexity
-    perplexities = ", ".join(
-        f"{'-' if value is None else format(value, ',.4g')} per {name}"
-        for name, value in per.items()
+def _line(token: "TokenScore") -> str:
+    if token.log_probability is None:
+        return f"{'-':>11} {'-':>10} {token.total:9.4f}  {token.token}"
+    return (
+        f"{token.probability:11.6f} {token.log_probability:10.4f} {token.total:9.4f}  {token.token}"
     )
-    lines.append(
-        f"log-probability {score.log_probability:.4f} of {score.num_tokens:,} tokens; "
-        f"perplexity {perplexities}"
-    )
-    return "\n".join(lines)
+
+
+def _as_json(score: "TextScore") -> dict[str, object]:
+    return {
+        "text": score.text,
+        "log_probability": score.log_probability,
+        "tokens": score.num_scored,
+        "perplexity": score.perplexity,
+        "word_perplexity": score.word_perplexity,
+        "bits_per_byte": score.bits_per_byte,
+        "each": [
+            {**dataclasses.asdict(token), "probability": token.probability}
+            for token in score.tokens
+        ],
+    }
 
 
 @dataclasses.dataclass(frozen=True)
 class NextArguments:
-    """Prints the most probable next tokens of a text, or the probabilities of given words."""
+    """Prints what a causal language model expects after a text, with probabilities."""
 
     run: RunName
-    """A run folder of a causal language model or an encoder-decoder, a folder in the Hugging Face
-    format, or a name on the Hugging Face hub."""
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     text: Annotated[str, Positional("TEXT")]
-    """The text so far."""
+    """The beginning of a text."""
     top_k: int = 10
     """The number of tokens to print."""
     words: tuple[str, ...] = ()
-    """Compare these words as the continuation instead. The probability of a word of several tokens
-    is the product of its pieces'."""
-    space: bool = True
-    """Put a space between the text and each of --words, unless one of them has it already. With
-    --no-space the word continues the last word of the text."""
-    source: str | None = None
-    """The source, for an encoder-decoder."""
-    begin: bool = True
-    """Begin the text with the token that begins a document, if the vocabulary has one, as score
-    does."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
+    """Compare these words instead: the probability that the text goes on with a space and the
+    word. A word of several tokens has the product of their probabilities."""
     json: bool = False
     """Print one JSON object instead of a table."""
+    step: int | None = None
+    """The checkpoint. By default the newest."""
 
 
 def next_command(arguments: list[str]) -> None:
     """Runs `flaxzoo next RUN TEXT`."""
     parsed = parse(NextArguments, arguments, "flaxzoo next")
     enable_compilation_cache()
-    from ...inference.score import TextScorer
+    from ...inference.score_text import TextScorer
 
     scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log)
-    if parsed.words:
-        print_words(
-            scorer.compare(
-                parsed.text,
-                parsed.words,
-                source=parsed.source,
-                space=parsed.space,
-                begin=parsed.begin,
-                log=log,
-            ),
-            json=parsed.json,
-        )
+    if not parsed.words:
+        tokens = scorer.next_tokens(parsed.text, top_k=parsed.top_k)
+        if parsed.json:
+            print(to_json({"tokens": [dataclasses.asdict(token) for token in tokens]}))
+            return
+        for token in tokens:
+            print(f"{token.probability:.6f}  {token.token}")
         return
-    tokens = scorer.next_tokens(
-        parsed.text, top_k=parsed.top_k, source=parsed.source, begin=parsed.begin, log=log
-    )
-    if parsed.json:
-        print(to_json({"tokens": [dataclasses.asdict(token) for token in tokens]}))
-        return
-    for token in tokens:
-        print(f"{token.probability:.4f}  {token.token}")
+    print_words(scorer.next_words(parsed.text, parsed.words), json=parsed.json)
 
 
-def print_words(words: Sequence["WordScore"], *, json: bool) -> None:
+def print_words(words: "Sequence[NextWord]", *, json: bool) -> None:
     """Prints words with their probabilities, the most probable first, and how they compare."""
-    ranked = sorted(words, key=lambda word: -word.log_probability)
     if json:
-        print(to_json({"words": [dataclasses.asdict(word) for word in ranked]}))
+        listed = [
+            {
+                "word": word.word,
+                "probability": word.probability,
+                "log_probability": word.log_probability,
+                "tokens": [token.token for token in word.tokens],
+            }
+            for word in words
+        ]
+        print(to_json({"words": listed}))
         return
-    for word in ranked:
-        print(f"{word.probability:.4g}  {word.word:<16}  {' '.join(word.tokens)}")
-    for one, other in itertools.pairwise(ranked):
-        difference = one.log_probability - other.log_probability
-        sign = ">" if difference > 0 else "="
-        times = f"{math.exp(difference):,.4g}" if difference < 700 else "over 1e+304"
-        print(f"p({one.word}) {sign} p({other.word}), {times} times")
+    best = words[0].log_probability
+    for word in words:
+        ratio = "" if word is words[0] else f"  1/{_times(best - word.log_probability)} of the best"
+        pieces = " ".join(token.token for token in word.tokens)
+        print(f"{word.probability:.3e}  {word.word:<16} {pieces}{ratio}")
+
+
+def _times(log_ratio: float) -> str:
+    """Returns exp(log_ratio) in at most three digits, however large it is."""
+    return f"{math.exp(log_ratio):.3g}" if log_ratio < 700 else f"e^{log_ratio:.0f}"
