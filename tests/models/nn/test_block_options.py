@@ -10,6 +10,8 @@ from flaxzoo import models
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.models.nn.layers import ACTIVATIONS, LayerNorm, RMSNorm
+from flaxzoo.models.nn.masks import AttentionMask
+from flaxzoo.models.nn.stack import make_layer_context
 from flaxzoo.train.optim.optimizer import is_decayed
 
 IDS = np.random.default_rng(0).integers(1, 29, (2, 6))
@@ -202,6 +204,17 @@ def test_a_causal_encoder(assert_close):
     assert_close(states[0][:, :3], states[1][:, :3])
     assert (np.abs(states[0][:, 3:] - states[1][:, 3:]).max((0, 2)) > 1e-3).all()
     assert (np.abs(before.logits - after.logits).max((0, 2)) > 1e-3).all()
+
+
+@pytest.mark.parametrize(("sizes", "fused"), [({}, True), ({"d_k": 8, "d_v": 16}, False)])
+def test_a_kernel_takes_equal_sizes_of_keys_and_values(sizes, fused):
+    config = models.GPTConfig(**{**SIZES, "d_model": 32}, **sizes)
+    execution = models.Execution("bfloat16", attention="cudnn")
+    mask = AttentionMask(16, 16, causal=True)
+    context = make_layer_context(
+        config, execution, mask, cache=None, rng=None, output_attentions=False
+    )
+    assert (context.mask.values is None) == fused
 
 
 @pytest.mark.parametrize("name", ["d_k", "d_v", "head_convolution"])
