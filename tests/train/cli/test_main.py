@@ -323,6 +323,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
             "train RUN",
             "is a folder with a model, not a recipe: give the run's recipe and --workdir",
         ),
+        ("train runs/z", "flaxzoo: runs/z is no recipe, and no such folder: see flaxzoo list"),
         ("train gpt --preset", "flaxzoo: --preset has no value: add one"),
         ("train quickstart --model.head sequence", "flaxzoo: --model.head follows from the data"),
         (
