@@ -13,7 +13,7 @@ Difference from the papers: initial weights are normally distributed, not trunca
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -48,6 +48,7 @@ from .nn.layers import (
 )
 from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
+from .nn.pooling import pool
 from .nn.stack import (
     Layer,
     LayerContext,
@@ -60,6 +61,10 @@ from .nn.stack import (
 from .nn.typing import Array, Bool, Float, Int
 from .registry import Family, Preset, one_token
 
+POOLING_HEAD = "sequence_classification"
+"""The head that may read more than the first token."""
+POOLED_TOKENS = ("mean", "max")
+"""The ways to pool all tokens."""
 POOLERS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 
 
@@ -70,6 +75,8 @@ class BertConfig(TransformerConfig):
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
     """
+
+    fewest_layers: ClassVar[int] = 0
 
     norm_eps: float = 1e-12
     """Added to the variance in layer normalization."""
@@ -88,6 +95,12 @@ class BertConfig(TransformerConfig):
     """Non-linearity before the vocabulary matrix, if not `activation`; always gelu in RoBERTa."""
     pooler_activation: Literal["tanh", "relu"] | None = "tanh"
     """Non-linearity of the pooler; None: the body has no pooler (DistilBERT)."""
+    positions: Literal["learned", "none"] = "learned"
+    """learned: a table of embeddings. none: the model does not see the order of its tokens."""
+    pooling: Literal["cls", "mean", "max"] = "cls"
+    """What a sequence is classified by. cls: the first token, after the pooler. mean, max: the
+    average of the hidden states of all real tokens, or the largest value of each dimension; there
+    is no pooler then."""
     head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default="pretraining", metadata={"choices": encoder_heads()}
     )
@@ -109,7 +122,17 @@ class BertConfig(TransformerConfig):
         for name in ("num_token_types", "position_offset"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} {getattr(self, name)} must be at least 0")
-        if self.pooler_activation is None and self.head != "none" and self.head_spec.needs_pooler:
+        if self.pooling not in ("cls", *POOLED_TOKENS):
+            raise UserError(f"pooling {self.pooling!r} is unknown: choose cls, mean or max")
+        if self.pooling != "cls" and self.head != POOLING_HEAD:
+            raise UserError(
+                f"pooling {self.pooling!r} is for the head {POOLING_HEAD}: leave it out with "
+                f"head {self.head!r}"
+            )
+        if self.num_layers == 0 and self.head == "causal_lm":
+            raise UserError("num_layers 0 leaves nothing to cache: choose at least 1")
+        looks_at_one = self.head != "none" and self.head_spec.needs_pooler and self.pooling == "cls"
+        if self.pooler_activation is None and looks_at_one:
             raise UserError(
                 f"head {self.head!r} looks at a pooled token: choose pooler_activation "
                 f"{' or '.join(POOLERS)}"
@@ -139,12 +162,16 @@ class BertConfig(TransformerConfig):
     def with_head(self, head: str, labels: tuple[str, ...]) -> "BertConfig":
         """Returns the same body with another head, with a pooler if it had none."""
         pooler = self.pooler_activation or ("tanh" if self.num_token_types else "relu")
-        return dataclasses.replace(self, head=head, labels=labels, pooler_activation=pooler)
+        pooling = self.pooling if head == POOLING_HEAD else "cls"
+        return dataclasses.replace(
+            self, head=head, labels=labels, pooler_activation=pooler, pooling=pooling
+        )
 
     @property
     def has_pooler(self) -> bool:
         """Whether the model pools its first token."""
-        return self.head_spec.needs_pooler and self.pooler_activation is not None
+        can = self.head_spec.needs_pooler and self.pooler_activation is not None
+        return can and self.pooling == "cls"
 
 
 class BertLayer(Layer[BertConfig]):
@@ -262,7 +289,7 @@ class BERT(nn.Module):
         if cache is not None:
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x)
-        body = EncoderOutput(x, self._pool(x), outputs.attentions)
+        body = EncoderOutput(x, self._pool(x, attention_mask), outputs.attentions)
         inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
         if c.head_spec.module is None:
             return body
@@ -314,11 +341,13 @@ class BERT(nn.Module):
         """Returns the normalized sum of the embeddings, and the token embedding matrix."""
         c, e = self.config, self.execution
         tokens = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
-        rows = c.max_length + c.position_offset
-        positions = Embedding(rows, c.d_model, execution=e, name="position_embedding")
-        # A negative position must not read one of the rows before that of position 0.
-        shifted = jnp.where(position_ids < 0, -1, position_ids + c.position_offset)
-        x = tokens(input_ids) + positions(shifted)
+        x = tokens(input_ids)
+        if c.positions == "learned":
+            rows = c.max_length + c.position_offset
+            positions = Embedding(rows, c.d_model, execution=e, name="position_embedding")
+            # A negative position must not read one of the rows before that of position 0.
+            shifted = jnp.where(position_ids < 0, -1, position_ids + c.position_offset)
+            x += positions(shifted)
         if c.num_token_types > 0:
             types = Embedding(
                 c.num_token_types, c.d_model, execution=e, name="token_type_embedding"
@@ -327,9 +356,20 @@ class BERT(nn.Module):
         x = LayerNorm(c.norm_eps, e, name="embedding_norm")(x)
         return dropout(x, c.dropout_rate, rng, "embedding"), tokens.embedding
 
-    def _pool(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"] | None:
-        """Applies an affine map and a non-linearity to the first token, if the head uses it."""
+    def _pool(
+        self, x: Float[Array, "B T D"], attention_mask: AnyArray | None
+    ) -> Float[Array, "B D"] | None:
+        """Returns the vector that the head reads: of all tokens, or of the first one."""
         c, e = self.config, self.execution
+        if c.pooling != "cls":
+            if attention_mask is None:
+                attention_mask = jnp.ones(x.shape[:2], jnp.int32)
+            if attention_mask.ndim == 3:
+                raise UserError(
+                    f"attention_mask [B, T, S] does not say which tokens are real: pooling "
+                    f"{c.pooling!r} needs one [B, T]"
+                )
+            return pool(x, attention_mask, (c.pooling,)).astype(e.dtype)
         if not c.has_pooler or c.pooler_activation is None:
             return None
         pooled = Linear((c.d_model,), c.init_std, execution=e, name="pooler")(x[:, 0])

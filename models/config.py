@@ -58,8 +58,10 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} {value} is not positive: choose at least 1")
+            least = self.fewest_layers if name == "num_layers" else 1
+            if value is not None and value < least:
+                problem = "is not positive" if least else "is negative"
+                raise UserError(f"{name} {value} {problem}: choose at least {least}")
         if not 0 <= self.dropout_rate < 1:
             raise UserError(f"dropout_rate {self.dropout_rate} is not in [0, 1)")
         if self.init_std is not None and not self.init_std > 0:
@@ -94,6 +96,8 @@ class TransformerConfig:
 
     # Properties in which families differ. A family whose models differ in one makes it a field.
 
+    fewest_layers: ClassVar[int] = 1
+    """The least number of layers; 0 if the family has a use for embeddings alone."""
     head: ClassVar[str] = "none"
     """The kind of output: the name of a record in `models.nn.heads.HEADS`."""
     labels: ClassVar[tuple[str, ...]] = ()

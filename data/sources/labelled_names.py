@@ -8,6 +8,7 @@ r"""The names of sources of labeled examples, in the scheme of ``source_names``.
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
 ``squad:GLOB``                 questions about passages, see ``squad``
 ``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
+``builtin:reviews``            reviews made from templates, see ``template_reviews``
 =============================  ======================================================
 
 Each kind of data defines the forms that it reads and the fields that it uses; several
@@ -31,9 +32,10 @@ FORMS = {
     "conll": "conll:GLOB#COLUMN",
     "squad": "squad:GLOB",
     "tfds": "tfds:NAME/CONFIG#fields",
+    "builtin": "builtin:reviews",
 }
 # Kinds of source that only other kinds of data read; they are known, and no misspellings.
-_OTHER_KINDS = ("text", "builtin", "prepared", "pairs")
+_OTHER_KINDS = ("text", "prepared", "pairs")
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,13 @@ class Record:
       location: The file and line, for messages: ``train.tsv line 7``.
       values: One value for each field of the source, in the order of the fields.
       first: Whether the record is the first line of a table, which might be a header.
+      part: The part of the source that the record belongs to, if the source has named parts.
     """
 
     location: str
     values: tuple[Any, ...]
     first: bool = False
+    part: str | None = None
 
 
 def parse_labelled(

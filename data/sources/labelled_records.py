@@ -10,13 +10,15 @@ from ..io.json_lines import parse_line, pick
 from .in_memory import KIND, read_memory
 from .labelled_names import LabelledSource, Record
 from .tables import ColumnRoles, read_tables
+from .template_reviews import review_records
 
 
 def read_fields(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
     """Reads a local source whose records have named fields.
 
     Args:
-      source: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``.
+      source: A source of the kind ``tsv``, ``csv``, ``jsonl``, ``memory`` or ``builtin`` (of the
+        last the validation split).
       roles: The roles of its fields, if it is a table.
 
     Yields:
@@ -32,6 +34,9 @@ def read_fields(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
     if source.kind == KIND:
         for location, values in read_memory(source.name, source.fields):
             yield Record(location, values)
+        return
+    if source.kind == "builtin":
+        yield from review_records(source, "validation")
         return
     for lines in source_lines(source):
         yield from read_objects(lines, source.fields)

@@ -29,6 +29,7 @@ from ..sources.labelled_names import (
 )
 from ..sources.labelled_records import read_fields
 from ..sources.tables import LABELED_TEXTS, ColumnRoles, header_notes
+from ..sources.template_reviews import review_records
 from ..sources.tfds_records import PublishedRecords, open_published
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig
@@ -163,7 +164,7 @@ class LabelledData(DataConfig, Generic[E]):
         Args:
           source: The parsed name.
           published: The data set itself if the source is a published one.
-          split: The split of a published data set; other sources are read whole.
+          split: The split of a published or built-in source; other sources are read whole.
         """
 
     def read_records(
@@ -176,6 +177,8 @@ class LabelledData(DataConfig, Generic[E]):
         """
         if published is not None:
             return list(published.read(split)), ()
+        if source.kind == "builtin":
+            return review_records(source, split), ()
         tables = source.kind in ("tsv", "csv")
         notes = header_notes(source, self.columns) if tables else ()
         return list(read_fields(source, self.columns)), notes
@@ -295,7 +298,7 @@ class LabelledData(DataConfig, Generic[E]):
         if split == "validation" and self.validation is not None:
             return self._read(*self._open(self.validation), "validation")
         source, published = self._open(self.source)
-        if published is not None and published.validation is not None:
+        if source.kind == "builtin" or (published is not None and published.validation is not None):
             return self._read(source, published, split)
         whole = self._read(source, published, "train")
         fraction = self.validation_fraction if self.validation is None else 0.0

@@ -312,7 +312,7 @@ def config_to_hf(config: BertConfig) -> JsonObject:
 
 def _allowed(config: BertConfig, name: str) -> dict[str, tuple[object, ...]]:
     """Returns the values of settings that the classes of transformers do not vary."""
-    allowed: dict[str, tuple[object, ...]] = {}
+    allowed: dict[str, tuple[object, ...]] = {"positions": ("learned",)}
     if config.head_spec.has_token_logits:
         usual = "gelu" if name == "roberta" else config.activation
         # None means: the activation of the layers.

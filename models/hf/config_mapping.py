@@ -210,7 +210,10 @@ def settings_to_hf(
     return hf_config
 
 
-ONLY_HERE: Mapping[str, tuple[object, ...]] = {"attention": ("learned",)}
+ONLY_HERE: Mapping[str, tuple[object, ...]] = {
+    "attention": ("learned",),
+    "pooling": ("cls",),
+}
 """Settings that no family of Hugging Face varies, and the values that all of them have."""
 
 
@@ -230,7 +233,7 @@ def check_exportable(
     differing = {
         f"{name} {value!r}": choices
         for name, choices in {**ONLY_HERE, **allowed}.items()
-        if (value := getattr(config, name)) not in choices
+        if (value := getattr(config, name, choices[0])) not in choices
     }
     if differing:
         only = "; ".join(
