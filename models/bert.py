@@ -49,6 +49,7 @@ from .nn.layers import (
 from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
 from .nn.pooling import pool
+from .nn.positions import Positions, make_positions
 from .nn.stack import (
     Layer,
     LayerContext,
@@ -95,8 +96,6 @@ class BertConfig(TransformerConfig):
     """Non-linearity before the vocabulary matrix, if not `activation`; always gelu in RoBERTa."""
     pooler_activation: Literal["tanh", "relu"] | None = "tanh"
     """Non-linearity of the pooler; None: the body has no pooler (DistilBERT)."""
-    positions: Literal["learned", "none"] = "learned"
-    """learned: a table of embeddings. none: the model does not see the order of its tokens."""
     pooling: Literal["cls", "mean", "max"] = "cls"
     """What a sequence is classified by. cls: the first token, after the pooler. mean, max: the
     average of the hidden states of all real tokens, or the largest value of each dimension; there
@@ -122,6 +121,11 @@ class BertConfig(TransformerConfig):
         for name in ("num_token_types", "position_offset"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} {getattr(self, name)} must be at least 0")
+        if self.position_offset and self.positions != "learned":
+            raise UserError(
+                f"position_offset {self.position_offset} skips rows of a learned table, but "
+                f"positions are {self.positions!r}: leave it out"
+            )
         if self.pooling not in ("cls", *POOLED_TOKENS):
             raise UserError(f"pooling {self.pooling!r} is unknown: choose cls, mean or max")
         if self.pooling != "cls" and self.head != POOLING_HEAD:
@@ -184,6 +188,7 @@ class BertLayer(Layer[BertConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
 
         y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
             x,
@@ -192,6 +197,7 @@ class BertLayer(Layer[BertConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            positions=context.positions,
         )
         x = x + dropout(y, c.dropout_rate, rng, "attention")
         x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
@@ -249,8 +255,8 @@ class BERT(nn.Module):
           output_attentions: whether to return the attention weights too.
 
         Raises:
-          UserError: T is longer than `max_length`, a token type does not exist, or
-            the head does not take one of the inputs.
+          UserError: T is longer than a table of positions (`max_length`), a token type does not
+            exist, or the head does not take one of the inputs.
         """
         self._check(
             input_ids=input_ids,
@@ -281,14 +287,23 @@ class BERT(nn.Module):
             causal=causal,
             skip_padding=causal,
         )
-        x, table = self._embed(input_ids, token_type_ids, position_ids, rng)
+        positions = make_positions(
+            c, e, position_ids, input_ids.shape[1], cache=cache, causal=causal
+        )
+        x, table = self._embed(input_ids, token_type_ids, positions, rng)
         context = make_layer_context(
-            c, e, mask, cache=cache, rng=rng, output_attentions=output_attentions
+            c,
+            e,
+            mask,
+            cache=cache,
+            rng=rng,
+            output_attentions=output_attentions,
+            positions=positions,
         )
         x, outputs = run_layers(BertLayer, c, e, x, cache=cache, context=context)
         if cache is not None:
             assert outputs.cache is not None
-            x, cache = advance_cache(cache, outputs.cache, x)
+            x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         body = EncoderOutput(x, self._pool(x, attention_mask), outputs.attentions)
         inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
         if c.head_spec.module is None:
@@ -335,19 +350,13 @@ class BERT(nn.Module):
         self,
         input_ids: Int[AnyArray, "B T"],
         token_type_ids: Int[AnyArray, "B T"] | None,
-        position_ids: Int[AnyArray, "#B #T"],
+        positions: Positions,
         rng: RowKeys | None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "V D"]]:
         """Returns the normalized sum of the embeddings, and the token embedding matrix."""
         c, e = self.config, self.execution
         tokens = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
-        x = tokens(input_ids)
-        if c.positions == "learned":
-            rows = c.max_length + c.position_offset
-            positions = Embedding(rows, c.d_model, execution=e, name="position_embedding")
-            # A negative position must not read one of the rows before that of position 0.
-            shifted = jnp.where(position_ids < 0, -1, position_ids + c.position_offset)
-            x += positions(shifted)
+        x = positions.at_input(tokens(input_ids))
         if c.num_token_types > 0:
             types = Embedding(
                 c.num_token_types, c.d_model, execution=e, name="token_type_embedding"

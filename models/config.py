@@ -6,12 +6,39 @@ rematerialization); it may change from one machine to the next without changing 
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from ..data.errors import UserError
+import numpy as np
+
+from ..data.errors import UserError, suggest
 
 Settings: TypeAlias = dict[str, Any]
 """Fields of a configuration by name. They are checked when the configuration is made."""
+
+PositionKind: TypeAlias = Literal[
+    "learned",
+    "sinusoidal",
+    "rotary",
+    "relative",
+    "buckets",
+    "counter",
+    "binary",
+    "table",
+    "none",
+]
+"""The kinds of positions; see `models.nn.positions`."""
+PositionPlace: TypeAlias = Literal["input", "every_layer", "queries_keys", "projections"]
+"""The places where a vector of each position can be added."""
+
+FIXED_TABLES = ("learned", "table")
+"""The kinds of positions that are rows of a table, and end with it."""
+BY_DISTANCE = ("relative", "buckets")
+"""The kinds of positions that change the scores of attention by the distance of two tokens."""
+NOT_ADDED = (*BY_DISTANCE, "rotary", "none")
+"""The kinds of positions that are no vectors to add."""
+MOST_BITS = 31
+"""The most binary digits of a position."""
 
 
 def divisors(number: int) -> list[int]:
@@ -54,6 +81,29 @@ class TransformerConfig:
     widths; a narrow model needs its own 1 / √D. None: each kernel is initialized uniformly, over
     an interval that follows from its sizes (Glorot and Bengio 2010, equation 16). The standard
     deviation of initial embeddings is always 0.02."""
+    positions: PositionKind = "learned"
+    """The kind of positions. learned: a table of embeddings. sinusoidal: sines and cosines. rotary:
+    queries and keys are rotated. relative: learned vectors of each clipped distance, added to keys
+    and values (Shaw et al. 2018). buckets: learned biases of ranges of distances (T5). counter: 1,
+    2, 3, … in the last dimension. binary: binary digits in the last dimensions. table: given by
+    hand, in `position_table`. none: the model does not see the order of its tokens."""
+    positions_at: PositionPlace = "input"
+    """Where vectors of positions are added. input: to the embeddings, once. every_layer: to the
+    input of every layer. queries_keys: to the inputs of the query and key projections, in every
+    layer. projections: to queries, keys and values themselves, D cut into heads."""
+    position_base: float = 10_000.0
+    """Base of the wavelengths of sinusoidal and rotary positions."""
+    position_layout: Literal["interleaved", "halves", "per_dimension"] = "interleaved"
+    """Sinusoidal positions with sines and cosines in turn, as published, or all sines first
+    (Marian), or in turn with a wavelength for each dimension, base^(i/D)."""
+    position_distance: int | None = None
+    """Distance at which relative positions are clipped (16 if not given), or from which on all
+    tokens share a bucket (128)."""
+    position_buckets: int = 32
+    """Number of buckets of distances, over both directions if tokens attend to later ones."""
+    position_table: tuple[float, ...] | None = None
+    """The vectors of positions "table", max_length · D numbers row by row; in Python any array
+    [max_length, D]."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"):
@@ -83,6 +133,85 @@ class TransformerConfig:
                     f"own: leave heads of size {part}, one key and one value for each of "
                     f"num_heads {self.num_heads}"
                 )
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        """Raises UserError if the options of positions contradict each other."""
+        for name, kinds in (("positions", PositionKind), ("positions_at", PositionPlace)):
+            if (value := getattr(self, name)) not in get_args(kinds):
+                raise UserError(f"{name} {value!r} is unknown: {suggest(value, get_args(kinds))}")
+        kind, place = self.positions, self.positions_at
+        if kind in NOT_ADDED and place != "input":
+            raise UserError(
+                f"positions_at {place!r} does not suit positions {kind!r}, which are not added to "
+                "anything: leave positions_at out"
+            )
+        if place == "projections" and self.key_dim * self.num_heads != self.d_model:
+            raise UserError(
+                f"positions_at 'projections' cuts {self.d_model} dimensions into {self.num_heads} "
+                f"heads, but keys have size {self.key_dim}: choose another place or D / N"
+            )
+        if not self.position_base > 0:
+            raise UserError(f"position_base {self.position_base} must be above 0")
+        if kind == "rotary" and self.key_dim % 2:
+            size = "d_head" if hasattr(self, "d_head") else "d_model / num_heads"
+            raise UserError(
+                f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {size}"
+            )
+        if self.position_buckets < 4:
+            raise UserError(f"position_buckets {self.position_buckets} must be at least 4")
+        if self.position_distance is not None:
+            least = self.position_buckets // 2 + 1 if kind == "buckets" else 1
+            if self.position_distance < least:
+                raise UserError(
+                    f"position_distance {self.position_distance} must be at least {least}"
+                )
+        if kind == "binary" and self.max_length > 2 ** min(self.d_model, MOST_BITS):
+            raise UserError(
+                f"max_length {self.max_length} has more positions than {self.d_model} binary "
+                "digits: raise d_model or choose other positions"
+            )
+        if (kind == "table") != (self.position_table is not None):
+            raise UserError(
+                "positions 'table' and position_table belong together: give both or neither"
+            )
+        if self.position_table is not None:
+            numbers: Iterable[float] = np.asarray(self.position_table, np.float32).ravel().tolist()
+            object.__setattr__(self, "position_table", tuple(numbers))
+            if len(self.position_table) != self.max_length * self.d_model:
+                raise UserError(
+                    f"position_table has {len(self.position_table)} numbers, not max_length "
+                    f"{self.max_length} times d_model {self.d_model}: give one row per position"
+                )
+
+    @property
+    def longest_input(self) -> int | None:
+        """The longest input in tokens; None: any, as positions do not come from a table.
+
+        Trained were at most `max_length`, and beyond it a model may predict badly.
+        """
+        return self.max_length if self.positions in FIXED_TABLES else None
+
+    def with_max_length(self, max_length: int) -> "TransformerConfig":
+        """Returns the configuration of the same model that reads another number of tokens.
+
+        The parameters stay as they are: `models.create(config.with_max_length(n))`.
+
+        Raises:
+          UserError: The positions are a table, which ends at `max_length`.
+        """
+        if self.longest_input not in (None, max_length):
+            raise UserError(
+                f"max_length {max_length} differs from the {self.max_length} rows of the model's "
+                f"table of positions ({self.positions}): leave it out, or use a model with other "
+                "positions, such as sinusoidal or relative"
+            )
+        return dataclasses.replace(self, max_length=max_length)
+
+    @property
+    def scores_by_distance(self) -> bool:
+        """Whether scores of attention depend on the distance of query and key."""
+        return self.positions in BY_DISTANCE
 
     @property
     def head_dim(self) -> int:

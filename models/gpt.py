@@ -17,7 +17,6 @@ import math
 from typing import Any, Literal
 
 import flax.linen as nn
-import jax.numpy as jnp
 
 from ..data.errors import UserError
 from .config import Execution, TransformerConfig
@@ -38,12 +37,11 @@ from .nn.layers import (
     LayerNorm,
     RowKeys,
     dropout,
-    embedding_lookup,
     fold_in,
 )
 from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from .nn.positions import sinusoidal_positions
+from .nn.positions import make_positions
 from .nn.stack import (
     Layer,
     LayerContext,
@@ -78,10 +76,6 @@ class GPTConfig(TransformerConfig):
     """Dropout rate of attention weights, if not `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
     """pre: before each sublayer, and a final one (GPT-2, GPT-3). post: after the sum (GPT)."""
-    positions: Literal["learned", "sinusoidal"] = "learned"
-    """The kind of position vectors."""
-    position_base: float = 10_000.0
-    """Base of the sinusoidal wavelengths."""
     use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the affine maps have biases."""
     local_window: int | None = None
@@ -110,8 +104,6 @@ class GPTConfig(TransformerConfig):
         check_head(self)
         if self.local_window is not None and self.local_window < 1:
             raise UserError(f"local_window {self.local_window} must be at least 1, or None")
-        if not self.position_base > 0:
-            raise UserError(f"position_base {self.position_base} must be above 0")
         for name in ("embedding_dropout", "attention_dropout"):
             if not 0 <= getattr(self, f"{name}_rate") < 1:
                 raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
@@ -158,6 +150,7 @@ class PreNormLayer(Layer[GPTConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
 
         y = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
         y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
@@ -167,6 +160,7 @@ class PreNormLayer(Layer[GPTConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            positions=context.positions,
             scale=c.score_scale(inputs.index),
         )
         x = x + dropout(y, c.dropout_rate, rng, "attention")
@@ -187,6 +181,7 @@ class PostNormLayer(Layer[GPTConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
 
         y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
             x,
@@ -195,6 +190,7 @@ class PostNormLayer(Layer[GPTConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            positions=context.positions,
             scale=c.score_scale(inputs.index),
         )
         x = x + dropout(y, c.dropout_rate, rng, "attention")
@@ -247,7 +243,7 @@ class GPT(nn.Module):
           output_attentions: whether to return the attention weights too.
 
         Raises:
-          UserError: T is longer than `max_length`, `attention_mask` does not
+          UserError: T is longer than a table of positions (`max_length`), `attention_mask` does not
             cover the tokens (or slots), it is `[B, T, S]` and no `position_ids`
             are given, a cache is given together with packed sequences, or the head
             classifies and is given a cache, packed sequences or a mask `[B, T, S]`.
@@ -272,7 +268,8 @@ class GPT(nn.Module):
             causal=True,
         )
         embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
-        x = embed(input_ids) + self._positions(position_ids)
+        positions = make_positions(c, e, position_ids, input_ids.shape[1], cache=cache, causal=True)
+        x = positions.at_input(embed(input_ids))
         x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
         context = make_layer_context(
             c,
@@ -282,6 +279,7 @@ class GPT(nn.Module):
             rng=rng,
             output_attentions=output_attentions,
             window=c.local_window,
+            positions=positions,
         )
         layer = PreNormLayer if c.norm_position == "pre" else PostNormLayer
         x, outputs = run_layers(layer, c, e, x, cache=cache, context=context)
@@ -289,7 +287,7 @@ class GPT(nn.Module):
             x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None
-            x, cache = advance_cache(cache, outputs.cache, x)
+            x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         if c.head == "sequence_classification":
             body = EncoderOutput(x, attentions=outputs.attentions)
             return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
@@ -297,14 +295,6 @@ class GPT(nn.Module):
             embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
         projection = Projection(x, embed.embedding.astype(e.dtype))
         return CausalLMOutput(x, projection, cache, outputs.attentions)
-
-    def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Float[Array, "#B #T D"]:
-        c, e = self.config, self.execution
-        if c.positions == "learned":
-            table = Embedding(c.max_length, c.d_model, execution=e, name="position_embedding")
-            return table(position_ids)
-        table = sinusoidal_positions(c.max_length, c.d_model, c.position_base)
-        return embedding_lookup(jnp.asarray(table, e.dtype), position_ids)
 
 
 def _preset(paper: str, published: str, note: str = "", **fields: Any) -> Preset:

@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Literal
 import flax.linen as nn
 
 from ..data.errors import UserError
-from .config import Execution, Settings, TransformerConfig, divisors
+from .config import Execution, PositionKind, Settings, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.heads import CausalLMOutput, Projection
 from .nn.layers import Embedding, GatedFeedForward, RMSNorm, RowKeys, dropout, fold_in
 from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
-from .nn.positions import rotary_positions
+from .nn.positions import Positions, rotary_positions
 from .nn.stack import (
     Layer,
     LayerContext,
@@ -67,6 +67,8 @@ class LlamaConfig(TransformerConfig):
     """Size of one head, H, if not D / N."""
     rope_base: float = 10_000.0
     """Base of the rotary wavelengths (theta); 500,000 in Llama 3."""
+    positions: PositionKind = "rotary"
+    """The kind of positions; a Llama has no others."""
     tie_output: bool = False
     """Whether the output projection is the token embedding; else it has its own matrix."""
 
@@ -82,9 +84,14 @@ class LlamaConfig(TransformerConfig):
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}: "
                 f"choose num_kv_heads from {choices}"
             )
-        if self.head_dim % 2:
+        if self.positions != "rotary":
             raise UserError(
-                f"heads of size {self.head_dim} cannot be rotated in pairs: choose an even d_head"
+                f"positions {self.positions!r} are none of a Llama's, which are rotary: choose "
+                "another family, such as gpt"
+            )
+        if self.position_base != 10_000:
+            raise UserError(
+                f"position_base {self.position_base} is named rope_base in a Llama: give that"
             )
         if not self.rope_base > 0:
             raise UserError(f"rope_base {self.rope_base} must be above 0, for example 10000")
@@ -126,7 +133,7 @@ class LlamaLayer(Layer[LlamaConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
-            rotary=context.rotary,
+            positions=context.positions,
         )
         x = x + dropout(y, c.dropout_rate, rng, "attention")
 
@@ -177,9 +184,9 @@ class Llama(nn.Module):
           output_attentions: whether to return the attention weights too.
 
         Raises:
-          UserError: T is longer than `max_length`, `attention_mask` does not
-            cover the tokens (or slots), it is `[B, T, S]` and no `position_ids`
-            are given, or a cache is given together with packed sequences.
+          UserError: `attention_mask` does not cover the tokens (or slots), it is
+            `[B, T, S]` and no `position_ids` are given, or a cache is given together
+            with packed sequences.
         """
         c, e = self.config, self.execution
         position_ids, mask = prepare_inputs(
@@ -200,7 +207,7 @@ class Llama(nn.Module):
             cache=cache,
             rng=rng,
             output_attentions=output_attentions,
-            rotary=rotary_positions(position_ids, c.head_dim, c.rope_base),
+            positions=Positions(rotary=rotary_positions(position_ids, c.head_dim, c.rope_base)),
         )
         x, outputs = run_layers(LlamaLayer, c, e, x, cache=cache, context=context)
         x = RMSNorm(c.norm_eps, e, name="final_norm")(x)

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..data.errors import UserError
-from .config import Execution, TransformerConfig, divisors
+from .config import Execution, PositionKind, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, LayerCache, advance_cache
 from .nn.heads import Projection, Seq2SeqLMOutput
@@ -40,12 +40,11 @@ from .nn.layers import (
     LayerNorm,
     RowKeys,
     dropout,
-    embedding_lookup,
     fold_in,
 )
 from .nn.masks import AnyArray, AttentionMask, Size
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
-from .nn.positions import sinusoidal_positions
+from .nn.positions import make_positions
 from .nn.stack import (
     Layer,
     LayerContext,
@@ -97,12 +96,9 @@ class EncoderDecoderConfig(TransformerConfig):
     norm_position: Literal["pre", "post"] = "post"
     """post: after each residual sum, as published. pre: before each sublayer, and once more after
     the last layer of the encoder and of the decoder."""
-    positions: Literal["learned", "sinusoidal"] = "sinusoidal"
-    """The kind of position vectors; table 3, row E, has learned ones."""
-    position_base: float = 10_000.0
-    """Base of the sinusoidal wavelengths."""
-    position_layout: Literal["interleaved", "halves"] = "interleaved"
-    """Alternating sines and cosines, as published, or all sines first (Marian)."""
+    positions: PositionKind = "sinusoidal"
+    """The kind of positions of both halves, see `TransformerConfig`; table 3, row E, has learned
+    ones."""
     scale_embedding: bool = True
     """Whether embeddings are multiplied by √D before positions are added."""
     share_embeddings: bool = True
@@ -126,8 +122,6 @@ class EncoderDecoderConfig(TransformerConfig):
         for name in ("attention_dropout_rate", "activation_dropout_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
-        if not self.position_base > 0:
-            raise UserError(f"position_base {self.position_base} must be above 0")
         if self.source_vocab_size is not None and self.share_embeddings:
             raise UserError(
                 f"source_vocab_size {self.source_vocab_size} needs a table of its own: "
@@ -184,9 +178,14 @@ class EncoderLayer(Layer[EncoderDecoderConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
 
         y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
-            x, context.mask, rng=rng, output_attentions=context.output_attentions
+            x,
+            context.mask,
+            rng=rng,
+            output_attentions=context.output_attentions,
+            positions=context.positions,
         )
         x = x + dropout(y, c.dropout_rate, rng, "attention")
         x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
@@ -207,10 +206,15 @@ class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
 
         y = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
         y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
-            y, context.mask, rng=rng, output_attentions=context.output_attentions
+            y,
+            context.mask,
+            rng=rng,
+            output_attentions=context.output_attentions,
+            positions=context.positions,
         )
         x = x + dropout(y, c.dropout_rate, rng, "attention")
 
@@ -230,6 +234,7 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
 
         y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
             x,
@@ -238,6 +243,7 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            positions=context.positions,
         )
         x = x + dropout(y, c.dropout_rate, rng, "attention")
         x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
@@ -285,6 +291,7 @@ class PreNormDecoderLayer(DecoderLayer):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
 
         y = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
         y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
@@ -294,6 +301,7 @@ class PreNormDecoderLayer(DecoderLayer):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            positions=context.positions,
         )
         x = x + dropout(y, c.dropout_rate, rng, "attention")
 
@@ -314,11 +322,13 @@ class Stack(nn.Module):
       config: sizes of this half.
       execution: how it is run.
       layer: the class of its layers.
+      causal: whether a token attends to no later one.
     """
 
     config: EncoderDecoderConfig
     execution: Execution
     layer: type[Layer[EncoderDecoderConfig]]
+    causal: bool
 
     @nn.compact
     def __call__(
@@ -327,25 +337,30 @@ class Stack(nn.Module):
         position_ids: Int[AnyArray, "#B #T"],
         cache: Cache | None,
         context: LayerContext,
-    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Maps embeddings to the output of the last layer (section 3.1)."""
+    ) -> tuple[Float[Array, "B T D"], Cache | None, LayerOutputs]:
+        """Maps embeddings to the output of the last layer (section 3.1); continues the cache."""
         c, e = self.config, self.execution
-        x = x + self._positions(position_ids)
+        positions = make_positions(
+            c,
+            e,
+            position_ids,
+            x.shape[1],
+            cache=cache,
+            causal=self.causal,
+            init_std=c.d_model**-0.5,
+        )
+        x = positions.at_input(x)
+        context = dataclasses.replace(context, positions=positions)
         x = dropout(x, c.dropout_rate, context.rng, "embedding")
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
         if c.norm_position == "pre":
             x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
-        return x, outputs
-
-    def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Float[Array, "#B #T D"]:
-        """Returns the vector of each position (section 3.5)."""
-        c, e = self.config, self.execution
-        if c.positions == "learned":
-            std = c.d_model**-0.5
-            table = Embedding(c.max_length, c.d_model, std, e, name="position_embedding")
-            return table(position_ids)
-        table = sinusoidal_positions(c.max_length, c.d_model, c.position_base, c.position_layout)
-        return embedding_lookup(jnp.asarray(table, e.dtype), position_ids)
+        if cache is not None:
+            assert outputs.cache is not None
+            cross = outputs.cross if cache.cross is None else cache.cross
+            written = positions.key_positions
+            x, cache = advance_cache(cache, outputs.cache, x, cross, positions=written)
+        return x, cache, outputs
 
 
 class EncoderDecoder(nn.Module):
@@ -374,9 +389,11 @@ class EncoderDecoder(nn.Module):
         if c.output_bias:
             zeros = nn.initializers.zeros
             self.output_bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
-        pre = c.norm_position == "pre"
-        self.encoder = Stack(c, e, PreNormEncoderLayer if pre else EncoderLayer)
-        self.decoder = Stack(c.decoder, e, PreNormDecoderLayer if pre else DecoderLayer)
+        layers = EncoderLayer, DecoderLayer
+        if c.norm_position == "pre":
+            layers = PreNormEncoderLayer, PreNormDecoderLayer
+        self.encoder = Stack(c, e, layers[0], causal=False)
+        self.decoder = Stack(c.decoder, e, layers[1], causal=True)
 
     def __call__(
         self,
@@ -421,8 +438,8 @@ class EncoderDecoder(nn.Module):
           output_attentions: whether to return the attention weights too.
 
         Raises:
-          UserError: a sequence is longer than `max_length`, a mask has the wrong
-            length, only one side is packed, or there is no source.
+          UserError: a sequence is longer than a table of positions (`max_length`), a mask
+            has the wrong length, only one side is packed, or there is no source.
         """
         if (segment_ids is None) != (decoder_segment_ids is None):
             raise UserError("only one side is packed: give both segment_ids or neither")
@@ -467,11 +484,7 @@ class EncoderDecoder(nn.Module):
             cross_mask=cross_mask,
         )
         x = self._scaled(self.token_embedding(decoder_input_ids))
-        x, outputs = self.decoder(x, positions, cache, context)
-        if cache is not None:
-            assert outputs.cache is not None
-            cross = outputs.cross if cache.cross is None else cache.cross
-            x, cache = advance_cache(cache, outputs.cache, x, cross)
+        x, cache, outputs = self.decoder(x, positions, cache, context)
         return Seq2SeqLMOutput(
             last_hidden_state=x,
             projection=self._projection(x),
@@ -513,7 +526,7 @@ class EncoderDecoder(nn.Module):
             output_attentions=output_attentions,
         )
         table = self.token_embedding if self.config.share_embeddings else self.source_embedding
-        x, outputs = self.encoder(self._scaled(table(input_ids)), position_ids, None, context)
+        x, _, outputs = self.encoder(self._scaled(table(input_ids)), position_ids, None, context)
         return x, outputs.attentions
 
     def _scaled(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

@@ -6,7 +6,7 @@ The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..features.bert_inputs import Template, encode_texts, token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
 from ..features.nsp_inputs import SentencePairExamples, read_pairs
 from ..features.segment_pairs import Segments
+from ..features.token_windows import Windows
 from ..io.hashing import digest
 from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer
@@ -37,7 +38,7 @@ class PretrainingExamples:
       seed: The seed of all random choices in an example.
     """
 
-    segments: Segments
+    segments: Segments | Windows
     masking: Masking
     pad: int
     seed: int
@@ -82,6 +83,10 @@ class PretrainingData(DocumentsData):
 
     next_sentence: bool = True
     """Train on segment pairs and the next-sentence objective (BERT); without: as RoBERTa."""
+    segments: Literal["sentences", "halves"] = "sentences"
+    """sentences: segments are whole sentences, as in the original code. halves: any length tokens
+    from a random position, or two halves from two parts of the text, with [SEP] halfway; without
+    next_sentence, windows from random positions."""
     masking_rate: float = 0.15
     """The fraction of the tokens that is predicted."""
     whole_word: bool = False
@@ -89,7 +94,7 @@ class PretrainingData(DocumentsData):
     max_predictions: int | None = None
     """Predictions in a sequence, at most. By default masking_rate * length, rounded up."""
     short_fraction: float = 0.1
-    """The fraction of the examples that is made shorter than a sequence on purpose."""
+    """The fraction of the examples of sentences that is made shorter than a sequence on purpose."""
     language: str = "en"
     """Language of text that must be split into sentences."""
 
@@ -156,16 +161,26 @@ class PretrainingData(DocumentsData):
         corpus = build_sentence_corpus(
             documents, tokenizer, default_cache_dir() / "sentences", self.language
         )
-        segments = Segments(
-            corpus,
-            self.length,
-            special["cls"],
-            special["sep"],
-            seed=seed,
-            next_sentence=self.next_sentence,
-            short_fraction=self.short_fraction,
-            jitter=jitter,
-        )
+        segments: Segments | Windows
+        if self.segments == "halves":
+            segments = Windows(
+                corpus,
+                self.length,
+                special["cls"],
+                special["sep"],
+                next_sentence=self.next_sentence,
+            )
+        else:
+            segments = Segments(
+                corpus,
+                self.length,
+                special["cls"],
+                special["sep"],
+                seed=seed,
+                next_sentence=self.next_sentence,
+                short_fraction=self.short_fraction,
+                jitter=jitter,
+            )
         masking = Masking.of(
             tokenizer,
             self.length,

@@ -355,7 +355,8 @@ class LabelledData(DataConfig, Generic[E]):
         counts = Counter(name for e in loaded.examples for name in self.label_names(e))
         notes = loaded.lines
         if counts:
-            order = [name for name in labels if name in counts] or sorted(counts)
+            known = [name for name in labels if name in counts]
+            order = [*known, *sorted(counts.keys() - set(known))]
             shown = [f"{name} ({counts[name]:,})" for name in order[:_LABELS_SHOWN]]
             hidden = len(order) - len(shown)
             more = f" and {hidden:,} more" if hidden else ""

@@ -312,7 +312,10 @@ def config_to_hf(config: BertConfig) -> JsonObject:
 
 def _allowed(config: BertConfig, name: str) -> dict[str, tuple[object, ...]]:
     """Returns the values of settings that the classes of transformers do not vary."""
-    allowed: dict[str, tuple[object, ...]] = {"positions": ("learned",)}
+    allowed: dict[str, tuple[object, ...]] = {
+        "positions": ("learned",),
+        "positions_at": ("input",),
+    }
     if config.head_spec.has_token_logits:
         usual = "gelu" if name == "roberta" else config.activation
         # None means: the activation of the layers.

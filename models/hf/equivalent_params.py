@@ -3,7 +3,7 @@
 transformers does not have every variant that flaxzoo has, but it has equivalent ones:
 
 - A bias of zeros is equivalent to no bias.
-- Sinusoidal positions are a table, which can be stored as a learned one.
+- Positions that are computed or given are a table, which can be stored as a learned one.
 - A Transformer treats all D dimensions of its residual stream alike, so these can be permuted if
   all arrays are: for example from interleaved sines and cosines to all sines before the cosines.
 """
@@ -13,10 +13,10 @@ import dataclasses
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ..config import TransformerConfig
+from ..config import NOT_ADDED, TransformerConfig
 from ..gpt import GPTConfig
 from ..init import parameter_shapes
-from ..nn.positions import sinusoidal_positions
+from ..nn.positions import position_vectors
 from ..nn.typing import Params
 from ..registry import create
 from ..transformer import EncoderDecoderConfig
@@ -39,11 +39,10 @@ def as_gpt2(config: GPTConfig, params: Params) -> tuple[GPTConfig, Params]:
       Configuration and parameters of an equivalent model.
     """
     flat: Params = flatten_dict(params, sep="/")
-    if config.positions == "sinusoidal":
-        flat[POSITIONS] = sinusoidal_positions(
-            config.max_length, config.d_model, config.position_base
-        )
-    equivalent = dataclasses.replace(config, use_bias=True, positions="learned")
+    equivalent = dataclasses.replace(config, use_bias=True)
+    if config.positions not in (*NOT_ADDED, "learned"):
+        flat[POSITIONS] = position_vectors(config, config.max_length)
+        equivalent = dataclasses.replace(equivalent, positions="learned", position_table=None)
     return equivalent, _with_zeros(equivalent, flat)
 
 
@@ -65,8 +64,9 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
             if not path.endswith(WITHIN):
                 axis = 1 if path.endswith(FROM_STREAM) else -1
                 flat[path] = np.take(np.asarray(x), order, axis=axis)
+    layout = "halves" if config.position_layout == "interleaved" else config.position_layout
     equivalent = dataclasses.replace(
-        config, attention_bias=True, output_bias=True, position_layout="halves"
+        config, attention_bias=True, output_bias=True, position_layout=layout
     )
     return equivalent, _with_zeros(equivalent, flat)
 

@@ -188,6 +188,7 @@ def config_to_hf(config: GPTConfig) -> JsonObject:
     name = model_type(config)
     allowed: dict[str, tuple[object, ...]] = {
         "positions": ("learned",),
+        "positions_at": ("input",),
         "use_bias": (True,),
         "local_window": (None,),
     }

@@ -12,14 +12,17 @@ import jax.numpy as jnp
 from ..config import Execution, TransformerConfig
 from .cache import LayerCache
 from .fused_attention import FusedAttention
-from .layers import Linear, RowKeys, dropout
+from .layers import Embedding, Linear, RowKeys, dropout
 from .masks import AttentionMask
-from .positions import Rotary
+from .positions import Positions
+from .relative_positions import relative_scores, relative_values
 from .typing import Array, Bool, Float, Int
 
 # The score of a hidden key.  Finite, so that a query without keys (padding) gives a uniform
 # average and not NaN.
 HIDDEN = -1e30
+
+NO_POSITIONS = Positions()
 
 Scale = Float[Array, ""] | float | None
 """The factor of attention scores; None: 1 / √H."""
@@ -98,7 +101,7 @@ class MultiHeadAttention(nn.Module):
         output_attentions: bool = False,
         encoder_hidden_states: Float[Array, "B S D"] | LayerCache | None = None,
         scale: Scale = None,
-        rotary: Rotary | None = None,
+        positions: Positions = NO_POSITIONS,
         bias: Float[Array, "#B N #T S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], LayerCache | None, Float[Array, "B N T S"] | None]:
         """Attends from `x` to the cached tokens and `x` itself, or only to the encoder's output.
@@ -113,24 +116,29 @@ class MultiHeadAttention(nn.Module):
           output_attentions: whether to return the weights too.
           encoder_hidden_states: the output of an encoder, or its projected keys and values.
           scale: factor of the scores; by default 1 / √H.
-          rotary: rotations of queries and keys by their positions; cached keys are rotated.
-          bias: added to the scaled scores, for example for relative positions.
+          positions: of the tokens of `x`, for self-attention; cached keys contain theirs, unless
+            they are relative.
+          bias: added to the scaled scores.
 
         Returns:
           The output; the cache with slots `index … index + T` written, or the keys and values of
           `encoder_hidden_states`; the weights if requested.
         """
         c = self.config
-        query = self._project("query", c.num_heads, c.key_dim, x)
-        query = query if rotary is None else rotary.rotate(query)
+        placed = positions.at_queries_keys(x)
+        query = positions.at_projections(self._project("query", c.num_heads, c.key_dim, placed))
+        query = query if positions.rotary is None else positions.rotary.rotate(query)
 
         if isinstance(encoder_hidden_states, LayerCache):
             used = written = encoder_hidden_states
         else:
-            source = x if encoder_hidden_states is None else encoder_hidden_states
-            key = self._project("key", c.kv_heads, c.key_dim, source)
-            key = key if rotary is None else rotary.rotate(key)
+            own = encoder_hidden_states is None
+            source = placed if own else encoder_hidden_states
+            key = positions.at_projections(self._project("key", c.kv_heads, c.key_dim, source))
+            key = key if positions.rotary is None else positions.rotary.rotate(key)
+            source = x if own else encoder_hidden_states
             value = self._project("value", c.kv_heads, c.head_dim, source)
+            value = positions.at_projections(value)
             if mask.values is None:
                 fused = FusedAttention(
                     self.execution.attention, mask.causal, mask.window, name="fused"
@@ -151,10 +159,32 @@ class MultiHeadAttention(nn.Module):
             used = LayerCache(key, value)
             written = used if cache is not None or encoder_hidden_states is not None else None
 
+        for more in (positions.bias, self._relative_scores(query, scale, positions)):
+            bias = more if bias is None else bias if more is None else bias + more
         weights = attention_weights(query, used.key, mask.materialize(), scale=scale, bias=bias)
         dropped = dropout(weights, c.attention_dropout_rate, rng, "attention_weights")
-        context = weighted_values(dropped.astype(used.value.dtype), used.value)
+        dropped = dropped.astype(used.value.dtype)
+        context = weighted_values(dropped, used.value)
+        if positions.distances is not None:
+            vectors = self._relative("values", positions.distances, c.head_dim)
+            context += relative_values(dropped, positions.distances, vectors)
         return self._output(context), written, weights if output_attentions else None
+
+    def _relative_scores(
+        self, query: Float[Array, "B T N H"], scale: Scale, positions: Positions
+    ) -> Float[Array, "B N T S"] | None:
+        if positions.distances is None:
+            return None
+        vectors = self._relative("keys", positions.distances, self.config.key_dim)
+        return relative_scores(_scaled(query, scale), positions.distances, vectors)
+
+    def _relative(
+        self, name: str, distances: Float[Array, "#B #T S R"], size: int
+    ) -> Float[Array, "R {size}"]:
+        """Returns the vector of each distance that is added to keys or to values."""
+        e = self.execution
+        table = Embedding(distances.shape[-1], size, execution=e, name=f"relative_{name}")
+        return table.embedding.astype(e.dtype)
 
     def _project(
         self, name: str, num_heads: int, size: int, x: Float[Array, "B S D"]

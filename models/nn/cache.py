@@ -33,6 +33,8 @@ class Cache:
     cross: LayerCaches | None = None
     """Keys and values of the encoder's hidden states, for a decoder with cross-attention. The first
     call projects them; later calls only read them."""
+    positions: Int[Array, "B S"] | None = None
+    """The position of the token in each slot, if attention depends on distances."""
 
     @property
     def length(self) -> int:
@@ -65,7 +67,8 @@ def init_cache(
     layers = (
         tuple(layer() for _ in range(config.num_layers)) if separate else layer(config.num_layers)
     )
-    return Cache(layers, jnp.zeros((), jnp.int32))
+    positions = jnp.zeros((batch_size, length), jnp.int32) if config.scores_by_distance else None
+    return Cache(layers, jnp.zeros((), jnp.int32), positions=positions)
 
 
 def advance_cache(
@@ -73,6 +76,8 @@ def advance_cache(
     layers: LayerCaches,
     x: Float[Array, "B T D"],
     cross: LayerCaches | None = None,
+    *,
+    positions: Int[Array, "B S"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """Returns the hidden states and the cache after T slots were written.
 
@@ -80,4 +85,5 @@ def advance_cache(
     the mistake shows.
     """
     end = cache.index + x.shape[1]
-    return jnp.where(end <= cache.length, x, jnp.nan), Cache(layers, end, cross)
+    x = jnp.where(end <= cache.length, x, jnp.nan)
+    return x, Cache(layers, end, cross, positions)

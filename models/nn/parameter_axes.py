@@ -10,13 +10,15 @@ _ATTENTION = rf"{_LAYERS}/(cross_)?attention"
 EMBEDDING_AXES = {
     r"(token|source|output)_embedding/embedding": ("vocabulary", "model"),
     r"((encoder|decoder)/)?(position|token_type)_embedding/embedding": (None, "model"),
+    r"((encoder|decoder)/)?position_bias/embedding": (None, "heads"),
     r"output_bias": ("vocabulary",),
 }
-"""Tables of tokens, positions and token types, and the bias of the logits."""
+"""Tables of tokens, positions, biases of distances and token types, and the bias of the logits."""
 
 LAYER_AXES = {
     rf"{_ATTENTION}/(query|key|value)/kernel": ("layers", "model", "heads", None),
     rf"{_ATTENTION}/(query|key|value)/bias": ("layers", "heads", None),
+    rf"{_LAYERS}/attention/relative_(keys|values)/embedding": ("layers", None, None),
     rf"{_ATTENTION}/output/kernel": ("layers", "heads", None, "model"),
     rf"{_LAYERS}/feed_forward/(up|gate)/kernel": ("layers", "model", "feed_forward"),
     rf"{_LAYERS}/feed_forward/(up|gate)/bias": ("layers", "feed_forward"),

@@ -1,16 +1,26 @@
-"""Positions of tokens: counted, as sinusoidal vectors, as rotations, as relative biases."""
+"""Positions of tokens: counted, as vectors that are added somewhere, as rotations, as distances.
 
-import math
+Embeddings of positions are learned (`learned`), encodings are computed (`sinusoidal`, `rotary`,
+`counter`, `binary`) or given by hand (`table`), and relative ones belong to the distance of two
+tokens (`relative`, `buckets`). `make_positions` gives every family all of them: vectors are added
+where `positions_at` says, and the others enter attention.
+
+Positions concern self-attention; what attends to an encoder's output sees positions only in the
+vectors that its input contains.
+"""
+
 from typing import Literal
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ..config import Execution
+from ..config import MOST_BITS, Execution, PositionPlace, TransformerConfig
+from .cache import Cache
+from .layers import Embedding, embedding_lookup
 from .masks import AnyArray, Size
+from .relative_positions import RelativePositionBias, clipped_distances
 from .typing import Array, Float, Int
 
 
@@ -43,14 +53,19 @@ def sinusoidal_positions(
     length: int,
     d_model: int,
     base: float = 10_000.0,
-    layout: Literal["interleaved", "halves"] = "interleaved",
+    layout: Literal["interleaved", "halves", "per_dimension"] = "interleaved",
 ) -> np.ndarray:
     """Returns the sine and cosine of every position, a table float32[length, d_model].
 
     Vaswani et al. 2017, section 3.5: dimension 2i holds sin(p / base^(2i/D)), dimension 2i + 1 the
     cosine. The paper's base is 10,000; 100,000 is also in use. With the layout "halves" (Marian)
-    all sines come before all cosines.
+    all sines come before all cosines. With "per_dimension" every dimension has its own wavelength:
+    dimension i holds the sine, or if i is odd the cosine, of p / base^(i/D).
     """
+    if layout == "per_dimension":
+        dimension = np.arange(d_model)
+        angle = np.arange(length)[:, None] * base ** (-dimension / d_model)
+        return np.where(dimension % 2 == 0, np.sin(angle), np.cos(angle)).astype(np.float32)
     frequency = base ** (-np.arange(0, d_model, 2) / d_model)
     angle = np.arange(length)[:, None] * frequency[None, :]
     waves = np.sin(angle), np.cos(angle)
@@ -59,6 +74,37 @@ def sinusoidal_positions(
     else:
         table = np.stack(waves, axis=-1).reshape(length, -1)
     return table[:, :d_model].astype(np.float32)
+
+
+def binary_positions(length: int, bits: int) -> np.ndarray:
+    """Returns the binary digits of 0, 1, 2 …, a table float32[length, bits] of zeros and ones.
+
+    The last digit, which changes with every position, stands last: `binary_positions(16, 4)[5]` is
+    `[0, 1, 0, 1]`.
+    """
+    number = np.arange(length)[:, None]
+    return (number >> np.arange(bits)[::-1] & 1).astype(np.float32)
+
+
+def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
+    """Returns the vectors of the first positions, a table float32[length, D].
+
+    Args:
+      config: a configuration with positions that are added and not learned.
+      length: number of positions.
+    """
+    width = config.d_model
+    if config.positions == "sinusoidal":
+        base, layout = config.position_base, config.position_layout
+        return sinusoidal_positions(length, width, base, layout)
+    if config.positions == "table":
+        return np.asarray(config.position_table, np.float32).reshape(-1, width)[:length]
+    if config.positions == "counter":
+        dimensions = np.arange(1, length + 1, dtype=np.float32)[:, None]
+    else:
+        assert config.positions == "binary"
+        dimensions = binary_positions(length, min(width, MOST_BITS))
+    return np.pad(dimensions, ((0, 0), (width - dimensions.shape[1], 0)))
 
 
 @struct.dataclass
@@ -93,63 +139,128 @@ def rotary_positions(
     return Rotary(jnp.cos(angle), jnp.sin(angle))
 
 
-def relative_buckets(
-    distance: Int[Array, "..."], num_buckets: int, max_distance: int, bidirectional: bool
-) -> Int[Array, "..."]:
-    """Returns the bucket of each distance, key position minus query position (T5).
+@struct.dataclass
+class Positions:
+    """What a stack of layers is told about the positions of its tokens."""
 
-    Raffel et al. 2020, section 2.1: half of the buckets hold one small distance each, the others
-    logarithmically growing ranges up to `max_distance`, beyond which all share the last bucket.
+    vectors: Float[Array, "#B #T D"] | None = None
+    """The vector of each position, Π."""
+    place: PositionPlace = struct.field(pytree_node=False, default="input")
+    """Where the vectors are added."""
+    rotary: Rotary | None = None
+    """Rotations of queries and keys."""
+    bias: Float[Array, "#B N #T S"] | None = None
+    """Added to the scores of attention."""
+    distances: Float[Array, "#B #T S R"] | None = None
+    """The clipped distance from each query to each key, 1 in its place of R and 0 in the others."""
+    key_positions: Int[Array, "B S"] | None = None
+    """The position of each slot of a cache, where distances to cached keys count."""
+
+    def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Adds Π to the embeddings, from which the first layer reads it."""
+        if self.vectors is None or self.place not in ("input", "every_layer"):
+            return x
+        return x + self.vectors
+
+    def at_layer(
+        self, x: Float[Array, "B T D"], layer: int | Int[Array, ""]
+    ) -> Float[Array, "B T D"]:
+        """Adds Π to the input of a layer after the first, if every layer has it."""
+        if self.vectors is None or self.place != "every_layer":
+            return x
+        return jnp.where(layer > 0, x + self.vectors, x)
+
+    def at_queries_keys(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Adds Π to the input of the projections of queries and keys."""
+        if self.vectors is None or self.place != "queries_keys":
+            return x
+        return x + self.vectors
+
+    def at_projections(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+        """Adds Π, cut into heads, to queries, keys or values."""
+        if self.vectors is None or self.place != "projections":
+            return x
+        return x + self.vectors.reshape(*self.vectors.shape[:-1], *x.shape[-2:])
+
+
+def make_positions(
+    config: TransformerConfig,
+    execution: Execution,
+    position_ids: Int[AnyArray, "#B #T"],
+    length: Size,
+    *,
+    cache: Cache | None,
+    causal: bool,
+    init_std: float = 0.02,
+) -> Positions:
+    """Returns the positions of some tokens, in the compact method of a module.
+
+    Learned vectors are the module's `position_embedding`, learned biases its `position_bias`.
 
     Args:
-      distance: key position minus query position.
-      num_buckets: number of buckets; if `bidirectional` half of them for keys after the query.
-      max_distance: distance from which on all keys share a bucket.
-      bidirectional: whether queries attend to later keys; otherwise these have bucket 0.
+      config: the kind of positions, and sizes.
+      execution: precision.
+      position_ids: the position of each token.
+      length: number of tokens, T.
+      cache: keys and values of earlier calls; its slots are keys too.
+      causal: whether a token attends to no later one.
+      init_std: standard deviation of the initial vectors or biases.
     """
-    offset = jnp.zeros_like(distance)
-    if bidirectional:
-        num_buckets //= 2
-        offset = jnp.where(distance > 0, num_buckets, 0)
-        distance = jnp.abs(distance)
-    else:
-        distance = jnp.maximum(-distance, 0)
-    exact = num_buckets // 2
-    growth = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact)
-    growth = growth / math.log(max_distance / exact) * (num_buckets - exact)
-    far = jnp.minimum(exact + growth.astype(jnp.int32), num_buckets - 1)
-    return offset + jnp.where(distance < exact, distance, far)
-
-
-class RelativePositionBias(nn.Module):
-    """A learned bias of attention scores for each head and bucket of distances (T5).
-
-    Attributes:
-      num_heads: number of query heads, N.
-      num_buckets: number of buckets, see `relative_buckets`.
-      max_distance: distance from which on all keys share a bucket.
-      bidirectional: whether queries attend to later keys.
-      init_std: standard deviation of the initial biases.
-      execution: precision of the parameters; the biases are float32.
-    """
-
-    num_heads: int
-    num_buckets: int
-    max_distance: int
-    bidirectional: bool
-    init_std: float
-    execution: Execution
-
-    @nn.compact
-    def __call__(
-        self, query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"]
-    ) -> Float[Array, "#B N T S"]:
-        """Returns the bias of each head, query and key."""
-        init = nn.initializers.normal(self.init_std)
-        shape = self.num_buckets, self.num_heads
-        table = self.param("embedding", init, shape, self.execution.param_dtype)
-        distance = key_positions[:, None, :] - query_positions[:, :, None]
-        buckets = relative_buckets(
-            distance, self.num_buckets, self.max_distance, self.bidirectional
+    kind, place = config.positions, config.positions_at
+    if kind == "rotary":
+        base = config.position_base
+        return Positions(rotary=rotary_positions(position_ids, config.key_dim, base))
+    if kind == "learned":
+        rows = config.max_length + config.position_offset
+        table = Embedding(rows, config.d_model, init_std, execution, name="position_embedding")
+        if config.position_offset:
+            # A negative position must not read one of the rows before that of position 0.
+            position_ids = jnp.where(position_ids < 0, -1, position_ids + config.position_offset)
+        return Positions(table(position_ids), place)
+    if kind == "none":
+        return Positions()
+    num_keys = length if cache is None else cache.length
+    if config.scores_by_distance:
+        return _relative_positions(
+            config, execution, position_ids, length, cache=cache, causal=causal, init_std=init_std
         )
-        return jnp.einsum("BTSN->BNTS", table[buckets].astype(jnp.float32))
+    # A program with free sizes is only for inputs up to `max_length`.
+    longest = max(config.max_length, num_keys if isinstance(num_keys, int) else 0)
+    rows = config.max_length if kind == "table" else longest
+    table = jnp.asarray(position_vectors(config, rows), execution.dtype)
+    return Positions(embedding_lookup(table, position_ids), place)
+
+
+def _relative_positions(
+    config: TransformerConfig,
+    execution: Execution,
+    position_ids: Int[AnyArray, "#B #T"],
+    length: Size,
+    *,
+    cache: Cache | None,
+    causal: bool,
+    init_std: float,
+) -> Positions:
+    """Returns the biases, or the clipped distances, of all queries and keys."""
+    queries = jnp.asarray(position_ids, jnp.int32)
+    if cache is None:
+        keys, written = jnp.broadcast_to(queries, (queries.shape[0], length)), None
+    else:
+        assert cache.positions is not None
+        new = jnp.broadcast_to(queries, (cache.positions.shape[0], length))
+        start = (jnp.zeros((), cache.index.dtype), cache.index)
+        keys = written = jax.lax.dynamic_update_slice(cache.positions, new, start)
+    if config.positions == "relative":
+        farthest = config.position_distance or 16
+        distances = clipped_distances(queries, keys, farthest, causal=causal)
+        return Positions(distances=distances.astype(execution.dtype), key_positions=written)
+    bias = RelativePositionBias(
+        num_heads=config.num_heads,
+        num_buckets=config.position_buckets,
+        max_distance=config.position_distance or 128,
+        bidirectional=not causal,
+        init_std=init_std,
+        execution=execution,
+        name="position_bias",
+    )
+    return Positions(bias=bias(queries, keys), key_positions=written)

@@ -15,7 +15,7 @@ from .cache import Cache, LayerCache, LayerCaches
 from .fused_attention import LIMITS, AttentionCall, refusal
 from .layers import DROPOUT_MASK, RowKeys
 from .masks import AnyArray, AttentionMask, select_mask
-from .positions import Rotary, default_positions
+from .positions import Positions, default_positions
 from .typing import Array, Bool, Float, Int
 
 Config = TypeVar("Config", bound=TransformerConfig)
@@ -63,17 +63,16 @@ def prepare_inputs(
       prefix: the beginning of the arguments' names, for messages: "decoder_".
 
     Raises:
-      UserError: there are more tokens than `max_length`, `attention_mask` does not cover the
-        tokens (or the slots of the cache), a cache is given together with packed sequences, or
-        a mask `[B, T, S]` is given without positions.
+      UserError: there are more tokens than a table of positions has rows, `attention_mask` does
+        not cover the tokens (or the slots of the cache), a cache is given together with packed
+        sequences, or a mask `[B, T, S]` is given without positions.
     """
     length = input_ids.shape[1]
     per_query = attention_mask is not None and attention_mask.ndim == 3
+    longest = config.longest_input
     # With a mask per query the query axis holds beams, so `max_length` does not apply.
-    if length > config.max_length and not per_query:
-        raise UserError(
-            f"input of {length} tokens exceeds max_length {config.max_length}: shorten it"
-        )
+    if longest is not None and length > longest and not per_query:
+        raise UserError(f"input of {length} tokens exceeds max_length {longest}: shorten it")
     if cache is not None and segment_ids is not None:
         raise UserError(f"a cache cannot continue packed sequences: leave {prefix}segment_ids out")
     num_keys = length if cache is None else cache.length
@@ -119,10 +118,8 @@ class LayerContext:
     encoder_hidden_states: Float[Array, "B S D"] | None = None
     cross_mask: AttentionMask | None = None
     """The encoder positions that each token of a decoder may attend to."""
-    rotary: Rotary | None = None
-    """Rotations of queries and keys by their positions."""
-    bias: Float[Array, "#B N #T S"] | None = None
-    """Added to the scores of self-attention."""
+    positions: Positions = dataclasses.field(default_factory=Positions)
+    """The positions of the tokens, for the layers and their self-attention."""
 
     def mask_of(self, layer: int | Array) -> AttentionMask:
         """Returns the mask of a layer; every second one may have a window."""
@@ -142,8 +139,7 @@ def make_layer_context(
     window: int | None = None,
     encoder_hidden_states: Float[Array, "B S D"] | None = None,
     cross_mask: AttentionMask | None = None,
-    rotary: Rotary | None = None,
-    bias: Float[Array, "#B N #T S"] | None = None,
+    positions: Positions | None = None,
 ) -> LayerContext:
     """Builds the inputs shared by all layers, with masks in the form the attention backend needs.
 
@@ -157,8 +153,7 @@ def make_layer_context(
       window: if given, every second layer attends only to the last `window` tokens.
       encoder_hidden_states: the output of the encoder, for the layers of a decoder.
       cross_mask: the encoder positions that these may attend to.
-      rotary: rotations of queries and keys by their positions.
-      bias: added to the scores of self-attention.
+      positions: the positions of the tokens; None: a stack adds them later.
     """
 
     def prepared(mask: AttentionMask) -> AttentionMask:
@@ -175,7 +170,7 @@ def make_layer_context(
             cached=cache is not None,
             weights=output_attentions,
             is_per_query=mask.is_per_query,
-            biased=bias is not None,
+            biased=config.scores_by_distance,
         )
         return mask if refusal(execution.attention, call) is None else mask.materialized()
 
@@ -189,8 +184,7 @@ def make_layer_context(
         output_attentions=output_attentions,
         encoder_hidden_states=encoder_hidden_states,
         cross_mask=None if cross_mask is None else prepared(cross_mask),
-        rotary=rotary,
-        bias=bias,
+        positions=Positions() if positions is None else positions,
     )
 
 

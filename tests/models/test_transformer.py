@@ -335,6 +335,6 @@ def test_refused_configurations(fields, message):
     ],
 )
 def test_refused_inputs(changes, message):
-    model = models.create(config_of())
+    model = models.create(config_of(positions="learned"))
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: model.init(jax.random.key(0), **{**pair(), **changes}))

@@ -34,6 +34,7 @@ from .model_card import FILE, model_card
 Form = Literal["huggingface", "safetensors", "npz", "stablehlo"]
 PROBLEM_TYPES = {
     "single_label": "single_label_classification",
+    "binary": "multi_label_classification",
     **{target: problem for problem, target in TARGETS.items()},
 }
 

@@ -101,6 +101,7 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
             head_dim=sizes.head_dim,
             dtype=config.execution.dtype,
             dropout_rate=sizes.attention_dropout_rate,
+            biased=sizes.scores_by_distance,
         )
         if reason := refusal(kernel, call):
             return reason

@@ -139,6 +139,11 @@ def _classification_scores(
     if data.target == "regression":
         return regression_scores(gold, [p["score"] for p in predicted])
     names = examples.labels
+    if data.target == "binary":
+        (positive,) = names
+        present = [int(p["label"] == positive) for p in predicted]
+        flat = [int(label[0]) for label in cast(list[list[float]], gold)]
+        return classification_scores(flat, present, (f"not {positive}", positive))
     if data.target == "multi_label":
         present = [[name in p["labels"] for name in names] for p in predicted]
         return classification_scores(gold, present, names)
@@ -195,6 +200,7 @@ def _entropy_baseline(metric: str) -> Callable[[DataSplit], tuple[str, str, floa
 
 _CLASSIFICATION_OBJECTIVES = {
     "single_label": objectives.CLASSIFICATION,
+    "binary": objectives.MULTI_LABEL,
     "multi_label": objectives.MULTI_LABEL,
     "regression": objectives.REGRESSION,
 }

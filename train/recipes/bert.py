@@ -106,6 +106,19 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
     )
 
 
+def _one_phase() -> TrainConfig:
+    """Returns the second phase of the original, but of all steps and on random halves."""
+    second = _published("bert-large", 512)
+    steps = 1_000_000
+    return dataclasses.replace(
+        second,
+        data=dataclasses.replace(second.data, segments="halves"),
+        optimizer=dataclasses.replace(second.optimizer, warmup_fraction=10_000 / steps),
+        init_from=None,
+        steps=steps,
+    )
+
+
 def _fine_tuning(data: DataConfig) -> TrainConfig:
     """Returns the settings of Devlin et al. 2019, appendix A.3, with a rate for small models."""
     return TrainConfig(
@@ -230,6 +243,19 @@ RECIPES: dict[str, Recipe] = {
         summary="BERT-large as published, phase 2: 100,000 steps of 256 sequences of 512 tokens.",
         details="Run: flaxzoo train bert-large-512 --init-from runs/bert-large-128",
         config=_published("bert-large", 512),
+    ),
+    "bert-large-one-phase": Recipe(
+        summary="BERT-large in one phase: 1,000,000 steps of 256 random halves of 512 tokens.",
+        details=(
+            "Run: flaxzoo train bert-large-one-phase\n"
+            "With books: --data.source 'tfds:wikipedia/20230601.en#text + text:books/*.txt'\n"
+            "Pretraining as lectures tell it: 512 tokens from a random position, or two halves "
+            "from two\n"
+            "parts of the text. 256 · 512 · 1,000,000 tokens are 39.7 times the 3.3 billion words "
+            "of\n"
+            "Wikipedia and BooksCorpus; Devlin et al. 2019 print 40 epochs, some lectures 50."
+        ),
+        config=_one_phase(),
     ),
     "bert-large-lamb-128": Recipe(
         summary="BERT-large with LAMB, phase 1: 7,038 steps of 65,536 sequences of 128 tokens.",

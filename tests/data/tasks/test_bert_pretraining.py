@@ -64,7 +64,16 @@ def check_row(row, tokenizer, length, max_predictions, next_sentence=True):
         assert not types.any()
 
 
-@pytest.mark.parametrize("fields", [{}, {"next_sentence": False}, {"whole_word": True}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"next_sentence": False},
+        {"whole_word": True},
+        {"segments": "halves"},
+        {"segments": "halves", "next_sentence": False},
+    ],
+)
 def test_rows(data, tokenizer, fields):
     split = data(**fields).train_split(tokenizer, (), 3)
     for index in range(split.examples.num_examples):

@@ -9,7 +9,7 @@ from flaxzoo import models
 from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.models.nn.attention import MultiHeadAttention, attention_weights
 from flaxzoo.models.nn.masks import AttentionMask
-from flaxzoo.models.nn.positions import RelativePositionBias, relative_buckets
+from flaxzoo.models.nn.relative_positions import RelativePositionBias, relative_buckets
 
 LLAMA = LlamaConfig(
     vocab_size=8, max_length=8, num_layers=1, d_model=16, num_heads=4, num_kv_heads=2, d_ff=24

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from flaxzoo import models
-from flaxzoo.models.nn.positions import default_positions, relative_buckets
+from flaxzoo.models.nn.positions import default_positions
+from flaxzoo.models.nn.relative_positions import relative_buckets
 from transformers.models.t5.modeling_t5 import T5Attention
 
 
@@ -59,3 +60,20 @@ def test_relative_buckets_are_those_of_transformers(bidirectional, num_buckets, 
     np.testing.assert_array_equal(found, expected)
     unused = {num_buckets // 2} if bidirectional else set()  # "later, by 0 tokens"
     assert set(np.unique(found)) == set(range(num_buckets)) - unused
+
+
+def test_every_dimension_has_its_wavelength():
+    """The formula of lecture 001 as printed, with exponent i/d for odd i too."""
+    table = models.sinusoidal_positions(3, 4, 100_000.0, "per_dimension")
+    np.testing.assert_allclose(table[1], [0.841471, 0.998419, 0.003162, 1.0], atol=5e-7)
+    np.testing.assert_allclose(table[2], [0.909297, 0.993682, 0.006325, 1.0], atol=5e-7)
+    usual = models.sinusoidal_positions(3, 4, 100_000.0)
+    np.testing.assert_allclose(usual[1:, 1], [0.540302, -0.416147], atol=5e-7)
+
+
+def test_binary_positions_are_the_printed_table():
+    printed = """
+        0000 0001 0010 0011 0100 0101 0110 0111 1000 1001 1010 1011 1100 1101 1110 1111
+    """.split()
+    rows = models.binary_positions(16, 4)
+    assert ["".join(str(int(bit)) for bit in row) for row in rows] == printed

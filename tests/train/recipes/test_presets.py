@@ -45,3 +45,15 @@ def test_a_preset_may_have_other_settings():
     assert not config.data.next_sentence
     assert train.recipe("bert", "bert-small").data.next_sentence
     assert train.recipe("gpt").model.d_model == models.preset("gpt2").d_model
+
+
+def test_bert_in_one_phase_has_the_printed_numbers():
+    config = train.recipe("bert-large-one-phase")
+    assert (config.steps, config.batch_size, config.data.length) == (1_000_000, 256, 512)
+    assert config.data.segments == "halves"
+    assert config.optimizer.warmup_fraction * config.steps == 10_000
+    assert config.init_from is None
+    # Lectures print "roughly 50 epochs of the 3.3 billion word corpus".
+    assert config.steps * config.batch_size * config.data.length / 3.3e9 == pytest.approx(
+        39.7, abs=0.05
+    )

@@ -1,0 +1,125 @@
+"""Positions relative to each other: attention that depends on the distance of query and key.
+
+- Shaw et al. 2018, "Self-attention with relative position representations", section 3: learned
+  vectors for each clipped distance, added to keys (equation 4) and to values (equation 3), in each
+  layer its own and shared by its heads.
+- Raffel et al. 2020, "Exploring the limits of transfer learning" (T5), section 2.1: a learned bias
+  of the scores for each head and bucket of distances, shared by the layers.
+"""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ..config import Execution
+from .typing import Array, Float, Int
+
+
+def clipped_distances(
+    query_positions: Int[Array, "#B #T"],
+    key_positions: Int[Array, "#B S"],
+    farthest: int,
+    *,
+    causal: bool,
+) -> Float[Array, "#B #T S R"]:
+    """Returns the clipped distance of each query and key, as a vector with a single 1.
+
+    Shaw et al. 2018, equation 4: the distance, key position minus query position, is clipped to
+    ±k, so that R = 2k + 1; if queries attend to no later keys it is at most 0, and R = k + 1.
+    The vectors take R / N of the memory of one layer's scores, once for all layers.
+
+    Args:
+      query_positions: position of each query.
+      key_positions: position of each key.
+      farthest: the largest distance that is told from larger ones, k.
+      causal: whether queries attend to no later keys.
+    """
+    distance = key_positions[:, None, :] - query_positions[:, :, None]
+    latest = 0 if causal else farthest
+    place = jnp.clip(distance, -farthest, latest) + farthest
+    return jax.nn.one_hot(place, farthest + latest + 1)
+
+
+def relative_scores(
+    query: Float[Array, "B T N H"],
+    distances: Float[Array, "#B #T S R"],
+    vectors: Float[Array, "R H"],
+) -> Float[Array, "B N T S"]:
+    """Returns the product of each query with the vector of its distance to each key, float32."""
+    products = jnp.einsum("BTNH,RH->BNTR", query, vectors, preferred_element_type=jnp.float32)
+    # A product with every vector, then a choice by key: no vector is stored per query and key.
+    return jnp.einsum("BNTR,BTSR->BNTS", products, distances.astype(jnp.float32))
+
+
+def relative_values(
+    weights: Float[Array, "B N T S"],
+    distances: Float[Array, "#B #T S R"],
+    vectors: Float[Array, "R H"],
+) -> Float[Array, "B T N H"]:
+    """Returns the sum of the vectors of the distances from each query, weighted as its values."""
+    by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, distances)
+    return jnp.einsum("BNTR,RH->BTNH", by_distance, vectors)
+
+
+def relative_buckets(
+    distance: Int[Array, "..."], num_buckets: int, max_distance: int, bidirectional: bool
+) -> Int[Array, "..."]:
+    """Returns the bucket of each distance, key position minus query position (T5).
+
+    Raffel et al. 2020, section 2.1: half of the buckets hold one small distance each, the others
+    logarithmically growing ranges up to `max_distance`, beyond which all share the last bucket.
+
+    Args:
+      distance: key position minus query position.
+      num_buckets: number of buckets; if `bidirectional` half of them for keys after the query.
+      max_distance: distance from which on all keys share a bucket.
+      bidirectional: whether queries attend to later keys; otherwise these have bucket 0.
+    """
+    offset = jnp.zeros_like(distance)
+    if bidirectional:
+        num_buckets //= 2
+        offset = jnp.where(distance > 0, num_buckets, 0)
+        distance = jnp.abs(distance)
+    else:
+        distance = jnp.maximum(-distance, 0)
+    exact = num_buckets // 2
+    growth = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact)
+    growth = growth / math.log(max_distance / exact) * (num_buckets - exact)
+    far = jnp.minimum(exact + growth.astype(jnp.int32), num_buckets - 1)
+    return offset + jnp.where(distance < exact, distance, far)
+
+
+class RelativePositionBias(nn.Module):
+    """A learned bias of attention scores for each head and bucket of distances (T5).
+
+    Attributes:
+      num_heads: number of query heads, N.
+      num_buckets: number of buckets, see `relative_buckets`.
+      max_distance: distance from which on all keys share a bucket.
+      bidirectional: whether queries attend to later keys.
+      init_std: standard deviation of the initial biases.
+      execution: precision of the parameters; the biases are float32.
+    """
+
+    num_heads: int
+    num_buckets: int
+    max_distance: int
+    bidirectional: bool
+    init_std: float
+    execution: Execution
+
+    @nn.compact
+    def __call__(
+        self, query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"]
+    ) -> Float[Array, "#B N T S"]:
+        """Returns the bias of each head, query and key."""
+        init = nn.initializers.normal(self.init_std)
+        shape = self.num_buckets, self.num_heads
+        table = self.param("embedding", init, shape, self.execution.param_dtype)
+        distance = key_positions[:, None, :] - query_positions[:, :, None]
+        buckets = relative_buckets(
+            distance, self.num_buckets, self.max_distance, self.bidirectional
+        )
+        return jnp.einsum("BTSN->BNTS", table[buckets].astype(jnp.float32))
