@@ -144,7 +144,9 @@ def _config(tokenizer: Tokenizer, closing: bool) -> dict[str, object]:
         named |= {f"{r}_token": tokenizer.token(id) for r, id in roles.items() if id is not None}
     if "eos_token" in named:
         named.setdefault("pad_token", named["eos_token"])
-    if tokenizer.kind not in ("wordpiece", "words") or special.cls is None:
+    if tokenizer.kind == "words" and special.cls is not None:  # its class is not BERT's
+        named["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    elif tokenizer.kind != "wordpiece":
         named["model_input_names"] = ["input_ids", "attention_mask"]
     return named
 

@@ -141,9 +141,8 @@ def _classification_scores(
     names = examples.labels
     if data.target == "binary":
         (positive,) = names
-        present = [int(p["label"] == positive) for p in predicted]
-        flat = [int(label[0]) for label in cast(list[list[float]], gold)]
-        return classification_scores(flat, present, (f"not {positive}", positive))
+        names = (f"not {positive}", positive)
+        gold = [int(label[0]) for label in cast(list[list[float]], gold)]
     if data.target == "multi_label":
         present = [[name in p["labels"] for name in names] for p in predicted]
         return classification_scores(gold, present, names)
