@@ -202,7 +202,7 @@ def _checked(tokenizer: Tokenizer) -> dict[str, int]:
     if missing:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no {', '.join(missing)} token, which pretraining "
-            "needs: train a wordpiece vocabulary (--data.tokenizer.kind wordpiece), or name BERT's"
+            "needs: train a wordpiece vocabulary (data.tokenizer.kind wordpiece), or name BERT's"
         )
     return special
 

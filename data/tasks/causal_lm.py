@@ -137,10 +137,12 @@ class CausalLMData(DocumentsData):
             requested = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
             return prepared_split(self.source_name, splits, tokenizer, requested)
-        corpus = _corpus(self.texts(), tokenizer)
+        documents = self.texts()
+        corpus = _corpus(documents, tokenizer)
         examples = CausalLMExamples(corpus, self.length, self.packing, seed)
         _ = examples.num_examples  # plans the sequences of first-fit now, not in the first batch
-        return _split(examples, corpus)
+        split = _split(examples, corpus)
+        return replace(split, notes=(documents.note,) if documents.note else ())
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns every validation token once."""

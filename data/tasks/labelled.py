@@ -19,6 +19,7 @@ from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs
 from ..features.predictions import Prediction
 from ..io.hashing import digest
+from ..sources.conditions import LeftOut, left_out_note
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import (
@@ -175,13 +176,17 @@ class LabelledData(DataConfig, Generic[E]):
         Returns:
           The records, and lines for the log.
         """
+        left_out = LeftOut()
         if published is not None:
-            return list(published.read(split)), ()
-        if source.kind == "builtin":
-            return review_records(source, split), ()
-        tables = source.kind in ("tsv", "csv")
-        notes = header_notes(source, self.columns) if tables else ()
-        return list(read_fields(source, self.columns)), notes
+            records, notes = list(published.read(split, left_out)), ()
+        elif source.kind == "builtin":
+            records, notes = review_records(source, split), ()
+        else:
+            tables = source.kind in ("tsv", "csv")
+            notes = header_notes(source, self.columns) if tables else ()
+            records = list(read_fields(source, self.columns, left_out))
+        filtered = left_out_note(left_out, "records")
+        return records, (*notes, filtered) if filtered else notes
 
     def label_names(self, example: E) -> tuple[str, ...]:
         """Returns the labels of an example that are counted for the log."""

@@ -67,7 +67,7 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
     if special.bos is None or special.eos is None:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no token that starts a text and one that ends "
-            "it: train one (--data.tokenizer.kind sentencepiece-bpe)"
+            "it: train one (data.tokenizer.kind sentencepiece-bpe)"
         )
     return special.bos, special.eos
 

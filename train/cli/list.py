@@ -31,22 +31,24 @@ def list_command(arguments: list[str]) -> None:
     width = max(map(len, RECIPES))
     for name, recipe in RECIPES.items():
         print(f"  {name:<{width}}  {recipe.summary}")
-    columns = min(shutil.get_terminal_size().columns, 120)
+    columns = max(40, min(shutil.get_terminal_size().columns, 100))
     for family, record in families().items():
         print(f"\npresets of {family}: flaxzoo train {family} --preset NAME")
-        by_paper: dict[tuple[str, int], list[str]] = {}
+        rows = [("", "parameters", "printed", "context", "paper")]
         notes: dict[str, list[str]] = {}
         for name, preset in record.presets.items():
             parameters = record.num_parameters.get(name) or count(preset.config)
-            said = f"{name} {parameters:,} ({preset.published})"
-            by_paper.setdefault((preset.paper, preset.config.max_length), []).append(said)
+            context = f"{preset.config.max_length:,}"
+            rows.append((name, f"{parameters:,}", preset.published, context, preset.paper))
             if preset.note:
                 notes.setdefault(preset.note, []).append(name)
-        lines = [
-            f"{paper}, context {context:,}: {'; '.join(sizes)}"
-            for (paper, context), sizes in by_paper.items()
-        ]
-        for line in [*lines, *(f"{', '.join(names)}: {note}" for note, names in notes.items())]:
-            wrapped = textwrap.wrap(line, columns - 4, break_on_hyphens=False)
-            print(textwrap.indent("\n  ".join(wrapped), "  ", lambda text: True))
-    print("\nIn parentheses: the number of parameters that the paper prints.")
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for name, *numbers, paper in rows:
+            aligned = [f"{x:>{width}}" for x, width in zip(numbers, widths[1:], strict=False)]
+            print("  " + "  ".join([f"{name:<{widths[0]}}", *aligned, paper]))
+        for note, names in notes.items():
+            wrapped = textwrap.wrap(
+                f"{', '.join(names)}: {note}", columns - 4, break_on_hyphens=False
+            )
+            print("  " + "\n    ".join(wrapped))
+    print("\nprinted: the number of parameters as the paper prints it")

@@ -29,7 +29,12 @@ def tokenizer_command(arguments: list[str]) -> None:
         return
     if not arguments or arguments[0] != "train":
         raise UserError(f"flaxzoo tokenizer knows one action: train, as in {usage}")
-    parsed = parse(TokenizerArguments, arguments[1:], "flaxzoo tokenizer train")
+    parsed = parse(
+        TokenizerArguments,
+        arguments[1:],
+        "flaxzoo tokenizer train",
+        renamed={"data.tokenizer.vocab_size": "--vocab-size", "data.tokenizer.kind": "--kind"},
+    )
     if parsed.output.exists():
         raise UserError(f"{parsed.output} exists: give a folder that does not")
     from ...data.sources.documents import load_documents

@@ -505,8 +505,7 @@ def _not_finite(s: _Session, what: str) -> NonFiniteLoss:
     kept = s.checkpoints.newest
     rest = "no checkpoint was written yet" if kept is None else f"step {kept} is kept"
     return NonFiniteLoss(
-        f"{what}; {rest}: lower --optimizer.peak-learning-rate, or "
-        "lengthen --optimizer.warmup-steps"
+        f"{what}; {rest}: lower optimizer.peak_learning_rate, or lengthen optimizer.warmup_steps"
     )
 
 

@@ -181,16 +181,16 @@ def _remedies(config: TrainConfig, resumed: bool) -> str:
     rows = config.batch_size // config.micro_batches
     if not resumed and rows > 1:
         remedies += [
-            f"raise --micro-batches (now {config.micro_batches})",
-            f"lower --batch-size (now {config.batch_size:,})",
+            f"raise micro_batches (now {config.micro_batches})",
+            f"lower batch_size (now {config.batch_size:,})",
         ]
     if config.execution.remat != "full":
-        remedies.append("choose --execution.remat full")
+        remedies.append("choose execution.remat full")
     return ", or ".join(remedies) or _smaller_model(config, resumed)
 
 
 def _smaller_model(config: TrainConfig, resumed: bool) -> str:
-    divided = f"divide the model over more devices (--mesh.fsdp, now {config.mesh.fsdp})"
+    divided = f"divide the model over more devices (mesh.fsdp, now {config.mesh.fsdp})"
     return divided if resumed else f"choose a smaller model, or {divided}"
 
 

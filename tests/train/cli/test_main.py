@@ -205,11 +205,13 @@ def test_list_has_every_recipe_then_every_preset(flaxzoo):
     assert status == 0
     recipes, *presets = out.split("presets of ")
     assert [line.split()[0] for line in recipes.splitlines()[1:] if line] == list(RECIPES)
-    words = set(" ".join(presets).replace("(", " ").split())
-    assert models.presets().keys() <= words
-    assert "gpt2 124,439,808 (117M)" in " ".join(out.split())
+    rows = [line.split() for line in "".join(presets).splitlines() if line]
+    named = [row[0] for row in rows if row[0] in models.presets()]
+    assert named == list(models.presets())  # a line each
+    assert ["gpt2", "124,439,808", "117M", "1,024", "Radford", "et", "al.", "2019"] in rows
     assert "flaxzoo train bert --preset NAME" in out
-    assert len(out.splitlines()) < 100
+    assert len(out.splitlines()) < 120
+    assert max(map(len, "".join(presets).splitlines())) <= 80
 
 
 @pytest.mark.slow
@@ -301,6 +303,25 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ("export RUN out --form npy", "--form 'npy' is unknown: choose from huggingface,"),
         ("evaluate ./nowhere", "flaxzoo: nowhere does not exist: give a run folder"),
         ("generate ./nowhere", "flaxzoo: nowhere does not exist: give a run folder"),
+        ("generate runs/nowhere", "flaxzoo: there is no folder runs/nowhere: give a run folder"),
+        (
+            "train RUN",
+            "is a folder with a model, not a recipe: give the run's recipe and --workdir",
+        ),
+        ("train gpt --preset", "flaxzoo: --preset has no value: add one"),
+        ("train quickstart --model.head sequence", "flaxzoo: --model.head follows from the data"),
+        (
+            "train bert-classify --init-from runs/no --data.source tsv:none.tsv",
+            "flaxzoo: there is no folder runs/no",  # before the data are read
+        ),
+        (
+            "tokenizer train builtin:python-docs out --vocab-size 5",
+            "special tokens: set --vocab-size to at least 257",
+        ),
+        (
+            "train quickstart --data.tokenizer.vocab-size 5",
+            "special tokens: set --data.tokenizer.vocab-size to at least 257",
+        ),
         ("generate RUN --step 3", "has no checkpoint of step 3: it has 2, 4"),
         ("evaluate RUN --data text:nowhere", "flaxzoo: no such file: 'nowhere'"),
         ("evaluate RUN --data txt:nowhere", "choose text:GLOB (nearest)"),
@@ -400,6 +421,10 @@ def test_another_configuration_is_refused(flaxzoo, run, text):
     assert status == 2
     assert "holds a run with another configuration (seed 0 → 3): give the same" in messages
     assert "--init-from" not in messages
+    options = ["--seed", 3, "--batch-size", 4, "--micro-batches", 2, "--model.dropout-rate", 0.3]
+    status, _, messages = flaxzoo(*train(text, run, *options))
+    assert status == 2
+    assert re.search(r"configuration \(([^→]+→ \S+){3} and 1 more\): give", messages)
     status, _, messages = flaxzoo(*train(text, run, "--steps", 8))
     assert status == 2
     assert (
