@@ -146,6 +146,11 @@ class TransformerConfig:
                 f"choose num_heads from {choices}"
             )
         if self.attention == "simple":
+            if self.head_convolution is not None:
+                raise UserError(
+                    f"head_convolution {self.head_convolution} follows projections, and attention "
+                    '"simple" has none: leave it out'
+                )
             # Parts of one input have one size, and there are as many of each.
             part = self.d_model // self.num_heads
             if (self.kv_heads, self.key_dim, self.value_dim) != (self.num_heads, part, part):

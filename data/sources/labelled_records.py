@@ -11,7 +11,6 @@ from .conditions import Condition, LeftOut, keeps
 from .in_memory import KIND, read_memory
 from .labelled_names import LabelledSource, Record
 from .tables import ColumnRoles, read_tables
-from .template_reviews import review_records
 
 
 def read_fields(
@@ -20,8 +19,7 @@ def read_fields(
     """Reads a local source whose records have named fields.
 
     Args:
-      source: A source of the kind ``tsv``, ``csv``, ``jsonl``, ``memory`` or ``builtin`` (of the
-        last the validation split).
+      source: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``.
       roles: The roles of its fields, if it is a table.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
@@ -39,9 +37,6 @@ def read_fields(
         named = source.fields, source.conditions
         for location, values in read_memory(source.name, *named, left_out):
             yield Record(location, values)
-        return
-    if source.kind == "builtin":
-        yield from review_records(source, "validation")
         return
     for lines in source_lines(source):
         yield from read_objects(lines, source.fields, source.conditions, left_out)

@@ -30,10 +30,10 @@ from ..sources.labelled_names import (
 )
 from ..sources.labelled_records import read_fields
 from ..sources.tables import LABELED_TEXTS, ColumnRoles, header_notes
-from ..sources.template_reviews import review_records
 from ..sources.tfds_records import PublishedRecords, open_published
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig
+from .template_reviews import review_records
 
 # The fingerprint covers the effect of these settings: the examples and the tokenizer.
 _FOUND_AGAIN = ("source", "validation", "validation_fraction", "tokenizer", "num_workers")
@@ -206,6 +206,8 @@ class LabelledData(DataConfig, Generic[E]):
         source = replace(source, fields=self.without_label(source.fields))
         if published is not None:
             return self.unlabelled(replace(published, source=source).read("validation"))
+        if source.kind == "builtin":
+            return self.unlabelled(review_records(source, "validation"))
         return self.unlabelled(read_fields(source, self.columns.without(self.label_field)))
 
     def without_label(self, fields: tuple[str, ...]) -> tuple[str, ...]:

@@ -249,10 +249,13 @@ def test_sizes_of_their_own_are_refused():
     for cls, given in (
         (LlamaConfig, {"num_kv_heads": 2}),
         (LlamaConfig, {"d_head": 8}),
+        (models.BertConfig, {"d_v": 8}),
         (models.EncoderDecoderConfig, {"d_k": 8}),
     ):
         with pytest.raises(ValueError, match='attention "simple" has no maps'):
             cls(**sizes, **given, attention="simple")
+    with pytest.raises(ValueError, match="head_convolution 3 follows projections"):
+        models.GPTConfig(**sizes, head_convolution=3, attention="simple")
 
 
 def test_a_configuration_says_so_and_an_older_one_need_not():

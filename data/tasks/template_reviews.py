@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from ..errors import DataError, suggest
-from .documents import Split
-from .labelled_names import LabelledSource, Record
+from ..sources.documents import Split
+from ..sources.labelled_names import LabelledSource, Record
 
 NAMES = ("reviews",)
 """The built-in sources of labeled examples."""
