@@ -96,9 +96,9 @@ class BertConfig(TransformerConfig):
     pooler_activation: Literal["tanh", "relu"] | None = "tanh"
     """Non-linearity of the pooler; None: the body has no pooler (DistilBERT)."""
     pooling: Literal["cls", "mean", "max"] = "cls"
-    """What a sequence is classified by. cls: the first token, after the pooler. mean, max: the
-    average of the hidden states of all real tokens, or the largest value of each dimension; there
-    is no pooler then."""
+    """The vector by which a sequence is classified. cls: the first token, after the pooler. mean,
+    max: the average of the hidden states of all real tokens, or the largest value of each
+    dimension; there is no pooler then."""
     head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default="pretraining", metadata={"choices": encoder_heads()}
     )
