@@ -28,6 +28,11 @@ from .inference.fill_mask import MaskFiller as MaskFiller
 from .inference.generate import Sample as Sample
 from .inference.generate import TextGenerator as TextGenerator
 from .inference.predict import predict as predict
+from .inference.score_text import NextToken as NextToken
+from .inference.score_text import NextWord as NextWord
+from .inference.score_text import TextScore as TextScore
+from .inference.score_text import TextScorer as TextScorer
+from .inference.score_text import TokenScore as TokenScore
 from .inference.translate import TextTranslator as TextTranslator
 from .inference.translate import Translation as Translation
 from .objectives.losses import TokenLogProbs as TokenLogProbs

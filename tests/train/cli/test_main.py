@@ -16,7 +16,7 @@ from flaxzoo import data, models
 from flaxzoo.data.errors import UserError
 from flaxzoo.models.registry import families
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.cli.list import count
+from flaxzoo.train.cli.training.list import count
 from flaxzoo.train.engine.metrics_log import read_metrics
 from flaxzoo.train.recipes import RECIPES
 

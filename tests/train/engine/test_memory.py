@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flaxzoo import train
 from flaxzoo.data.errors import UserError
-from flaxzoo.train.engine import machine_memory, memory_summary
+from flaxzoo.train.engine import loop, machine_memory, memory_summary
 from flaxzoo.train.engine.compile import compile_trainer
 
 from ...support.run_folders import small_run
@@ -37,7 +37,7 @@ def no_init(monkeypatch):
         program = compile_trainer(config, objective)
         return dataclasses.replace(program, init=lambda: pytest.fail("parameters were made"))
 
-    monkeypatch.setattr(train.engine.loop, "compile_trainer", compile_trainer_without)
+    monkeypatch.setattr(loop, "compile_trainer", compile_trainer_without)
 
 
 def needed(config, tmp_path, capsys):
@@ -164,27 +164,41 @@ def test_virtual_devices_share_the_memory(tmp_path, available):
 
 
 @pytest.mark.usefixtures("on_one_device")
-def test_the_step_is_compiled_once(config, tmp_path):
+def test_a_pmapped_step_that_does_not_fit_is_refused_before_it(
+    config, tmp_path, available, monkeypatch
+):
+    available(1 << 20)  # the state takes less
+    no_init(monkeypatch)
+    with pytest.raises(UserError, match=r"a step needs .* MB of memory"):
+        train.train(dataclasses.replace(config, parallel="pmap"), tmp_path / "run", quiet=True)
+
+
+@pytest.mark.usefixtures("on_one_device")
+@pytest.mark.parametrize(
+    ("parallel", "name", "number"),
+    [("jit", "step", 1), ("pmap", "_fun", 2)],  # pmap also compiles the copying of the state
+)
+def test_the_step_is_compiled_once(config, parallel, name, number):
     compiled = []
+    model = dataclasses.replace(config.model, vocab_size=32)
     trainer = compile_trainer(
-        dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=32)),
-        train.CAUSAL,
+        dataclasses.replace(config, model=model, parallel=parallel), train.CAUSAL
     )
     example = dict.fromkeys(("input_ids", "labels", "segment_ids", "position_ids"), (8, 16))
     batch = {name: jax.ShapeDtypeStruct(shape, "int32") for name, shape in example.items()}
-    assert trainer.compile is not None
-    trainer.compile(batch)
-    state = trainer.init()
 
-    def listen(event, duration_secs, **_):
-        compiled.append(event)
+    def listen(event, duration_secs, fun_name="", **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(fun_name)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
+        trainer.compile(batch)
+        state = trainer.init()
         trainer.step(state, {name: np.zeros((8, 16), np.int32) for name in example})
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert "/jax/core/compile/backend_compile_duration" not in compiled
+    assert sum(name in function for function in compiled) == number, compiled
 
 
 class Gpu:

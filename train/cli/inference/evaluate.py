@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from ...data.io.json_text import to_json
-from ..compilation_cache import enable_compilation_cache
-from .options import RunName, log, parse
+from ....data.io.json_text import to_json
+from ...compilation_cache import enable_compilation_cache
+from ..options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ def evaluate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo evaluate RUN [--data SOURCE]`."""
     parsed = parse(EvaluateArguments, arguments, "flaxzoo evaluate")
     enable_compilation_cache()
-    from ..inference.evaluate import score_run
+    from ...inference.evaluate import score_run
 
     scores = score_run(
         parsed.run, parsed.data, step=parsed.step, num_beams=parsed.num_beams, log=log
