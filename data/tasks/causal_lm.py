@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields
+from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields, counted
 from ..errors import DataError
 from ..packing.packed_sequences import gather_tokens, packed_arrays, packed_specs, require_bos_eos
 from ..packing.packing import (
@@ -185,8 +185,8 @@ def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:
 
 def _split(rows: ExampleSource, corpus: TokenCorpus) -> DataSplit:
     summary = (
-        f"{corpus.num_documents:,} documents, {corpus.num_bytes:,} bytes, "
-        f"{corpus.num_targets:,} tokens to predict"
+        f"{counted(corpus.num_documents, 'document')}, {counted(corpus.num_bytes, 'byte')}, "
+        f"{counted(corpus.num_targets, 'token')} to predict"
     )
     if corpus.num_unknown:
         unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,} tokens"

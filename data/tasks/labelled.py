@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ..dataset import DataSplit
+from ..dataset import DataSplit, counted
 from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs
 from ..features.predictions import Prediction
@@ -353,7 +353,8 @@ class LabelledData(DataConfig, Generic[E]):
         rows = self.encode(loaded.examples, tokenizer, labels, training=training)
         decisive = (self.former_kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
-        summary = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])
+        number = counted(len(loaded.examples), self.noun.removesuffix("s"))
+        summary = ", ".join([number, *rows.notes, *loaded.notes])
         counts = Counter(name for e in loaded.examples for name in self.label_names(e))
         notes = loaded.lines
         if counts:

@@ -16,7 +16,7 @@ from flaxzoo import data, models
 from flaxzoo.data.errors import UserError
 from flaxzoo.models.registry import families
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.cli.list import count
+from flaxzoo.train.cli.training.list import count
 from flaxzoo.train.engine.metrics_log import read_metrics
 from flaxzoo.train.recipes import RECIPES
 
@@ -152,6 +152,21 @@ def test_evaluate_prints_one_json_object(run, flaxzoo):
     assert numbers == pytest.approx({name: logged[name] for name in numbers}, rel=1e-5)
     _, out, _ = flaxzoo("evaluate", run, "--step", 2)
     assert json.loads(out)["loss"] > numbers["loss"]
+
+
+def test_evaluate_without_each_head(run, flaxzoo):
+    """The table has a row for each layer, and the model depends on its heads."""
+    status, out, _ = flaxzoo("evaluate", run, "--without-heads")
+    assert status == 0
+    title, numbers, *layers = out.splitlines()
+    _, whole, _ = flaxzoo("evaluate", run)
+    assert title.startswith(f"loss {json.loads(whole)['loss']:.4f}; without one head")
+    assert numbers.split() == ["head_mask", "1", "2"]
+    assert [line.split()[:2] for line in layers] == [["layer", "1"], ["layer", "2"]]
+    assert any(float(x) != 0 for line in layers for x in line.split()[2:])
+    status, _, message = flaxzoo("evaluate", run, "--without-heads", "--num-beams", 2)
+    assert status == 2
+    assert "--num-beams 2 searches, and --without-heads only computes losses" in message
 
 
 def test_evaluate_scores_an_unseen_file(run, tmp_path, flaxzoo):
@@ -308,6 +323,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
             "train RUN",
             "is a folder with a model, not a recipe: give the run's recipe and --workdir",
         ),
+        ("train runs/z", "flaxzoo: runs/z is no recipe, and no such folder: see flaxzoo list"),
         ("train gpt --preset", "flaxzoo: --preset has no value: add one"),
         ("train quickstart --model.head sequence", "flaxzoo: --model.head follows from the data"),
         (

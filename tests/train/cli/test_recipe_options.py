@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from flaxzoo.data.errors import UserError
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.cli.embed import EmbedArguments
-from flaxzoo.train.cli.generate import GenerateArguments
+from flaxzoo.train.cli.inference.embed import EmbedArguments
+from flaxzoo.train.cli.inference.generate import GenerateArguments
 from flaxzoo.train.cli.options import FAMILIAR_NAMES, field_docs, forget_flags, with_flags
 from flaxzoo.train.cli.recipe_options import MOST_USED, RecipeParser
 from flaxzoo.train.config import MeshConfig

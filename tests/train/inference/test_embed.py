@@ -18,7 +18,7 @@ from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.sentence_embedding import EmbeddingSettings
 from flaxzoo.models.nn.pooling import POOLING_MODES
-from flaxzoo.train.cli.embed import EmbedArguments
+from flaxzoo.train.cli.inference.embed import EmbedArguments
 from flaxzoo.train.cli.main import main
 
 with warnings.catch_warnings():

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from ...data.errors import UserError
-from ...data.tokenizers.training import TokenizerKind
-from .options import OutputPath, SourceName, log, parse
+from ....data.errors import UserError
+from ....data.tokenizers.training import TokenizerKind
+from ..options import OutputPath, SourceName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ def tokenizer_command(arguments: list[str]) -> None:
     )
     if parsed.output.exists():
         raise UserError(f"{parsed.output} exists: give a folder that does not")
-    from ...data.sources.documents import load_documents
-    from ...data.tokenizers.training import TokenizerConfig, train_tokenizer
+    from ....data.sources.documents import load_documents
+    from ....data.tokenizers.training import TokenizerConfig, train_tokenizer
 
     documents = load_documents(parsed.source, "train", validation_fraction=0.0)
     tokenizer = train_tokenizer(documents, TokenizerConfig(parsed.kind, parsed.vocab_size))

@@ -4,17 +4,17 @@ import dataclasses
 import shutil
 import textwrap
 
-from ...models.config import TransformerConfig
-from ...models.registry import families
-from ..recipes import RECIPES
-from .options import parse
+from ....models.config import TransformerConfig
+from ....models.registry import families
+from ...recipes import RECIPES
+from ..options import parse
 
 
 def count(config: TransformerConfig) -> int:
     """Returns the number of parameters of a model, without creating them."""
-    from ...models.init import parameter_shapes
-    from ...models.registry import create
-    from ..state import count_parameters
+    from ....models.init import parameter_shapes
+    from ....models.registry import create
+    from ...state import count_parameters
 
     return count_parameters(parameter_shapes(create(config)))
 
