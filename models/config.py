@@ -181,6 +181,7 @@ class TransformerConfig:
             raise UserError(f"position_base {self.position_base} must be above 0")
         if kind == "rotary" and self.key_dim % 2:
             size = "d_head" if hasattr(self, "d_head") else "d_model / num_heads"
+            size = size if self.d_k is None else "d_k"
             raise UserError(
                 f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {size}"
             )

@@ -84,11 +84,6 @@ class LlamaConfig(TransformerConfig):
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}: "
                 f"choose num_kv_heads from {choices}"
             )
-        if self.key_dim % 2:
-            name = "d_head" if self.d_k is None else "d_k"
-            raise UserError(
-                f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {name}"
-            )
         if self.positions != "rotary":
             raise UserError(
                 f"positions {self.positions!r} are none of a Llama's, which are rotary: choose "

@@ -23,6 +23,7 @@ from .engine.train_step import make_train_step as make_train_step
 from .errors import NonFiniteLoss as NonFiniteLoss
 from .errors import RunError as RunError
 from .inference.embed import TextEmbedder as TextEmbedder
+from .inference.evaluate import losses_without_heads as losses_without_heads
 from .inference.evaluate import score_run as score_run
 from .inference.fill_mask import MaskFiller as MaskFiller
 from .inference.generate import Sample as Sample
@@ -55,6 +56,7 @@ from .plan.plan import make_plan as make_plan
 from .recipes import recipe as recipe
 from .runs.custom import Callback as Callback
 from .runs.load_run import open_run as open_run
+from .runs.quality import QualityClassifier as QualityClassifier
 from .runs.save_run import save_run as save_run
 from .state import TrainState as TrainState
 from .state import count_parameters as count_parameters

@@ -87,6 +87,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         "jsonl": "label,text",
         "tfds": "label,text",
         "builtin": "label,text",
+        "corpora": "label,text",
         "memory": "label,text,text_b?",
     }
     published_fields: ClassVar[dict[str, str]] = {
@@ -104,7 +105,8 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
 
     source: SourceField
     """tsv:GLOB#LABEL,TEXT[,TEXT_B], csv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text,
-    tfds:glue/NAME, or builtin:reviews."""
+    tfds:glue/NAME, builtin:reviews, or the documents of several sources:
+    corpora:good=SOURCE | crawl=SOURCE."""
     length: int = 128
     """Tokens in a sequence, T."""
     target: Target = "single_label"

@@ -141,7 +141,7 @@ def rotary_positions(
 
 @struct.dataclass
 class Positions:
-    """The positions of the tokens, in the form in which the layers of a stack use them."""
+    """The positions of the tokens, in the form in which each layer of a stack uses them."""
 
     vectors: Float[Array, "#B #T D"] | None = None
     """The vector of each position, Π."""

@@ -43,6 +43,8 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
                 f"--workdir {name} to resume it, or a recipe and --init-from {name} to begin with "
                 "its parameters"
             )
+        if "/" in name:
+            raise UserError(f"{name} is no recipe, and no such folder: see flaxzoo list")
         raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
     if preset is None:
         return RECIPES[name].config

@@ -162,7 +162,7 @@ def test_a_learned_bandwidth_is_better_than_a_given_one():
     for _ in range(60):
         value, gradient = step(h)
         updates, state = optimizer.update(gradient, state)
-        h, losses = optax.apply_updates(h, updates), [*losses, float(value)]
+        h, losses = jnp.asarray(optax.apply_updates(h, updates)), [*losses, float(value)]
     assert losses[-1] < 0.25 * losses[0]
     error = [
         float(jnp.mean((models.kernel_regression(x, x, y, b) - truth) ** 2))

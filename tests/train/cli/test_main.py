@@ -154,6 +154,21 @@ def test_evaluate_prints_one_json_object(run, flaxzoo):
     assert json.loads(out)["loss"] > numbers["loss"]
 
 
+def test_evaluate_without_each_head(run, flaxzoo):
+    """The table has a row for each layer, and the model depends on its heads."""
+    status, out, _ = flaxzoo("evaluate", run, "--without-heads")
+    assert status == 0
+    title, numbers, *layers = out.splitlines()
+    _, whole, _ = flaxzoo("evaluate", run)
+    assert title.startswith(f"loss {json.loads(whole)['loss']:.4f}; without one head")
+    assert numbers.split() == ["head_mask", "1", "2"]
+    assert [line.split()[:2] for line in layers] == [["layer", "1"], ["layer", "2"]]
+    assert any(float(x) != 0 for line in layers for x in line.split()[2:])
+    status, _, message = flaxzoo("evaluate", run, "--without-heads", "--num-beams", 2)
+    assert status == 2
+    assert "--num-beams 2 searches, and --without-heads only computes losses" in message
+
+
 def test_evaluate_scores_an_unseen_file(run, tmp_path, flaxzoo):
     (tmp_path / "new.txt").write_text("a dog sat on the red mat ☺")
     status, out, messages = flaxzoo("evaluate", run, "--data", f"text:{tmp_path}/new.txt")
@@ -308,6 +323,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
             "train RUN",
             "is a folder with a model, not a recipe: give the run's recipe and --workdir",
         ),
+        ("train runs/z", "flaxzoo: runs/z is no recipe, and no such folder: see flaxzoo list"),
         ("train gpt --preset", "flaxzoo: --preset has no value: add one"),
         ("train quickstart --model.head sequence", "flaxzoo: --model.head follows from the data"),
         (

@@ -248,7 +248,7 @@ class Poison:
     ("at", "checkpoint_every", "message"),
     [
         (2, 5, r"the loss of step 3 is nan \(gradient norm nan\); no checkpoint was written yet"),
-        (6, 5, r"the loss of step 7 is nan .*; step 5 is kept: lower --optimizer.peak-learning"),
+        (6, 5, r"the loss of step 7 is nan .*; step 5 is kept: lower optimizer.peak_learning"),
         # Step 8 is fine itself; what it leaves is not, and must not be kept.
         (8, 4, r"the validation loss of step 8 is nan; step 4 is kept"),
     ],

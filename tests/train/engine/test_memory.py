@@ -55,8 +55,8 @@ def test_a_step_that_does_not_fit_is_refused_before_it(
     available(int(size * 0.8))
     no_init(monkeypatch)
     message = (
-        r"a step needs .* MB of memory, and .* MB are available: raise --micro-batches \(now 1\), "
-        r"or lower --batch-size \(now 8\), or choose --execution.remat full$"
+        r"a step needs .* MB of memory, and .* MB are available: raise micro_batches \(now 1\), "
+        r"or lower batch_size \(now 8\), or choose execution.remat full$"
     )
     with pytest.raises(UserError, match=message):
         train.train(config, tmp_path / "run")
@@ -96,7 +96,7 @@ def test_a_step_that_hardly_fits_is_warned_of(config, tmp_path, capsys, availabl
     size = needed(config, tmp_path, capsys)
     available(int(size * 1.05))
     assert train.train(config, tmp_path / "run").finished
-    assert "available; should it not suffice, raise --micro-batches" in capsys.readouterr().err
+    assert "available; should it not suffice, raise micro_batches" in capsys.readouterr().err
     available(int(size * 2))
     assert train.train(config, tmp_path / "run").finished
     assert "should it not suffice" not in capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_a_begun_run_keeps_its_folder_and_its_batch_size(config, tmp_path, avail
     train.train(config, tmp_path / "run", quiet=True)
     available(100_000)
     monkeypatch.setattr(train.engine.loop, "check_state_fits", lambda *_, **__: None)
-    with pytest.raises(UserError, match=r"are available: choose --execution\.remat full$"):
+    with pytest.raises(UserError, match=r"are available: choose execution\.remat full$"):
         train.train(config, tmp_path / "run", quiet=True)
     assert (tmp_path / "run" / "checkpoints" / "4").is_dir()
 
@@ -121,7 +121,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_compiled(
     no_init(monkeypatch)
     message = (
         r"parameters and optimizer state need .* MB of memory, and 0.0 MB are available: choose a "
-        r"smaller model, or divide the model over more devices \(--mesh.fsdp, now 1\)$"
+        r"smaller model, or divide the model over more devices \(mesh.fsdp, now 1\)$"
     )
     with pytest.raises(UserError, match=message):
         train.train(config, tmp_path / "run")
@@ -134,7 +134,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_compiled(
 )
 def test_an_absurd_batch_is_refused_on_the_machine_as_it_is(config, tmp_path, batch_size, told):
     config = dataclasses.replace(config, batch_size=batch_size)
-    with pytest.raises(UserError, match=f"{told} memory, and .* GB are available: raise --micro-b"):
+    with pytest.raises(UserError, match=f"{told} memory, and .* GB are available: raise micro_b"):
         train.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
