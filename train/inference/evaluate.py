@@ -25,6 +25,7 @@ from ..runs.custom import CUSTOM
 from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import beam_search_defaults, open_run
 from ..runs.params_only_run import SAVED_FROM_PYTHON
+from ..runs.quality import with_quality
 from .translate import TextTranslator, note_of_empty
 
 
@@ -116,7 +117,7 @@ def _opened(folder: str | Path, source: SourceLike | None, step: int | None, log
             f"{folder} has the head {config.model.head}, which is not scored on "
             f"{config.data.kind} data: evaluate it in Python"
         )
-    data, labels = config.data, config.model.labels
+    data, labels = with_quality(config).data, config.model.labels
     model, params = load_finite(folder, step=step)
     if source is None:
         split = data.validation_split(tokenizer, labels)
