@@ -1,0 +1,313 @@
+"""The lectures that the project grew out of: each thing that they describe, and what proves it.
+
+The five texts are a tutorial (000), course notes (001), two sets of slides (002, 003) and a lecture
+on self-attention, BERT and GPT (004). They describe 141 things, numbered in `PROOFS` and
+`ELSEWHERE` in their order. A proof is a test, or a section of a notebook, which the tests run.
+"""
+
+import ast
+import functools
+import json
+import re
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import data, models, train
+from flaxzoo.data import TokenizerConfig, train_tokenizer
+from flaxzoo.models.init import parameter_shapes
+
+ROOT = Path(__file__).parents[1]
+NUMBER_OF_ROWS = 141
+
+HERE = "tests/test_lectures.py"
+NN = "tests/models/nn"
+GPT, BERT = "tests/models/test_gpt.py", "tests/models/test_bert.py"
+TRANSFORMER, PRESETS = "tests/models/test_transformer.py", "tests/models/test_presets.py"
+SIMPLE, OPTIONS = f"{NN}/test_simple_attention.py", f"{NN}/test_block_options.py"
+SUBWORDS = "tests/data/tokenizers/test_subwords.py"
+SCORES = "tests/train/inference/test_score_text.py"
+AGAINST_TORCH = "tests/parity/test_gpt_against_torch.py"
+ATTENTION_BOOK = "colab/06_lectures.ipynb"
+POSITIONS_BOOK = "colab/07_lectures_positions.ipynb"
+
+PROOFS: dict[int, tuple[str, ...]] = {
+    # 000: words as inputs, attention, heads.
+    1: (f"{HERE}::test_a_dense_layer_grows_with_the_text_and_attention_does_not",),
+    2: ("tests/train/inference/test_attend.py::",),
+    3: (f"{NN}/test_attention.py::test_attention_by_hand",),
+    4: (f"{AGAINST_TORCH}::test_answers", f"{SIMPLE}::test_the_worked_example"),
+    5: (f"{HERE}::test_weights_grow_with_the_square_of_the_length_and_not_with_the_width",),
+    6: (f"{SIMPLE}::test_a_soft_dictionary", f"{ATTENTION_BOOK}::3. A soft dictionary"),
+    7: (f"{SIMPLE}::test_dot_products_measure_angles",),
+    8: (f"{SIMPLE}::test_kernel_regression_by_hand",),
+    9: (f"{SIMPLE}::test_a_permuted_input_gives_the_permuted_output",),
+    15: (f"{NN}/test_attention.py::test_attention_by_hand",),
+    16: (f"{HERE}::test_scaled_scores_have_variance_1_for_every_size",),
+    17: (f"{AGAINST_TORCH}::test_answers",),
+    18: (f"{OPTIONS}::test_a_masked_head_is_a_head_without_output",),
+    19: (f"{AGAINST_TORCH}::test_answers",),
+    # 000: tokens and embeddings.
+    20: (f"{HERE}::test_words_of_one_stem_are_unknown_to_a_vocabulary_of_words",),
+    21: ("tests/data/tokenizers/test_tokenizers.py::test_trained_vocabularies_round_trip",),
+    22: (f"{SUBWORDS}::test_the_rhymes_whole_tables",),
+    23: (f"{HERE}::test_the_embedding_of_30000_tokens",),
+    24: (f"{NN}/test_layers.py::test_an_embedding_is_a_product_with_one_hot_rows",),
+    25: (f"{PRESETS}::test_parameter_count",),
+    26: (f"{PRESETS}::test_parameter_count_of_encoders",),
+    # 000: BERT, and GPT.
+    27: ("tests/train/recipes/test_presets.py::test_bert_in_one_phase_has_the_printed_numbers",),
+    28: ("tests/train/inference/test_fill_mask.py::test_train_is_more_probable_than_peanut",),
+    29: ("tests/train/objectives/test_tasks.py::",),
+    30: ("tests/train/objectives/test_tasks.py::test_a_head_learns",),
+    31: ("tests/data/tasks/test_question_answering.py::test_decode_is_the_original_search",),
+    32: ("tests/data/features/test_segment_pairs.py::test_pairs",),
+    33: (f"{SCORES}::test_a_text_is_the_product_of_its_tokens",),
+    34: (
+        f"{GPT}::test_nothing_before_a_token_knows_of_it",
+        f"{NN}/test_masks.py::test_causal_mask",
+    ),
+    35: (
+        f"{OPTIONS}::test_without_the_causal_mask_a_gpt_sees_what_it_is_to_predict",
+        f"{ATTENTION_BOOK}::6. What the causal mask is for",
+    ),
+    36: (f"{SIMPLE}::test_a_mask_after_the_softmax_leaves_weights_that_sum_to_less_than_one",),
+    37: ("tests/train/objectives/test_losses.py::test_by_hand",),
+    38: ("tests/models/decoding/test_cached_decoding.py::test_pieces_are_the_full_pass",),
+    39: ("tests/models/decoding/test_sample.py::test_filter_top_k_top_p_by_hand",),
+    41: (f"{HERE}::test_the_printed_numbers_of_gpt_3",),
+    44: ("tests/parity/test_transformer_against_torch.py::test_logits_and_hidden_states",),
+    45: (f"{OPTIONS}::test_unscaled_scores_are_the_scaled_ones_times_the_root",),
+    # 001: tokens, the model of the notes, norms, training and evaluation.
+    47: (f"{SUBWORDS}::test_the_notes_sentence_has_the_printed_ids",),
+    48: ("tests/data/tokenizers/test_tokenizers.py::test_gpt2_ids_are_the_published_ones",),
+    49: (f"{HERE}::test_the_model_of_the_notes",),
+    51: (f"{NN}/test_attention.py::test_attention_by_hand",),
+    52: (f"{PRESETS}::test_parameter_count",),
+    53: (
+        f"{NN}/test_layers.py::test_layer_norm_by_hand",
+        f"{OPTIONS}::test_a_norm_without_parameters",
+        f"{ATTENTION_BOOK}::7. Layer normalization, step by step",
+    ),
+    54: (f"{NN}/test_positions.py::test_every_dimension_has_its_wavelength",),
+    55: (f"{POSITIONS_BOOK}::1. What a position is",),
+    56: (f"{BERT}::test_masked_positions_are_the_same_as_all",),
+    57: (f"{HERE}::test_the_printed_numbers_of_gpt_3",),
+    58: (
+        "tests/models/decoding/test_cached_decoding.py::test_left_padded_prompts_are_the_full_pass",
+    ),
+    59: ("tests/models/decoding/test_sample.py::test_yields_tokens_as_they_come",),
+    60: (f"{POSITIONS_BOOK}::5. Attention against recurrent and convolutional layers",),
+    62: (f"{TRANSFORMER}::test_what_the_encoder_said_may_be_given",),
+    63: ("tests/data/tasks/test_translation.py::test_sequences_have_whole_and_separate_pairs",),
+    64: ("tests/models/decoding/test_beam_search.py::test_greedy_takes_the_best_token_each_time",),
+    65: (f"{POSITIONS_BOOK}::4. A translation, letter by letter",),
+    # 002: parameters and length, positions, kernel regression, byte pairs.
+    67: (f"{HERE}::test_parameters_do_not_grow_with_the_length_of_the_input",),
+    68: (f"{NN}/test_positions.py::test_sinusoidal_positions",),
+    69: (
+        f"{SIMPLE}::test_dot_product_attention_is_kernel_regression_on_the_unit_sphere",
+        f"{ATTENTION_BOOK}::2. Attention is kernel regression",
+    ),
+    70: (f"{AGAINST_TORCH}::test_answers",),
+    71: (f"{SUBWORDS}::test_the_rhymes_whole_tables",),
+    72: (f"{SUBWORDS}::test_the_rhymes_whole_tables",),
+    73: (f"{SUBWORDS}::test_the_rhymes_fourth_table",),
+    74: (f"{SUBWORDS}::test_the_rhymes_whole_tables",),
+    75: (f"{SUBWORDS}::test_the_rhymes_number_of_tokens",),
+    77: (f"{SCORES}::test_next_tokens_are_sorted_and_sum_to_one",),
+    # 003: encoder and decoder, positions, optimizer, Primer.
+    80: ("tests/parity/test_transformer_against_torch.py::test_logits_and_hidden_states",),
+    81: (f"{OPTIONS}::test_a_causal_encoder",),
+    82: (f"{TRANSFORMER}::test_targets_see_no_later_token_and_all_of_the_source",),
+    84: (f"{NN}/test_positions.py::test_binary_positions_are_the_printed_table",),
+    87: ("tests/train/recipes/test_transformer.py::test_the_published_schedule",),
+    88: ("tests/train/objectives/test_losses.py::test_label_smoothing_by_hand",),
+    90: (f"{OPTIONS}::test_squared_relu_by_hand",),
+    91: (f"{NN}/test_head_convolution.py::test_the_formula",),
+    92: (f"{PRESETS}::test_parameter_count",),
+    93: (f"{HERE}::test_the_printed_numbers_of_gpt_3",),
+    # 004: simple self-attention, classification, positions, tokens, BERT, quality of data.
+    94: (f"{SIMPLE}::test_the_worked_example",),
+    95: (f"{ATTENTION_BOOK}::1. Self-attention without parameters",),
+    96: (
+        f"{SIMPLE}::test_each_vector_attends_most_to_itself",
+        f"{SIMPLE}::test_gradients_take_two_paths",
+        f"{SIMPLE}::test_there_are_no_parameters_of_attention",
+    ),
+    97: (
+        f"{SIMPLE}::test_distance_is_no_matter",
+        f"{SIMPLE}::test_a_permuted_input_gives_the_permuted_output",
+    ),
+    98: ("tests/train/recipes/test_reviews.py::test_a_bag_of_words_is_scored_by_part",),
+    99: ("tests/train/recipes/test_reviews.py::test_the_recipes_are_those_of_the_lecture",),
+    100: (f"{GPT}::test_biases_are_optional",),
+    101: (f"{SIMPLE}::test_a_soft_dictionary",),
+    102: (f"{OPTIONS}::test_each_option_in_each_family",),
+    103: (f"{NN}/test_layers.py::test_activations",),
+    104: (f"{OPTIONS}::test_a_residual_scalar_begins_at_one_and_0_is_the_identity",),
+    105: (f"{AGAINST_TORCH}::test_answers",),
+    106: ("tests/train/recipes/test_reviews.py::test_the_recipes_are_those_of_the_lecture",),
+    108: (f"{GPT}::test_a_position_beyond_the_table_gives_nan",),
+    110: (f"{POSITIONS_BOOK}::3. Tokens and embeddings",),
+    111: (f"{SUBWORDS}::test_fewest_pieces_of_the_slide",),
+    112: (f"{SUBWORDS}::test_merged_tokens_stay_in_the_vocabulary",),
+    113: ("tests/data/features/test_masking.py::test_the_three_rates",),
+    114: ("tests/data/features/test_token_windows.py::test_halves_of_512_tokens",),
+    115: ("tests/data/features/test_token_windows.py::test_windows_without_next_sentence",),
+    124: (f"{PRESETS}::test_where_the_architectures_differ",),
+    141: (f"{HERE}::test_a_model_does_not_see_the_letters_of_a_token",),
+}
+"""Number of a thing in the lectures → what proves that it works here."""
+
+ELSEWHERE: dict[str, tuple[int, ...]] = {
+    "prompts with examples": (42, 43, 61, 120, 121, 122, 123, 127, 128),
+    "instructions, rewards and conversations": (
+        *(79, 125, 126, 129, 130, 131, 132, 133, 134, 135, 136, 137, 139, 140),
+    ),
+    "mixtures of experts": (138,),
+    "any text to any text": (66,),
+    "published weights, which no test downloads": (40, 78, 118),
+    "left out: inputs that are no tokens, word2vec, charts of sizes, all of GLUE": (
+        46,
+        50,
+        76,
+        116,
+    ),
+}
+"""Things that are no part of this list: why, and their numbers."""
+
+
+def test_everything_is_named_once():
+    elsewhere = [row for rows in ELSEWHERE.values() for row in rows]
+    assert sorted([*PROOFS, *elsewhere]) == list(range(1, NUMBER_OF_ROWS + 1))
+
+
+@functools.cache
+def names_in(path):
+    """The tests of a file, or the headings of a notebook."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".ipynb"):
+        cells = ("".join(cell["source"]) for cell in json.loads(text)["cells"])
+        return {heading for cell in cells for heading in re.findall(r"^## (.+)$", cell, re.M)}
+    return {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("row", PROOFS)
+def test_a_proof_exists(row):
+    assert PROOFS[row]
+    for proof in PROOFS[row]:
+        path, name = proof.split("::")
+        assert name in names_in(path), proof
+
+
+# Numbers and small laws that belong to no single module.
+
+PASSAGE = (
+    "The restaurant refused to serve me a ham sandwich, because it only cooks vegetarian food. In "
+    "the end, they just gave me two slices of bread. Their ambience was just as good as the food "
+    "and service."
+)
+
+
+def test_a_dense_layer_grows_with_the_text_and_attention_does_not():
+    assert len(PASSAGE.split()) == 37
+    size = 37 * 1024
+    assert (size, size**2) == (37_888, 1_435_500_544)
+    x = jax.ShapeDtypeStruct((1, 37, 1024), jnp.float32)
+    qkv = jax.eval_shape(nn.Dense(3 * 1024).init, jax.random.key(0), x)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(qkv))
+    assert weights == 3 * (1024**2 + 1024) == 3_148_800
+
+
+@pytest.mark.parametrize(("length", "width"), [(4, 8), (8, 8), (8, 16)])
+def test_weights_grow_with_the_square_of_the_length_and_not_with_the_width(length, width):
+    sizes = {"num_layers": 2, "d_model": width, "num_heads": 2, "max_length": 8}
+    model = models.create(models.GPTConfig(vocab_size=5, **sizes))
+
+    def attentions(key):
+        params = models.init_params(model, key)
+        ids = jnp.zeros((1, length), jnp.int32)
+        return model.apply({"params": params}, input_ids=ids, output_attentions=True).attentions
+
+    found = jax.eval_shape(attentions, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(found)) == 2 * 2 * length**2
+
+
+def test_scaled_scores_have_variance_1_for_every_size():
+    draw = np.random.default_rng(0).normal
+    for size in (4, 64, 1024):
+        products = (draw(size=(4000, size)) * draw(size=(4000, size))).sum(-1)
+        assert products.var() == pytest.approx(size, rel=0.1)
+        assert (products / np.sqrt(size)).var() == pytest.approx(1, rel=0.1)
+        assert np.linalg.norm(np.full(size, 0.5)) == pytest.approx(0.5 * np.sqrt(size))
+
+
+def test_words_of_one_stem_are_unknown_to_a_vocabulary_of_words():
+    tokenizer = train_tokenizer(["walk walks walked " * 3], TokenizerConfig("words"))
+    ids = tokenizer.encode("walk walks walked walking", add_special_tokens=False)
+    assert len(set(ids)) == 4
+    assert ids[3] == tokenizer.special_ids.unk
+
+
+def test_the_embedding_of_30000_tokens():
+    config = models.BertConfig(
+        vocab_size=30_000, max_length=512, d_model=1024, num_layers=1, num_heads=16
+    )
+    table = parameter_shapes(models.create(config))["token_embedding"]["embedding"]
+    assert table.size == 30_000 * 1024 == 30_720_000
+
+
+def test_the_printed_numbers_of_gpt_3():
+    """The lectures print 3.2 million tokens a batch and 800 GB; exactly it is 3.1 and 700."""
+    recipe = train.recipe("gpt3-175b")
+    assert recipe.batch_size * recipe.data.length == 3_145_728
+    assert recipe.steps * 3_145_728 == pytest.approx(300e9, rel=0.01)
+    config = models.preset("gpt3-175b")
+    assert (config.num_layers, config.d_model, config.num_heads) == (96, 12_288, 96)
+    size = train.count_parameters(parameter_shapes(models.create(config)))
+    assert size * 4 == pytest.approx(700e9, rel=0.01)
+
+
+def test_the_model_of_the_notes():
+    """Their GPT has 512 dimensions and 8 heads of 64; the paper's has 768 and 12."""
+    config = models.GPTConfig(
+        vocab_size=50_257,
+        max_length=512,
+        num_layers=12,
+        d_model=512,
+        num_heads=8,
+        norm_position="post",
+        activation="relu",
+        positions="sinusoidal",
+        position_base=100_000.0,
+        position_layout="per_dimension",
+    )
+    assert config.d_model // config.num_heads == 64
+    shapes = parameter_shapes(models.create(config))
+    assert "position_embedding" not in shapes
+    layer = 12 * 512**2 + 13 * 512  # 4 D² + 8 D² and their biases, two norms
+    assert train.count_parameters(shapes) == 50_257 * 512 + 12 * layer
+
+
+def test_parameters_do_not_grow_with_the_length_of_the_input():
+    sizes = {"vocab_size": 7, "num_layers": 1, "d_model": 8, "num_heads": 2, "positions": "none"}
+    short, long = (
+        parameter_shapes(models.create(models.GPTConfig(max_length=length, **sizes)))
+        for length in (8, 8000)
+    )
+    assert short == long
+
+
+def test_a_model_does_not_see_the_letters_of_a_token():
+    """With sub-words `ketchup` is one number, which says nothing of its letters."""
+    text = ["ketchup and ketchup and ketchup " * 20]
+    pieces = train_tokenizer(text, TokenizerConfig("byte-bpe", 267))
+    letters = train_tokenizer(text, TokenizerConfig("characters"))
+    [token] = pieces.encode("ketchup", add_special_tokens=False)
+    assert token != pieces.encode(" ketchup", add_special_tokens=False)[0]
+    assert len(letters.encode("ketchup", add_special_tokens=False)) == 7
+    assert data.fewest_pieces("ketchup", {*"ketchup", "ketch", "up"}) == ["ketch", "up"]
