@@ -27,6 +27,7 @@ HERE = "tests/test_lectures.py"
 NN = "tests/models/nn"
 GPT, BERT = "tests/models/test_gpt.py", "tests/models/test_bert.py"
 TRANSFORMER, PRESETS = "tests/models/test_transformer.py", "tests/models/test_presets.py"
+KINDS, ORDER = f"{NN}/test_position_kinds.py", "tests/models/test_order.py"
 SIMPLE, OPTIONS = f"{NN}/test_simple_attention.py", f"{NN}/test_block_options.py"
 SUBWORDS = "tests/data/tokenizers/test_subwords.py"
 SCORES = "tests/train/inference/test_score_text.py"
@@ -44,7 +45,12 @@ PROOFS: dict[int, tuple[str, ...]] = {
     6: (f"{SIMPLE}::test_a_soft_dictionary", f"{ATTENTION_BOOK}::3. A soft dictionary"),
     7: (f"{SIMPLE}::test_dot_products_measure_angles",),
     8: (f"{SIMPLE}::test_kernel_regression_by_hand",),
-    9: (f"{SIMPLE}::test_a_permuted_input_gives_the_permuted_output",),
+    9: (f"{ORDER}::test_a_permuted_input_gives_the_permuted_output",),
+    10: (f"{KINDS}::test_table_by_hand_and_counter_are_what_they_say",),
+    11: (f"{KINDS}::test_laws_of_every_combination",),
+    12: (f"{KINDS}::test_one_layer_with_positions_at_every_layer_is_input_only",),
+    13: (f"{KINDS}::test_values_and_residual_stream_contain_no_positions_of_queries_and_keys",),
+    14: (f"{KINDS}::test_positions_at_projections_are_the_printed_formula",),
     15: (f"{NN}/test_attention.py::test_attention_by_hand",),
     16: (f"{HERE}::test_scaled_scores_have_variance_1_for_every_size",),
     17: (f"{AGAINST_TORCH}::test_answers",),
@@ -61,7 +67,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
     # 000: BERT, and GPT.
     27: ("tests/train/recipes/test_presets.py::test_bert_in_one_phase_has_the_printed_numbers",),
     28: ("tests/train/inference/test_fill_mask.py::test_train_is_more_probable_than_peanut",),
-    29: ("tests/train/objectives/test_tasks.py::",),
+    29: ("tests/data/tasks/test_sequence_classification.py::test_a_binary_target_is_one_logit",),
     30: ("tests/train/objectives/test_tasks.py::test_a_head_learns",),
     31: ("tests/data/tasks/test_question_answering.py::test_decode_is_the_original_search",),
     32: ("tests/data/features/test_segment_pairs.py::test_pairs",),
@@ -123,9 +129,18 @@ PROOFS: dict[int, tuple[str, ...]] = {
     80: ("tests/parity/test_transformer_against_torch.py::test_logits_and_hidden_states",),
     81: (f"{OPTIONS}::test_a_causal_encoder",),
     82: (f"{TRANSFORMER}::test_targets_see_no_later_token_and_all_of_the_source",),
+    83: (f"{KINDS}::test_table_by_hand_and_counter_are_what_they_say",),
     84: (f"{NN}/test_positions.py::test_binary_positions_are_the_printed_table",),
+    85: (f"{KINDS}::test_generation_goes_on_beyond_the_trained_length",),
+    86: (
+        f"{KINDS}::test_no_parameter_grows_with_the_longest_input",
+        f"{POSITIONS_BOOK}::2. Beyond the trained length",
+    ),
     87: ("tests/train/recipes/test_transformer.py::test_the_published_schedule",),
     88: ("tests/train/objectives/test_losses.py::test_label_smoothing_by_hand",),
+    89: (
+        "tests/train/objectives/test_losses.py::test_beside_the_smoothed_loss_stands_the_plain_one",
+    ),
     90: (f"{OPTIONS}::test_squared_relu_by_hand",),
     91: (f"{NN}/test_head_convolution.py::test_the_formula",),
     92: (f"{PRESETS}::test_parameter_count",),
@@ -151,13 +166,17 @@ PROOFS: dict[int, tuple[str, ...]] = {
     104: (f"{OPTIONS}::test_a_residual_scalar_begins_at_one_and_0_is_the_identity",),
     105: (f"{AGAINST_TORCH}::test_answers",),
     106: ("tests/train/recipes/test_reviews.py::test_the_recipes_are_those_of_the_lecture",),
-    108: (f"{GPT}::test_a_position_beyond_the_table_gives_nan",),
+    107: (f"{ORDER}::test_order_is_learned_with_positions_only",),
+    108: (f"{KINDS}::test_order_is_seen_unless_there_are_no_positions",),
+    109: (f"{NN}/test_relative_positions.py::test_clipped_distances_are_vectors_of_shaw",),
     110: (f"{POSITIONS_BOOK}::3. Tokens and embeddings",),
     111: (f"{SUBWORDS}::test_fewest_pieces_of_the_slide",),
     112: (f"{SUBWORDS}::test_merged_tokens_stay_in_the_vocabulary",),
     113: ("tests/data/features/test_masking.py::test_the_three_rates",),
     114: ("tests/data/features/test_token_windows.py::test_halves_of_512_tokens",),
     115: ("tests/data/features/test_token_windows.py::test_windows_without_next_sentence",),
+    117: ("tests/data/sources/test_selection.py::test_prepare_counts_what_a_filter_leaves_out",),
+    119: ("tests/train/runs/test_quality.py::test_prepare_drops_planted_junk",),
     124: (f"{PRESETS}::test_where_the_architectures_differ",),
     141: (f"{HERE}::test_a_model_does_not_see_the_letters_of_a_token",),
 }
