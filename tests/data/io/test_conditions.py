@@ -106,7 +106,7 @@ def test_a_record_without_the_field_is_named(tmp_path):
         list(data.read_documents(source))
     with pytest.raises(data.DataError, match=r"no document .* is left: 4 documents left out by"):
         list(data.read_documents(data.parse_source(f"{write(tmp_path)}#text?score>99")))
-    with pytest.raises(data.DataError, match="conll files have no fields"):
+    with pytest.raises(data.DataError, match="conll sources have no fields"):
         parse_labelled("conll:a#4?x==1", {"conll": ""})
 
 
