@@ -46,6 +46,7 @@ def loss_of(execution):
     return lambda p: jnp.mean(jnp.square(model.apply({"params": p}, input_ids=IDS).logits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTIONS)
 def test_every_execution_computes_the_same(params, assert_close, name):
     execution, expected = EXECUTIONS[name], logits_of(params, input_ids=IDS)
@@ -89,6 +90,7 @@ def test_only_distances_between_tokens_matter(params, assert_close):
     assert np.abs(moved - stretched).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
 def test_eight_devices_compute_the_same(params, assert_close, sizes):
     mesh = sharding.make_mesh(train.MeshConfig(**{"data": 1, **sizes}))

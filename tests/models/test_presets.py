@@ -149,6 +149,7 @@ def test_parameter_count_of_translators(name):
     check_printed(preset, total, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE_3)
 def test_all_of_table_3_counts_the_same_vocabulary(name):
     """With section 5.1's 37,000 tokens no row is what is printed; with 41,100 each of them is."""

@@ -178,6 +178,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "ending"), dealt(ENDINGS))
 def test_the_same_scores(made, family, ending):
     theirs, model, params = made(family)

@@ -89,6 +89,7 @@ def test_a_body_without_a_head(pair, tmp_path, assert_close):
     note_answers(written, "export", found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}])
 def test_decoded_tokens(pair, asked):
     """Greedy and beam search, with prompts that are padded on the left."""
@@ -198,6 +199,7 @@ def sentencepiece_tokenizer():
     return backend, "<s>", "</s>"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_one_device")
 @pytest.mark.parametrize("make_tokenizer", [byte_level_tokenizer, sentencepiece_tokenizer])
 def test_a_folder_with_its_tokenizer_is_imported_and_continues_texts(

@@ -65,6 +65,7 @@ def test_answers_in_and_out(tmp_path, name):
     assert jax.tree.all(jax.tree.map(np.array_equal, back, params))
 
 
+@pytest.mark.slow
 def test_every_gradient(tmp_path):
     theirs, model, params = make(CLASSES[0], tmp_path)
     ours, expected = marian.both_gradients(theirs, model, params, IDS)

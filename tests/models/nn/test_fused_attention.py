@@ -96,6 +96,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "name", "num_heads", "num_kv_heads"), CASES)
 def test_a_kernel_gives_what_xla_gives(kernel, name, num_heads, num_kv_heads, request):
     request.getfixturevalue(kernel)

@@ -46,6 +46,7 @@ def test_former_names_lead_to_heads():
     assert not set(HEAD_ALIASES) & set(HEADS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", encoder_heads())
 def test_the_output_has_what_the_record_says(head):
     config = models.BertConfig(**SIZES, head=head, labels=LABELS)

@@ -157,6 +157,7 @@ def test_a_prompt_beyond_the_context_is_mentioned(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_json_has_neither_nan_nor_infinity(tmp_path):
     with pytest.raises(UserError, match="a number to write as JSON is NaN or infinite"):
         to_json({"x": [1.0, float("nan")]})

@@ -217,6 +217,7 @@ def test_embed_is_the_mean_of_each_text_alone(pretrained, tmp_path, capsys):
     assert "must end in .npy" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_gpt_learns_to_classify():
     """The label of a sequence is whether its first token is even."""
     config = models.GPTConfig(

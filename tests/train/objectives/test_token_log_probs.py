@@ -47,6 +47,7 @@ def assert_close(actual, expected, atol=1e-6):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol * max(1, np.abs(b).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("length", [1, 19, 20])  # chunks of 4 positions, some padded
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -327,6 +327,7 @@ def test_frozen_and_decayed_at_once():
     assert rates["head/classifier/bias"] == rates["pooler/kernel"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"fsdp": 4}, {"fsdp": 2, "tensor": 2}])
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_eight_devices_update_as_one(name, sizes, tiny):

@@ -156,6 +156,7 @@ def test_the_command_prints_a_report(capfd):
     assert "estimate" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -188,6 +188,7 @@ def test_a_file_of_another_version_is_told(
         assert str(caught.value) == message
 
 
+@pytest.mark.slow
 def test_a_run_of_another_version_is_taken_up_and_that_is_told(tmp_path, capsys, on_one_device):
     config = small_run(tmp_path, steps=4, evaluate_every=4, checkpoint_every=4)
     train.train(config, tmp_path / "run", quiet=True)

@@ -76,6 +76,7 @@ def test_a_run_is_initialized_from_it_and_cannot_resume_it(gpt, tmp_path, train_
         train.train(config, tmp_path / "mine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one", "several", "score", "tag"])
 def test_heads_with_labels(wordpiece, place, tmp_path, capsys, kind):
     settings = fine_tuning(place, kind).data
@@ -102,6 +103,7 @@ def test_masks_are_filled_and_unknown_data_are_not_evaluated(wordpiece, tmp_path
     assert "name the data" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separate", [False, True])
 def test_a_translation_model_and_the_two_sides_of_its_tokenizer(tmp_path, capsys, separate):
     sides = [train_model([" ".join(words)] * 9, 60) for words in (TEXTS[0].split(), WORTE)]
