@@ -40,7 +40,7 @@ def list_command(arguments: list[str]) -> None:
             parameters = record.num_parameters.get(name) or count(preset.config)
             context = f"{preset.config.max_length:,}"
             gigabytes = 4 * parameters / 1e9
-            digits = 3 if gigabytes < 1 else 1 if gigabytes < 100 else 0
+            digits = 2 if gigabytes < 10 else 1 if gigabytes < 100 else 0
             size = f"{gigabytes:.{digits}f}"
             rows.append((name, f"{parameters:,}", preset.published, size, context, preset.paper))
             if preset.note:
