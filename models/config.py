@@ -6,10 +6,7 @@ rematerialization); it may change from one machine to the next without changing 
 """
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
-
-import numpy as np
 
 from ..data.errors import UserError, suggest
 
@@ -102,8 +99,8 @@ class TransformerConfig:
     position_buckets: int = 32
     """Number of buckets of distances, over both directions if tokens attend to later ones."""
     position_table: tuple[float, ...] | None = None
-    """The vectors of positions "table", max_length · D numbers row by row; in Python any array
-    [max_length, D]."""
+    """The vectors of positions "table", max_length · D numbers row by row; of an array
+    float32[max_length, D] they are `tuple(array.ravel().tolist())`."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"):
@@ -174,8 +171,7 @@ class TransformerConfig:
                 "positions 'table' and position_table belong together: give both or neither"
             )
         if self.position_table is not None:
-            numbers: Iterable[float] = np.asarray(self.position_table, np.float32).ravel().tolist()
-            object.__setattr__(self, "position_table", tuple(numbers))
+            object.__setattr__(self, "position_table", tuple(map(float, self.position_table)))
             if len(self.position_table) != self.max_length * self.d_model:
                 raise UserError(
                     f"position_table has {len(self.position_table)} numbers, not max_length "
