@@ -19,6 +19,9 @@ class EvaluateArguments:
     """The checkpoint. By default the newest."""
     num_beams: int | None = None
     """For translation: the number of beams, by default 4; 1 decodes greedily."""
+    max_length: int | None = None
+    """Cut rows to this many tokens, also to more than in training. By default as in training. A
+    model whose positions are a table (learned ones) has no others."""
 
 
 def evaluate_command(arguments: list[str]) -> None:
@@ -28,6 +31,11 @@ def evaluate_command(arguments: list[str]) -> None:
     from ..inference.evaluate import score_run
 
     scores = score_run(
-        parsed.run, parsed.data, step=parsed.step, num_beams=parsed.num_beams, log=log
+        parsed.run,
+        parsed.data,
+        step=parsed.step,
+        num_beams=parsed.num_beams,
+        max_length=parsed.max_length,
+        log=log,
     )
     print(to_json(scores))

@@ -28,6 +28,7 @@ def score_run(
     *,
     step: int | None = None,
     num_beams: int | None = None,
+    max_length: int | None = None,
     log: LogFn = print,
 ) -> dict[str, float | int]:
     """Evaluates a model on every row of a source, cut as in its training.
@@ -38,6 +39,8 @@ def score_run(
         it validates on.
       step: which checkpoint; by default the newest.
       num_beams: of the search for translations, by default 4; no other kind of data has one.
+      max_length: the number of tokens that rows are cut to, in training and beyond it; positions
+        that are a table end with it. By default as in training.
       log: told what is in the data, in a line.
 
     Returns:
@@ -46,11 +49,16 @@ def score_run(
 
     Raises:
       RunError: `num_beams` is given for a model that translates nothing.
-      UserError: `num_beams` is below 1.
+      UserError: `num_beams` is below 1, or the model's table of positions does not have
+        `max_length` rows.
       FileNotFoundError: it is not a run folder, or has no such checkpoint.
       DataError: the data cannot be had or read.
     """
     config, tokenizer = open_run(folder)
+    if max_length is not None:
+        longer = config.model.with_max_length(max_length)
+        data = dataclasses.replace(config.data, length=max_length)
+        config = dataclasses.replace(config, model=longer, data=data)
     generation_metrics = task_of(config.data).generation_metrics
     if num_beams is not None and generation_metrics is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
@@ -76,7 +84,7 @@ def score_run(
             f"{config.data.kind} data: evaluate it in Python"
         )
     data, labels = config.data, config.model.labels
-    model, params = load_finite(folder, step=step)
+    model, params = load_finite(folder, step=step, max_length=max_length)
     if source is None:
         split = data.validation_split(tokenizer, labels)
         if recorded is not None and split.fingerprint != recorded["validation"]:
