@@ -32,6 +32,7 @@ from .nn.layers import row_keys as row_keys
 from .nn.pooling import mean_pool as mean_pool
 from .nn.positions import binary_positions as binary_positions
 from .nn.positions import sinusoidal_positions as sinusoidal_positions
+from .nn.relative_positions import relative_buckets as relative_buckets
 from .nn.simple_attention import kernel_regression as kernel_regression
 from .nn.simple_attention import kernel_weights as kernel_weights
 from .nn.simple_attention import simple_attention as simple_attention

@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..data.errors import UserError
-from .config import Execution, Settings, TransformerConfig
+from .config import Activation, Execution, Settings, TransformerConfig
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.heads import (
@@ -41,6 +41,7 @@ from .nn.layers import (
     FeedForward,
     LayerNorm,
     Linear,
+    Residual,
     RowKeys,
     dropout,
     fold_in,
@@ -85,7 +86,7 @@ class BertConfig(TransformerConfig):
     """Number of token types, which tell the two parts of an input apart; 0 in DistilBERT."""
     position_offset: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of rows of the position table before the row of position 0; 2 in RoBERTa."""
-    head_activation: Literal["gelu", "gelu_tanh", "relu", "silu"] | None = None
+    head_activation: Activation | None = None
     """Non-linearity before the vocabulary matrix, if not `activation`; always gelu in RoBERTa."""
     pooler_activation: Literal["tanh", "relu"] | None = "tanh"
     """Non-linearity of the pooler; None: the body has no pooler (DistilBERT)."""
@@ -104,6 +105,11 @@ class BertConfig(TransformerConfig):
         object.__setattr__(self, "labels", tuple(self.labels))
         object.__setattr__(self, "head", HEAD_ALIASES.get(self.head, self.head))
         check_head(self)
+        if self.head_convolution is not None and self.head != "causal_lm":
+            raise UserError(
+                f"head_convolution {self.head_convolution} reads earlier tokens only, and head "
+                f"{self.head!r} sees later ones too: leave it out, or choose head 'causal_lm'"
+            )
         for name in ("attention_dropout", "classifier_dropout"):
             if not 0 <= getattr(self, f"{name}_rate") < 1:
                 raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
@@ -172,14 +178,18 @@ class BertLayer(Layer[BertConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
             positions=context.positions,
         )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
-        x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
         y = FeedForward(c, e, c.init_std, name="feed_forward")(x, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
-        x = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights)
 
 
@@ -207,6 +217,7 @@ class BERT(nn.Module):
         cache: Cache | None = None,
         rng: RowKeys | None = None,
         output_attentions: bool = False,
+        head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> ModelOutput:
         """Computes the output of the head that `config.head` names.
 
@@ -228,6 +239,8 @@ class BERT(nn.Module):
             by `input_ids`. Beyond its last slot all logits are NaN.
           rng: one key per sequence (`models.row_keys`) switches dropout on.
           output_attentions: whether to return the attention weights too.
+          head_mask: factor of the attention weights of each head, `[N]` or `[L, N]` for each
+            layer; 0 takes a head out.
 
         Raises:
           UserError: T is longer than a table of positions (`max_length`), a token type does not
@@ -273,6 +286,7 @@ class BERT(nn.Module):
             cache=cache,
             rng=rng,
             output_attentions=output_attentions,
+            head_mask=head_mask,
             positions=positions,
         )
         x, outputs = run_layers(BertLayer, c, e, x, cache=cache, context=context)
@@ -337,7 +351,7 @@ class BERT(nn.Module):
                 c.num_token_types, c.d_model, execution=e, name="token_type_embedding"
             )
             x += types(np.zeros((1, 1), np.int32) if token_type_ids is None else token_type_ids)
-        x = LayerNorm(c.norm_eps, e, name="embedding_norm")(x)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="embedding_norm")(x)
         return dropout(x, c.dropout_rate, rng, "embedding"), tokens.embedding
 
     def _pool(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"] | None:

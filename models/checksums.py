@@ -10,6 +10,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ..data.io.atomic_io import write_file
+
 CHECKSUMS_FILE = "checksums.json"
 
 
@@ -22,6 +24,26 @@ def write_checksums(checkpoint: Path) -> None:
         digests = threads.map(lambda name: _digest(checkpoint / name), names)
         checksums = dict(zip(names, digests, strict=True))
     (checkpoint / CHECKSUMS_FILE).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
+
+
+def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
+    """Replaces one file of a checkpoint, which is intact whenever the process ends.
+
+    Args:
+      checkpoint: The folder of the checkpoint.
+      name: The path of the file within it.
+      content: The new bytes of the file.
+    """
+    file = checkpoint / CHECKSUMS_FILE
+    checksums = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    if checksums is None:
+        write_file(checkpoint / name, content)
+        return
+    checksums.pop(name, None)  # not checked until both files are written
+    write_file(file, json.dumps(checksums, indent=1).encode())
+    write_file(checkpoint / name, content)
+    checksums[name] = _digest(checkpoint / name)
+    write_file(file, json.dumps(checksums, indent=1).encode())
 
 
 def find_damage(checkpoint: Path, part: str = "") -> str | None:

@@ -38,6 +38,10 @@ MOST_BITS = 31
 """The most binary digits of a position."""
 
 
+Activation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu"]
+"""The non-linearities of feed-forward layers: the names of `models.nn.layers.ACTIVATIONS`."""
+
+
 def divisors(number: int) -> list[int]:
     """Returns all positive divisors of a number, in ascending order."""
     return [d for d in range(1, number + 1) if number % d == 0]
@@ -64,13 +68,27 @@ class TransformerConfig:
     """Number of attention heads, N, each of size D / N."""
     d_ff: int | None = None
     """Width of the feed-forward layer, F; 4 D if not given."""
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    """Non-linearity of the feed-forward layer; "gelu" is the exact one (erf)."""
+    activation: Activation = "gelu"
+    """Non-linearity of the feed-forward layer; "gelu" is the exact one (erf), "relu_squared"
+    max(0, x)² (Primer)."""
     attention: Literal["learned", "simple"] = "learned"
     """learned: queries, keys, values and outputs are linear maps. simple: attention without
     parameters; the input, in N parts of size D / N, is query, key and value at once."""
     norm_eps: float = 1e-5
     """Added to the variance in layer normalization."""
+    norm_affine: bool = True
+    """Whether normalization has learned scales and biases; else it only normalizes."""
+    residual_scalar: bool = False
+    """Whether each sublayer's output is multiplied by one learned number, which begins at 1."""
+    d_k: int | None = None
+    """Size of queries and keys in a head, if not that of a head."""
+    d_v: int | None = None
+    """Size of values in a head, if not that of a head."""
+    scale_scores: bool = True
+    """Whether attention scores are divided by √d_k."""
+    head_convolution: int | None = None
+    """If given, the width of the causal convolution over the tokens that follows the projections
+    of causal self-attention to queries, keys and values (3 in Primer)."""
     dropout_rate: float = 0.0
     """Dropout rate, at the places that the paper names."""
     init_std: float | None = 0.02
@@ -103,7 +121,10 @@ class TransformerConfig:
     float32[max_length, D] they are `tuple(array.ravel().tolist())`."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"):
+        for name in (
+            *("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"),
+            *("d_k", "d_v", "head_convolution"),
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} {value} is not positive: choose at least 1")
@@ -122,7 +143,7 @@ class TransformerConfig:
         if self.attention == "simple":
             # Parts of one input have one size, and there are as many of each.
             part = self.d_model // self.num_heads
-            if (self.kv_heads, self.key_dim, self.head_dim) != (self.num_heads, part, part):
+            if (self.kv_heads, self.key_dim, self.value_dim) != (self.num_heads, part, part):
                 raise UserError(
                     'attention "simple" has no maps that could give keys or values sizes of their '
                     f"own: leave heads of size {part}, one key and one value for each of "
@@ -150,6 +171,7 @@ class TransformerConfig:
             raise UserError(f"position_base {self.position_base} must be above 0")
         if kind == "rotary" and self.key_dim % 2:
             size = "d_head" if hasattr(self, "d_head") else "d_model / num_heads"
+            size = size if self.d_k is None else "d_k"
             raise UserError(
                 f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {size}"
             )
@@ -221,6 +243,8 @@ class TransformerConfig:
 
     head: ClassVar[str] = "none"
     """The kind of output: the name of a record in `models.nn.heads.HEADS`."""
+    causal: ClassVar[bool] = True
+    """Whether a model that predicts next tokens hides later tokens; else it cannot generate."""
     labels: ClassVar[tuple[str, ...]] = ()
     """Names of the labels, in order of their ids."""
     num_token_types: ClassVar[int] = 0
@@ -253,8 +277,13 @@ class TransformerConfig:
 
     @property
     def key_dim(self) -> int:
-        """Size of a query and of a key in one head; values have size `head_dim`."""
-        return self.head_dim
+        """Size of a query and of a key in one head."""
+        return self.head_dim if self.d_k is None else self.d_k
+
+    @property
+    def value_dim(self) -> int:
+        """Size of a value in one head."""
+        return self.head_dim if self.d_v is None else self.d_v
 
     @property
     def kv_heads(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import flax.linen as nn
 
 from ..data.errors import UserError
-from .config import Execution, TransformerConfig
+from .config import Activation, Execution, TransformerConfig
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.heads import (
@@ -35,6 +35,7 @@ from .nn.layers import (
     Embedding,
     FeedForward,
     LayerNorm,
+    Residual,
     RowKeys,
     dropout,
     fold_in,
@@ -66,7 +67,7 @@ class GPTConfig(TransformerConfig):
       UserError: a size or a rate is out of range.
     """
 
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
+    activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
     dropout_rate: float = 0.1
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
@@ -78,12 +79,13 @@ class GPTConfig(TransformerConfig):
     """pre: before each sublayer, and a final one (GPT-2, GPT-3). post: after the sum (GPT)."""
     use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the affine maps have biases."""
+    causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether a token attends only to itself and to earlier ones. Without this mask the model
+    sees the token that it is to predict, so that it learns nothing and cannot generate."""
     local_window: int | None = None
     """If given, every second layer attends only to the last `local_window` tokens (GPT-3)."""
     scale_residual_init: bool = True
     """Whether residual projections start smaller by 1/√(2L) (GPT-2, GPT-3)."""
-    scale_scores: bool = True
-    """Whether attention scores are divided by √H."""
     scale_scores_by_layer: bool = False
     """Whether the scores of layer i, counted from 1, are also divided by i (Mistral's replicas of
     GPT-2)."""
@@ -104,6 +106,10 @@ class GPTConfig(TransformerConfig):
         check_head(self)
         if self.local_window is not None and self.local_window < 1:
             raise UserError(f"local_window {self.local_window} must be at least 1, or None")
+        if self.local_window is not None and not self.causal:
+            raise UserError(
+                f"local_window {self.local_window} is a band of earlier tokens: set causal to true"
+            )
         for name in ("embedding_dropout", "attention_dropout"):
             if not 0 <= getattr(self, f"{name}_rate") < 1:
                 raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
@@ -152,7 +158,7 @@ class PreNormLayer(Layer[GPTConfig]):
         rng = fold_in(context.rng, inputs.index)
         x = context.positions.at_layer(x, inputs.index)
 
-        y = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
             y,
             context.mask_of(inputs.index),
@@ -162,12 +168,16 @@ class PreNormLayer(Layer[GPTConfig]):
             output_attentions=context.output_attentions,
             positions=context.positions,
             scale=c.score_scale(inputs.index),
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
         )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
 
-        y = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         y = FeedForward(c, e, c.output_init_std, name="feed_forward")(y, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
         return x, LayerOutputs(cache, weights)
 
 
@@ -192,13 +202,17 @@ class PostNormLayer(Layer[GPTConfig]):
             output_attentions=context.output_attentions,
             positions=context.positions,
             scale=c.score_scale(inputs.index),
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
         )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
-        x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
         y = FeedForward(c, e, c.output_init_std, name="feed_forward")(x, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
-        x = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights)
 
 
@@ -224,6 +238,7 @@ class GPT(nn.Module):
         cache: Cache | None = None,
         rng: RowKeys | None = None,
         output_attentions: bool = False,
+        head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> CausalLMOutput | ClassifierOutput:
         """Computes the logits of every next token, or of the labels of each sequence.
 
@@ -241,6 +256,8 @@ class GPT(nn.Module):
             Beyond its last slot all logits are NaN.
           rng: one key per sequence (`models.row_keys`) switches dropout on.
           output_attentions: whether to return the attention weights too.
+          head_mask: factor of the attention weights of each head, `[N]` or `[L, N]` for each
+            layer; 0 takes a head out.
 
         Raises:
           UserError: T is longer than a table of positions (`max_length`), `attention_mask` does not
@@ -249,6 +266,11 @@ class GPT(nn.Module):
             classifies and is given a cache, packed sequences or a mask `[B, T, S]`.
         """
         c, e = self.config, self.execution
+        if cache is not None and not c.causal:
+            raise UserError(
+                "a model with causal=False sees later tokens and cannot continue a cache: train "
+                "one with causal=True"
+            )
         if c.head != "causal_lm" and (
             cache is not None
             or segment_ids is not None
@@ -265,10 +287,12 @@ class GPT(nn.Module):
             position_ids=position_ids,
             segment_ids=segment_ids,
             cache=cache,
-            causal=True,
+            causal=c.causal,
         )
         embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
-        positions = make_positions(c, e, position_ids, input_ids.shape[1], cache=cache, causal=True)
+        positions = make_positions(
+            c, e, position_ids, input_ids.shape[1], cache=cache, causal=c.causal
+        )
         x = positions.at_input(embed(input_ids))
         x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
         context = make_layer_context(
@@ -279,12 +303,13 @@ class GPT(nn.Module):
             rng=rng,
             output_attentions=output_attentions,
             window=c.local_window,
+            head_mask=head_mask,
             positions=positions,
         )
         layer = PreNormLayer if c.norm_position == "pre" else PostNormLayer
         x, outputs = run_layers(layer, c, e, x, cache=cache, context=context)
         if c.norm_position == "pre":
-            x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
+            x = LayerNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)

@@ -4,8 +4,12 @@ import functools
 import re
 from pathlib import Path
 
+from ..data.errors import suggest
+
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """`name` or `owner/name`."""
+RUNS = "runs"
+"""The folder of all runs that were given no other; it is no owner on the hub."""
 FILES = tuple(
     """
     config.json generation_config.json model*.safetensors model.safetensors.index.json
@@ -24,7 +28,8 @@ def local_folder(path: str | Path) -> Path:
 
     Args:
       path: A folder, or a name on the hub, whose files are downloaded once and kept in the hub's
-        own cache. A path that exists, or is a `Path`, is never searched for on the hub.
+        own cache. A `Path`, and a path in a folder that exists, are never searched for on the
+        hub.
 
     Raises:
       FileNotFoundError: There is neither a folder nor a model of that name.
@@ -32,6 +37,12 @@ def local_folder(path: str | Path) -> Path:
     folder = Path(path).expanduser()
     if isinstance(path, Path) or folder.exists() or not NAME.fullmatch(path):
         return folder
+    if folder.parts[0] == RUNS or (len(folder.parts) > 1 and folder.parent.is_dir()):
+        there = sorted(str(p) for p in folder.parent.glob("*") if p.is_dir())
+        remedy = "give a run folder, which `flaxzoo train` makes"
+        raise FileNotFoundError(
+            f"there is no folder {path}: {suggest(str(folder), there) if there else remedy}"
+        )
     return _download(path)
 
 
@@ -48,6 +59,8 @@ def _download(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".: ")
+        if "Connect" in reason:
+            reason = "which cannot be reached"
         raise FileNotFoundError(
             f"{name} does not exist here, and nothing of this name came from the Hugging Face hub "
             f"({reason}): give a folder, or a name on the hub where there is a network"

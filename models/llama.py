@@ -12,16 +12,16 @@ Rotary frequencies are not scaled for longer contexts (Llama 3.1 and later scale
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import flax.linen as nn
 
 from ..data.errors import UserError
-from .config import Execution, PositionKind, Settings, TransformerConfig, divisors
+from .config import Activation, Execution, PositionKind, Settings, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.heads import CausalLMOutput, Projection
-from .nn.layers import Embedding, GatedFeedForward, RMSNorm, RowKeys, dropout, fold_in
+from .nn.layers import Embedding, GatedFeedForward, Residual, RMSNorm, RowKeys, dropout, fold_in
 from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from .nn.positions import Positions, rotary_positions
@@ -54,7 +54,7 @@ class LlamaConfig(TransformerConfig):
 
     d_ff: int | None = None
     """Width of the feed-forward layer, F; if not given 8/3 D, rounded up to a multiple of 256."""
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "silu"
+    activation: Activation = "silu"
     """Non-linearity of the gate."""
     norm_eps: float = 1e-5
     """Added to the mean square in normalization; 1e-6 in the first Llama."""
@@ -125,7 +125,7 @@ class LlamaLayer(Layer[LlamaConfig]):
         c, e = self.config, self.execution
         rng = fold_in(context.rng, inputs.index)
 
-        y = RMSNorm(c.norm_eps, e, name="attention_norm")(x)
+        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
             y,
             context.mask,
@@ -133,13 +133,17 @@ class LlamaLayer(Layer[LlamaConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
             positions=context.positions,
         )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
 
-        y = RMSNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
         return x, LayerOutputs(cache, weights)
 
 
@@ -165,6 +169,7 @@ class Llama(nn.Module):
         cache: Cache | None = None,
         rng: RowKeys | None = None,
         output_attentions: bool = False,
+        head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> CausalLMOutput:
         """Computes the logits of every next token.
 
@@ -182,6 +187,8 @@ class Llama(nn.Module):
             Beyond its last slot all logits are NaN.
           rng: one key per sequence (`models.row_keys`) switches dropout on.
           output_attentions: whether to return the attention weights too.
+          head_mask: factor of the attention weights of each head, `[N]` or `[L, N]` for each
+            layer; 0 takes a head out.
 
         Raises:
           UserError: `attention_mask` does not cover the tokens (or slots), it is
@@ -207,10 +214,11 @@ class Llama(nn.Module):
             cache=cache,
             rng=rng,
             output_attentions=output_attentions,
-            positions=Positions(rotary=rotary_positions(position_ids, c.head_dim, c.rope_base)),
+            head_mask=head_mask,
+            positions=Positions(rotary=rotary_positions(position_ids, c.key_dim, c.rope_base)),
         )
         x, outputs = run_layers(LlamaLayer, c, e, x, cache=cache, context=context)
-        x = RMSNorm(c.norm_eps, e, name="final_norm")(x)
+        x = RMSNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x)

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..data.errors import UserError
-from .config import Execution, PositionKind, TransformerConfig, divisors
+from .config import Activation, Execution, PositionKind, TransformerConfig, divisors
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, LayerCache, advance_cache
 from .nn.heads import Projection, Seq2SeqLMOutput
@@ -38,6 +38,7 @@ from .nn.layers import (
     Embedding,
     FeedForward,
     LayerNorm,
+    Residual,
     RowKeys,
     dropout,
     fold_in,
@@ -69,7 +70,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     head: ClassVar[str] = "seq2seq_lm"
 
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "relu"
+    activation: Activation = "relu"
     """Non-linearity of the feed-forward layers."""
     norm_eps: float = 1e-5
     """Added to the variance in layer normalization."""
@@ -85,8 +86,6 @@ class EncoderDecoderConfig(TransformerConfig):
     """Dropout rate inside the feed-forward layers, after the activation."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the projections of attention have biases (Marian)."""
-    d_k: int | None = None
-    """Size of queries and keys in a head, if not D / N (table 3, rows B)."""
     num_decoder_layers: int | None = None
     """Number of layers of the decoder, if not `num_layers`."""
     decoder_num_heads: int | None = None
@@ -109,11 +108,13 @@ class EncoderDecoderConfig(TransformerConfig):
     """Whether the output projection is the target's embedding; else it has its own matrix."""
     output_bias: bool = False
     """Whether logits have a bias (Marian's final_logits_bias)."""
+    encoder_causal: bool = False
+    """Whether a token of the source, too, attends only to itself and to earlier ones."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in (
-            *("d_k", "num_decoder_layers", "decoder_num_heads", "decoder_d_ff"),
+            *("num_decoder_layers", "decoder_num_heads", "decoder_d_ff"),
             "source_vocab_size",
         ):
             value = getattr(self, name)
@@ -146,11 +147,6 @@ class EncoderDecoderConfig(TransformerConfig):
             decoder_num_heads=None,
             decoder_d_ff=None,
         )
-
-    @property
-    def key_dim(self) -> int:
-        """Size of a query and of a key in one head; values have size `head_dim`."""
-        return self.head_dim if self.d_k is None else self.d_k
 
 
 PRESETS: dict[str, Preset] = {
@@ -185,14 +181,17 @@ class EncoderLayer(Layer[EncoderDecoderConfig]):
             context.mask,
             rng=rng,
             output_attentions=context.output_attentions,
+            head_mask=context.head_mask_of(inputs.index),
             positions=context.positions,
         )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
-        x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
         y = FeedForward(c, e, c.init_std, name="feed_forward")(x, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
-        x = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         return x, LayerOutputs(None, weights)
 
 
@@ -208,19 +207,22 @@ class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
         rng = fold_in(context.rng, inputs.index)
         x = context.positions.at_layer(x, inputs.index)
 
-        y = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
             y,
             context.mask,
             rng=rng,
             output_attentions=context.output_attentions,
+            head_mask=context.head_mask_of(inputs.index),
             positions=context.positions,
         )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
 
-        y = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         y = FeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
         return x, LayerOutputs(None, weights)
 
 
@@ -243,18 +245,23 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
             positions=context.positions,
         )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
-        x = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
         y, cross, cross_weights = self._cross_attend(x, inputs, context, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "cross_attention")
-        x = LayerNorm(c.norm_eps, e, name="cross_attention_norm")(x)
+        y = dropout(y, c.dropout_rate, rng, "cross_attention")
+        x = Residual(c, e, name="cross_attention_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
 
         y = FeedForward(c, e, c.init_std, name="feed_forward")(x, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
-        x = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights, cross, cross_weights)
 
     def _cross_attend(
@@ -276,6 +283,9 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
             rng=fold_in(rng, CROSS),
             output_attentions=context.output_attentions,
             encoder_hidden_states=source,
+            head_mask=None
+            if context.cross_head_mask is None
+            else context.cross_head_mask[inputs.index],
         )
         # The cache keeps the projected source once; later calls only read it.
         return y, cross if inputs.cache is not None and inputs.cross is None else None, weights
@@ -293,7 +303,7 @@ class PreNormDecoderLayer(DecoderLayer):
         rng = fold_in(context.rng, inputs.index)
         x = context.positions.at_layer(x, inputs.index)
 
-        y = LayerNorm(c.norm_eps, e, name="attention_norm")(x)
+        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
             y,
             context.mask,
@@ -301,17 +311,22 @@ class PreNormDecoderLayer(DecoderLayer):
             index=context.cache_index,
             rng=rng,
             output_attentions=context.output_attentions,
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
             positions=context.positions,
         )
-        x = x + dropout(y, c.dropout_rate, rng, "attention")
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
 
-        y = LayerNorm(c.norm_eps, e, name="cross_attention_norm")(x)
+        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
         y, cross, cross_weights = self._cross_attend(y, inputs, context, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "cross_attention")
+        y = dropout(y, c.dropout_rate, rng, "cross_attention")
+        x = Residual(c, e, name="cross_attention_residual")(x, y)
 
-        y = LayerNorm(c.norm_eps, e, name="feed_forward_norm")(x)
+        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         y = FeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
-        x = x + dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
         return x, LayerOutputs(cache, weights, cross, cross_weights)
 
 
@@ -354,7 +369,7 @@ class Stack(nn.Module):
         x = dropout(x, c.dropout_rate, context.rng, "embedding")
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
         if c.norm_position == "pre":
-            x = LayerNorm(c.norm_eps, e, name="final_norm")(x)
+            x = LayerNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None
             cross = outputs.cross if cache.cross is None else cache.cross
@@ -392,7 +407,9 @@ class EncoderDecoder(nn.Module):
         layers = EncoderLayer, DecoderLayer
         if c.norm_position == "pre":
             layers = PreNormEncoderLayer, PreNormDecoderLayer
-        self.encoder = Stack(c, e, layers[0], causal=False)
+        # Its tokens have no order in which they are written: only the decoder convolves heads.
+        encoder = dataclasses.replace(c, head_convolution=None)
+        self.encoder = Stack(encoder, e, layers[0], causal=c.encoder_causal)
         self.decoder = Stack(c.decoder, e, layers[1], causal=True)
 
     def __call__(
@@ -412,6 +429,9 @@ class EncoderDecoder(nn.Module):
         cache: Cache | None = None,
         rng: RowKeys | None = None,
         output_attentions: bool = False,
+        head_mask: Float[AnyArray, "*L N"] | None = None,
+        decoder_head_mask: Float[AnyArray, "*L N"] | None = None,
+        cross_attn_head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> Seq2SeqLMOutput:
         """Computes the logits of every next token of the targets.
 
@@ -436,6 +456,10 @@ class EncoderDecoder(nn.Module):
             `decoder_input_ids`. Beyond its last slot all logits are NaN.
           rng: one key per sequence (`models.row_keys`) switches dropout on.
           output_attentions: whether to return the attention weights too.
+          head_mask: factor of the attention weights of each head of the encoder, `[N]` or
+            `[L, N]` for each layer; 0 takes a head out.
+          decoder_head_mask: the same for the decoder's heads of self-attention.
+          cross_attn_head_mask: the same for the decoder's heads of cross-attention.
 
         Raises:
           UserError: a sequence is longer than a table of positions (`max_length`), a mask
@@ -454,6 +478,7 @@ class EncoderDecoder(nn.Module):
                 position_ids=position_ids,
                 rng=rng,
                 output_attentions=output_attentions,
+                head_mask=head_mask,
             )
         cross_mask = AttentionMask(
             decoder_input_ids.shape[1],
@@ -482,6 +507,8 @@ class EncoderDecoder(nn.Module):
             output_attentions=output_attentions,
             encoder_hidden_states=encoded,
             cross_mask=cross_mask,
+            head_mask=decoder_head_mask,
+            cross_head_mask=cross_attn_head_mask,
         )
         x = self._scaled(self.token_embedding(decoder_input_ids))
         x, cache, outputs = self.decoder(x, positions, cache, context)
@@ -504,6 +531,7 @@ class EncoderDecoder(nn.Module):
         position_ids: Int[AnyArray, "#B S"] | None,
         rng: RowKeys | None,
         output_attentions: bool,
+        head_mask: Float[AnyArray, "*L N"] | None,
     ) -> tuple[Float[Array, "B S D"], Array | tuple[Array, ...] | None]:
         """Returns the encoder's output for the sources, and its attention weights."""
         if input_ids is None:
@@ -515,15 +543,16 @@ class EncoderDecoder(nn.Module):
             position_ids=position_ids,
             segment_ids=segment_ids,
             cache=None,
-            causal=False,
+            causal=self.config.encoder_causal,
         )
         context = make_layer_context(
-            self.config,
+            self.encoder.config,
             self.execution,
             mask,
             cache=None,
             rng=fold_in(rng, 0),
             output_attentions=output_attentions,
+            head_mask=head_mask,
         )
         table = self.token_embedding if self.config.share_embeddings else self.source_embedding
         x, _, outputs = self.encoder(self._scaled(table(input_ids)), position_ids, None, context)

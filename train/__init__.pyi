@@ -23,11 +23,17 @@ from .engine.train_step import make_train_step as make_train_step
 from .errors import NonFiniteLoss as NonFiniteLoss
 from .errors import RunError as RunError
 from .inference.embed import TextEmbedder as TextEmbedder
+from .inference.evaluate import losses_without_heads as losses_without_heads
 from .inference.evaluate import score_run as score_run
 from .inference.fill_mask import MaskFiller as MaskFiller
 from .inference.generate import Sample as Sample
 from .inference.generate import TextGenerator as TextGenerator
 from .inference.predict import predict as predict
+from .inference.score_text import NextToken as NextToken
+from .inference.score_text import NextWord as NextWord
+from .inference.score_text import TextScore as TextScore
+from .inference.score_text import TextScorer as TextScorer
+from .inference.score_text import TokenScore as TokenScore
 from .inference.translate import TextTranslator as TextTranslator
 from .inference.translate import Translation as Translation
 from .objectives.losses import TokenLogProbs as TokenLogProbs

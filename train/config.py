@@ -81,7 +81,7 @@ class TrainConfig:
         if self.execution.param_dtype != "float32":
             raise UserError(
                 f"execution.param_dtype {self.execution.param_dtype} would lose small updates: "
-                "train with float32 parameters and --execution.dtype bfloat16"
+                "train with float32 parameters and execution.dtype bfloat16"
             )
         if self.execution.layers == "separate":
             raise UserError(

@@ -23,6 +23,9 @@ from rich.progress import Progress as RichProgress
 LogFn = Callable[[str], None]
 """Tells a person one line."""
 
+TEXT_WIDTH = len(" / 12,345,678 tokens/s 123:45:56 left ")
+"""The width of a bar's text beside its noun, its counts and its loss."""
+ELAPSED_WIDTH = len(" 123:45:56 elapsed,")
 SECONDS_BETWEEN_LINES = 30.0
 SECONDS_BETWEEN_DRAWINGS = 2.0
 """In a notebook, which keeps each drawing of a bar as an output; a terminal has ten a second."""
@@ -48,17 +51,7 @@ class Progress:
     @contextmanager
     def bar(self, steps: int, first_step: int, tokens_per_step: int) -> Iterator[None]:
         """Shows step, loss, tokens per second and time left while the block runs."""
-        columns = (
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("loss {task.fields[loss]}"),
-            TextColumn("{task.fields[speed]} tokens/s"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-        )
+        columns = self._columns("step", steps, TextColumn("loss {task.fields[loss]}"))
         self._tokens_per_step, self._first_step = tokens_per_step, first_step
         self._next_line = 0.0
         with self._drawn(columns) as self._bar:
@@ -74,17 +67,7 @@ class Progress:
         Yields:
           A function that is told how many more are done, and how many tokens they had.
         """
-        columns = (
-            TextColumn(what),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.fields[speed]} tokens/s"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-        )
-        bar = self._drawn(columns)
+        bar = self._drawn(self._columns(what, total))
         task = bar.add_task(what, total=total, speed="–")
         tokens = 0
 
@@ -102,7 +85,26 @@ class Progress:
             if bar.live.is_started:
                 bar.stop()
 
-    def _drawn(self, columns: tuple[ProgressColumn, ...]) -> RichProgress:
+    def _columns(self, what: str, total: int, *more: ProgressColumn) -> list[ProgressColumn]:
+        """Returns the columns of a bar, of which those that do not fit the terminal are left out.
+
+        Args:
+          what: The noun before the count.
+          total: The last count.
+          *more: Columns of this bar alone.
+        """
+        text = len(what) + 2 * len(str(total)) + TEXT_WIDTH + 13 * len(more)
+        left = self._console.width - text
+        columns: list[ProgressColumn] = [TextColumn(what), MofNCompleteColumn()]
+        if left >= 4:  # a shorter bar says nothing
+            columns.append(BarColumn(min(left, 40)))
+        columns += [*more, TextColumn("{task.fields[speed]} tokens/s")]
+        if left >= ELAPSED_WIDTH + 10:
+            columns[2] = BarColumn(min(left - ELAPSED_WIDTH, 40))
+            columns += [TimeElapsedColumn(), TextColumn("elapsed,")]
+        return [*columns, TimeRemainingColumn(), TextColumn("left")]
+
+    def _drawn(self, columns: list[ProgressColumn]) -> RichProgress:
         rate = 10.0 if sys.stderr.isatty() else 1 / SECONDS_BETWEEN_DRAWINGS
         return RichProgress(*columns, console=self._console, refresh_per_second=rate)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..dataset import counted
 from ..errors import DataError
 from ..io.atomic_io import build_folder
 from ..sources.documents import Documents
@@ -57,8 +58,8 @@ class SentenceCorpus(CorpusFolder):
     def summary(self) -> str:
         """A line for the log with the numbers of documents, sentences and tokens."""
         return (
-            f"{self.num_documents:,} documents ({self.num_single:,} of one sentence), "
-            f"{self.num_sentences:,} sentences, {len(self.tokens):,} tokens"
+            f"{counted(self.num_documents, 'document')} ({self.num_single:,} of one sentence), "
+            f"{counted(self.num_sentences, 'sentence')}, {counted(len(self.tokens), 'token')}"
         )
 
 

@@ -109,12 +109,12 @@ class Segments(PickledByFields):
             raise DataError(
                 "next sentences need two documents, and the training or validation data have one: "
                 "make documents smaller (text:GLOB#block or #sentences), hold out more, name other "
-                "validation data, or leave next sentences out (--data.no-next-sentence)"
+                "validation data, or leave next sentences out (data.next_sentence False)"
             )
         if corpus.num_single == corpus.num_documents:
             raise DataError(
                 f"each of {corpus.num_documents:,} documents is a single sentence, so nothing "
-                "continues: give longer documents (#file, #block), or --data.no-next-sentence"
+                "continues: give longer documents (#file, #block), or data.next_sentence False"
             )
 
     @property

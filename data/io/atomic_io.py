@@ -74,9 +74,9 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     Raises:
       DataError: The path cannot be written.
     """
-    if path.is_dir() and any(path.iterdir()):
-        return path
     final = path.resolve()  # a link stays
+    if _holds_something(final):
+        return path
     mounted = False
     if final.is_dir():
         try:
@@ -84,7 +84,7 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         except FileNotFoundError:  # another process has removed it, to replace it
             pass
         except OSError:
-            if any(final.iterdir()):  # another process was faster
+            if _holds_something(final):  # another process was faster
                 return path
             mounted = True
     else:
@@ -96,7 +96,11 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         fill(temporary)
         if mounted:
             for made in sorted(temporary.iterdir(), key=lambda made: made.name == "config.json"):
-                os.replace(made, final / made.name)
+                try:
+                    os.replace(made, final / made.name)
+                except OSError:
+                    if not (final / made.name).is_dir():  # no other process was faster
+                        raise
             return path
         try:
             os.replace(temporary, final)
@@ -118,9 +122,19 @@ def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
     Raises:
         DataError: The path holds something, or cannot be written.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and (not path.is_dir() or _holds_something(path.resolve())):
         raise DataError(f"{path} exists and holds something: give a folder that does not")
     build_folder(path, fill)
+
+
+def _holds_something(folder: Path) -> bool:
+    """Returns whether a folder holds more than what `build_folder` is still writing into it.
+
+    The temporary folder within a mounted disk is another process's, or that of a killed one.
+    """
+    return folder.is_dir() and any(
+        not made.name.startswith(f".{folder.name}.") for made in folder.iterdir()
+    )
 
 
 def _make_parent(path: Path) -> None:

@@ -112,5 +112,5 @@ def require_bos_eos(tokenizer: Tokenizer) -> None:
     if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no token that begins and one that ends a "
-            "document: train one (--data.tokenizer.kind), or name one of a causal language model"
+            "document: train one (data.tokenizer.kind), or name one of a causal language model"
         )

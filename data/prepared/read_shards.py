@@ -163,7 +163,7 @@ def prepared_split(
     ]
     if not found:
         raise DataError(
-            f"{folder} has no sequences for {splits[0]}: name --data.validation, or prepare "
+            f"{folder} has no sequences for {splits[0]}: name data.validation, or prepare "
             "another folder with a --validation-fraction above 0"
         )
     for path, file in found:
@@ -217,13 +217,13 @@ def _check_settings(
         if own != value:
             raise DataError(
                 f"{folder} was prepared with {name} {own!r}, and data.{name} is {value!r}: train "
-                f"with --data.{option} {own}, or prepare another folder with --{option} {value}"
+                f"with data.{name} {own}, or prepare another folder with --{option} {value}"
             )
     if tokenizer.fingerprint != settings.tokenizer:
         raise DataError(
             f"{folder} was prepared with another tokenizer than this one of {tokenizer.kind}, "
             f"{tokenizer.vocab_size:,} tokens: prepare another folder with --tokenizer, or leave "
-            "--data.tokenizer.path out"
+            "data.tokenizer.path out"
         )
 
 

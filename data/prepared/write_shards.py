@@ -27,6 +27,7 @@ from ..io.atomic_io import build_folder, write_file
 from ..io.files import matching_files
 from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
+from ..sources.conditions import written
 from ..sources.documents import HashSplit, Split, text_digest
 from ..sources.source_names import Source, documents_in, parse_sources
 from ..tokenizers.base import Tokenizer, load_tokenizer
@@ -126,7 +127,8 @@ def input_files(source: str) -> list[Source]:
             parts.append(one)
             continue
         for path in matching_files(one.location, one.name):
-            name = f"{one.kind}:{path}#{one.part}"
+            conditions = f"?{written(one.conditions)}" if one.conditions else ""
+            name = f"{one.kind}:{path}#{one.part}{conditions}"
             parts.append(dataclasses.replace(one, name=name, location=os.path.abspath(path)))
     return parts
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..io.atomic_io import build_folder
+from .conditions import LeftOut, left_out_note
 from .in_memory import Examples
 from .source_names import Source, parse_sources, read_documents
 
@@ -51,7 +52,8 @@ class Documents(Sequence[str]):
       indices: The records that belong to the split, int64 [num_documents]; None for all.
       lines_are_sentences: Whether each line of a document is one sentence; for joined
         sources see the attribute of each of ``parts``.
-      note: A line for the log if far more documents are held out than was asked for; else empty.
+      note: A line for the log if a filter left documents out, or if far more documents are held out
+        than was asked for; else empty.
     """
 
     records: Records
@@ -126,12 +128,19 @@ def as_source(source: SourceLike) -> str:
     """Returns the name of a source, or the examples that were given in its place.
 
     Raises:
-      DataError: See ``Examples.of``.
+      DataError: See ``Examples.of``; or only some of joined documents have a sentence per line.
     """
     if isinstance(source, str):
         return source
-    sentences = isinstance(source, Documents) and source.lines_are_sentences
-    return Examples.of(source, lines_are_sentences=sentences)
+    if not isinstance(source, Documents):
+        return Examples.of(source)
+    kinds = {source.lines_are_sentences or part.lines_are_sentences for part in source.parts}
+    if len(kinds) > 1:
+        raise DataError(
+            "only some of the joined documents have one sentence per line: give the names of the "
+            "sources, or Documents.of(list(documents)) to have all of them split into sentences"
+        )
+    return Examples.of(source, lines_are_sentences=kinds.pop())
 
 
 @dataclass(frozen=True)
@@ -279,9 +288,13 @@ def _load_local(
         return
     if split == "validation" and fraction == 0:
         raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
-    digests = [Counter(map(text_digest, read_documents(source))) for source in local]
-    division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name)
-    note = _large_part(digests, division, fraction, local) if split == "validation" else ""
+    left_out = LeftOut()
+    digests = [Counter(map(text_digest, read_documents(source, left_out))) for source in local]
+    number = sum(own.total() for own in digests)
+    division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name, number=number)
+    note = left_out_note(left_out)
+    if split == "validation":
+        note = _large_part(digests, division, fraction, local)
     # The limit also depends on the other sources, if there are any.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for source, own in zip(local, digests, strict=True):
@@ -353,13 +366,16 @@ class HashSplit:
     limit: bytes
 
     @classmethod
-    def of(cls, digests: Iterable[bytes], fraction: float, name: str) -> "HashSplit":
+    def of(
+        cls, digests: Iterable[bytes], fraction: float, name: str, *, number: int | None = None
+    ) -> "HashSplit":
         """Chooses the limit so that no split is empty.
 
         Args:
           digests: The digests of the documents, at least one.
           fraction: The share for validation, in [0, 1).
           name: The source's name, for the message.
+          number: The number of documents, if ``digests`` has equal ones only once.
 
         Raises:
           DataError: All documents are equal, and ``fraction`` is not 0.
@@ -368,8 +384,13 @@ class HashSplit:
             return cls(b"")
         ordered = sorted(set(digests))
         if len(ordered) < 2:
+            what = (
+                "a single document"
+                if number is None or number < 2
+                else f"the same document {number:,} times"
+            )
             raise DataError(
-                f"source {name!r} is a single document, so nothing is left for validation: "
+                f"source {name!r} is {what}, so nothing is left for validation: "
                 "split it into several (text:GLOB#block or #line), or set validation_fraction 0 "
                 "and name a separate source for validation"
             )

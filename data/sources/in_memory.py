@@ -15,6 +15,7 @@ from ..errors import DataError
 from ..io.hashing import digest
 from ..io.json_lines import pick
 from ..io.json_text import JsonValue
+from .conditions import Condition, LeftOut, keeps, split_conditions
 
 KIND: Literal["memory"] = "memory"
 PAIR = ("source", "target")
@@ -50,7 +51,8 @@ class Examples(str):
           examples: Texts; dicts of fields (text, numbers, lists of them; numpy's are converted);
             or pairs of texts, a sentence and its translation.
           fields: The names of the fields to read, as after the ``#`` of a source name:
-            ``label,text``. By default those of the kind of data.
+            ``label,text``, or with a filter ``label,text?score>=3``. By default those of the
+            kind of data.
           lines_are_sentences: Whether each line of a text is one sentence, so that BERT's
             pretraining need not split it.
 
@@ -85,7 +87,9 @@ class Examples(str):
 
     def with_fields(self, fields: Iterable[str]) -> "Examples":
         """Returns the same examples, of which other fields are read."""
-        name = f"{self.partition('#')[0]}#{','.join(fields)}"
+        description, _, part = self.partition("#")
+        _, mark, conditions = part.partition("?")
+        name = f"{description}#{','.join(fields)}{mark}{conditions}"
         return self._of_rows(name, self.rows, self.lines_are_sentences)
 
 
@@ -97,8 +101,8 @@ def fields_of(name: str, usual: str) -> tuple[str, ...]:
       usual: The names of the fields if ``name`` has none; one with a ``?`` is read only if an
         example has it, and all must have it then.
     """
-    _, mark, part = name.partition("#")
-    if mark:
+    part = split_conditions(name, name)[0].partition("#")[2]
+    if part:
         return tuple(part.split(","))
     rows = name.rows if isinstance(name, Examples) else ()
     has = {field for row in rows if isinstance(row, dict) for field in row}
@@ -110,8 +114,19 @@ def fields_of(name: str, usual: str) -> tuple[str, ...]:
     return tuple(fields)
 
 
-def read_memory(name: str, fields: tuple[str, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def read_memory(
+    name: str,
+    fields: tuple[str, ...],
+    conditions: tuple[Condition, ...] = (),
+    left_out: LeftOut | None = None,
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yields the location of each example, for messages, and its fields; a text is a field alone.
+
+    Args:
+      name: The examples.
+      fields: The fields to read.
+      conditions: Examples that do not satisfy them are left out.
+      left_out: Counts these.
 
     Raises:
       DataError: The examples are not in memory, an example lacks a field, or it is a text and
@@ -130,11 +145,13 @@ def read_memory(name: str, fields: tuple[str, ...]) -> Iterator[tuple[str, tuple
                     f"{location} is a pair of texts, which only translation reads: give a dict of "
                     f"the fields {', '.join(fields)}"
                 )
-            yield location, tuple(pick(row, field, location) for field in fields)
-        elif len(fields) == 1:
+            if keeps(conditions, row, location, left_out):
+                yield location, tuple(pick(row, field, location) for field in fields)
+        elif len(fields) == 1 and not conditions:
             yield location, (row,)
         else:
-            wanted = ", ".join(f"{field!r}: …" for field in fields)
+            named = dict.fromkeys((*fields, *(condition.field for condition in conditions)))
+            wanted = ", ".join(f"{field!r}: …" for field in named)
             raise DataError(f"{location} is a text alone: give a dict of fields, {{{wanted}}}")
 
 

@@ -11,7 +11,8 @@ r"""The names of sources of labeled examples, in the scheme of ``source_names``.
 =============================  ======================================================
 
 Each kind of data defines the forms that it reads and the fields that it uses; several
-fields that make up one list are joined by ``+``.
+fields that make up one list are joined by ``+``. ``#label,text?score>=3`` reads only the
+records that satisfy a condition, see ``conditions``.
 """
 
 import re
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import DataError
+from .conditions import Condition, split_conditions, written
 from .in_memory import KIND, fields_of
 from .source_names import Source, SourceKind, listed_choices
 
@@ -46,6 +48,7 @@ class LabelledSource:
       location: The glob, or the ``name/config`` of a TensorFlow Dataset.
       fields: The names or numbers of the fields.
       named: Whether the user named these fields; False for default fields.
+      conditions: What a record must satisfy to be read.
     """
 
     name: str
@@ -53,6 +56,7 @@ class LabelledSource:
     location: str
     fields: tuple[str, ...]
     named: bool = True
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def plain(self) -> Source:
@@ -92,7 +96,8 @@ def parse_labelled(
     kind, colon, rest = name.partition(":")
     if colon and kind == KIND:
         usual = ",".join(like.fields) if like is not None and like.kind == KIND else forms[KIND]
-        return LabelledSource(name, KIND, rest, fields_of(name, usual))
+        _, conditions = split_conditions(rest, name)
+        return LabelledSource(name, KIND, rest, fields_of(name, usual), conditions=conditions)
     if not colon or kind not in forms:
         raise DataError(_unreadable(name, kind, forms))
     if re.search(rf"\s\+\s+({'|'.join(forms)}):", rest):
@@ -100,16 +105,22 @@ def parse_labelled(
             f"labelled sources are not joined ({name!r}): name several files by a glob, as "
             f"{kind}:FOLDER/*"
         )
+    rest, conditions = split_conditions(rest, name)
+    if conditions and kind in ("conll", "squad"):
+        raise DataError(
+            f"{name!r} has a filter, but {kind} files have no fields to filter on: leave "
+            f"?{written(conditions)} out"
+        )
     location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
     if not location or (mark and not part):
         raise DataError(f"source {name!r} is incomplete: write {FORMS[kind]}")
     if not mark and like is not None and like.kind == kind:
         known = like.named and (kind != "tfds" or like.location == location)
-        return LabelledSource(name, kind, location, like.fields, known)
+        return LabelledSource(name, kind, location, like.fields, known, conditions)
     fields = (part or forms[kind]).split(",") if part or forms[kind] else []
     if not all(fields):
         raise DataError(f"source {name!r} has an empty field after the #: write {FORMS[kind]}")
-    return LabelledSource(name, kind, location, tuple(fields), bool(mark))
+    return LabelledSource(name, kind, location, tuple(fields), bool(mark), conditions)
 
 
 def _unreadable(name: str, kind: str, forms: Mapping[str, str]) -> str:

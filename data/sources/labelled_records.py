@@ -7,17 +7,21 @@ from collections.abc import Iterator
 
 from ..io.files import Line, file_lines, matching_files
 from ..io.json_lines import parse_line, pick
+from .conditions import Condition, LeftOut, keeps
 from .in_memory import KIND, read_memory
 from .labelled_names import LabelledSource, Record
 from .tables import ColumnRoles, read_tables
 
 
-def read_fields(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
+def read_fields(
+    source: LabelledSource, roles: ColumnRoles, left_out: LeftOut | None = None
+) -> Iterator[Record]:
     """Reads a local source whose records have named fields.
 
     Args:
       source: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``.
       roles: The roles of its fields, if it is a table.
+      left_out: Counts the records that do not satisfy the conditions of the source.
 
     Yields:
       The records; files in sorted order.
@@ -27,14 +31,15 @@ def read_fields(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
         columns, is not JSON, or lacks a field (with file and line).
     """
     if source.kind in ("tsv", "csv"):
-        yield from read_tables(source, roles)
+        yield from read_tables(source, roles, left_out)
         return
     if source.kind == KIND:
-        for location, values in read_memory(source.name, source.fields):
+        named = source.fields, source.conditions
+        for location, values in read_memory(source.name, *named, left_out):
             yield Record(location, values)
         return
     for lines in source_lines(source):
-        yield from read_objects(lines, source.fields)
+        yield from read_objects(lines, source.fields, source.conditions, left_out)
 
 
 def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:
@@ -48,8 +53,19 @@ def are_json_lines(path: str) -> bool:
     return path.removesuffix(".gz").endswith(".jsonl")
 
 
-def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Record]:
+def read_objects(
+    lines: Iterator[Line],
+    fields: tuple[str, ...],
+    conditions: tuple[Condition, ...] = (),
+    left_out: LeftOut | None = None,
+) -> Iterator[Record]:
     """Reads records from JSON lines, and ignores empty lines.
+
+    Args:
+      lines: The lines.
+      fields: The fields to read.
+      conditions: Records that do not satisfy them are left out.
+      left_out: Counts these.
 
     Raises:
       DataError: A line is not a JSON object, or lacks a field.
@@ -58,4 +74,6 @@ def read_objects(lines: Iterator[Line], fields: tuple[str, ...]) -> Iterator[Rec
         if line and not line.isspace():
             location = f"{file} line {number}"
             row = parse_line(line, location)
+            if not keeps(conditions, row, location, left_out):
+                continue
             yield Record(location, tuple(pick(row, field, location) for field in fields))

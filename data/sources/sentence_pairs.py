@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ..errors import DataError
 from ..io.files import file_lines
 from ..io.hashing import digest
+from .conditions import LeftOut, left_out_note, written
 from .documents import Split
 from .labelled_names import LabelledSource, Record
 from .labelled_records import read_fields
@@ -102,9 +103,14 @@ class FieldPairs(PairSource):
 
     def notes(self) -> tuple[str, ...]:
         """See ``PairSource``; says whether a header was recognized."""
-        return (
-            header_notes(self.fields, SENTENCE_PAIRS) if self.fields.kind in ("tsv", "csv") else ()
-        )
+        tables = self.fields.kind in ("tsv", "csv")
+        notes = header_notes(self.fields, SENTENCE_PAIRS) if tables else ()
+        left_out = LeftOut()
+        if self.fields.conditions:
+            for _ in read_fields(self.fields, SENTENCE_PAIRS, left_out):
+                pass
+        filtered = left_out_note(left_out, "pairs")
+        return (*notes, filtered) if filtered else notes
 
 
 @dataclass(frozen=True)
@@ -124,13 +130,16 @@ class PublishedPairs(PairSource):
             yield _pair(record, self.records.source)
 
     def __len__(self) -> int:
-        return self._info.num_examples
+        filtered = self.records.source.conditions
+        return sum(1 for _ in self) if filtered else self._info.num_examples
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the metadata of the published split, which is not read."""
         builder, info = self.records.builder, self._info
         metadata = (builder.info.full_name, info.name, self.records.source.fields)
+        if self.records.source.conditions:
+            metadata = (*metadata, written(self.records.source.conditions))
         return digest(map(str, (*metadata, info.num_examples, info.num_bytes)))
 
     @property

@@ -9,6 +9,8 @@ r"""Sources of text, and the scheme of their names.
 ``jsonl:GLOB#field``       JSON lines; the string in ``field`` (default ``text``)
 ``tfds:name/config#field`` a published TensorFlow Dataset (field default ``text``)
 ``prepared:FOLDER``        no documents, but the output of ``flaxzoo prepare``
+``…#field?score>=3``       of JSON lines, TFDS and examples in memory: only the records that
+                           satisfy a condition on a field, see ``conditions``
 ``SOURCE + SOURCE``        several sources, one after the other. Only a ``+`` between
                            spaces and before a kind joins: ``text:a + b.txt`` is a file
 =========================  ==========================================================
@@ -26,6 +28,8 @@ from typing import Literal, cast
 from ..errors import DataError, UserError, similar_names
 from ..io.files import file_lines, matching_files
 from ..io.json_lines import parse_line, pick
+from ..io.json_text import JsonObject
+from .conditions import Condition, LeftOut, keeps, left_out_note, split_conditions, written
 from .in_memory import KIND, Examples, fields_of, read_memory
 
 SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared", "memory"]
@@ -61,12 +65,14 @@ class Source:
       location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
       part: The unit of a document: ``file``, ``line``, ``block`` or ``sentences`` for text,
         the field's name for JSON lines, TFDS and examples in memory, else empty.
+      conditions: What a record must satisfy to be read.
     """
 
     name: str
     kind: SourceKind
     location: str
     part: str
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def lines_are_sentences(self) -> bool:
@@ -111,10 +117,16 @@ def parse_source(name: str) -> Source:
         field, *more = fields_of(name, "text")
         if more:
             raise DataError(f"{name!r} names {1 + len(more)} fields: name the one of the text")
-        return Source(name, KIND, rest, field)
+        return Source(name, KIND, rest, field, split_conditions(rest, name)[1])
     if not colon or kind not in _EXAMPLES:
         raise DataError(_unknown_kind(name, kind, bool(colon)))
     kind = cast(SourceKind, kind)
+    rest, conditions = split_conditions(rest, name) if kind != "prepared" else (rest, ())
+    if conditions and kind not in ("jsonl", "tfds"):
+        raise DataError(
+            f"{name!r} has a filter, but only jsonl: and tfds: have fields to filter on: leave "
+            f"?{written(conditions)} out, or name JSON lines as jsonl:GLOB#field?{conditions[0]}"
+        )
     has_part = "#" in rest and kind != "prepared"  # a folder may have one in its name
     location, mark, part = rest.rpartition("#") if has_part else (rest, "", "")
     if not location or (mark and not part):
@@ -127,16 +139,17 @@ def parse_source(name: str) -> Source:
         )
     if kind == "builtin" and (location not in _BUILTINS or part):
         raise DataError(f"unknown built-in text in {name!r}: choose {_EXAMPLES['builtin']}")
-    return Source(name, kind, location, part)
+    return Source(name, kind, location, part, conditions)
 
 
-def read_documents(source: Source) -> Iterator[str]:
+def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:
     """Reads the documents of a local source in order.
 
     Documents that consist of white space are left out.
 
     Args:
       source: A source of the kind ``builtin``, ``text`` or ``jsonl``.
+      left_out: Counts the records that do not satisfy the conditions of the source.
 
     Yields:
       The text of each document; files in sorted order, lines in file order.
@@ -147,14 +160,17 @@ def read_documents(source: Source) -> Iterator[str]:
       UserError: The source is a published TFDS data set, which ``documents`` reads.
     """
     found = False
-    for document in documents_in(source):
+    left_out = LeftOut() if left_out is None else left_out
+    for document in documents_in(source, left_out):
         found = True
         yield document
+    if not found and left_out:
+        raise DataError(f"no document of {source.name!r} is left: {left_out_note(left_out)}")
     if not found:
         raise _no_text(source)
 
 
-def documents_in(source: Source) -> Iterator[str]:
+def documents_in(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:
     """Reads documents like ``read_documents``, but accepts a source without any."""
     if source.kind == "tfds":
         raise UserError(f"{source.name!r} is not local text: use load_documents")
@@ -164,9 +180,9 @@ def documents_in(source: Source) -> Iterator[str]:
             "the text that it was made from"
         )
     if source.kind == KIND:
-        texts = _texts_in_memory(source)
+        texts = _texts_in_memory(source, left_out)
     else:
-        texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source)
+        texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source, left_out)
     yield from (text for text in texts if text and not text.isspace())
 
 
@@ -179,8 +195,9 @@ def _no_text(source: Source) -> DataError:
     return DataError(f"no text in {files}: empty or only white space; give a file with text")
 
 
-def _texts_in_memory(source: Source) -> Iterator[str]:
-    for location, (text,) in read_memory(source.name, (source.part,)):
+def _texts_in_memory(source: Source, left_out: LeftOut | None) -> Iterator[str]:
+    fields = (source.part,)
+    for location, (text,) in read_memory(source.name, fields, source.conditions, left_out):
         if not isinstance(text, str):
             raise DataError(
                 f"{location} field {source.part!r} is a {type(text).__name__}, not a string: name "
@@ -189,10 +206,12 @@ def _texts_in_memory(source: Source) -> Iterator[str]:
         yield text
 
 
-def _texts_of_files(source: Source) -> Iterator[str]:
-    read = _read_text if source.kind == "text" else _read_json_lines
+def _texts_of_files(source: Source, left_out: LeftOut | None) -> Iterator[str]:
     for path in matching_files(source.location, source.name):
-        yield from read(path, source.part)
+        if source.kind == "text":
+            yield from _read_text(path, source.part)
+        else:
+            yield from _read_json_lines(path, source, left_out)
 
 
 def _python_docs() -> Iterator[str]:
@@ -253,14 +272,16 @@ def _blocks(lines: Iterator[str]) -> Iterator[str]:
         yield "".join(block).removesuffix("\n").removesuffix("\r")
 
 
-def _read_json_lines(path: Path, field: str) -> Iterator[str]:
+def _read_json_lines(path: Path, source: Source, left_out: LeftOut | None) -> Iterator[str]:
     for file, number, line in file_lines(path):
         if line and not line.isspace():
-            yield _text_field(line, field, f"{file} line {number}")
+            location = f"{file} line {number}"
+            row = parse_line(line, location)
+            if keeps(source.conditions, row, location, left_out):
+                yield _text_field(row, source.part, location)
 
 
-def _text_field(line: str, field: str, location: str) -> str:
-    row = parse_line(line, location)
+def _text_field(row: JsonObject, field: str, location: str) -> str:
     value = pick(row, field, location)
     if not isinstance(value, str):
         seen = ", ".join(sorted(key for key in row if isinstance(row[key], str))) or "none"

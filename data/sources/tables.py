@@ -12,15 +12,16 @@ the first line decides, and ``header_notes`` says in a line how it was read.
 """
 
 import csv
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DataError
 from ..io.files import file_lines, matching_files
+from .conditions import LeftOut, keeps
 from .labelled_names import LabelledSource, Record
 
 _LANGUAGES = (
@@ -107,12 +108,15 @@ class _Columns:
     note: str = ""
 
 
-def read_tables(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
+def read_tables(
+    source: LabelledSource, roles: ColumnRoles, left_out: LeftOut | None = None
+) -> Iterator[Record]:
     """Reads the records of all files of a source.
 
     Args:
       source: A source of the kind ``tsv`` or ``csv``.
       roles: The roles of its fields.
+      left_out: Counts the records that do not satisfy the conditions of the source.
 
     Raises:
       DataError: A file is missing or not UTF-8, is the other kind of table, has a line with too
@@ -124,12 +128,17 @@ def read_tables(source: LabelledSource, roles: ColumnRoles) -> Iterator[Record]:
         if first is None:
             continue
         columns = _find_columns(first, source, roles)
-        if not columns.header:
-            yield _record(first, columns, first=True)
-        for row in rows:
+        filtered = {each.field: _column(each.field, first) for each in source.conditions}
+        if not all(map(str.isdecimal, filtered)):
+            columns = replace(columns, header=True)  # which names the columns of the filter
+        for number, row in enumerate(itertools.chain((first,), rows)):
+            if number == 0 and columns.header:
+                continue
             if len(row.cells) != len(first.cells):
                 raise DataError(_wrong_width(row, first, source.kind))
-            yield _record(row, columns)
+            cells = {field: row.cells[at] for field, at in filtered.items()}
+            if keeps(source.conditions, cells, row.location, left_out):
+                yield _record(row, columns, first=number == 0)
 
 
 def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
@@ -227,7 +236,7 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
     if not all(part.isdecimal() for field in fields for part in field.split("+")):
         return _Columns(indices, True)
     known = roles.further.union(*roles.fields.values())
-    for at, customary in zip_longest(indices, roles.fields.values(), fillvalue=known):
+    for at, customary in itertools.zip_longest(indices, roles.fields.values(), fillvalue=known):
         selected = at if isinstance(at, list) else [at] if isinstance(at, int) else []
         if not looks_like_names or (customary and not known.issuperset(names[i] for i in selected)):
             return _Columns(indices, False)

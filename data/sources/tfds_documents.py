@@ -24,12 +24,15 @@ import tensorflow_datasets as tfds
 
 from ..errors import DataError, similar_names
 from ..io.atomic_io import write_file
+from .conditions import LeftOut, keeps, left_out_note, written
 from .documents import Documents, HashSplit, Records, Split, text_digest
+from .in_memory import plain
 from .source_names import Source
 
 # TFDS retries a failing download for minutes; a missing network is to be detected in seconds.
 _PROBE_SECONDS = 4.0
 _PROBED_HOSTS = 3
+_READ_AT_ONCE = 256
 
 
 def load_published(source: Source, split: Split, fraction: float, cache: Path) -> Documents:
@@ -58,11 +61,19 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
     published = "validation" in splits
     records = _records(builder, split if published else "train", source)
     key = _key(builder, split if published else "train", source)
+    kept, note = None, ""
+    if source.conditions:
+        kept = _kept(records, key, source, cache)
+        number = len(records) - len(kept)
+        note = left_out_note(LeftOut({written(source.conditions): number}) if number else LeftOut())
     if published or (fraction == 0 and split == "train"):
-        return Documents(records, source.part, key)
-    whole = Documents(records, source.part, key)
+        return Documents(records, source.part, key, kept, note=note)
+    whole = Documents(records, source.part, key, kept)
     indices = _divide(whole, fraction, source, cache)[split]
-    return Documents(records, source.part, f"{key}-{fraction!r}-{split}", indices)
+    indices = indices if kept is None else kept[indices]
+    fingerprint = f"{key}-{fraction!r}-{split}"
+    note = note if split == "train" else ""
+    return Documents(records, source.part, fingerprint, indices, note=note)
 
 
 def open_builder(source: Source) -> tfds.core.DatasetBuilder:
@@ -169,6 +180,34 @@ def _records(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> R
     return cast(Records, open_split(builder, split, source.name))
 
 
+def _kept(records: Records, key: str, source: Source, cache: Path) -> np.ndarray:
+    """Returns the records that satisfy the conditions of a source, int64, and caches them.
+
+    Raises:
+      DataError: A record lacks a field or cannot be compared, or no record is left.
+    """
+    path = cache / "divisions" / f"{key}-kept.npy"
+    if not path.is_file():
+        kept: list[int] = []
+        for start in range(0, len(records), _READ_AT_ONCE):
+            numbers = range(start, min(start + _READ_AT_ONCE, len(records)))
+            rows = records.__getitems__(list(numbers))
+            for number, row in zip(numbers, rows, strict=True):
+                location = f"{source.name} example {number + 1}"
+                fields = {name: plain(value) for name, value in row.items()}
+                if keeps(source.conditions, fields, location):
+                    kept.append(number)
+        if not kept:
+            raise DataError(
+                f"no document of {source.name!r} is left by the filter "
+                f"{written(source.conditions)}: choose another"
+            )
+        content = io.BytesIO()
+        np.save(content, np.array(kept, np.int64))
+        write_file(path, content.getvalue())
+    return np.load(path)
+
+
 def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object]]:
     """Opens a split of a data set that is on this machine.
 
@@ -187,6 +226,8 @@ def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object
 def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
     info = builder.info.splits[split]
     metadata = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
+    if source.conditions:
+        metadata = (*metadata, written(source.conditions))
     return hashlib.blake2b(repr(metadata).encode(), digest_size=16).hexdigest()
 
 

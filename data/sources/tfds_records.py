@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import DataError
 from ..io.json_lines import pick
+from .conditions import LeftOut, keeps
 from .documents import Split
 from .in_memory import plain
 from .labelled_names import LabelledSource, Record, with_known_fields
@@ -36,8 +37,8 @@ class PublishedRecords:
         splits = self.builder.info.splits
         return next((name for name in _VALIDATION if name in splits), None)
 
-    def read(self, split: Split) -> Iterator[Record]:
-        """Reads one split in the published order.
+    def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
+        """Reads one split in the published order, and counts the records that a filter leaves out.
 
         Raises:
           DataError: The split or a field does not exist, or random access is impossible.
@@ -51,6 +52,10 @@ class PublishedRecords:
         rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
             location = f"{self.source.name} {name} example {number}"
+            conditions = self.source.conditions
+            tested = {name: plain(row[name]) for name in row if conditions}
+            if not keeps(conditions, tested, location, left_out):
+                continue
             values = tuple(plain(pick(row, field, location)) for field in self.source.fields)
             yield Record(location, values)
 
@@ -81,7 +86,7 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
     if not Path(builder.data_dir, "dataset_info.json").is_file():
         download(builder, source.plain)
     features = dict.fromkeys(_features(builder))
-    for field in source.fields:
+    for field in (*source.fields, *(condition.field for condition in source.conditions)):
         pick(features, field, f"{source.name!r}")
     return PublishedRecords(source, builder)
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
 from ..errors import DataError, UserError
 from ..features.bert_inputs import Template, encode_texts, token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
@@ -149,7 +149,7 @@ class PretrainingData(DocumentsData):
         tokens, num_truncated = encode_texts(pairs, tokenizer, template)
         masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
         rows = SentencePairExamples(tokens, pairs, masking.max_predictions)
-        summary = f"{len(pairs):,} pairs"
+        summary = counted(len(pairs), "pair")
         if num_truncated:
             summary += f", {num_truncated:,} of them truncated to {self.length} tokens"
         return DataSplit(rows, pairs, digest(map("\t".join, pairs)), summary)
@@ -202,12 +202,12 @@ def _checked(tokenizer: Tokenizer) -> dict[str, int]:
     if missing:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no {', '.join(missing)} token, which pretraining "
-            "needs: train a wordpiece vocabulary (--data.tokenizer.kind wordpiece), or name BERT's"
+            "needs: train a wordpiece vocabulary (data.tokenizer.kind wordpiece), or name BERT's"
         )
     return special
 
 
 def _summary(corpus: SentenceCorpus, rows: PretrainingExamples) -> str:
-    summary = f"{corpus.summary}, {rows.num_examples:,} examples an epoch"
+    summary = f"{corpus.summary}, {counted(rows.num_examples, 'example')} an epoch"
     unknown = corpus.num_unknown
     return summary + (f"; {unknown:,} tokens are unknown to the tokenizer" if unknown else "")

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields
+from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields, counted
 from ..packing.packed_sequences import gather_tokens, packed_arrays, packed_specs, require_bos_eos
 from ..packing.packing import (
     Packing,
@@ -137,10 +137,12 @@ class CausalLMData(DocumentsData):
             requested = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
             return prepared_split(self.source_name, splits, tokenizer, requested)
-        corpus = _corpus(self.texts(), tokenizer)
+        documents = self.texts()
+        corpus = _corpus(documents, tokenizer)
         examples = CausalLMExamples(corpus, self.length, self.packing, seed)
         _ = examples.num_examples  # plans the sequences of first-fit now, not in the first batch
-        return _split(examples, corpus)
+        split = _split(examples, corpus)
+        return replace(split, notes=(documents.note,) if documents.note else ())
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns every validation token once."""
@@ -177,8 +179,8 @@ def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:
 
 def _split(rows: ExampleSource, corpus: TokenCorpus) -> DataSplit:
     summary = (
-        f"{corpus.num_documents:,} documents, {corpus.num_bytes:,} bytes, "
-        f"{corpus.num_targets:,} tokens to predict"
+        f"{counted(corpus.num_documents, 'document')}, {counted(corpus.num_bytes, 'byte')}, "
+        f"{counted(corpus.num_targets, 'token')} to predict"
     )
     if corpus.num_unknown:
         unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,} tokens"

@@ -14,11 +14,12 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ..dataset import DataSplit
+from ..dataset import DataSplit, counted
 from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs
 from ..features.predictions import Prediction
 from ..io.hashing import digest
+from ..sources.conditions import LeftOut, left_out_note
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import (
@@ -174,11 +175,15 @@ class LabelledData(DataConfig, Generic[E]):
         Returns:
           The records, and lines for the log.
         """
+        left_out = LeftOut()
         if published is not None:
-            return list(published.read(split)), ()
-        tables = source.kind in ("tsv", "csv")
-        notes = header_notes(source, self.columns) if tables else ()
-        return list(read_fields(source, self.columns)), notes
+            records, notes = list(published.read(split, left_out)), ()
+        else:
+            tables = source.kind in ("tsv", "csv")
+            notes = header_notes(source, self.columns) if tables else ()
+            records = list(read_fields(source, self.columns, left_out))
+        filtered = left_out_note(left_out, "records")
+        return records, (*notes, filtered) if filtered else notes
 
     def label_names(self, example: E) -> tuple[str, ...]:
         """Returns the labels of an example that are counted for the log."""
@@ -348,11 +353,13 @@ class LabelledData(DataConfig, Generic[E]):
         rows = self.encode(loaded.examples, tokenizer, labels, training=training)
         decisive = (self.former_kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
-        summary = ", ".join([f"{len(loaded.examples):,} {self.noun}", *rows.notes, *loaded.notes])
+        number = counted(len(loaded.examples), self.noun.removesuffix("s"))
+        summary = ", ".join([number, *rows.notes, *loaded.notes])
         counts = Counter(name for e in loaded.examples for name in self.label_names(e))
         notes = loaded.lines
         if counts:
-            order = [name for name in labels if name in counts] or sorted(counts)
+            known = [name for name in labels if name in counts]
+            order = [*known, *sorted(counts.keys() - set(known))]
             shown = [f"{name} ({counts[name]:,})" for name in order[:_LABELS_SHOWN]]
             hidden = len(order) - len(shown)
             more = f" and {hidden:,} more" if hidden else ""

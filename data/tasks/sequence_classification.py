@@ -4,7 +4,8 @@ Devlin et al. 2018, section 4.1: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``,
 at ``[CLS]``. In pairs that are too long the longer text is truncated first.
 
 The arrays of a batch are int32 [B, T] ``input_ids``, ``attention_mask``, ``token_type_ids``, and
-``labels``: int32 [B] (single_label), float32 [B, L] (multi_label) or float32 [B] (regression).
+``labels``: int32 [B] (single_label), float32 [B, L] (multi_label, and with one label binary) or
+float32 [B] (regression).
 """
 
 import math
@@ -28,7 +29,7 @@ from ..tokenizers.base import Tokenizer
 from .base import SourceField
 from .labelled import ExampleSet, LabelledData, LabelledExamples
 
-Target = Literal["single_label", "multi_label", "regression", "one", "several", "score"]
+Target = Literal["single_label", "binary", "multi_label", "regression", "one", "several", "score"]
 """The type of the labels; the last three are the former names of the first three."""
 
 _FORMER_TARGETS: dict[str, Target] = {
@@ -103,8 +104,9 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     length: int = 128
     """Tokens in a sequence, T."""
     target: Target = "single_label"
-    """single_label: each example has one label; multi_label: any number of labels, separated by
-    commas; regression: a number. (one, several and score are their former names.)"""
+    """single_label: each example has one label, by a softmax; binary: one of two, by the sigmoid of
+    a single number for the second of them in order; multi_label: any number of labels, separated
+    by commas; regression: a number. (one, several and score are former names.)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,7 +134,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
                 )
                 raise DataError(f"{error}{hint}") if record.first else error from None
             examples.append(_example(texts, label, record.location))
-        if self.target == "single_label":
+        if self.target in ("single_label", "binary"):
             _check_first_lines(records, examples)
         return ExampleSet(tuple(examples), names, lines=lines)
 
@@ -174,18 +176,20 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         """Returns the labels of the source, including its held-out examples.
 
         The labels of a published data set keep its order; whole numbers are ordered by size, other
-        labels by name. For regression the only label is ``score``.
+        labels by name. For regression the only label is ``score``; for a binary target it is the
+        second of the two, and every other label counts as its negation.
 
         Raises:
-          DataError: All examples have the same label, or most labels occur only once.
+          DataError: All examples have the same label, or most labels occur only once; or a binary
+            target has more than two labels.
         """
         if self.target == "regression":
             return ("score",)
         loaded = self._whole()
-        if loaded.class_names is not None:
+        if loaded.class_names is not None and self.target != "binary":
             return loaded.class_names
         found = {name for example in loaded.examples for name in _names(example.label)}
-        if len(found) < 2 and self.target == "single_label":
+        if len(found) < 2 and self.target in ("single_label", "binary"):
             raise DataError(
                 f"all examples of {self.source_name!r} have the label {min(found)!r}: name the "
                 "column of the labels, as #LABEL,TEXT"
@@ -199,21 +203,33 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         if not found:
             raise DataError(f"no example of {self.source_name!r} has a label: name their column")
         whole = all(name.removeprefix("-").isdecimal() and name.isascii() for name in found)
-        return tuple(sorted(found, key=lambda name: (int(name) if whole else 0, name)))
+        ordered = loaded.class_names or sorted(
+            found, key=lambda name: (int(name) if whole else 0, name)
+        )
+        if self.target != "binary":
+            return tuple(ordered)
+        if len(ordered) != 2:
+            raise DataError(
+                f"{self.source_name!r} has {len(ordered)} labels ({', '.join(ordered[:5])}), but "
+                "target binary needs two: choose target single_label, or name another column"
+            )
+        return (ordered[1],)
 
     def decisive_settings(self) -> dict[str, object]:
         """See ``LabelledData``; fingerprints contain the former name of the target."""
         former = {target: name for name, target in _FORMER_TARGETS.items()}
-        return {**super().decisive_settings(), "target": former[self.target]}
+        return {**super().decisive_settings(), "target": former.get(self.target, self.target)}
 
     def assumed_labels(self) -> tuple[str, ...]:
-        """See ``DataConfig``; two labels, or the only label of regression."""
-        return ("score",) if self.target == "regression" else ("a", "b")
+        """See ``DataConfig``; two labels, or the only one of regression or a binary target."""
+        only = {"regression": ("score",), "binary": ("b",)}
+        return only.get(self.target, ("a", "b"))
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig``; the arrays are those of the module docstring."""
         labels = {
             "single_label": ArraySpec((), Values.LABEL, num_classes=num_labels),
+            "binary": ArraySpec((num_labels,), Values.LABEL, "float32", num_classes=2),
             "multi_label": ArraySpec((num_labels,), Values.LABEL, "float32", num_classes=2),
             "regression": ArraySpec((), Values.LABEL, "float32"),
         }
@@ -252,8 +268,8 @@ class SequenceClassificationExamples(LabelledExamples):
 
     Attributes:
       tokens: The texts as tokens with special tokens.
-      values: int32 [n] label ids, float32 [n, L] of 0 and 1 (multi_label) or float32 [n]
-        (regression); None if they are to be predicted.
+      values: int32 [n] label ids, float32 [n, L] of 0 and 1 (multi_label, and with one label
+        binary) or float32 [n] (regression); None if they are to be predicted.
       texts: The one or two texts of each example, for predictions.
       labels: The names of the L labels.
       target: The type of the labels.
@@ -294,7 +310,8 @@ class SequenceClassificationExamples(LabelledExamples):
         Returns:
           For each example ``{"text": …, "label": name, "probabilities": {name: p}}``, with
           ``text_b`` if there is a second text. multi_label: ``"labels": [names]``, all
-          with a probability above 0.5. regression: ``{"text": …, "score": number}``.
+          with a probability above 0.5. regression: ``{"text": …, "score": number}``. binary: the
+          label is a name or ``not`` and that name.
         """
         logits = output(predictions, "logits", len(self.tokens))  # [n, L]
         given = [dict(zip(("text", "text_b"), texts, strict=False)) for texts in self.texts]
@@ -307,6 +324,8 @@ class SequenceClassificationExamples(LabelledExamples):
             named = dict(zip(self.labels, row.tolist(), strict=True))
             if self.target == "single_label":
                 found = {"label": self.labels[int(row.argmax())]}
+            elif self.target == "binary":
+                found = {"label": self.labels[0] if row[0] > 0.5 else f"not {self.labels[0]}"}
             else:
                 found = {"labels": [name for name, p in named.items() if p > 0.5]}
             decoded.append({**texts, **found, "probabilities": named})
@@ -368,6 +387,8 @@ def label_values(
     ids = {name: i for i, name in enumerate(labels)}
     if target == "single_label":
         return np.array([label_id(str(e.label), ids, e.location) for e in examples], np.int32)
+    if target == "binary":
+        return np.array([[str(e.label) == labels[0]] for e in examples], np.float32)
     values = np.zeros((len(examples), len(labels)), np.float32)
     for row, example in zip(values, examples, strict=True):
         row[[label_id(name, ids, example.location) for name in _names(example.label)]] = 1

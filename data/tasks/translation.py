@@ -19,7 +19,7 @@ import numpy as np
 
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, end_of_text, pair_at
 from ..corpora.token_corpus import corpus_key
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
 from ..errors import DataError
 from ..io.hashing import digest
 from ..packing.packing import best_fit
@@ -67,7 +67,7 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
     if special.bos is None or special.eos is None:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no token that starts a text and one that ends "
-            "it: train one (--data.tokenizer.kind sentencepiece-bpe)"
+            "it: train one (data.tokenizer.kind sentencepiece-bpe)"
         )
     return special.bos, special.eos
 
@@ -363,8 +363,8 @@ def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -
     corpus = examples.corpus
     source, target = examples.num_tokens
     summary = [
-        f"{len(examples.pairs):,} pairs, {source:,} + {target:,} tokens in "
-        f"{examples.num_examples:,} sequences of {examples.length} + {examples.length}, "
+        f"{counted(len(examples.pairs), 'pair')}, {source:,} + {target:,} tokens in "
+        f"{counted(examples.num_examples, 'sequence')} of {examples.length} + {examples.length}, "
         f"{examples.padding_fraction:.1%} of them padding"
     ]
     if corpus.first_empty is not None:

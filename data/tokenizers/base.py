@@ -197,7 +197,10 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
             return MarianTokenizer.from_folder(path)
         path = _file_in(path)
     elif not path.is_file():
-        raise DataError(f"no tokenizer at {path}: there is no such file or folder")
+        raise DataError(
+            f"no tokenizer at {path}: there is no such file or folder; check the path, or train "
+            "one (flaxzoo tokenizer train)"
+        )
     if path.suffix == ".json":
         return _load_json(path)
     if path.suffix == ".bpe" or path.name.endswith("merges.txt"):

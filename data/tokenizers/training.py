@@ -225,14 +225,14 @@ def _explain(message: str, size: int, kind: str) -> DataError:
 def _too_small(requested: int, minimum: int, kind: str) -> DataError:
     return DataError(
         f"a {kind} vocabulary of {requested} tokens is too small for its bytes, characters and "
-        f"special tokens: set --data.tokenizer.vocab-size to at least {minimum}"
+        f"special tokens: set data.tokenizer.vocab_size to at least {minimum}"
     )
 
 
 def _too_large(requested: int, possible: int) -> DataError:
     return DataError(
         f"the corpus is too small for a vocabulary of {requested} tokens: it fills {possible}; "
-        f"set --data.tokenizer.vocab-size to at most {possible}, or give more text"
+        f"set data.tokenizer.vocab_size to at most {possible}, or give more text"
     )
 
 

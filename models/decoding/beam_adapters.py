@@ -9,6 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 from flax import struct
 
+from ...data.errors import UserError
 from ..model import Model
 from ..nn.cache import Cache, init_cache
 from ..nn.heads import CausalLMOutput, Seq2SeqLMOutput, require_head
@@ -162,7 +163,12 @@ def beams_of(model: Model) -> EncoderDecoderBeams | CausalBeams:
     """Returns the adapter for a model.
 
     Raises:
-      UserError: the model writes no text.
+      UserError: the model writes no text, or sees later tokens.
     """
     require_head(model.config, BEAMS, "writes no text", f"give {' or '.join(BEAMS)}")
+    if not model.config.causal:
+        raise UserError(
+            "the model was trained with causal=False, so that it sees what it is to write: train "
+            "one with causal=True to generate"
+        )
     return BEAMS[model.config.head](model)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ..nn.cache import Cache
+from ..nn.cache import Cache, choose_beams, with_beams
 from ..nn.typing import Array, Bool, Float, Int
 from .banned_sequences import BannedSequences, append_recent, banned_sequences, hide_banned
 from .beam_adapters import Prefill
@@ -117,7 +117,7 @@ def empty_state(
     tokens = jnp.zeros((*shape, num_tokens), jnp.int32)
     nothing = jnp.full(shape, -jnp.inf)
     return BeamState(
-        cache=prefill.cache,
+        cache=with_beams(prefill.cache, num_beams),
         visible_slots=jnp.broadcast_to(slots[:, None], (*shape, slots.shape[-1])),
         tokens=tokens,
         recent=jnp.broadcast_to(recent[:, None], (*shape, recent.shape[-1])),
@@ -215,6 +215,7 @@ def advance_beams(
     recent = append_recent(_gather(state.recent, parents), _gather(candidates.tokens, kept))
     return dataclasses.replace(
         state,
+        cache=choose_beams(state.cache, parents),
         visible_slots=_gather(state.visible_slots, parents),
         tokens=_gather(tokens, kept),
         recent=recent,

@@ -165,7 +165,7 @@ def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationReque
     if special.bos is None or special.eos is None:
         raise UserError(
             f"this {tokenizer.kind} tokenizer has no token that starts a text and one that ends "
-            "it: train one (--data.tokenizer.kind sentencepiece-bpe)"
+            "it: train one (data.tokenizer.kind sentencepiece-bpe)"
         )
     no_text = {special.pad, special.unk, special.bos, special.cls, special.sep, special.mask}
     known = sorted(token for token in no_text - {special.eos} if token is not None)

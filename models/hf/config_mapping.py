@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu_squared",
     "silu": "silu",
     "swish": "silu",
 }
@@ -210,7 +211,13 @@ def settings_to_hf(
     return hf_config
 
 
-ONLY_HERE: Mapping[str, tuple[object, ...]] = {"attention": ("learned",)}
+ONLY_HERE: Mapping[str, tuple[object, ...]] = {
+    "attention": ("learned",),
+    "head_convolution": (None,),
+    "norm_affine": (True,),
+    "residual_scalar": (False,),
+    "scale_scores": (True,),
+}
 """Settings that no family of Hugging Face varies, and the values that all of them have."""
 
 
@@ -221,15 +228,21 @@ def check_exportable(
 
     Args:
       config: The configuration that is to be exported.
-      allowed: For each such setting the values that the family has.
+      allowed: For each of the former the values that the family has.
       family: Its name, for messages.
 
     Raises:
       WeightsError: The configuration has another value; the message names all such settings.
     """
+    own = {
+        **ONLY_HERE,
+        "d_k": (None, config.head_dim),
+        "d_v": (None, config.head_dim),
+        **allowed,
+    }
     differing = {
         f"{name} {value!r}": choices
-        for name, choices in {**ONLY_HERE, **allowed}.items()
+        for name, choices in own.items()
         if (value := getattr(config, name)) not in choices
     }
     if differing:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.errors import UserError
+from ...data.errors import UserError, suggest
 from ...data.io.json_text import JsonValue
 from ..decoding.beam_adapters import beams_of
 from ..decoding.generator import Generator
@@ -19,7 +19,7 @@ from ..decoding.request import BeamSearch, GenerationRequest, Hypothesis
 from ..model import Model
 from ..nn.typing import Params
 from ..registry import create
-from .generation_config import request_from_hf
+from .generation_config import ARGUMENTS, FIELDS, request_from_hf
 from .tensor_mapping import WeightsError
 
 WHERE = "models.generate"
@@ -128,6 +128,9 @@ def counting_from_zero(model: Model) -> Model:
 
 def _hf_fields(requested: Mapping[str, object]) -> dict[str, JsonValue]:
     """Returns the arguments as a file would hold them, without those that are None."""
+    known = sorted(ARGUMENTS | FIELDS.ignored)
+    for name in requested.keys() - set(known):
+        raise UserError(f"{WHERE} has no argument {name!r}: {suggest(name, known)}")
     for name in BESIDE:
         if requested.get(name):
             raise WeightsError(f"{WHERE} returns only tokens: leave {name} {requested[name]!r} out")

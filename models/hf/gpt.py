@@ -191,6 +191,8 @@ def config_to_hf(config: GPTConfig) -> JsonObject:
         "positions_at": ("input",),
         "use_bias": (True,),
         "local_window": (None,),
+        "causal": (True,),
+        "scale_scores": (True, False),
     }
     if name == "openai-gpt":
         allowed |= {

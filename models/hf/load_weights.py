@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from ...data.io.json_text import read_object
 from ..config import TransformerConfig
 from ..nn.typing import Params, PyTree
 from .config_mapping import HFConfig
@@ -52,7 +53,10 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
     targets: Params = flatten_dict(shapes, sep="/")
     flax = {path: target.shape for path, target in targets.items()}
     tensors = TensorFiles(folder)
-    locations = locate(mapping_of(config).tensor_mapping(config), flax, tensors, str(folder))
+    mapping = mapping_of(config).tensor_mapping(config)
+    file = folder / "config.json"
+    stored = read_object(file) if file.is_file() else {}
+    locations = locate(mapping, flax, tensors, str(folder), stored=stored)
 
     def read(path: str) -> jax.Array:
         target = targets[path]

@@ -227,8 +227,10 @@ def config_to_hf(config: EncoderDecoderConfig) -> JsonObject:
     name = model_type(config)
     decoder = config.decoder
     allowed: dict[str, tuple[object, ...]] = {field: (x,) for field, x in FIXED.items()}
-    if any(half.key_dim != half.head_dim for half in (config, decoder)):
-        allowed["d_k"] = (None,)
+    allowed["encoder_causal"] = (False,)
+    for name_of, sizes in (("d_k", "key_dim"), ("d_v", "value_dim")):
+        if any(getattr(half, sizes) != half.head_dim for half in (config, decoder)):
+            allowed[name_of] = (None,)
     if name == "pegasus":
         allowed |= {"tie_output": (True,), "share_embeddings": (True,)}
     elif not config.tie_output:

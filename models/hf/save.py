@@ -74,7 +74,8 @@ def save(
       generation: Settings for `generation_config.json`, such as those that
         `generation_arguments` returns of the folder from which the model was loaded.
       embedding: How the package sentence-transformers makes a vector of a text; by default, for
-        a model without a head and with a tokenizer, the mean of the hidden states.
+        a model with a tokenizer and without a head or for the next token, the mean of the hidden
+        states.
 
     Returns:
       Notes on the saved model, a line each: what is not exact in transformers.
@@ -87,7 +88,8 @@ def save(
     params = fitting_params(model, params)
     if tokenizer is not None:
         check_vocabulary(tokenizer, model.config)
-    if embedding is None and tokenizer is not None and model.config.head == "none":
+    # Without these files sentence-transformers would pool the last token of a causal model.
+    if embedding is None and tokenizer is not None and model.config.head in ("none", "causal_lm"):
         embedding = EmbeddingSettings()
     settings = FolderSettings(
         dtype=dtype, file_bytes=file_bytes, generation=generation, embedding=embedding

@@ -9,10 +9,12 @@ parameters that no rule fills, rules that match no parameter, tensors that the f
 tensors that no rule reads.
 """
 
+import collections
 import dataclasses
 import fnmatch
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -271,7 +273,12 @@ class TensorLocation:
 
 
 def locate(
-    mapping: TensorMapping, flax: Mapping[str, Shape], tensors: TensorSource, source: str
+    mapping: TensorMapping,
+    flax: Mapping[str, Shape],
+    tensors: TensorSource,
+    source: str,
+    *,
+    stored: Mapping[str, object] = {},
 ) -> dict[str, TensorLocation]:
     """Returns where each parameter is stored, by its path.
 
@@ -280,9 +287,11 @@ def locate(
       flax: Shape of each parameter, by its path.
       tensors: The tensors of the files.
       source: Their folder, for messages.
+      stored: The content of its `config.json`, to name the field that is probably wrong.
 
     Raises:
-      WeightsError: Names or shapes do not match; the message names all of them.
+      WeightsError: Names or shapes do not match; the message names some of them, and the field
+        of the configuration that explains the shapes.
     """
     shapes = tensors.shapes()
     locations: dict[str, TensorLocation] = {}
@@ -303,6 +312,7 @@ def locate(
                 continue
             names.append(name)
             if shapes[name] != expected:
+                mismatches.sizes += zip(shapes[name], expected, strict=False)
                 mismatches.misshapen.append(
                     f"{name} in {tensors.file_of(name)} is {list(shapes[name])}, not "
                     f"{list(expected)}"
@@ -314,7 +324,7 @@ def locate(
     mismatches.unfilled += [path for path in flax if path not in locations]
     used.update(_check_ignored(mapping, tensors, mismatches))
     mismatches.unread += [name for name in shapes if name not in used]
-    mismatches.raise_any(source)
+    mismatches.raise_any(source, stored)
     return locations
 
 
@@ -356,9 +366,11 @@ class _Mismatches:
     without_parameter: list[str] = dataclasses.field(default_factory=list)
     misshapen: list[str] = dataclasses.field(default_factory=list)
     contradicting: list[str] = dataclasses.field(default_factory=list)
+    sizes: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """Sizes of axes, in the file and as expected, of tensors that are misshapen."""
 
-    def raise_any(self, source: str) -> None:
-        """Raises one WeightsError, in one line, that names all of them."""
+    def raise_any(self, source: str, stored: Mapping[str, object]) -> None:
+        """Raises one WeightsError, in one line, that names the first of each kind."""
         kinds = {
             "it lacks": self.missing,
             "nothing reads": self.unread,
@@ -367,9 +379,34 @@ class _Mismatches:
             "wrong shapes:": self.misshapen,
             "contradictions:": self.contradicting,
         }
-        parts = [f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names]
+        parts = [f"{kind} {_first_of(names)}" for kind, names in kinds.items() if names]
         if parts:
-            raise WeightsError(f"{source} does not fit its configuration: {'; '.join(parts)}")
+            listed = "; ".join([*self._suspects(stored), *parts])
+            raise WeightsError(f"{source} does not fit its configuration: {listed}")
+
+    def _suspects(self, stored: Mapping[str, object]) -> Iterator[str]:
+        """Yields the field of `config.json` whose value is the size expected most often."""
+        wrong = collections.Counter(pair for pair in self.sizes if pair[0] != pair[1])
+        candidates = [pair for pair, _ in wrong.most_common()]
+        if not wrong:  # layers of the model that the files lack, or layers that nothing reads
+            for names, more in ((self.missing, False), (self.unread, True)):
+                layers = [int(x[1]) for name in names if (x := re.search(r"\.(\d+)\.", name))]
+                if layers:
+                    first, past = min(layers), max(layers) + 1
+                    candidates.append((past, first) if more else (first, past))
+        for there, expected in candidates:
+            names = [
+                name for name, value in stored.items() if value is not True and value == expected
+            ]
+            if names:
+                yield f"{' or '.join(names)} {expected} is the suspect, as the tensors say {there}"
+                return
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """Returns the first three names, and how many more there are."""
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def read_parameter(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ..config import Execution, TransformerConfig
 from .cache import LayerCache
 from .fused_attention import FusedAttention
+from .head_convolution import EarlierTokens, HeadConvolution
 from .layers import Embedding, Linear, RowKeys, dropout
 from .masks import AttentionMask
 from .positions import Positions
@@ -74,13 +75,21 @@ def _scaled(query: Float[Array, "B T N H"], scale: Scale) -> Float[Array, "B T N
     return (query * factor).astype(query.dtype)
 
 
+def _masked(
+    context: Float[Array, "B T N V"], head_mask: Float[Array, " N"] | None
+) -> Float[Array, "B T N V"]:
+    """Multiplies each head's output by its factor: as if its weights had been multiplied."""
+    return context if head_mask is None else (context * head_mask[:, None]).astype(context.dtype)
+
+
 class MultiHeadAttention(nn.Module):
     """Attention of a sequence to itself, or to an encoder's output.
 
     Attributes:
       config: sizes (N query heads and K key/value heads; queries and keys have `key_dim`, values
-        H = `head_dim`); `attention_bias` adds biases to the four projections; with `attention`
-        "simple" there are none, and queries, keys and values are N parts of the input.
+        `value_dim`); `attention_bias` adds biases to the four projections, `head_convolution` a
+        convolution to three; with `attention` "simple" there are none, and queries, keys and values
+        are N parts of the input. `scale_scores` says whether scores are divided by √H.
       execution: precision, and the kernel that computes attention where it can.
       output_init_std: standard deviation of the initial output projection.
     """
@@ -103,6 +112,8 @@ class MultiHeadAttention(nn.Module):
         scale: Scale = None,
         positions: Positions = NO_POSITIONS,
         bias: Float[Array, "#B N #T S"] | None = None,
+        head_mask: Float[Array, " N"] | None = None,
+        earlier: EarlierTokens | None = None,
     ) -> tuple[Float[Array, "B T D"], LayerCache | None, Float[Array, "B N T S"] | None]:
         """Attends from `x` to the cached tokens and `x` itself, or only to the encoder's output.
 
@@ -115,18 +126,25 @@ class MultiHeadAttention(nn.Module):
           rng: keys of dropout; None: no dropout.
           output_attentions: whether to return the weights too.
           encoder_hidden_states: the output of an encoder, or its projected keys and values.
-          scale: factor of the scores; by default 1 / √H.
+          scale: factor of the scores; by default 1 / √H, or 1 without `config.scale_scores`.
           positions: of the tokens of `x`, for self-attention; cached keys contain theirs, unless
             they are relative.
           bias: added to the scaled scores.
+          head_mask: factor of each head's weights: 0 takes the head out.
+          earlier: the tokens that the convolution of heads may read; None: there is none.
 
         Returns:
           The output; the cache with slots `index … index + T` written, or the keys and values of
           `encoder_hidden_states`; the weights if requested.
         """
         c = self.config
+        if scale is None and not c.scale_scores:
+            scale = 1.0
+        history = (None,) * 3 if cache is None or cache.recent is None else cache.recent
         placed = positions.at_queries_keys(x)
-        query = positions.at_projections(self._project("query", c.num_heads, c.key_dim, placed))
+        query = self._project("query", c.num_heads, c.key_dim, placed)
+        query, recent_query = self._convolve("query", query, earlier, history[0])
+        query = positions.at_projections(query)
         query = query if positions.rotary is None else positions.rotary.rotate(query)
 
         if isinstance(encoder_hidden_states, LayerCache):
@@ -134,10 +152,13 @@ class MultiHeadAttention(nn.Module):
         else:
             own = encoder_hidden_states is None
             source = placed if own else encoder_hidden_states
-            key = positions.at_projections(self._project("key", c.kv_heads, c.key_dim, source))
+            key = self._project("key", c.kv_heads, c.key_dim, source)
+            key, recent_key = self._convolve("key", key, earlier, history[1])
+            key = positions.at_projections(key)
             key = key if positions.rotary is None else positions.rotary.rotate(key)
             source = x if own else encoder_hidden_states
-            value = self._project("value", c.kv_heads, c.head_dim, source)
+            value = self._project("value", c.kv_heads, c.value_dim, source)
+            value, recent_value = self._convolve("value", value, earlier, history[2])
             value = positions.at_projections(value)
             if mask.values is None:
                 fused = FusedAttention(
@@ -150,13 +171,16 @@ class MultiHeadAttention(nn.Module):
                     segments=mask.segments(),
                     use_window=mask.use_window,
                 )
-                return self._output(context), None, None
+                return self._output(_masked(context, head_mask)), None, None
             key = jnp.einsum("BSKH->BKHS", key)
             value = jnp.einsum("BSKH->BKSH", value)
             if cache is not None:
                 key = jax.lax.dynamic_update_slice_in_dim(cache.key, key, index, axis=3)
                 value = jax.lax.dynamic_update_slice_in_dim(cache.value, value, index, axis=2)
-            used = LayerCache(key, value)
+            recent = None
+            if recent_query is not None and recent_key is not None and recent_value is not None:
+                recent = recent_query, recent_key, recent_value
+            used = LayerCache(key, value, recent)
             written = used if cache is not None or encoder_hidden_states is not None else None
 
         for more in (positions.bias, self._relative_scores(query, scale, positions)):
@@ -166,9 +190,25 @@ class MultiHeadAttention(nn.Module):
         dropped = dropped.astype(used.value.dtype)
         context = weighted_values(dropped, used.value)
         if positions.distances is not None:
-            vectors = self._relative("values", positions.distances, c.head_dim)
+            vectors = self._relative("values", positions.distances, c.value_dim)
             context += relative_values(dropped, positions.distances, vectors)
+        if head_mask is not None:
+            weights = weights * head_mask[:, None, None]
+        context = _masked(context, head_mask)
         return self._output(context), written, weights if output_attentions else None
+
+    def _convolve(
+        self,
+        name: str,
+        x: Float[Array, "B T N H"],
+        earlier: EarlierTokens | None,
+        history: Float[Array, "B M w N H"] | None,
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B M w N H"] | None]:
+        width = self.config.head_convolution
+        if width is None or earlier is None:
+            return x, None
+        convolution = HeadConvolution(width, self.execution, name=f"{name}_convolution")
+        return convolution(x, earlier, history)
 
     def _relative_scores(
         self, query: Float[Array, "B T N H"], scale: Scale, positions: Positions

@@ -1,5 +1,9 @@
 """Keys and values of earlier calls, kept so that decoding projects each token once."""
 
+import dataclasses
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -17,6 +21,9 @@ class LayerCache:
 
     key: Array
     value: Array
+    recent: tuple[Array, Array, Array] | None = None
+    """With a convolution of heads: the projections to queries, keys and values of the last
+    `head_convolution` - 1 tokens before that convolution, each `[B, M, w, N, H]` for M beams."""
 
 
 LayerCaches = LayerCache | tuple[LayerCache, ...]
@@ -56,11 +63,23 @@ def init_cache(
     """Returns an empty cache of `length` slots for each of `batch_size` sequences."""
     config = config.decoder
     heads = (batch_size, config.kv_heads)
+    width = config.head_convolution
+
+    def recent(num_heads: int, size: int, lead: tuple[int, ...]) -> Float[Array, "*L B 1 w N H"]:
+        assert width is not None
+        return jnp.zeros((*lead, batch_size, 1, width - 1, num_heads, size), execution.dtype)
 
     def layer(*lead: int) -> LayerCache:
         return LayerCache(
             key=jnp.zeros((*lead, *heads, config.key_dim, length), execution.dtype),
-            value=jnp.zeros((*lead, *heads, length, config.head_dim), execution.dtype),
+            value=jnp.zeros((*lead, *heads, length, config.value_dim), execution.dtype),
+            recent=None
+            if width is None
+            else (
+                recent(config.num_heads, config.key_dim, lead),
+                recent(config.kv_heads, config.key_dim, lead),
+                recent(config.kv_heads, config.value_dim, lead),
+            ),
         )
 
     separate = execution.layers == "separate"
@@ -87,3 +106,31 @@ def advance_cache(
     end = cache.index + x.shape[1]
     x = jnp.where(end <= cache.length, x, jnp.nan)
     return x, Cache(layers, end, cross, positions)
+
+
+def with_beams(cache: Cache, num_beams: int) -> Cache:
+    """Returns the cache after a prompt for the same beams of it: each has the prompt's history."""
+    return _map_recent(lambda x: jnp.repeat(x, num_beams, axis=-4), cache)
+
+
+def choose_beams(cache: Cache, beams: Int[Array, "B K"]) -> Cache:
+    """Returns the cache for beams that continue those of the given numbers.
+
+    Keys and values stay in their slots, which all beams share; the masks say who sees them. Only
+    what each beam has of its own moves: the inputs of the convolution of heads.
+    """
+
+    def chosen(x: Array) -> Array:
+        indices = beams.reshape(*(1,) * (x.ndim - 5), *beams.shape, 1, 1, 1)
+        return jnp.take_along_axis(x, indices, axis=-4)  # [*L, B, K, w, N, H]
+
+    return _map_recent(chosen, cache)
+
+
+def _map_recent(change: Callable[[Array], Array], cache: Cache) -> Cache:
+    def changed(layer: LayerCache) -> LayerCache:
+        return dataclasses.replace(layer, recent=jax.tree.map(change, layer.recent))
+
+    layers = cache.layers
+    layers = tuple(map(changed, layers)) if isinstance(layers, tuple) else changed(layers)
+    return dataclasses.replace(cache, layers=layers)

@@ -202,7 +202,7 @@ class _Head(nn.Module):
             x = jnp.take_along_axis(x, inputs.masked_positions[..., None], axis=1)
         x = Linear((c.d_model,), c.init_std, execution=e, name="transform")(x)
         x = ACTIVATIONS[c.head_activation or c.activation](x)
-        x = LayerNorm(c.norm_eps, e, name="transform_norm")(x)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="transform_norm")(x)
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         return Projection(x, inputs.table.astype(e.dtype), bias)
 

@@ -147,21 +147,24 @@ class LayerNorm(nn.Module):
     Attributes:
       eps: added to the variance.
       execution: precision.
+      affine: whether there are a scale and a bias.
     """
 
     eps: float
     execution: Execution
+    affine: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns (x - mean) / √(variance + eps) · scale + bias."""
-        shape, dtype = x.shape[-1:], self.execution.param_dtype
-        scale = self.param("scale", nn.initializers.ones, shape, dtype)
-        bias = self.param("bias", nn.initializers.zeros, shape, dtype)
         x32 = x.astype(jnp.float32)
         centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-        y = centered * jax.lax.rsqrt(variance + self.eps) * scale + bias
+        y = centered * jax.lax.rsqrt(variance + self.eps)
+        if self.affine:
+            shape, dtype = x.shape[-1:], self.execution.param_dtype
+            scale = self.param("scale", nn.initializers.ones, shape, dtype)
+            y = y * scale + self.param("bias", nn.initializers.zeros, shape, dtype)
         return y.astype(self.execution.dtype)
 
 
@@ -171,19 +174,44 @@ class RMSNorm(nn.Module):
     Attributes:
       eps: added to the mean square.
       execution: precision.
+      affine: whether there is a scale.
     """
 
     eps: float
     execution: Execution
+    affine: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns x / √(mean(x²) + eps) · scale."""
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], self.execution.param_dtype)
         x32 = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-        y = x32 * jax.lax.rsqrt(mean_square + self.eps) * scale
+        y = x32 * jax.lax.rsqrt(mean_square + self.eps)
+        if self.affine:
+            dtype = self.execution.param_dtype
+            y = y * self.param("scale", nn.initializers.ones, x.shape[-1:], dtype)
         return y.astype(self.execution.dtype)
+
+
+class Residual(nn.Module):
+    """The sum of the residual stream and a sublayer's output.
+
+    With `config.residual_scalar` one learned number multiplies the output. It begins at 1, which
+    is the plain sum; 0 takes the sublayer out.
+    """
+
+    config: TransformerConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], output: Float[Array, "B T D"]
+    ) -> Float[Array, "B T D"]:
+        """Returns x + scalar · output."""
+        if not self.config.residual_scalar:
+            return x + output
+        scalar = self.param("scalar", nn.initializers.ones, (), self.execution.param_dtype)
+        return x + scalar.astype(output.dtype) * output
 
 
 DROPOUT_MASK = "dropout_mask"
@@ -253,6 +281,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": exact_gelu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
+    "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),  # So et al. 2021, "Primer"
     "silu": jax.nn.silu,
 }
 

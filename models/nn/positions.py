@@ -141,7 +141,7 @@ def rotary_positions(
 
 @struct.dataclass
 class Positions:
-    """What a stack of layers is told about the positions of its tokens."""
+    """The positions of the tokens, in the form in which each layer of a stack uses them."""
 
     vectors: Float[Array, "#B #T D"] | None = None
     """The vector of each position, Π."""

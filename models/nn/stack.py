@@ -13,6 +13,7 @@ from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache, LayerCache, LayerCaches
 from .fused_attention import LIMITS, AttentionCall, refusal
+from .head_convolution import EarlierTokens, earlier_tokens
 from .layers import DROPOUT_MASK, RowKeys
 from .masks import AnyArray, AttentionMask, select_mask
 from .positions import Positions, default_positions
@@ -118,6 +119,12 @@ class LayerContext:
     encoder_hidden_states: Float[Array, "B S D"] | None = None
     cross_mask: AttentionMask | None = None
     """The encoder positions that each token of a decoder may attend to."""
+    head_mask: Float[Array, "L N"] | None = None
+    """Factor of the weights of each head of self-attention."""
+    cross_head_mask: Float[Array, "L N"] | None = None
+    """The same of cross-attention."""
+    earlier: EarlierTokens | None = None
+    """The tokens that the convolution of heads may read."""
     positions: Positions = dataclasses.field(default_factory=Positions)
     """The positions of the tokens, for the layers and their self-attention."""
 
@@ -126,6 +133,10 @@ class LayerContext:
         if self.windowed_mask is None:
             return self.mask
         return select_mask(layer % 2 == 1, self.windowed_mask, self.mask)
+
+    def head_mask_of(self, layer: int | Array) -> Float[Array, " N"] | None:
+        """Returns the factors of a layer's heads of self-attention, if there are any."""
+        return None if self.head_mask is None else self.head_mask[layer]
 
 
 def make_layer_context(
@@ -139,6 +150,8 @@ def make_layer_context(
     window: int | None = None,
     encoder_hidden_states: Float[Array, "B S D"] | None = None,
     cross_mask: AttentionMask | None = None,
+    head_mask: Float[AnyArray, "*L N"] | None = None,
+    cross_head_mask: Float[AnyArray, "*L N"] | None = None,
     positions: Positions | None = None,
 ) -> LayerContext:
     """Builds the inputs shared by all layers, with masks in the form the attention backend needs.
@@ -154,6 +167,11 @@ def make_layer_context(
       encoder_hidden_states: the output of the encoder, for the layers of a decoder.
       cross_mask: the encoder positions that these may attend to.
       positions: the positions of the tokens; None: a stack adds them later.
+      head_mask: factor of the weights of each head, for all layers or for each.
+      cross_head_mask: the same for the heads of cross-attention.
+
+    Raises:
+      UserError: a mask over heads has another shape than `[N]` or `[L, N]`.
     """
 
     def prepared(mask: AttentionMask) -> AttentionMask:
@@ -164,7 +182,7 @@ def make_layer_context(
             num_queries=mask.num_queries,
             num_keys=mask.num_keys,
             key_dim=config.key_dim,
-            head_dim=config.head_dim,
+            head_dim=config.value_dim,
             dtype=execution.dtype,
             dropout_rate=0.0 if rng is None else config.attention_dropout_rate,
             cached=cache is not None,
@@ -184,8 +202,28 @@ def make_layer_context(
         output_attentions=output_attentions,
         encoder_hidden_states=encoder_hidden_states,
         cross_mask=None if cross_mask is None else prepared(cross_mask),
+        head_mask=_of_all_layers(config, head_mask, "head_mask"),
+        cross_head_mask=_of_all_layers(config, cross_head_mask, "cross_attn_head_mask"),
+        earlier=None
+        if config.head_convolution is None
+        else earlier_tokens(mask, config.head_convolution, cached=cache is not None),
         positions=Positions() if positions is None else positions,
     )
+
+
+def _of_all_layers(
+    config: TransformerConfig, head_mask: Float[AnyArray, "*L N"] | None, name: str
+) -> Float[Array, "L N"] | None:
+    """Returns the factors of all heads; raises UserError if their number is wrong."""
+    if head_mask is None:
+        return None
+    shape = config.num_layers, config.num_heads
+    if head_mask.shape not in (shape, shape[1:]):
+        raise UserError(
+            f"{name} has the shape {list(head_mask.shape)}: give one factor for each head, "
+            f"{list(shape[1:])} or, for each layer, {list(shape)}"
+        )
+    return jnp.broadcast_to(jnp.asarray(head_mask, jnp.float32), shape)
 
 
 @struct.dataclass

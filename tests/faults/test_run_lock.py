@@ -260,6 +260,24 @@ def test_who_was_taken_for_dead_is_told(tmp_path, quickly):
     assert (tmp_path / "lock.json").is_file()  # the other's
 
 
+@pytest.mark.parametrize(
+    ("removed", "why"), [(True, "had been removed"), (False, r"this process had not touched")]
+)
+def test_why_another_process_could_take_the_lock_is_told(tmp_path, quickly, removed, why):
+    other = dataclasses.replace(Holder.this_process(), process=7, host="far", machine="far")
+    with RunLock(tmp_path, print) as lock:
+        lock.acquire()
+        made = tmp_path / "made"
+        made.write_text(json.dumps(dataclasses.asdict(other)))
+        if removed:
+            made.replace(tmp_path / "lock.json")
+        else:
+            (tmp_path / "lock.json").write_text(made.read_text())
+        lock._beating.join(timeout=30)
+        with pytest.raises(RunError, match=f"taken over by process 7 on far .*{why}"):
+            lock.check()
+
+
 def test_without_locks_of_the_system_one_of_two_has_it(tmp_path, quickly, no_record_locks):
     with RunLock(tmp_path, print) as lock:
         lock.acquire()

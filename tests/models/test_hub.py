@@ -64,6 +64,15 @@ def test_without_a_network_the_error_comes_at_once(home, environment):
     assert time.perf_counter() - begin < 60  # most of it is importing jax
 
 
+def test_a_path_in_a_folder_that_exists_is_never_looked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no folder runs/one: give a run folder"):
+        local_folder("runs/one")
+    (tmp_path / "mine" / "first").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="folder mine/frist: did you mean mine/first"):
+        local_folder("mine/frist")
+
+
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "./owner/tiny", "a/b/c", "../tiny", "~/x"])
 def test_a_path_is_never_looked_for_on_the_hub(path):
     assert not local_folder(path).exists()

@@ -23,6 +23,14 @@ OTHERS = {
         "d_k": 3,
         "attention_bias": True,
     },
+    "primer": {
+        "head_convolution": 3,
+        "activation": "relu_squared",
+        "d_v": 5,
+        "scale_scores": False,
+        "norm_affine": False,
+        "residual_scalar": True,
+    },
     "three tables": {
         "share_embeddings": False,
         "source_vocab_size": 31,
@@ -101,7 +109,7 @@ def test_padding_on_either_side_changes_nothing(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["published", "learned", "asymmetric"])
+@pytest.mark.parametrize("name", ["published", "learned", "asymmetric", "primer"])
 def test_packed_equals_unpacked(name):
     _, _, apply = make(**OTHERS[name])
     sources, targets = [draw(1, n, n) for n in (4, 3, 6)], [draw(1, n, n + 9) for n in (5, 2, 4)]

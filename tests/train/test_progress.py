@@ -1,6 +1,7 @@
 """What is seen of a training: lines where no bar can be drawn, few drawings in a notebook."""
 
 import io
+import re
 
 import pytest
 from flaxzoo.train import progress as module
@@ -49,3 +50,20 @@ def test_a_notebook_keeps_few_drawings(monkeypatch, terminal, rate):
         assert progress._bar.live.refresh_per_second == rate
         progress.advance(1, 2.5)
     assert steps_of(error) == []
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_bar_of_a_long_run_fits_the_terminal(monkeypatch, width):
+    error = standard_error(monkeypatch)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    progress = Progress()
+    with progress.bar(1_000_000, 0, 500_000):
+        progress.advance(123_456, 12.5)
+        progress._bar.update(progress._task, speed="1,234,567")
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "\n", error.getvalue()).splitlines()
+    last = next(line for line in reversed(drawn) if line.startswith("step"))
+    assert len(last) <= width
+    assert re.match(r" *step +123456/1000000 .*loss 12.500 1,234,567 tokens/s .*left", last)
+    assert ("elapsed" in last) == (width == 120)

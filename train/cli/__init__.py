@@ -1,1 +1,1 @@
-"""The command line: one file for each command."""
+"""The command line: `main` calls the commands, which lie in two rooms."""

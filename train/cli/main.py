@@ -13,22 +13,27 @@ from ..errors import NonFiniteLoss, ReportedByPrimary
 from .options import forget_flags, with_flags
 
 COMMANDS = {
-    "train": ("train", "train a model by a named recipe"),
-    "plan": ("plan", "check whether a run fits other devices, and estimate its speed"),
-    "bench": ("bench", "time a recipe's train step on this machine, without data"),
-    "launch": ("train", "train in several processes on this machine"),
-    "evaluate": ("evaluate", "print the loss and metrics of a trained model as JSON"),
-    "generate": ("generate", "continue a text with a trained model"),
-    "fill-mask": ("predict", "fill the masks in a text with a trained model"),
-    "predict": ("predict", "print the predictions of a fine-tuned model as JSON lines"),
-    "translate": ("translate", "translate a file line by line"),
-    "average": ("convert", "average the last checkpoints of a run"),
-    "import": ("convert", "make a run folder from a model in the Hugging Face format"),
-    "export": ("convert", "write a trained model for transformers and other programs"),
-    "embed": ("embed", "write a vector for each line of a file"),
-    "list": ("list", "print the recipes and the published model sizes"),
-    "tokenizer": ("tokenizer", "train a tokenizer on text"),
-    "prepare": ("prepare", "tokenize and pack text in advance, with any number of workers"),
+    "train": ("training.train", "train a model by a named recipe"),
+    "plan": ("training.plan", "check whether a run fits other devices, and estimate its speed"),
+    "bench": ("training.bench", "time a recipe's train step on this machine, without data"),
+    "launch": ("training.train", "train in several processes on this machine"),
+    "evaluate": ("inference.evaluate", "print the loss and metrics of a trained model as JSON"),
+    "generate": ("inference.generate", "continue a text with a trained model"),
+    "fill-mask": ("inference.predict", "fill the masks in a text with a trained model"),
+    "score": ("inference.score", "print the probability of a text, token by token"),
+    "next": ("inference.score", "print the most probable next tokens, or compare words"),
+    "predict": ("inference.predict", "print the predictions of a fine-tuned model as JSON lines"),
+    "translate": ("inference.translate", "translate a file line by line"),
+    "average": ("training.convert", "average the last checkpoints of a run"),
+    "import": ("training.convert", "make a run folder from a model in the Hugging Face format"),
+    "export": ("training.convert", "write a trained model for transformers and other programs"),
+    "embed": ("inference.embed", "write a vector for each line of a file"),
+    "list": ("training.list", "print the recipes and the published model sizes"),
+    "tokenizer": ("training.tokenizer", "train a tokenizer on text"),
+    "prepare": (
+        "training.prepare",
+        "tokenize and pack text in advance, with any number of workers",
+    ),
 }
 """Name of a command → its module, and what it does."""
 

@@ -213,8 +213,9 @@ class OptionParser(argparse.ArgumentParser):
 def with_flags(message: str) -> str:
     """Returns a message of the library with the options of this command in place of fields.
 
-    `data.tokenizer.vocab_size 9` becomes `--data.tokenizer.vocab-size 9`. A field of one word is
-    replaced only where the message says about its value, at the beginning, what it must be.
+    `data.tokenizer.vocab_size 9` becomes `--data.tokenizer.vocab-size 9`, and `data.shuffle False`
+    becomes `--data.no-shuffle`. A field of one word is replaced only where the message says about
+    its value, at the beginning, what it must be.
     """
     plain = [name for name in _flags if name.isalpha()]
     marked = [name for name in _flags if name not in plain]
@@ -225,7 +226,8 @@ def with_flags(message: str) -> str:
     if plain:
         pattern = rf"^((?:\w+: )?)({'|'.join(plain)})(?= \S+ must )"
         message = re.sub(pattern, lambda found: found[1] + _flags[found[2]], message)
-    return message
+    message = re.sub(r"(--(?:[\w-]+\.)*)([\w-]+) False\b", r"\1no-\2", message)
+    return re.sub(r"(--[\w.-]+) True\b", r"\1", message)
 
 
 def forget_flags() -> None:

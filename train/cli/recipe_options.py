@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
+from ...data.errors import UserError
 from ..config import TrainConfig
 from ..recipes import RECIPES, recipe
 from .options import OptionParser, add_option, field_docs
@@ -82,7 +83,10 @@ class RecipeParser(OptionParser):
           UserError: no recipe has this name, or it does not have the preset.
         """
         name, *self._options = arguments
-        self._config = recipe(name, _value_of("preset", self._options))
+        preset = _value_of("preset", self._options)
+        if preset == "" or (preset or "").startswith("--"):
+            raise UserError(f"--preset has no value: add one (see flaxzoo {command} {name} --help)")
+        self._config = recipe(name, preset)
         named = RECIPES[name]
         documented, about = _split_example(f"{named.summary}\n\n{named.details}")
         whole = f"flaxzoo {command} {name}"
@@ -106,6 +110,13 @@ class RecipeParser(OptionParser):
           UserError: an option is unknown (the message names the nearest), or a value is invalid.
         """
         parsed = self.read(self._options)
+        for field in ("head", "labels"):
+            if hasattr(parsed, f"model.{field}"):
+                raise UserError(
+                    f"--model.{field} follows from the data, and {self._config.data.kind} data "
+                    f"train the head {self._config.model.head}: leave it out, or choose a recipe "
+                    "of other data (flaxzoo list)"
+                )
         return parsed, with_options(self._config, parsed)
 
     def format_help(self) -> str:

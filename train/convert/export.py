@@ -34,6 +34,7 @@ from .model_card import FILE, model_card
 Form = Literal["huggingface", "safetensors", "npz", "stablehlo"]
 PROBLEM_TYPES = {
     "single_label": "single_label_classification",
+    "binary": "multi_label_classification",
     **{target: problem for problem, target in TARGETS.items()},
 }
 
@@ -111,7 +112,9 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     data, notes = exported.config.data, list[str]()
     head = exported.config.model.head
     embedding = read_embedding_settings(exported.folder)
-    if embedding is None and head == "none":
+    is_embedder = embedding is not None or head == "none"
+    # Without these files sentence-transformers would pool the last token of a causal model.
+    if embedding is None and head in ("none", "causal_lm"):
         embedding = EmbeddingSettings()
     classifies = head == "sequence_classification"
     settings = FolderSettings(
@@ -135,7 +138,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
             folder=exported.folder,
             step=exported.step,
             num_parameters=count_parameters(params),
-            embeds=embedding is not None,
+            embeds=is_embedder,
             notes=notes,
         )
         (folder / FILE).write_text(card, encoding="utf-8")

@@ -98,7 +98,7 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
             num_queries=length,
             num_keys=length,
             key_dim=sizes.key_dim,
-            head_dim=sizes.head_dim,
+            head_dim=sizes.value_dim,
             dtype=config.execution.dtype,
             dropout_rate=sizes.attention_dropout_rate,
             biased=sizes.scores_by_distance,

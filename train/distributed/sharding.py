@@ -10,6 +10,7 @@ compiler then gathers the keys and values of a sequence, layer by layer, for the
 queries of each part, and nothing else of a sequence is whole on any device.
 """
 
+import dataclasses
 import functools
 import math
 import re
@@ -69,9 +70,14 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
         sizes[free[0]] = len(devices) // fixed
     shape = tuple(sizes.values())
     if math.prod(shape) != len(devices) or min(shape) < 1:
-        requested = ", ".join(f"mesh.{name} {size}" for name, size in sizes.items())
+        given = [
+            f"mesh.{name} {size}"
+            for name, size in dataclasses.asdict(config).items()
+            if size != getattr(MeshConfig(), name)
+        ]
         raise UserError(
-            f"{requested} do not multiply to the {len(devices)} devices: "
+            f"{' × '.join(given)} do not multiply to the {len(devices)} "
+            f"device{'s' * (len(devices) > 1)}: "
             "give sizes that do, at most one of them -1 (all that are left)"
         )
     kinds = (AxisType.Auto,) * len(MESH_AXIS_NAMES)

@@ -1,5 +1,6 @@
 """Checkpoints of a run through Orbax: parameters, optimizer state and data position."""
 
+import json
 import math
 import os
 import re
@@ -16,7 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from ...models.checksums import find_damage, write_checksums
+from ...models.checksums import find_damage, replace_file, write_checksums
 from ...models.loading import CHECKPOINTS, PARAMS, steps
 from ..errors import RunError
 from ..progress import LogFn
@@ -137,6 +138,23 @@ class Checkpoints:
         # A daemon, so that a process may end meanwhile: the next one removes the rest.
         self._removing = threading.Thread(target=self._remove_deleted, daemon=True)
         self._removing.start()
+
+    def add_loss(self, step: int, validation_loss: float) -> None:
+        """Adds the loss to a checkpoint that was written before it could be measured.
+
+        Args:
+            step: The step of the checkpoint.
+            validation_loss: The loss.
+
+        Raises:
+            DataError: It cannot be written.
+        """
+        self.wait()
+        checkpoint = self._folder / str(step)
+        if jax.process_index() == 0:
+            content = json.dumps({"loss": validation_loss}).encode()
+            replace_file(checkpoint, f"{METRICS}/{METRICS}", content)
+        self._manager.reload()
 
     def _remove_deleted(self) -> None:
         """Removes what Orbax has renamed for deletion, when it has written the new checkpoint."""

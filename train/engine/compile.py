@@ -192,9 +192,8 @@ class CompiledTrainer:
     """Takes one step; the state that it is given is consumed."""
     lower: Callable[[TrainState, NumpyBatch], jax.stages.Lowered]
     """The step lowered for these arguments; once that is compiled, `step` does not compile."""
-    compile: Callable[[BatchShapes], jax.stages.Compiled] | None
-    """Compiles the step for batches of these shapes, so that `step` does not; needs no state.
-    None where only a call can compile it."""
+    compile: Callable[[BatchShapes], jax.stages.Compiled]
+    """Compiles the step for batches of these shapes, so that `step` does not; needs no state."""
     evaluate: Callable[[TrainState, NumpyBatch], tuple[Terms, Terms, Predictions]]
     """Sums, counts and predictions of a batch, without dropout."""
     to_global: Callable[[TrainState], TrainState]

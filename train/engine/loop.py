@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
+from ...data.dataset import counted
 from ...data.errors import UserError
 from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
 from ..config import TrainConfig
@@ -33,7 +34,7 @@ from ..runs.params_only_run import TOKENIZER
 from ..runs.run_folder import Run, create_folder, prepare_run
 from ..runs.run_lock import LOCK_FILE, RunLock
 from ..state import Metrics, TrainState, count_parameters
-from .checkpoint import Checkpoints, set_aside_damaged
+from .checkpoint import Checkpoints, DataState, set_aside_damaged
 from .compile import CompiledTrainer, NumpyBatch, compile_trainer
 from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
 from .metrics_log import MetricsLog, read_metrics
@@ -44,6 +45,8 @@ SECONDS_BETWEEN_LOOKS = 0.001
 """Time between two looks whether a step is done; the next one runs meanwhile."""
 SKIPPED = "skipped"
 """The key of the skipped steps in a checkpoint, beside the data position."""
+EVALUATION_DUE = "evaluation_due"
+"""The key in a checkpoint, beside the data position, of an evaluation that a signal cut off."""
 
 CALLBACK_FAILED = 1 << 16
 """Stands in place of a signal's number."""
@@ -96,6 +99,8 @@ class _Session:
     position: dict[str, int]
     """The position in the data after that step."""
     skipped: Skipped
+    evaluation_due: bool
+    """Whether a signal cut off the evaluation of that step."""
     callbacks: Sequence[Callback] = ()
     failure: Exception | None = None
     """The exception of a callback, which ends the run."""
@@ -160,6 +165,11 @@ def train(
         size = count_parameters(trainer.shapes.params)
         progress.log(f"model: {size:,} parameters, {trainer.description}")
         progress.log(trainer.memory_summary)
+        loss_note = None if custom.names else task_of(run.config.data).loss_note
+        if loss_note is not None and (note := loss_note(run.config, run.config.data)):
+            progress.log(note)
+        if objective is not None:
+            _warn_of_counted_filler(run, objective, progress.log)
         # All processes compile together.
         with barrier(), _removed_on_failure(run.folder) if is_new else nullcontext():
             _foresee_memory(run, trainer, progress.log)
@@ -172,7 +182,8 @@ def train(
             progress=progress,
             callbacks=callbacks,
         )
-        finished, sample = step == run.config.steps, None
+        # A signal may have cut off the evaluation of the last step.
+        finished, sample = step == run.config.steps and stopped_by is None, None
         with barrier():
             if finished and is_primary() and (last := validation or _left_unreported(run.folder)):
                 sample = _finish(run, last, trainer.description, progress)
@@ -205,11 +216,11 @@ def _take_up(
         ) as checkpoints,
         closing(_train_batches(run, config, trainer.shard)) as batches,
     ):
-        state, step, skipped = _start(
+        state, step, skipped, evaluation_due = _start(
             trainer, run, checkpoints=checkpoints, batches=batches, resume=resume, log=progress.log
         )
-        if step == config.steps:
-            progress.log(f"{run.folder} is finished: all {step} steps are done")
+        if step == config.steps and not evaluation_due:
+            progress.log(f"{run.folder} is finished: all {counted(step, 'step')} are done")
             return step, None, None
         with (
             _metrics_log(run.folder, step, config) as log,
@@ -229,6 +240,7 @@ def _take_up(
                 step=step,
                 position=batches.get_state(),
                 skipped=skipped,
+                evaluation_due=evaluation_due,
                 callbacks=callbacks,
             )
             stopped_by = _run_steps(session, stop)
@@ -296,13 +308,26 @@ def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
         for name, x in example.items()
     }
     check_batch_fits(config, batch, resumed=is_begun)
-    if trainer.compile is not None:
-        check_step_fits(
-            config,
-            functools.partial(trainer.compile, batch),
-            jax.local_devices(),
-            resumed=is_begun,
-            log=log,
+    check_step_fits(
+        config,
+        functools.partial(trainer.compile, batch),
+        jax.local_devices(),
+        resumed=is_begun,
+        log=log,
+    )
+
+
+def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
+    """Says so if an own objective counts the examples of zeros at the end of an evaluation."""
+    examples, config = run.validation.examples, run.config
+    filler = -examples.num_examples % (config.batch_size // config.micro_batches)
+    zeros = {name: jnp.zeros_like(x)[None] for name, x in examples.example(0, 0).items()}
+    wrong = [name for name, count in objective.counts(zeros).items() if float(count) != 0]
+    if filler and wrong:
+        log(
+            f"the last batch of an evaluation is filled up with {counted(filler, 'example')} of "
+            f"zeros, which counts[{wrong[0]!r}] of the objective includes: scores will be wrong; "
+            "let counts and terms leave them out"
         )
 
 
@@ -358,21 +383,24 @@ def _start(
     batches: BatchIterator,
     resume: bool,
     log: LogFn,
-) -> tuple[TrainState, int, Skipped]:
-    """Returns the first state, its step and the skipped steps: new, or of the newest checkpoint."""
+) -> tuple[TrainState, int, Skipped, bool]:
+    """Returns the first state, its step and the skipped steps: new, or of the newest checkpoint.
+
+    The last value is whether that step is still to be evaluated.
+    """
     newest = checkpoints.newest
     if newest is None:
-        return _first_state(trainer, run.init_from, log), 0, Skipped()
+        return _first_state(trainer, run.init_from, log), 0, Skipped(), False
     if not resume:
         raise RunError(
             f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume "
             "from there, or give another --workdir"
         )
     state, data = checkpoints.restore(newest, trainer.shapes)
-    skipped = Skipped(**data.pop(SKIPPED, {}))
+    skipped, evaluation_due = Skipped(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
     batches.set_state(data)
     log(f"resuming from step {newest} of {run.folder}")
-    return trainer.from_global(state), newest, skipped
+    return trainer.from_global(state), newest, skipped, evaluation_due
 
 
 def _first_state(trainer: CompiledTrainer, plan: InitFromPlan | None, log: LogFn) -> TrainState:
@@ -398,8 +426,11 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
     pending: tuple[int, Metrics] | None = None
     started = time.monotonic()
     greatest, stopped_by = all_reduce_max(), 0
+    if s.evaluation_due and not (stopped_by := _evaluate(s, stop)):
+        assert s.validation is not None
+        s.checkpoints.add_loss(s.step, s.validation["loss"])
     virtual_devices = jax.default_backend() == "cpu" and jax.local_device_count() > 1
-    while s.step < config.steps:
+    while not stopped_by and s.step < config.steps:
         if stopped_by := greatest(CALLBACK_FAILED if s.failure is not None else stop.number):
             break
         try:
@@ -421,7 +452,8 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
             # checkpoint is evaluated, so that the best is among those kept.
             _record(s, *pending, schedule)
             pending = None
-            _evaluate(s)
+            if stopped_by := _evaluate(s, stop):
+                break
             if saving:
                 _save(s)
     if pending is not None:
@@ -433,7 +465,9 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
         failed = stopped_by == CALLBACK_FAILED
         name = "a callback failed" if failed else signal.Signals(stopped_by).name
         s.progress.log(f"{name}: saved step {s.step}; the same command resumes from there")
-    s.progress.log(f"{s.step} steps done; trained for {time.monotonic() - started:.0f} s")
+    s.progress.log(
+        f"{counted(s.step, 'step')} done; trained for {time.monotonic() - started:.0f} s"
+    )
     if s.callbacks:
         with barrier():
             if s.failure is not None:
@@ -505,27 +539,35 @@ def _not_finite(s: _Session, what: str) -> NonFiniteLoss:
     kept = s.checkpoints.newest
     rest = "no checkpoint was written yet" if kept is None else f"step {kept} is kept"
     return NonFiniteLoss(
-        f"{what}; {rest}: lower --optimizer.peak-learning-rate, or "
-        "lengthen --optimizer.warmup-steps"
+        f"{what}; {rest}: lower optimizer.peak_learning_rate, or lengthen optimizer.warmup_steps"
     )
 
 
-def _evaluate(s: _Session) -> None:
-    """Computes loss and metrics on the validation data."""
+def _evaluate(s: _Session, stop: StopRequest) -> int:
+    """Computes loss and metrics on the validation data.
+
+    Returns the number of the signal that cut it off, 0 if none did; the evaluation is then due.
+    """
     split, data, (index, count) = s.run.validation, s.config.data, s.trainer.shard
-    evaluation = evaluate(
-        s.trainer.evaluate,
-        s.state,
+    batches = evaluation_batches(
+        split.examples,
         # As many sequences at once as a step processes at once.
-        evaluation_batches(
-            split.examples,
-            batch_size=s.config.batch_size // s.config.micro_batches,
-            process_index=index,
-            process_count=count,
-        ),
-        s.objective,
-        num_rows=split.examples.num_examples,
+        batch_size=s.config.batch_size // s.config.micro_batches,
+        process_index=index,
+        process_count=count,
     )
+    s.evaluation_due = True
+    try:
+        evaluation = evaluate(
+            s.trainer.evaluate,
+            s.state,
+            _until_stopped(batches, stop),
+            s.objective,
+            num_rows=split.examples.num_examples,
+        )
+    except StopNow:
+        return stop.number
+    s.evaluation_due = False
     if not math.isfinite(evaluation.loss):
         raise _not_finite(s, f"the validation loss of step {s.step} is {evaluation.loss}")
     scores: Scores = {"loss": evaluation.loss}
@@ -539,6 +581,15 @@ def _evaluate(s: _Session) -> None:
     s.progress.evaluated(s.step, s.validation, shown)
     step, validation = s.step, s.validation
     _call_back(s, lambda callback: callback.on_evaluation(step, validation))
+    return 0
+
+
+def _until_stopped(batches: Iterator[NumpyBatch], stop: StopRequest) -> Iterator[NumpyBatch]:
+    """Yields batches; raises StopNow after a signal, unless other processes wait for this one."""
+    for batch in batches:
+        if stop.number and jax.process_count() == 1:
+            raise StopNow
+        yield batch
 
 
 def _save(s: _Session) -> None:
@@ -546,7 +597,9 @@ def _save(s: _Session) -> None:
     s.lock.check()
     measured = s.validation if s.validated_step == s.step else None
     loss = None if measured is None else measured["loss"]
-    data = {**s.position, SKIPPED: dataclasses.asdict(s.skipped)}
+    data: DataState = {**s.position, SKIPPED: dataclasses.asdict(s.skipped)}
+    if s.evaluation_due:
+        data[EVALUATION_DUE] = True
     s.checkpoints.save(s.trainer.to_global(s.state), data, loss)
     if s.callbacks:
         s.checkpoints.wait()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
 
+from ...data.dataset import counted
 from ...data.errors import UserError
 from ...models.nn.typing import PyTree
 from ..config import TrainConfig
@@ -53,9 +54,11 @@ def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, att
     reference = f", {frozen / 1e6:,.1f} MB of frozen parameters" if frozen else ""
     beside = f" (and {host / 1e6:,.1f} MB in its host's memory)" if host else ""
     return (
-        f"a step: {rows:,} rows of {length:,} tokens, {rows * length:,} tokens; each device has "
-        f"{rows // num_shards:,} rows, {at_once}, {params / 1e6:,.1f} MB of parameters{reference} "
-        f"and {optimizer / 1e6:,.1f} MB of optimizer state{beside}; {attention}"
+        f"a step: {counted(rows, 'row')} of {counted(length, 'token')}, "
+        f"{counted(rows * length, 'token')}; each device has "
+        f"{counted(rows // num_shards, 'row')}, {at_once}, {params / 1e6:,.1f} MB of "
+        f"parameters{reference} and {optimizer / 1e6:,.1f} MB of optimizer state{beside}; "
+        f"{attention}"
     )
 
 
@@ -181,16 +184,16 @@ def _remedies(config: TrainConfig, resumed: bool) -> str:
     rows = config.batch_size // config.micro_batches
     if not resumed and rows > 1:
         remedies += [
-            f"raise --micro-batches (now {config.micro_batches})",
-            f"lower --batch-size (now {config.batch_size:,})",
+            f"raise micro_batches (now {config.micro_batches})",
+            f"lower batch_size (now {config.batch_size:,})",
         ]
     if config.execution.remat != "full":
-        remedies.append("choose --execution.remat full")
+        remedies.append("choose execution.remat full")
     return ", or ".join(remedies) or _smaller_model(config, resumed)
 
 
 def _smaller_model(config: TrainConfig, resumed: bool) -> str:
-    divided = f"divide the model over more devices (--mesh.fsdp, now {config.mesh.fsdp})"
+    divided = f"divide the model over more devices (mesh.fsdp, now {config.mesh.fsdp})"
     return divided if resumed else f"choose a smaller model, or {divided}"
 
 

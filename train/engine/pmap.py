@@ -20,7 +20,7 @@ from ..objectives.objectives import Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
 from ..state import Metrics, TrainState
 from .compile import CompiledTrainer, NumpyBatch, make_init, run_keys, with_shardings
-from .memory_summary import memory_summary
+from .memory_summary import BatchShapes, memory_summary
 from .train_step import make_train_step
 
 AXIS = "devices"
@@ -61,8 +61,22 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
     def replicate(state: TrainState) -> TrainState:
         return copy(state, np.arange(number))
 
+    compiled: list[jax.stages.Compiled] = []  # `step` does not find again what is compiled here
+
+    def compile_step(batch: BatchShapes) -> jax.stages.Compiled:
+        copies = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((number, *x.shape), x.dtype), shapes
+        )  # [number, …]
+        parts = {
+            name: jax.ShapeDtypeStruct((number, x.shape[0] // number, *x.shape[1:]), x.dtype)
+            for name, x in batch.items()
+        }  # [number, B / number, …]
+        compiled[:] = [step.lower(copies, parts, step_rng).compile()]
+        return compiled[0]
+
     def take_step(state: TrainState, batch: NumpyBatch) -> tuple[TrainState, Metrics]:
-        state, metrics = step(state, _split(batch, number), step_rng)
+        program = compiled[0] if compiled else step
+        state, metrics = program(state, _split(batch, number), step_rng)
         return state, _first(metrics)
 
     def evaluate_batch(state: TrainState, batch: NumpyBatch) -> tuple[Terms, Terms, Predictions]:
@@ -75,7 +89,7 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
         init=lambda: replicate(jax.jit(init)(init_rng)),
         step=take_step,
         lower=lambda state, batch: step.lower(state, _split(batch, number), step_rng),
-        compile=None,
+        compile=compile_step,
         evaluate=evaluate_batch,
         to_global=lambda state: jax.device_put(_first(state), one_device),
         from_global=replicate,

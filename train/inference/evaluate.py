@@ -1,9 +1,12 @@
 """A trained model's loss and scores on any data of the kind it was trained on."""
 
 import dataclasses
+import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from ...data.batching import evaluation_batches
 from ...data.dataset import DataSplit
@@ -11,8 +14,11 @@ from ...data.sources.documents import SourceLike
 from ...models.decoding.request import BeamSearch
 from ...models.hub import local_folder
 from ...models.loading import read_fields
+from ...models.model import Model
+from ...models.nn.typing import Array, Params
 from ..errors import RunError
-from ..objectives.eval_step import evaluate, make_evaluate_fn, rows_at_once
+from ..objectives.eval_step import EvaluatedBatch, evaluate, make_evaluate_fn, rows_at_once
+from ..objectives.objectives import Batch
 from ..objectives.tasks import objective_of, score, task_of
 from ..progress import LogFn, Progress
 from ..runs.custom import CUSTOM
@@ -67,6 +73,41 @@ def score_run(
     assert isinstance(search, BeamSearch)
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams)
+    model, params, split = _opened(folder, source, step, log)
+    # Before the losses, so that a source that cannot be translated is told first.
+    written = {}
+    if generation_metrics is not None:
+        translator = TextTranslator(model, params, tokenizer, own)
+        texts = _translations(translator, split, search, log)
+        scores = generation_metrics(split.content.targets, texts)
+        written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
+    objective = objective_of(config)
+    number = split.examples.num_examples
+    evaluation = evaluate(
+        jax.jit(make_evaluate_fn(model.apply, objective)),
+        params,
+        evaluation_batches(split.examples, batch_size=rows_at_once(config, number)),
+        objective,
+        num_rows=number,
+    )
+    check_outputs({"loss": evaluation.loss, **evaluation.means})
+    check_outputs(evaluation.predictions)
+    scores = {**score(config.data, evaluation, split), **written}
+    check_outputs(scores)
+    return scores
+
+
+class Opened(NamedTuple):
+    """A trained model and the data that it is scored on."""
+
+    model: Model
+    params: Params
+    split: DataSplit
+
+
+def _opened(folder: str | Path, source: SourceLike | None, step: int | None, log: LogFn) -> Opened:
+    """Opens a run's model and its data; raises what `score_run` raises."""
+    config, tokenizer = open_run(folder)
     fields = read_fields(local_folder(folder))
     recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
@@ -93,27 +134,67 @@ def score_run(
         split = data.whole_source(source, tokenizer, labels)
     for line in (split.summary, *split.notes):
         log(f"data: {line}")
-    # Before the losses, so that what cannot be x.
-    written = {}
-    if generation_metrics is not None:
-        translator = TextTranslator(model, params, tokenizer, own)
-        texts = _translations(translator, split, search, log)
-        scores = generation_metrics(split.content.targets, texts)
-        written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
-    objective = objective_of(config)
-    number = split.examples.num_examples
-    evaluation = evaluate(
-        jax.jit(make_evaluate_fn(model.apply, objective)),
-        params,
-        evaluation_batches(split.examples, batch_size=rows_at_once(config, number)),
-        objective,
-        num_rows=number,
-    )
-    check_outputs({"loss": evaluation.loss, **evaluation.means})
-    check_outputs(evaluation.predictions)
-    scores = {**score(data, evaluation, split), **written}
-    check_outputs(scores)
-    return scores
+    return Opened(model, params, split)
+
+
+def losses_without_heads(
+    folder: str | Path,
+    source: SourceLike | None = None,
+    *,
+    step: int | None = None,
+    log: LogFn = print,
+) -> dict[str, np.ndarray]:
+    """Computes the loss of a trained model without each of its attention heads, one at a time.
+
+    A head whose loss is that of the whole model is one that the model does not depend on.
+
+    Args:
+      folder: a run folder.
+      source: a source such as the run was trained on; by default what it validates on.
+      step: which checkpoint; by default the newest.
+      log: told what is in the data, in a line.
+
+    Returns:
+      The loss of the whole model under `loss`, and the losses without head n of layer l under the
+      name of the model's argument that takes the head out, float32 [L, N]: `head_mask`, and for
+      an encoder-decoder also `decoder_head_mask` and `cross_attn_head_mask`.
+
+    Raises:
+      UserError: The data cannot be had or read, or the loss is not a number.
+    """
+    config, _ = open_run(folder)
+    model, params, split = _opened(folder, source, step, log)
+    objective, number = objective_of(config), split.examples.num_examples
+    sizes, decoder = config.model, config.model.decoder
+    shapes = {"head_mask": (sizes.num_layers, sizes.num_heads)}
+    if sizes.head == "seq2seq_lm":
+        shape = decoder.num_layers, decoder.num_heads
+        shapes |= {"decoder_head_mask": shape, "cross_attn_head_mask": shape}
+    masks = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+
+    @jax.jit
+    def evaluate_fn(state: tuple[Params, dict[str, Array]], batch: Batch) -> EvaluatedBatch:
+        params, masks = state
+        return make_evaluate_fn(functools.partial(model.apply, **masks), objective)(params, batch)
+
+    def loss(**changed: np.ndarray) -> float:
+        batch_size = rows_at_once(config, number)
+        batches = evaluation_batches(split.examples, batch_size=batch_size)
+        state = params, {**masks, **changed}
+        evaluation = evaluate(evaluate_fn, state, batches, objective, num_rows=number)
+        check_outputs({"loss": evaluation.loss})
+        return evaluation.loss
+
+    losses: dict[str, np.ndarray] = {"loss": np.asarray(loss(), np.float32)}
+    with Progress().counter("heads", sum(mask.size for mask in masks.values())) as advance:
+        for name, mask in masks.items():
+            losses[name] = table = np.zeros_like(mask)
+            for head in np.ndindex(mask.shape):
+                without = mask.copy()
+                without[head] = 0
+                table[head] = loss(**{name: without})
+                advance(1, 0)
+    return losses
 
 
 def _translations(

@@ -15,7 +15,9 @@ TOKENS_AT_ONCE = 1 << 15
 """As many fit on any device that a model fits on."""
 
 State = TypeVar("State")
-EvaluateFn = Callable[[State, dict[str, np.ndarray]], tuple[Terms, Terms, Predictions]]
+EvaluatedBatch = tuple[Terms, Terms, Predictions]
+"""Sums, counts, and predictions."""
+EvaluateFn = Callable[[State, dict[str, np.ndarray]], EvaluatedBatch]
 """`evaluate_fn(model_state, batch) -> (sums, counts, predictions)`."""
 
 

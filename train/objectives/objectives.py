@@ -241,7 +241,7 @@ MULTI_LABEL = dataclasses.replace(
         "label": sigmoid_cross_entropy(outputs.logits, batch["labels"], _row_weights(batch))
     },
 )
-"""Any number of labels for a sequence, each by its own sigmoid."""
+"""Any number of labels for a sequence, each by its own sigmoid; of a binary target one."""
 
 REGRESSION = dataclasses.replace(
     CLASSIFICATION,

@@ -50,6 +50,8 @@ class Task(Generic[D]):
     """The metrics of an evaluation besides the loss."""
     progress_metrics: tuple[str, ...]
     """The metrics that a line of progress shows."""
+    loss_note: Callable[[TrainConfig, D], str | None] | None = None
+    """A line that says how the loss differs from the metrics beside it, if it does."""
     next_command: str
     """The command that uses a finished run; {run} stands for its folder."""
     heads: Callable[[D], tuple[str, ...]] | None = None
@@ -139,6 +141,11 @@ def _classification_scores(
     if data.target == "regression":
         return regression_scores(gold, [p["score"] for p in predicted])
     names = examples.labels
+    if data.target == "binary":
+        (positive,) = names
+        present = [int(p["label"] == positive) for p in predicted]
+        flat = [int(label[0]) for label in cast(list[list[float]], gold)]
+        return classification_scores(flat, present, (f"not {positive}", positive))
     if data.target == "multi_label":
         present = [[name in p["labels"] for name in names] for p in predicted]
         return classification_scores(gold, present, names)
@@ -182,6 +189,26 @@ def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Translat
     }
 
 
+def _translation_loss_note(config: TrainConfig, data: TranslationData) -> str | None:
+    del data
+    if config.label_smoothing == 0:
+        return None
+    return (
+        f"loss is smoothed (--label-smoothing {config.label_smoothing:g}), as it is trained; nll "
+        "is the loss without smoothing, and perplexity its exponential"
+    )
+
+
+def _pretraining_loss_note(config: TrainConfig, data: PretrainingData) -> str | None:
+    del config
+    if not data.next_sentence:
+        return None
+    return (
+        "loss is the sum of masked_token, the loss of masked tokens, and next_sentence, that of "
+        "next sentences; perplexity is the exponential of masked_token"
+    )
+
+
 def _entropy_baseline(metric: str) -> Callable[[DataSplit], tuple[str, str, float]]:
     name = "unigram entropy of the training text"
     return lambda split: (metric, name, unigram_entropy(split.content.token_counts))
@@ -189,6 +216,7 @@ def _entropy_baseline(metric: str) -> Callable[[DataSplit], tuple[str, str, floa
 
 _CLASSIFICATION_OBJECTIVES = {
     "single_label": objectives.CLASSIFICATION,
+    "binary": objectives.MULTI_LABEL,
     "multi_label": objectives.MULTI_LABEL,
     "regression": objectives.REGRESSION,
 }
@@ -211,6 +239,7 @@ _TABLE: tuple[Task[Any], ...] = (
         ),
         heads=lambda data: ("pretraining" if data.next_sentence else "masked_lm",),
         scores=_pretraining_scores,
+        loss_note=_pretraining_loss_note,
         progress_metrics=("masked_token", "masked_accuracy", "next_sentence_accuracy"),
         next_command="fill-mask {run} 'The [MASK] is open.'",
         baseline=_entropy_baseline("masked_token"),
@@ -248,6 +277,7 @@ _TABLE: tuple[Task[Any], ...] = (
         objective=lambda config, data: objectives.translation(config.label_smoothing),
         heads=lambda data: ("seq2seq_lm",),
         scores=_translation_losses,
+        loss_note=_translation_loss_note,
         progress_metrics=("nll", "perplexity", "accuracy"),
         next_command="translate {run} --input FILE",
         generation_metrics=translation_scores,

@@ -5,6 +5,7 @@ trains any of its published sizes: `flaxzoo train gpt --preset gpt2-large`.
 """
 
 from importlib import import_module
+from pathlib import Path
 
 from ...data.errors import UserError, suggest
 from ...models.registry import FAMILIES, families
@@ -36,6 +37,14 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
                 f"{name} is a preset, not a recipe: train it by its family's recipe, "
                 f"flaxzoo train {family_of[name]} --preset {name}"
             )
+        if (Path(name) / "config.json").is_file():
+            raise UserError(
+                f"{name} is a folder with a model, not a recipe: give the run's recipe and "
+                f"--workdir {name} to resume it, or a recipe and --init-from {name} to begin with "
+                "its parameters"
+            )
+        if "/" in name:
+            raise UserError(f"{name} is no recipe, and no such folder: see flaxzoo list")
         raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
     if preset is None:
         return RECIPES[name].config

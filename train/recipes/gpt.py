@@ -60,6 +60,29 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
     )
 
 
+QUICKSTART = TrainConfig(
+    model=GPTConfig(
+        vocab_size=1,  # grows to the tokenizer's
+        max_length=128,
+        num_layers=4,
+        d_model=192,
+        num_heads=4,
+        dropout_rate=0.1,
+    ),
+    data=CausalLMData(
+        source="builtin:python-docs",
+        length=128,
+        tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=2048),
+    ),
+    optimizer=OptimizerConfig(peak_learning_rate=3e-3, warmup_steps=50),
+    execution=Execution(remat="dots"),
+    steps=600,
+    batch_size=16,
+    evaluate_every=150,
+    checkpoint_every=150,
+    sample_prompt="The for statement is used to",
+)
+
 RECIPES: dict[str, Recipe] = {
     "quickstart": Recipe(
         summary=(
@@ -71,27 +94,23 @@ RECIPES: dict[str, Recipe] = {
             "The text,\n"
             "and therefore the vocabulary, differs between Python versions."
         ),
-        config=TrainConfig(
-            model=GPTConfig(
-                vocab_size=1,  # grows to the tokenizer's
-                max_length=128,
-                num_layers=4,
-                d_model=192,
-                num_heads=4,
-                dropout_rate=0.1,
+        config=QUICKSTART,
+    ),
+    "primer-quickstart": Recipe(
+        summary="The same with the changes that an architecture search found (Primer).",
+        details=(
+            "Run: flaxzoo train primer-quickstart\n"
+            "The two that matter most (So et al. 2021): squared ReLU, and a convolution over three "
+            "tokens\n"
+            "after the projections of attention. Everything else is as in `quickstart`, the steps "
+            "and the\n"
+            "sizes too."
+        ),
+        config=dataclasses.replace(
+            QUICKSTART,
+            model=dataclasses.replace(
+                QUICKSTART.model, activation="relu_squared", head_convolution=3
             ),
-            data=CausalLMData(
-                source="builtin:python-docs",
-                length=128,
-                tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=2048),
-            ),
-            optimizer=OptimizerConfig(peak_learning_rate=3e-3, warmup_steps=50),
-            execution=Execution(remat="dots"),
-            steps=600,
-            batch_size=16,
-            evaluate_every=150,
-            checkpoint_every=150,
-            sample_prompt="The for statement is used to",
         ),
     ),
     "shakespeare-char": Recipe(

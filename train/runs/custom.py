@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...data.dataset import DataSplit, ExampleSource
+from ...data.dataset import DataSplit, ExampleSource, counted
 from ...data.tokenizers.base import Tokenizer
 from ..errors import RunError
 from ..objectives.objectives import Objective
@@ -138,4 +138,4 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
                     "depend on the epoch and the index alone, random numbers too"
                 )
             digest.update(np.ascontiguousarray(x).tobytes())
-    return DataSplit(examples, None, digest.hexdigest(), f"{number:,} examples of {name}")
+    return DataSplit(examples, None, digest.hexdigest(), f"{counted(number, 'example')} of {name}")

@@ -19,6 +19,11 @@ from ..progress import LogFn
 HEAD = "head/"
 """Prefix of the parameters that belong to an objective; all others are the body."""
 
+SHOWN = 3
+"""Number of parameters that a message names; the others are counted."""
+SIZES = ("vocab_size", "max_length", "num_layers", "d_model", "d_ff")
+"""The fields of a model on which the shapes of its body most often depend."""
+
 
 @dataclasses.dataclass(frozen=True)
 class InitFromPlan:
@@ -53,18 +58,32 @@ def plan_init_from(
     wanted = dict(named(parameter_shapes(create(model))))
     same = (source.head, source.labels) == (model.head, model.labels)
     own = tuple(f"{HEAD}{part}/" for part in HEADS[source.head].own_params)
-    copied = set()
+    copied, other = set(), []
     for name, x in named(source_shapes):
         if name not in wanted or (name.startswith(own) and not same):
             continue
         if wanted[name].shape == x.shape:
             copied.add(name)
         elif not name.startswith(HEAD):
-            raise RunError(
-                f"{folder} has {name} {x.shape} where this run has {wanted[name].shape}: both "
-                "need the same sizes and vocabulary"
-            )
+            other.append(f"{name} {x.shape} where this run has {wanted[name].shape}")
+    if other:
+        more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
+        raise RunError(
+            f"{folder} has {', '.join(other[:SHOWN])}{more}: both need the same sizes and "
+            f"vocabulary{_other_sizes(source, model)}"
+        )
     return InitFromPlan(folder, step, source, source_shapes, frozenset(copied))
+
+
+def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
+    """Returns the fields that give two models parameters of different shapes, for a message."""
+    theirs, ours = (dataclasses.asdict(config) for config in (source, model))
+    wrong = [
+        f"model.{field} is {theirs[field]} there and {ours[field]} here"
+        for field in SIZES
+        if field in theirs and field in ours and theirs[field] != ours[field]
+    ]
+    return f" ({', '.join(wrong)})" if wrong else ""
 
 
 def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) -> Params:

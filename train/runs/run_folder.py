@@ -27,6 +27,9 @@ from .init_from import InitFromPlan, plan_init_from
 from .load_run import open_run
 from .params_only_run import TOKENIZER, check_trainable
 
+SHOWN_CHANGES = 3
+"""Number of differences that a message names; the others are counted."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -123,7 +126,9 @@ def _existing_run(
     config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
     changed = differences(old, config)
     if changed:
-        listed = ", ".join(f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items())
+        shown = [f"{name} {a!r} → {b!r}" for name, (a, b) in list(changed.items())[:SHOWN_CHANGES]]
+        more = len(changed) - len(shown)
+        listed = ", ".join(shown) + (f" and {more} more" if more else "")
         longer = changed.keys() & {"steps", "epochs"}
         remedy = f" (to train longer, one initialized with --init-from {folder})" if longer else ""
         raise RunError(
@@ -135,15 +140,16 @@ def _existing_run(
 
 def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, Tokenizer]:
     """Returns a new run, with its own vocabulary or that of the run it is initialized from."""
+    model = tokenizer = None
+    if config.init_from is not None:  # before data are read, which may take long
+        source, tokenizer = open_run(config.init_from)
+        model = source.model
+        step = chosen_step(local_folder(config.init_from), config.init_step)
+        config = dataclasses.replace(config, init_step=step)
     labels = None if own_examples else config.data.labels()
-    if config.init_from is None:
+    if tokenizer is None:
         tokenizer = config.data.make_tokenizer()
-        return fit_model(config, None, tokenizer.target.vocab_size, labels), tokenizer
-    source, tokenizer = open_run(config.init_from)
-    step = chosen_step(local_folder(config.init_from), config.init_step)
-    config = dataclasses.replace(config, init_step=step)
-    size = tokenizer.target.vocab_size
-    return fit_model(config, source.model, size, labels), tokenizer
+    return fit_model(config, model, tokenizer.target.vocab_size, labels), tokenizer
 
 
 def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:

@@ -90,6 +90,7 @@ class RunLock:
         self._me = Holder.this_process()
         self._file: io.FileIO | None = None
         self._lost_to: Holder | None = None
+        self._was_removed = False
         self._ended = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="run lock", daemon=True)
 
@@ -147,12 +148,18 @@ class RunLock:
         """Checks that no other process has taken the lock from this one.
 
         Raises:
-            RunError: Another one has, because this one had seemed dead.
+            RunError: Another one has, because this one had seemed dead, or because someone had
+                removed the file.
         """
         if self._lost_to is not None:
+            why = (
+                f"{LOCK_FILE} had been removed"
+                if self._was_removed
+                else f"this process had not touched {LOCK_FILE} for {SILENCE_SECONDS:.0f} s"
+            )
             raise RunError(
-                f"{self._folder} was taken over by {_describe(self._lost_to)}, as this process had "
-                f"not touched {LOCK_FILE} for {SILENCE_SECONDS:.0f} s: leave it to that one"
+                f"{self._folder} was taken over by {_describe(self._lost_to)}, as {why}: leave it "
+                "to that one"
             )
 
     def _open(self) -> tuple[io.FileIO, bool]:
@@ -232,6 +239,8 @@ class RunLock:
                 else:
                     holder = _read(self._file)
                 if holder is not None and holder != self._me:
+                    # Who takes over a silent process's lock writes into the file that is there.
+                    self._was_removed = not _is_at(self._path, self._file)
                     self._lost_to = holder
                     return
                 os.utime(self._path)

@@ -8,6 +8,11 @@ import jax
 from ...data.tasks.base import DataConfig
 from ...data.tokenizers.base import Tokenizer
 from ...models.hf.save import check_vocabulary
+from ...models.hf.sentence_embedding import (
+    IN_RUN,
+    EmbeddingSettings,
+    write_embedding_settings,
+)
 from ...models.init import fitting_params
 from ...models.model import Model
 from ...models.nn.typing import Params
@@ -26,6 +31,7 @@ def save_run(
     tokenizer: Tokenizer,
     *,
     data: DataConfig | None = None,
+    embedding: EmbeddingSettings | None = None,
     step: int = 0,
 ) -> None:
     """Saves a model that was trained by hand as a run folder, for all commands and `--init-from`.
@@ -50,6 +56,8 @@ def save_run(
             and `predict` reads its input likewise. By default those of a recipe for such a model:
             a classifier of several labels per text, or of scores, needs its own, for example
             `SequenceClassificationData(…, target="multi_label")`.
+        embedding: How `embed` and an export make the vector of a text, as in `models.save`; by
+            default the mean of the hidden states.
         step: The number of steps taken, which names the checkpoint.
 
     Raises:
@@ -79,6 +87,23 @@ def save_run(
         check_length(config)
     train = to_dict(config)
     fields = {"model": train.pop("model"), "train": train, SAVED_FROM_PYTHON: data is not None}
+
+    def save_embedding(run: Path) -> None:
+        if embedding is not None:
+            write_embedding_settings(
+                run / IN_RUN,
+                embedding,
+                d_model=model.config.d_model,
+                max_length=model.config.max_length,
+            )
+
+    if embedding is not None:
+        embedding.width(model.config.d_model)  # raises if a layer does not fit
     make_params_only_run(
-        Path(folder), fields, save_tokenizer=tokenizer.save, step=step, params=params
+        Path(folder),
+        fields,
+        save_tokenizer=tokenizer.save,
+        save_more=save_embedding,
+        step=step,
+        params=params,
     )

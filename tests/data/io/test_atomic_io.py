@@ -56,6 +56,24 @@ def test_a_failure_leaves_a_mounted_folder_empty(tmp_path, monkeypatch):
     assert not any(folder.iterdir())
 
 
+@pytest.mark.parametrize("make", [build_folder, new_folder])
+def test_a_mounted_folder_that_another_process_is_filling_is_filled_too(
+    tmp_path, monkeypatch, make
+):
+    def busy(self):
+        raise OSError(16, "Device or resource busy")
+
+    def slow(path):
+        make(folder, fill)  # the second process begins and ends meanwhile
+        fill(path)
+
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    monkeypatch.setattr(Path, "rmdir", busy)
+    make(folder, slow)
+    assert files(folder) == ["config.json", "part/x"]
+
+
 def test_a_folder_that_holds_something_is_kept(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert build_folder(tmp_path, pytest.fail) == tmp_path

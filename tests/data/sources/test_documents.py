@@ -68,7 +68,7 @@ def test_joined_sources_are_divided_as_one(tmp_path):
         assert train[35:39] == list(train)[35:39]
     assert [part.lines_are_sentences for part in train.parts] == [True, False, False]
     assert len(load_whole(f"{alone} + {alone}", cache_dir=tmp_path / "cache")) == 2
-    with pytest.raises(DataError, match="single document"):
+    with pytest.raises(DataError, match="the same document 2 times"):
         load(f"{alone} + {alone}", tmp_path / "cache")
 
 

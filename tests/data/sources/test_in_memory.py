@@ -156,6 +156,17 @@ def test_documents_in_memory_are_a_sequence(tmp_path):
     assert not load_whole(Documents.of(TEXTS)).lines_are_sentences
 
 
+def test_joined_documents_keep_whether_a_line_is_a_sentence(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} {text}" for text in TEXTS))
+    a, b, c = (f"text:{tmp_path}/{name}.txt#" for name in "abc")
+    alike = load_whole(f"{a}sentences + {b}sentences")
+    assert load_whole(alike).lines_are_sentences
+    assert not load_whole(load_whole(f"{a}line + {c}line")).lines_are_sentences
+    with pytest.raises(DataError, match="only some of the joined documents have one sentence"):
+        load_whole(load_whole(f"{a}sentences + {c}line"))
+
+
 def test_a_description_stands_for_the_examples():
     source = make(SequenceClassificationData, CLASSIFIED).source
     assert source.startswith("memory:40 examples blake2b:")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from flaxzoo.data import DataError, TokenizerConfig
+from flaxzoo.data import DataError, TokenizerConfig, load_documents, open_parallel
 from flaxzoo.data.sources import (
     tfds_documents as published,
 )
@@ -73,6 +73,41 @@ def test_published_labels_and_splits(prepared, tokenizer):
     assert {(e.text, e.label) for e in validation.content} >= {("text 9", "positive")}
     other = config.whole_source("tfds:tiny_sentiment#label,text", tokenizer, labels)
     assert other.fingerprint == validation.fingerprint
+
+
+def test_published_records_are_filtered(prepared, tokenizer, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLAXZOO_CACHE", str(tmp_path / "cache"))
+    prepared("tiny_sentiment", SENTIMENT, train=sentiment(20), validation=sentiment(4, 20))
+    config = data("tfds:tiny_sentiment#label,text?idx>=16&label==1")
+    train = config.train_split(tokenizer, config.labels(), 0)
+    assert {example.text for example in train.content} == {"text 17", "text 19"}
+    assert train.notes[0] == "18 records left out by the filter idx>=16&label==1"
+    with pytest.raises(DataError, match="no field 'votes'"):
+        data("tfds:tiny_sentiment#label,text?votes>1").labels()
+    documents = {
+        split: load_documents("tfds:tiny_sentiment#text?idx>=18", split, validation_fraction=0.0)
+        for split in ("train", "validation")
+    }
+    assert sorted(documents["train"]) == ["text 18", "text 19"]
+    assert documents["train"].note == "18 documents left out by the filter idx>=18"
+    assert sorted(documents["validation"]) == [f"text {i}" for i in range(20, 24)]
+    everything = load_documents("tfds:tiny_sentiment", "train", validation_fraction=0.0)
+    assert everything.fingerprint != documents["train"].fingerprint
+    with pytest.raises(DataError, match=r"no document .* is left by the filter idx>99"):
+        load_documents("tfds:tiny_sentiment#text?idx>99", "train", validation_fraction=0.0)
+    pairs = open_parallel("tfds:tiny_sentiment#text,text?idx<2", "train")
+    assert (len(pairs), len(pairs.fingerprint)) == (2, 32)
+
+
+def test_published_documents_are_filtered_and_divided(prepared, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLAXZOO_CACHE", str(tmp_path / "cache"))
+    prepared("tiny_sentiment", SENTIMENT, train=sentiment(60))
+    train, held_out = (
+        load_documents("tfds:tiny_sentiment#text?label==1", split, validation_fraction=0.3)
+        for split in ("train", "validation")
+    )
+    assert len(held_out) > 0
+    assert sorted((*train, *held_out)) == sorted(f"text {i}" for i in range(1, 60, 2))
 
 
 def test_published_without_validation(prepared, tokenizer):

@@ -85,6 +85,28 @@ def test_several_labels(config, train, tokenizer):
     assert decoded[0]["probabilities"]["red"] == pytest.approx(0.75)
 
 
+def test_a_binary_target_is_one_logit(config, train, tokenizer):
+    data = config("no\ta\nyes\tb\nno\tc\n", target="binary")
+    assert data.labels() == ("yes",)
+    split = train(data, tokenizer)
+    rows = split.examples
+    assert rows.gold() == [[0], [1], [0]]
+    assert (rows.example(0, 1)["labels"].tolist(), rows.values.dtype) == ([1.0], np.float32)
+    assert split.notes == ("labels: yes (1), no (2)",)
+    z = np.array([[-2.0], [np.log(3)], [800.0]])
+    decoded = rows.decode({"logits": z})
+    assert [one["label"] for one in decoded] == ["not yes", "yes", "yes"]
+    assert decoded[1]["probabilities"] == {"yes": pytest.approx(0.75)}
+    two = train(config("no\ta\nyes\tb\nno\tc\n"), tokenizer).examples
+    softmax = two.decode({"logits": np.concatenate([0 * z, z], axis=1)})
+    for one, other in zip(decoded, softmax, strict=True):
+        assert one["probabilities"]["yes"] == pytest.approx(other["probabilities"]["yes"])
+    assert data.assumed_labels() == ("b",)
+    assert data.batch_spec(1, 1)["labels"].shape == (1,)
+    with pytest.raises(DataError, match=r"has 3 labels \(a, b, c\), but target binary needs two"):
+        config("a\tx\nb\ty\nc\tz\n", target="binary").labels()
+
+
 def test_scores(config, train, tokenizer):
     data = config("2.5\ta\n-1\tb\n", target="regression")
     assert data.labels() == ("score",)

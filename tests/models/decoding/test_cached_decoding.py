@@ -9,13 +9,15 @@ MODELS = {
     "gpt-banded": {"local_window": 3},
     "gpt-sinusoidal": {"positions": "sinusoidal"},
     "gpt-scaled": {"scale_scores_by_layer": True, "tie_output": False},
+    "gpt-primer": {"head_convolution": 3, "d_k": 3, "d_v": 5, "residual_scalar": True},
     "bert": {"family": "bert", "head": "causal_lm"},
     "roberta": {"family": "bert", "head": "causal_lm", "position_offset": 2, "num_token_types": 1},
 }
 LAYERS = ("scan", "unroll", "separate")
 GPT_RUNS = [
-    *((name, layers) for name in ("gpt-banded", "gpt-scaled") for layers in LAYERS),
+    *((name, layers) for name in ("gpt-banded", "gpt-primer") for layers in LAYERS),
     ("gpt-sinusoidal", "scan"),
+    ("gpt-scaled", "scan"),
 ]
 BERT_RUNS = [(name, layers) for name in ("bert", "roberta") for layers in LAYERS]
 

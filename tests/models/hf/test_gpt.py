@@ -136,6 +136,12 @@ def test_refused_by_name(fields, message):
         ("gpt2", {"use_bias": False}, "gpt2 has no use_bias False: only True"),
         ("gpt", {"d_ff": 100}, "openai-gpt has no d_ff 100: only None, 3072"),
         ("gpt", {"activation": "gelu"}, "openai-gpt has no activation 'gelu': only 'gelu_tanh',"),
+        ("gpt2", {"head_convolution": 3}, "gpt2 has no head_convolution 3: only None"),
+        ("gpt2", {"norm_affine": False}, "gpt2 has no norm_affine False: only True"),
+        ("gpt2", {"residual_scalar": True}, "gpt2 has no residual_scalar True: only False"),
+        ("gpt2", {"causal": False}, "gpt2 has no causal False: only True"),
+        ("gpt2", {"d_v": 32}, "gpt2 has no d_v 32: only None, 64"),
+        ("gpt", {"activation": "relu_squared"}, "openai-gpt has no activation 'relu_squared':"),
         ("gpt", {"scale_scores": False}, "openai-gpt has no scale_scores False: only True"),
     ],
 )

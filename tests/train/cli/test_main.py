@@ -16,7 +16,7 @@ from flaxzoo import data, models
 from flaxzoo.data.errors import UserError
 from flaxzoo.models.registry import families
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.cli.list import count
+from flaxzoo.train.cli.training.list import count
 from flaxzoo.train.engine.metrics_log import read_metrics
 from flaxzoo.train.recipes import RECIPES
 
@@ -154,6 +154,21 @@ def test_evaluate_prints_one_json_object(run, flaxzoo):
     assert json.loads(out)["loss"] > numbers["loss"]
 
 
+def test_evaluate_without_each_head(run, flaxzoo):
+    """The table has a row for each layer, and the model depends on its heads."""
+    status, out, _ = flaxzoo("evaluate", run, "--without-heads")
+    assert status == 0
+    title, numbers, *layers = out.splitlines()
+    _, whole, _ = flaxzoo("evaluate", run)
+    assert title.startswith(f"loss {json.loads(whole)['loss']:.4f}; without one head")
+    assert numbers.split() == ["head_mask", "1", "2"]
+    assert [line.split()[:2] for line in layers] == [["layer", "1"], ["layer", "2"]]
+    assert any(float(x) != 0 for line in layers for x in line.split()[2:])
+    status, _, message = flaxzoo("evaluate", run, "--without-heads", "--num-beams", 2)
+    assert status == 2
+    assert "--num-beams 2 searches, and --without-heads only computes losses" in message
+
+
 def test_evaluate_scores_an_unseen_file(run, tmp_path, flaxzoo):
     (tmp_path / "new.txt").write_text("a dog sat on the red mat ☺")
     status, out, messages = flaxzoo("evaluate", run, "--data", f"text:{tmp_path}/new.txt")
@@ -205,11 +220,13 @@ def test_list_has_every_recipe_then_every_preset(flaxzoo):
     assert status == 0
     recipes, *presets = out.split("presets of ")
     assert [line.split()[0] for line in recipes.splitlines()[1:] if line] == list(RECIPES)
-    words = set(" ".join(presets).replace("(", " ").split())
-    assert models.presets().keys() <= words
-    assert "gpt2 124,439,808 (117M)" in " ".join(out.split())
+    rows = [line.split() for line in "".join(presets).splitlines() if line]
+    named = [row[0] for row in rows if row[0] in models.presets()]
+    assert named == list(models.presets())  # a line each
+    assert ["gpt2", "124,439,808", "117M", "1,024", "Radford", "et", "al.", "2019"] in rows
     assert "flaxzoo train bert --preset NAME" in out
-    assert len(out.splitlines()) < 100
+    assert len(out.splitlines()) < 120
+    assert max(map(len, "".join(presets).splitlines())) <= 80
 
 
 @pytest.mark.slow
@@ -301,6 +318,26 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ("export RUN out --form npy", "--form 'npy' is unknown: choose from huggingface,"),
         ("evaluate ./nowhere", "flaxzoo: nowhere does not exist: give a run folder"),
         ("generate ./nowhere", "flaxzoo: nowhere does not exist: give a run folder"),
+        ("generate runs/nowhere", "flaxzoo: there is no folder runs/nowhere: give a run folder"),
+        (
+            "train RUN",
+            "is a folder with a model, not a recipe: give the run's recipe and --workdir",
+        ),
+        ("train runs/z", "flaxzoo: runs/z is no recipe, and no such folder: see flaxzoo list"),
+        ("train gpt --preset", "flaxzoo: --preset has no value: add one"),
+        ("train quickstart --model.head sequence", "flaxzoo: --model.head follows from the data"),
+        (
+            "train bert-classify --init-from runs/no --data.source tsv:none.tsv",
+            "flaxzoo: there is no folder runs/no",  # before the data are read
+        ),
+        (
+            "tokenizer train builtin:python-docs out --vocab-size 5",
+            "special tokens: set --vocab-size to at least 257",
+        ),
+        (
+            "train quickstart --data.tokenizer.vocab-size 5",
+            "special tokens: set --data.tokenizer.vocab-size to at least 257",
+        ),
         ("generate RUN --step 3", "has no checkpoint of step 3: it has 2, 4"),
         ("evaluate RUN --data text:nowhere", "flaxzoo: no such file: 'nowhere'"),
         ("evaluate RUN --data txt:nowhere", "choose text:GLOB (nearest)"),
@@ -400,6 +437,10 @@ def test_another_configuration_is_refused(flaxzoo, run, text):
     assert status == 2
     assert "holds a run with another configuration (seed 0 → 3): give the same" in messages
     assert "--init-from" not in messages
+    options = ["--seed", 3, "--batch-size", 4, "--micro-batches", 2, "--model.dropout-rate", 0.3]
+    status, _, messages = flaxzoo(*train(text, run, *options))
+    assert status == 2
+    assert re.search(r"configuration \(([^→]+→ \S+){3} and 1 more\): give", messages)
     status, _, messages = flaxzoo(*train(text, run, "--steps", 8))
     assert status == 2
     assert (

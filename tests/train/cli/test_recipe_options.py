@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from flaxzoo.data.errors import UserError
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.cli.embed import EmbedArguments
-from flaxzoo.train.cli.generate import GenerateArguments
-from flaxzoo.train.cli.options import FAMILIAR_NAMES, field_docs
+from flaxzoo.train.cli.inference.embed import EmbedArguments
+from flaxzoo.train.cli.inference.generate import GenerateArguments
+from flaxzoo.train.cli.options import FAMILIAR_NAMES, field_docs, forget_flags, with_flags
 from flaxzoo.train.cli.recipe_options import MOST_USED, RecipeParser
 from flaxzoo.train.config import MeshConfig
 from flaxzoo.train.recipes import RECIPES
@@ -150,3 +150,16 @@ def test_the_short_help_has_an_example_and_the_options_one_needs(name, capsys, m
     assert max(map(len, lines)) < 80
     batch_size = RECIPES[name].config.batch_size
     assert f"(default: {batch_size})" in " ".join(" ".join(lines).split())
+
+
+def test_messages_of_the_library_name_fields_and_those_of_the_command_options():
+    message = "set data.next_sentence False, or data.tokenizer.vocab_size 9 (execution.remat full)"
+    forget_flags()
+    assert with_flags(message) == message
+    RecipeParser("train", ["bert-quickstart"]).read_recipe()
+    try:
+        assert with_flags(message) == (
+            "set --data.no-next-sentence, or --data.tokenizer.vocab-size 9 (--execution.remat full)"
+        )
+    finally:
+        forget_flags()

@@ -362,7 +362,8 @@ def test_a_program_without_our_code(pretrained, tmp_path):
     np.savez(tmp_path / "out" / "inputs.npz", **given)
     subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "out")], check=True)
     output = model.apply({"params": params}, **given)
-    answers = np.load(tmp_path / "out" / "outputs.npz")
+    with np.load(tmp_path / "out" / "outputs.npz") as file:
+        answers = dict(file)
     assert {"prediction_logits", "seq_relationship_logits"} <= set(answers)
     for name in answers:
         np.testing.assert_allclose(answers[name], getattr(output, name), atol=1e-5, rtol=1e-5)

@@ -36,9 +36,19 @@ def with_heads(config):
     return [dataclasses.replace(config, head=head, labels=labels) for head in config.heads]
 
 
+PRIMER = (("head_convolution", 3), ("residual_scalar", True))
+OPTIONS = {  # that add parameters and that no preset has
+    "gpt2": (PRIMER, (("positions", "relative"),), (("positions", "buckets"),)),
+    "llama-7b": (PRIMER,),
+    "bert-base": ((("residual_scalar", True),), (("positions", "relative"),)),
+    "transformer-base": (PRIMER, (("positions", "relative"),), (("positions", "buckets"),)),
+}
+
+
 @functools.cache
-def shapes(name):
-    trees = [parameter_shapes(models.create(c)) for c in with_heads(models.preset(name))]
+def shapes(name, options=()):
+    config = dataclasses.replace(models.preset(name), **dict(options))
+    trees = [parameter_shapes(models.create(c)) for c in with_heads(config)]
     leaves = [leaf for tree in trees for leaf in jax.tree.leaves_with_path(tree)]
     return {(keystr(path, simple=True, separator="/"), x.shape) for path, x in leaves}
 
@@ -50,8 +60,20 @@ def test_every_parameter_of_every_preset_and_head_fits_one_row(name):
         assert len(spec) == len(shape)
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_parameter_of_an_option_fits_one_row(name):
+    for options in OPTIONS[name]:
+        added = shapes(name, options) - shapes(name)
+        assert added
+        for parameter, shape in added:
+            spec = sharding.parameter_spec(parameter, shape, mesh(), models.preset(name))
+            assert len(spec) == len(shape)
+
+
 def test_no_rule_is_superfluous():
     seen = {name for preset in models.presets() for name, _ in shapes(preset)}
+    for preset, variants in OPTIONS.items():
+        seen |= {name for options in variants for name, _ in shapes(preset, options)}
     for family in families().values():
         for pattern, axes in family.parameter_axes.items():
             assert any(sharding.re.fullmatch(pattern, name) for name in seen), pattern
@@ -147,7 +169,9 @@ def test_mesh_of_other_than_all_devices(sizes):
     with pytest.raises(ValueError, match="do not multiply to the 8 devices: give sizes") as e:
         mesh(**sizes)
     for axis, size in sizes.items():
-        assert f"mesh.{axis} {size}" in str(e.value)
+        if size != getattr(train.MeshConfig(), axis):
+            assert f"mesh.{axis} {size}" in str(e.value)
+    assert "mesh.tensor" not in str(e.value)  # it is the default
 
 
 @pytest.mark.parametrize(

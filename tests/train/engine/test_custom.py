@@ -13,7 +13,9 @@ from flaxzoo.data.errors import UserError
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import compile as compiling
+from flaxzoo.train.engine import loop
 from flaxzoo.train.runs.custom import Custom
+from flaxzoo.train.runs.run_folder import prepare_run
 
 from ...support.encoders import VOCABULARY, WORDS, fine_tuning
 
@@ -104,6 +106,18 @@ def config(tmp_path_factory):
 def one_device(monkeypatch):
     one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(compiling, "make_mesh", one)
+
+
+def test_an_objective_that_counts_filler_is_warned_of(config, tmp_path):
+    wrong = dataclasses.replace(
+        CONTRASTIVE, counts=lambda batch: dict.fromkeys(("pair", "accuracy"), jnp.float32(8))
+    )
+    lines = []
+    for objective in (CONTRASTIVE, wrong):
+        run = prepare_run(config, tmp_path / "run", lines.append, Custom(objective, sentences))
+        loop._warn_of_counted_filler(run, objective, lines.append)
+    (warned,) = [line for line in lines if "filled up" in line]
+    assert "filled up with 3 examples of zeros, which counts['pair'] of the objective" in warned
 
 
 def contrast(config, folder, **settings):

@@ -96,6 +96,7 @@ def never_stopped(config, tmp_path_factory):
         ("one device", [1]),  # the first step
         ("one device", [5]),  # a checkpoint
         ("one device", [7]),  # nothing
+        ("one device", [8, 12]),  # an evaluation, the last one: neither is done before saving
         ("one device", [3, 8, 11]),  # an evaluation, the last step but one
         ("fsdp 2", [3, 8]),
         ("pmap", [3, 8]),
@@ -247,7 +248,7 @@ class Poison:
     ("at", "checkpoint_every", "message"),
     [
         (2, 5, r"the loss of step 3 is nan \(gradient norm nan\); no checkpoint was written yet"),
-        (6, 5, r"the loss of step 7 is nan .*; step 5 is kept: lower --optimizer.peak-learning"),
+        (6, 5, r"the loss of step 7 is nan .*; step 5 is kept: lower optimizer.peak_learning"),
         # Step 8 is fine itself; what it leaves is not, and must not be kept.
         (8, 4, r"the validation loss of step 8 is nan; step 4 is kept"),
     ],
@@ -270,3 +271,10 @@ def test_the_name_of_a_recipe_is_no_configuration(tmp_path):
     with pytest.raises(UserError, match=r"'quickstart' is not a TrainConfig: give one"):
         inspect.unwrap(train.train)("quickstart", tmp_path / "run")  # without the check of types
     assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_cuts_off_an_evaluation(config, tmp_path):
+    result = go(config, tmp_path / "run", 4)  # which is to be evaluated
+    rows = [json.loads(line) for line in lines(tmp_path / "run")]
+    assert [row["split"] for row in rows] == ["train"] * 4
+    assert (result.step, result.validation) == (4, None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flaxzoo import train
 from flaxzoo.data.errors import UserError
-from flaxzoo.train.engine import machine_memory, memory_summary
+from flaxzoo.train.engine import loop, machine_memory, memory_summary
 from flaxzoo.train.engine.compile import compile_trainer
 
 from ...support.run_folders import small_run
@@ -37,7 +37,7 @@ def no_init(monkeypatch):
         program = compile_trainer(config, objective)
         return dataclasses.replace(program, init=lambda: pytest.fail("parameters were made"))
 
-    monkeypatch.setattr(train.engine.loop, "compile_trainer", compile_trainer_without)
+    monkeypatch.setattr(loop, "compile_trainer", compile_trainer_without)
 
 
 def needed(config, tmp_path, capsys):
@@ -55,8 +55,8 @@ def test_a_step_that_does_not_fit_is_refused_before_it(
     available(int(size * 0.8))
     no_init(monkeypatch)
     message = (
-        r"a step needs .* MB of memory, and .* MB are available: raise --micro-batches \(now 1\), "
-        r"or lower --batch-size \(now 8\), or choose --execution.remat full$"
+        r"a step needs .* MB of memory, and .* MB are available: raise micro_batches \(now 1\), "
+        r"or lower batch_size \(now 8\), or choose execution.remat full$"
     )
     with pytest.raises(UserError, match=message):
         train.train(config, tmp_path / "run")
@@ -96,7 +96,7 @@ def test_a_step_that_hardly_fits_is_warned_of(config, tmp_path, capsys, availabl
     size = needed(config, tmp_path, capsys)
     available(int(size * 1.05))
     assert train.train(config, tmp_path / "run").finished
-    assert "available; should it not suffice, raise --micro-batches" in capsys.readouterr().err
+    assert "available; should it not suffice, raise micro_batches" in capsys.readouterr().err
     available(int(size * 2))
     assert train.train(config, tmp_path / "run").finished
     assert "should it not suffice" not in capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_a_begun_run_keeps_its_folder_and_its_batch_size(config, tmp_path, avail
     train.train(config, tmp_path / "run", quiet=True)
     available(100_000)
     monkeypatch.setattr(train.engine.loop, "check_state_fits", lambda *_, **__: None)
-    with pytest.raises(UserError, match=r"are available: choose --execution\.remat full$"):
+    with pytest.raises(UserError, match=r"are available: choose execution\.remat full$"):
         train.train(config, tmp_path / "run", quiet=True)
     assert (tmp_path / "run" / "checkpoints" / "4").is_dir()
 
@@ -121,7 +121,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_compiled(
     no_init(monkeypatch)
     message = (
         r"parameters and optimizer state need .* MB of memory, and 0.0 MB are available: choose a "
-        r"smaller model, or divide the model over more devices \(--mesh.fsdp, now 1\)$"
+        r"smaller model, or divide the model over more devices \(mesh.fsdp, now 1\)$"
     )
     with pytest.raises(UserError, match=message):
         train.train(config, tmp_path / "run")
@@ -134,7 +134,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_compiled(
 )
 def test_an_absurd_batch_is_refused_on_the_machine_as_it_is(config, tmp_path, batch_size, told):
     config = dataclasses.replace(config, batch_size=batch_size)
-    with pytest.raises(UserError, match=f"{told} memory, and .* GB are available: raise --micro-b"):
+    with pytest.raises(UserError, match=f"{told} memory, and .* GB are available: raise micro_b"):
         train.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -164,27 +164,41 @@ def test_virtual_devices_share_the_memory(tmp_path, available):
 
 
 @pytest.mark.usefixtures("on_one_device")
-def test_the_step_is_compiled_once(config, tmp_path):
+def test_a_pmapped_step_that_does_not_fit_is_refused_before_it(
+    config, tmp_path, available, monkeypatch
+):
+    available(1 << 20)  # the state takes less
+    no_init(monkeypatch)
+    with pytest.raises(UserError, match=r"a step needs .* MB of memory"):
+        train.train(dataclasses.replace(config, parallel="pmap"), tmp_path / "run", quiet=True)
+
+
+@pytest.mark.usefixtures("on_one_device")
+@pytest.mark.parametrize(
+    ("parallel", "name", "number"),
+    [("jit", "step", 1), ("pmap", "_fun", 2)],  # pmap also compiles the copying of the state
+)
+def test_the_step_is_compiled_once(config, parallel, name, number):
     compiled = []
+    model = dataclasses.replace(config.model, vocab_size=32)
     trainer = compile_trainer(
-        dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=32)),
-        train.CAUSAL,
+        dataclasses.replace(config, model=model, parallel=parallel), train.CAUSAL
     )
     example = dict.fromkeys(("input_ids", "labels", "segment_ids", "position_ids"), (8, 16))
     batch = {name: jax.ShapeDtypeStruct(shape, "int32") for name, shape in example.items()}
-    assert trainer.compile is not None
-    trainer.compile(batch)
-    state = trainer.init()
 
-    def listen(event, duration_secs, **_):
-        compiled.append(event)
+    def listen(event, duration_secs, fun_name="", **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(fun_name)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
+        trainer.compile(batch)
+        state = trainer.init()
         trainer.step(state, {name: np.zeros((8, 16), np.int32) for name in example})
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert "/jax/core/compile/backend_compile_duration" not in compiled
+    assert sum(name in function for function in compiled) == number, compiled
 
 
 class Gpu:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo.data import CausalLMData, DataSplit, TokenizerConfig
+from flaxzoo.data.dataset import counted
 from flaxzoo.train import CAUSAL, MeshConfig, Objective, init_state, make_train_step
 from flaxzoo.train.distributed import sharding as sharding_module
 from flaxzoo.train.engine import compile as parallel_module
@@ -197,7 +198,9 @@ def test_what_a_step_is_for_each_device(way, rows, runs):
         if shard.device == first
     ]
     assert bytes_per_device(made.program.shapes.params) == sum(lies)
-    expected = f"16 rows of 16 tokens, 256 tokens; each device has {rows} rows, at once, "
+    expected = (
+        f"16 rows of 16 tokens, 256 tokens; each device has {counted(rows, 'row')}, at once, "
+    )
     assert expected in made.program.memory_summary
 
 

@@ -1,5 +1,6 @@
 """Vectors of texts are those of the package sentence-transformers, in both directions."""
 
+import dataclasses
 import importlib.util
 import json
 import warnings
@@ -15,8 +16,9 @@ from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.data.tokenizers.export import export_tokenizer
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
+from flaxzoo.models.hf.sentence_embedding import EmbeddingSettings
 from flaxzoo.models.nn.pooling import POOLING_MODES
-from flaxzoo.train.cli.embed import EmbedArguments
+from flaxzoo.train.cli.inference.embed import EmbedArguments
 from flaxzoo.train.cli.main import main
 
 with warnings.catch_warnings():
@@ -130,6 +132,22 @@ def test_an_exported_body_without_modules_is_embedded_alike(tmp_path, assert_clo
     exported = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     assert_close(vectors(tmp_path / "body"), exported.encode(TEXTS))
     assert_close(vectors(tmp_path / "out"), exported.encode(TEXTS))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
+def test_a_causal_model_saved_from_python_is_embedded_alike(tmp_path, assert_close, pooling):
+    tokenizer = CharacterTokenizer.train(TEXTS)
+    model = models.create(dataclasses.replace(GPT2, vocab_size=tokenizer.vocab_size))
+    params = models.init_params(model, jax.random.key(2))
+    # The mean needs no word: sentence-transformers would else pool the last token.
+    settings = None if pooling == "mean" else EmbeddingSettings(pooling=(pooling,))
+    train.save_run(tmp_path / "run", model, params, tokenizer, embedding=settings)
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    exported = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    exported.tokenizer.padding_side = "right"
+    assert_close(vectors(tmp_path / "run"), exported.encode(TEXTS))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("sentence-transformers" in card) == (settings is not None)
 
 
 def test_options_replace_what_the_folder_says(body, tmp_path, capsys, assert_close):

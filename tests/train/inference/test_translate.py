@@ -68,6 +68,22 @@ def output(capsys, *arguments):
 
 
 @pytest.mark.slow
+def test_losses_without_the_heads_of_either_side(run):
+    """The loss of the whole model is the one that is scored, whatever is taken out beside it."""
+    folder = run[0] / "run"
+    losses = train.losses_without_heads(folder, log=lambda line: None)
+    names = "head_mask decoder_head_mask cross_attn_head_mask".split()
+    assert {name: x.shape for name, x in losses.items()} == {
+        "loss": (), **dict.fromkeys(names, (2, 2))
+    }  # fmt: skip
+    assert float(losses["loss"]) == pytest.approx(
+        train.score_run(folder, num_beams=1, log=lambda line: None)["loss"], rel=1e-5
+    )
+    # Without its look at the source, a translation is a guess.
+    assert losses["cross_attn_head_mask"].max() > losses["loss"] + 0.1
+
+
+@pytest.mark.slow
 def test_it_learned_and_says_so(run):
     _, result = run
     assert result.sample == "two four\ndeux quatre"

@@ -11,7 +11,8 @@ from flaxzoo import data, models, train
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.objectives import objectives
-from flaxzoo.train.objectives.eval_step import evaluate
+from flaxzoo.train.objectives.eval_step import Evaluation, evaluate
+from flaxzoo.train.objectives.tasks import score
 
 B, T, M, V = 16, 12, 3, 48
 SIZES = {"vocab_size": V, "max_length": 16, "num_layers": 1, "d_model": 32, "num_heads": 4}
@@ -195,3 +196,38 @@ def test_one_score_and_several_labels_by_hand():
         2 * np.log(2)
     )
     assert float(objectives.MULTI_LABEL.counts(batch)["label"]) == 2
+
+
+def test_one_logit_is_the_softmax_of_zero_and_it():
+    z = jnp.array([[1.5], [-0.3], [4.0], [-6.0]])
+    labels = jnp.array([1, 0, 0, 1])
+    mask = jnp.array([[1, 1], [1, 0], [1, 1], [0, 0]])
+
+    def one(z):
+        batch = {"attention_mask": mask, "labels": labels[:, None].astype(jnp.float32)}
+        return objectives.MULTI_LABEL.terms(SimpleNamespace(logits=z), batch)["label"]
+
+    def two(z):
+        batch = {"attention_mask": mask, "labels": labels}
+        outputs = SimpleNamespace(logits=jnp.concatenate([jnp.zeros_like(z), z], axis=1))
+        return objectives.CLASSIFICATION.terms(outputs, batch)["label"]
+
+    np.testing.assert_allclose(one(z), two(z), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(one)(z), jax.grad(two)(z), rtol=1e-5, atol=1e-7)
+
+
+def test_a_binary_target_has_one_output_and_the_scores_of_two_labels():
+    examples = [{"text": f"text {i}", "label": label} for i, label in enumerate("ynny")]
+    config = data.SequenceClassificationData(
+        source=examples, target="binary", length=8, tokenizer=data.TokenizerConfig("wordpiece", 20)
+    )
+    model = models.create(
+        models.BertConfig(**SIZES, head="sequence_classification", labels=config.labels())
+    )
+    shapes = jax.eval_shape(model.init, jax.random.key(0), input_ids=jnp.zeros((1, 8), int))
+    assert shapes["params"]["head"]["classifier"]["kernel"].shape == (32, 1)
+    split = config.whole_source(examples, config.make_tokenizer(), config.labels())
+    predictions = {"logits": np.array([[2.0], [-1.0], [1.0], [-3.0]])}
+    evaluation = Evaluation(0.5, {}, {}, predictions)
+    scores = score(config, evaluation, split)
+    assert scores == {"loss": 0.5, "accuracy": 0.5, "f1": 0.5, "matthews": 0.0}

@@ -172,3 +172,14 @@ def test_epochs_become_steps(place):
     given = dataclasses.replace(config, steps=7, evaluate_every=2)
     assert in_steps(given, num_examples=100).steps == 7
     assert in_steps(given, num_examples=100).evaluate_every == 2
+
+
+def test_other_sizes_are_cut_to_three_parameters_and_name_their_fields(tmp_path):
+    ours = models.GPTConfig(vocab_size=32, max_length=8, num_layers=1, d_model=16, num_heads=2)
+    theirs = dataclasses.replace(ours, d_model=32)
+    with pytest.raises(train.RunError) as caught:
+        plan_init_from(tmp_path, None, theirs, ours)
+    message = str(caught.value)
+    assert message.count("where this run has") == 3
+    assert " more: both need the same sizes" in message
+    assert message.endswith("(model.d_model is 32 there and 16 here)")

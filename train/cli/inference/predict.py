@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Annotated
 
-from ...data.io.json_text import to_json
-from ..compilation_cache import enable_compilation_cache
-from .options import Positional, RunName, log, parse
+from ....data.io.json_text import to_json
+from ...compilation_cache import enable_compilation_cache
+from ..options import Positional, RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ def predict_command(arguments: list[str]) -> None:
     """Runs `flaxzoo predict RUN --input FILE`."""
     parsed = parse(PredictArguments, arguments, "flaxzoo predict")
     enable_compilation_cache()
-    from ..inference.predict import predict
+    from ...inference.predict import predict
 
     for prediction in predict(parsed.run, parsed.input, step=parsed.step, log=log):
         print(to_json(prediction))
@@ -55,7 +55,7 @@ def fill_mask_command(arguments: list[str]) -> None:
     """Runs `flaxzoo fill-mask RUN TEXT`."""
     parsed = parse(FillMaskArguments, arguments, "flaxzoo fill-mask")
     enable_compilation_cache()
-    from ..inference.fill_mask import MaskFiller
+    from ...inference.fill_mask import MaskFiller
 
     masks = MaskFiller.of_run(parsed.run, step=parsed.step, log=log)(
         parsed.text, top_k=parsed.top_k

@@ -2,10 +2,10 @@
 
 import argparse
 
-from ...data.errors import UserError
-from ..recipes import RECIPES
-from .options import log
-from .recipe_options import RecipeParser
+from ....data.errors import UserError
+from ...recipes import RECIPES
+from ..options import log
+from ..recipe_options import RecipeParser
 
 DESCRIPTION = """\
 Compiles a recipe's train step for devices that need not be present, and prints
@@ -47,11 +47,11 @@ def plan_command(arguments: list[str]) -> int:
         help="Candidates to compile in a search, at most. (default: 6)",
     )
     parsed, config = parser.read_recipe()
-    from ..plan.hardware import parse_topology
-    from ..plan.placeholders import without_data
-    from ..plan.plan import make_plan
-    from ..plan.report import report
-    from ..plan.search import search
+    from ...plan.hardware import parse_topology
+    from ...plan.placeholders import without_data
+    from ...plan.plan import make_plan
+    from ...plan.report import report
+    from ...plan.search import search
 
     if not parsed.topology:
         raise UserError("plan needs the name of the devices: --topology v5e:4x4, or cpu:8")

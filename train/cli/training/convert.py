@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from ...data.errors import UserError
-from .options import OutputPath, RunFolder, RunName, SourceName, log, parse
+from ....data.errors import UserError
+from ..options import OutputPath, RunFolder, RunName, SourceName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ImportArguments:
 def import_command(arguments: list[str]) -> None:
     """Runs `flaxzoo import SOURCE OUTPUT`."""
     parsed = parse(ImportArguments, arguments, "flaxzoo import")
-    from ..convert.import_hf import import_model
+    from ...convert.import_hf import import_model
 
     log(f"{parsed.output}: {import_model(parsed.source, parsed.output)}")
 
@@ -57,7 +57,7 @@ def export_command(arguments: list[str]) -> None:
     file_gb = 5.0 if parsed.file_gb is None else parsed.file_gb
     if not 0 < file_gb < math.inf:
         raise UserError(f"--file-gb {file_gb} must be above 0, for example 5")
-    from ..convert.export import export_model
+    from ...convert.export import export_model
 
     notes = export_model(
         parsed.run,
@@ -86,7 +86,7 @@ class AverageArguments:
 def average_command(arguments: list[str]) -> None:
     """Runs `flaxzoo average RUN --last N`."""
     parsed = parse(AverageArguments, arguments, "flaxzoo average")
-    from ..convert.average_checkpoints import average_checkpoints
+    from ...convert.average_checkpoints import average_checkpoints
 
     run = parsed.run.resolve()  # a run may be named "."
     output = parsed.output or run.with_name(f"{run.name}-averaged")

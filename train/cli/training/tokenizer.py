@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from ...data.errors import UserError
-from ...data.tokenizers.training import TokenizerKind
-from .options import OutputPath, SourceName, log, parse
+from ....data.errors import UserError
+from ....data.tokenizers.training import TokenizerKind
+from ..options import OutputPath, SourceName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +29,16 @@ def tokenizer_command(arguments: list[str]) -> None:
         return
     if not arguments or arguments[0] != "train":
         raise UserError(f"flaxzoo tokenizer knows one action: train, as in {usage}")
-    parsed = parse(TokenizerArguments, arguments[1:], "flaxzoo tokenizer train")
+    parsed = parse(
+        TokenizerArguments,
+        arguments[1:],
+        "flaxzoo tokenizer train",
+        renamed={"data.tokenizer.vocab_size": "--vocab-size", "data.tokenizer.kind": "--kind"},
+    )
     if parsed.output.exists():
         raise UserError(f"{parsed.output} exists: give a folder that does not")
-    from ...data.sources.documents import load_documents
-    from ...data.tokenizers.training import TokenizerConfig, train_tokenizer
+    from ....data.sources.documents import load_documents
+    from ....data.tokenizers.training import TokenizerConfig, train_tokenizer
 
     documents = load_documents(parsed.source, "train", validation_fraction=0.0)
     tokenizer = train_tokenizer(documents, TokenizerConfig(parsed.kind, parsed.vocab_size))

@@ -5,9 +5,9 @@ import io
 from pathlib import Path
 from typing import Literal
 
-from ...data.errors import UserError
-from ..compilation_cache import enable_compilation_cache
-from .options import RunName, log, parse
+from ....data.errors import UserError
+from ...compilation_cache import enable_compilation_cache
+from ..options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,9 @@ def embed_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     import numpy as np
 
-    from ...data.io.atomic_io import check_output_path, write_file
-    from ...data.io.files import read_lines
-    from ..inference.embed import TextEmbedder
+    from ....data.io.atomic_io import check_output_path, write_file
+    from ....data.io.files import read_lines
+    from ...inference.embed import TextEmbedder
 
     check_output_path(parsed.output, parsed.input)
     texts = read_lines(parsed.input)

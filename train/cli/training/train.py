@@ -6,12 +6,12 @@ import logging
 import sys
 from pathlib import Path
 
-from ...data.errors import UserError
-from ..compilation_cache import enable_compilation_cache
-from ..config import TrainConfig
-from ..recipes import RECIPES
-from .options import log, parse, split_at_dashes
-from .recipe_options import RecipeParser
+from ....data.errors import UserError
+from ...compilation_cache import enable_compilation_cache
+from ...config import TrainConfig
+from ...recipes import RECIPES
+from ..options import log, parse, split_at_dashes
+from ..recipe_options import RecipeParser
 
 
 def train_command(arguments: list[str]) -> int:
@@ -30,11 +30,11 @@ def train_command(arguments: list[str]) -> int:
     parsed, config = _parse(arguments)
     enable_compilation_cache()
     _silence_orbax()
-    from ..distributed.multiprocess import distributed_session, is_primary
-    from ..engine.compile import check_devices
-    from ..engine.loop import train
-    from ..engine.stop_signals import ended_by_second_signal
-    from ..objectives.tasks import task_of
+    from ...distributed.multiprocess import distributed_session, is_primary
+    from ...engine.compile import check_devices
+    from ...engine.loop import train
+    from ...engine.stop_signals import ended_by_second_signal
+    from ...objectives.tasks import task_of
 
     with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
         check_devices(config)
@@ -106,7 +106,7 @@ def launch_command(arguments: list[str]) -> int:
     if not command[1:] or command[1] in ("-h", "--help"):
         return train_command(command[1:])
     _parse(command[1:])  # report mistakes once, before any process starts
-    from ..distributed.launch import launch
+    from ...distributed.launch import launch
 
     return launch([sys.executable, "-m", f"{__package__}.main", *command], parsed.processes)
 

@@ -5,10 +5,10 @@ import functools
 import sys
 from pathlib import Path
 
-from ...data.errors import UserError
-from ..compilation_cache import enable_compilation_cache
-from ..recipes import RECIPES
-from .recipe_options import RecipeParser
+from ....data.errors import UserError
+from ...compilation_cache import enable_compilation_cache
+from ...recipes import RECIPES
+from ..recipe_options import RecipeParser
 
 DESCRIPTION = """\
 Times a recipe's train step on the devices of this machine, on synthetic
@@ -47,8 +47,8 @@ def bench_command(arguments: list[str]) -> None:
                 f"--profile {parsed.profile} cannot be made ({error.strerror}): name another folder"
             ) from None
     enable_compilation_cache()
-    from ..plan.bench import bench, report
-    from ..plan.placeholders import without_data
+    from ...plan.bench import bench, report
+    from ...plan.placeholders import without_data
 
     measured = bench(
         without_data(config, functools.partial(print, file=sys.stderr)),

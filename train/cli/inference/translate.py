@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...data.errors import UserError
-from ..compilation_cache import enable_compilation_cache
-from .options import RunName, log, parse
+from ....data.errors import UserError
+from ...compilation_cache import enable_compilation_cache
+from ..options import RunName, log, parse
 
 if TYPE_CHECKING:
-    from ...models.decoding.request import BeamSearch, GenerationRequest
+    from ....models.decoding.request import BeamSearch, GenerationRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +44,10 @@ def translate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo translate RUN --input FILE --output FILE`."""
     parsed = parse(TranslateArguments, arguments, "flaxzoo translate")
     enable_compilation_cache()
-    from ...data.io.atomic_io import check_output_path, write_file
-    from ...data.io.files import input_lines
-    from ..inference.translate import TextTranslator, note_of_empty, to_lines
-    from ..progress import Progress
+    from ....data.io.atomic_io import check_output_path, write_file
+    from ....data.io.files import input_lines
+    from ...inference.translate import TextTranslator, note_of_empty, to_lines
+    from ...progress import Progress
 
     if parsed.output is not None:
         check_output_path(parsed.output, parsed.input)
@@ -80,7 +80,7 @@ def translate_command(arguments: list[str]) -> None:
 
 def _search(parsed: TranslateArguments, stored: "GenerationRequest") -> "BeamSearch":
     """Returns the model's search with the settings that the options replace."""
-    from ...models.decoding.request import BeamSearch
+    from ....models.decoding.request import BeamSearch
 
     search = stored.method
     assert isinstance(search, BeamSearch)

@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from ...data.packing.packing import Packing
-from ...data.prepared.shard_format import SHARDS, SUMMARY
-from .options import Positional, SourceName, log, parse, split_at_dashes
+from ....data.packing.packing import Packing
+from ....data.prepared.shard_format import SHARDS, SUMMARY
+from ..options import Positional, SourceName, log, parse, split_at_dashes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ def prepare_command(arguments: list[str]) -> None:
     """Runs `flaxzoo prepare SOURCE OUT --tokenizer PATH --length T [-- BEAM OPTIONS]`."""
     own, for_beam = split_at_dashes(arguments)
     parsed = parse(PrepareArguments, own, "flaxzoo prepare")
-    from ...data.prepared.apache_beam import beam_workers
-    from ...data.prepared.write_shards import prepare
+    from ....data.prepared.apache_beam import beam_workers
+    from ....data.prepared.write_shards import prepare
 
     before = _written(parsed.output)
     shards = prepare(

@@ -3,8 +3,8 @@
 import dataclasses
 import sys
 
-from ..compilation_cache import enable_compilation_cache
-from .options import RunName, log, parse
+from ...compilation_cache import enable_compilation_cache
+from ..options import RunName, log, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ def generate_command(arguments: list[str]) -> None:
         renamed={"num_return_sequences": "--num-samples"},
     )
     enable_compilation_cache()
-    from ..inference.generate import TextGenerator, merged_request, samples_to_json
+    from ...inference.generate import TextGenerator, merged_request, samples_to_json
 
     requested = _requested(parsed)
     # Check the options before anything is read. The folder may set the number of beams, so without

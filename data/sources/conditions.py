@@ -1,0 +1,153 @@
+"""Conditions on the fields of a source, which select its records: ``jsonl:GLOB#text?score>=3``.
+
+They follow the fields after the ``#``, several joined by ``&``. A number is compared with numbers:
+with those of JSON, and with cells of a table and strings that are numbers. Any other text is
+compared as a text, so that dates such as ``2019-01-31`` have an order. ``true``, ``false`` and
+``null`` stand for those of JSON.
+"""
+
+import json
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import DataError
+from ..io.json_lines import pick
+
+_COMPARE: dict[str, Callable[..., bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_PART = re.compile(r"(?P<before>.*)#(?P<part>[^#?]*)\?(?P<conditions>[^#]*?[=!<>][^#]*)", re.DOTALL)
+_CONDITION = re.compile(r"(?P<field>[^=!<>]+?)\s*(?P<sign>==|!=|<=|>=|<|>)\s*(?P<value>[^=].*|)")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+_EXAMPLE = "write FIELD>=VALUE, with one of " + ", ".join(_COMPARE)
+
+LeftOut = Counter[str]
+"""How many records conditions have left out, by the conditions as they were written."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison that a record must satisfy.
+
+    Attributes:
+      field: The name of the field; of a table also the number of a column from 1.
+      sign: One of ``== != < <= > >=``.
+      value: The text that the field is compared with.
+    """
+
+    field: str
+    sign: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.field}{self.sign}{self.value}"
+
+    def holds(self, value: object, location: str) -> bool:
+        """Returns whether a field's value satisfies the condition.
+
+        Args:
+          value: The value: text, a number, a boolean or None.
+          location: The file and line of the record, for messages.
+
+        Raises:
+          DataError: The values have no order: one is a number and the other is not, or the field
+            is a list, an object, or null.
+        """
+        if isinstance(value, list | dict):
+            kind = "list" if isinstance(value, list) else "JSON object"
+            raise DataError(
+                f"{location} field {self.field!r} is a {kind}, not a text or a number: filter on "
+                f"another field than {str(self)!r}"
+            )
+        text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+        one, other = _number(text), _number(self.value)
+        if one is not None and other is not None:
+            return _COMPARE[self.sign](one, other)
+        if self.sign in ("==", "!="):
+            return _COMPARE[self.sign](text, self.value)
+        if (one is None) == (other is None) and isinstance(value, str):
+            return _COMPARE[self.sign](text, self.value)
+        kind = "a number" if other is not None else "a text"
+        raise DataError(
+            f"{location} field {self.field!r} is {text[:40]!r}, not {kind}, so it has no order "
+            f"with {self.value!r}: correct the line, or leave others out first, as "
+            f"?{self.field}!={text[:40]}&{self}"
+        )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text.strip()) else None
+
+
+def split_conditions(rest: str, name: str) -> tuple[str, tuple[Condition, ...]]:
+    """Separates the conditions of a source from its location and fields.
+
+    Args:
+      rest: The name after the kind: ``GLOB#text?score>=3``. A ``?`` before the ``#`` belongs to
+        the glob.
+      name: The whole name, for messages.
+
+    Returns:
+      ``GLOB#text``, or ``GLOB`` if no field is named; and the conditions.
+
+    Raises:
+      DataError: What follows the ``?`` is not a comparison.
+    """
+    found = _PART.fullmatch(rest)
+    if found is None:
+        return rest, ()
+    conditions = tuple(_condition(part, name) for part in found["conditions"].split("&"))
+    before, part = found["before"], found["part"]
+    return (f"{before}#{part}" if part else before), conditions
+
+
+def _condition(text: str, name: str) -> Condition:
+    found = _CONDITION.fullmatch(text.strip())
+    if found is None:
+        raise DataError(f"source {name!r} has the condition {text!r}: {_EXAMPLE}")
+    return Condition(found["field"].strip(), found["sign"], found["value"].strip())
+
+
+def written(conditions: Sequence[Condition]) -> str:
+    """Returns conditions as they are written after a ``?``."""
+    return "&".join(map(str, conditions))
+
+
+def keeps(
+    conditions: Sequence[Condition],
+    row: Mapping[str, object],
+    location: str,
+    left_out: LeftOut | None = None,
+) -> bool:
+    """Returns whether a record satisfies all conditions.
+
+    Args:
+      conditions: The conditions, tested in order up to the first that does not hold.
+      row: The fields of the record.
+      location: The file and line of the record, for messages.
+      left_out: Counts the record if it does not.
+
+    Raises:
+      DataError: The record lacks a field, or its value cannot be compared.
+    """
+    for condition in conditions:
+        if not condition.holds(pick(row, condition.field, location), location):
+            if left_out is not None:
+                left_out[written(conditions)] += 1
+            return False
+    return True
+
+
+def left_out_note(left_out: LeftOut, noun: str = "documents") -> str:
+    """Returns a line for the log with the counts; empty if nothing was left out."""
+    return "; ".join(
+        f"{count:,} {noun} left out by the filter {filter}" for filter, count in left_out.items()
+    )

@@ -1,0 +1,233 @@
+"""The probability of texts and of what comes next, against logits computed in one pass."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from flaxzoo import models, train
+from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
+from flaxzoo.models.hf.save_weights import write_weights
+from flaxzoo.train.cli.main import main
+
+# The factors of this sentence are written out in the lectures.
+SENTENCE = "It takes great courage to let yourself appear weak"
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(
+        [f"{SENTENCE}. The train pulled in. " * 9], TokenizerConfig("byte-bpe", 290)
+    )
+
+
+def scorer_of(config, tokenizer):
+    model = models.create(config)
+    return train.TextScorer(model, models.init_params(model, jax.random.key(0)), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def sizes(tokenizer):
+    return {
+        "vocab_size": tokenizer.vocab_size + 3,  # rows without a token
+        "max_length": LENGTH,
+        "num_layers": 1,
+        "d_model": 16,
+        "num_heads": 2,
+        "init_std": 0.5,
+    }
+
+
+@pytest.fixture(scope="module")
+def scorer(sizes, tokenizer):
+    return scorer_of(models.GPTConfig(**sizes), tokenizer)
+
+
+def log_probabilities(scorer, row):
+    """log p of each token of a row but the first, in one pass over all of it."""
+    ids = np.asarray([row])
+    logits = scorer._model.apply({"params": scorer._params}, input_ids=ids[:, :-1]).logits[0]
+    return np.asarray(jax.nn.log_softmax(logits))[np.arange(len(row) - 1), row[1:]]
+
+
+def test_a_text_is_the_product_of_its_tokens(scorer, tokenizer):
+    [score, other] = scorer([SENTENCE, "weak"])
+    ids = tokenizer.encode(SENTENCE, add_special_tokens=False)
+    expected = log_probabilities(scorer, [tokenizer.special_ids.bos, *ids])
+    assert [token.id for token in score.tokens] == ids
+    np.testing.assert_allclose([t.log_probability for t in score.tokens], expected, atol=1e-5)
+    np.testing.assert_allclose([t.total for t in score.tokens], np.cumsum(expected), atol=1e-4)
+    assert score.log_probability == pytest.approx(expected.sum(), abs=1e-4)
+    assert score.perplexity == pytest.approx(math.exp(-expected.mean()), rel=1e-4)
+    assert score.word_perplexity == pytest.approx(math.exp(-expected.sum() / 9), rel=1e-4)
+    assert score.bits_per_byte == pytest.approx(-expected.sum() / math.log(2) / 50, rel=1e-4)
+    assert other.text == "weak"
+
+
+def test_each_token_has_the_probability_that_next_tokens_gave_it(scorer, tokenizer):
+    [score] = scorer(["The train"])
+    ids = [token.id for token in score.tokens]
+    for i, token in enumerate(score.tokens):
+        found = scorer.next_tokens(tokenizer.decode(ids[:i]), top_k=tokenizer.vocab_size)
+        assert [other.probability for other in found if other.id == token.id] == [
+            pytest.approx(token.probability, rel=1e-4)
+        ]
+
+
+def test_next_tokens_are_sorted_and_sum_to_one(sizes, tokenizer):
+    whole = scorer_of(models.GPTConfig(**{**sizes, "vocab_size": tokenizer.vocab_size}), tokenizer)
+    found = whole.next_tokens("The train pulled into the", top_k=tokenizer.vocab_size)
+    probabilities = [token.probability for token in found]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert sum(probabilities) == pytest.approx(1, abs=1e-5)
+    assert found[:3] == whole.next_tokens("The train pulled into the", top_k=3)
+    assert whole.next_tokens(" courage" * 99, top_k=1)  # of a longer text the end counts
+
+
+def test_a_word_of_several_tokens_has_their_product(scorer):
+    [best, worse] = scorer.next_words("The train pulled in", ["peanut", "weak"])
+    assert best.log_probability >= worse.log_probability
+    words = {word.word: word for word in (best, worse)}
+    assert len(words["peanut"].tokens) > 1
+    [before] = scorer(["The train pulled in"])
+    for word, found in words.items():
+        [joined] = scorer([f"The train pulled in {word}"])
+        assert found.log_probability == pytest.approx(
+            joined.log_probability - before.log_probability, abs=1e-4
+        )
+    spaced = scorer.next_words("The train pulled in  ", ["peanut", "weak"])
+    assert [word.probability for word in spaced] == [best.probability, worse.probability]
+
+
+def test_a_longer_text_is_scored_in_windows(scorer, tokenizer):
+    text = f"{SENTENCE}. " * 4
+    lines = []
+    [score] = scorer([text], log=lines.append)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    row = [tokenizer.special_ids.bos, *ids]
+    assert len(row) > 3 * LENGTH
+    assert len(score.tokens) == score.num_scored == len(ids)
+    half = LENGTH // 2
+    first = log_probabilities(scorer, row[: LENGTH + 1])
+    second = log_probabilities(scorer, row[half : half + LENGTH + 1])[half:]
+    found = [token.log_probability for token in score.tokens]
+    expected = np.concatenate([first, second])
+    np.testing.assert_allclose(found[: len(expected)], expected, atol=1e-5)
+    assert lines == [
+        f"1 of 1 texts are longer than the {LENGTH} tokens that the model reads: they are scored "
+        "in windows that overlap by half"
+    ]
+
+
+def test_a_vocabulary_without_a_beginning_leaves_the_first_token_out(sizes):
+    pieces = train_tokenizer([SENTENCE * 9], TokenizerConfig("wordpiece", 60))
+    assert pieces.special_ids.bos is None
+    [score] = scorer_of(models.GPTConfig(**sizes), pieces)(["great courage"])
+    first, *others = score.tokens
+    assert (first.log_probability, first.probability, first.total) == (None, None, 0.0)
+    assert others
+    assert all(token.log_probability < 0 for token in others)
+    assert score.num_scored == len(others)
+
+
+def test_a_translation_is_scored_after_its_source(sizes):
+    from flaxzoo.data.tasks.translation import encode_source, start_and_end
+
+    tokenizer = train_tokenizer([SENTENCE * 9], TokenizerConfig("sentencepiece-bpe", 290))
+    config = models.EncoderDecoderConfig(**{**sizes, "vocab_size": tokenizer.vocab_size})
+    scorer = scorer_of(config, tokenizer)
+    [score, _] = scorer(["weak", "great"], sources=["It takes", "courage"])
+    start, end = start_and_end(tokenizer)
+    labels = [*tokenizer.encode("weak", add_special_tokens=False), end]
+    logits = scorer._model.apply(
+        {"params": scorer._params},
+        input_ids=np.asarray([encode_source(tokenizer, "It takes")]),
+        decoder_input_ids=np.asarray([[start, *labels[:-1]]]),
+    ).logits[0]
+    expected = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(labels)), labels]
+    np.testing.assert_allclose([t.log_probability for t in score.tokens], expected, atol=1e-5)
+    with pytest.raises(ValueError, match="give a source per text"):
+        scorer(["weak"])
+    with pytest.raises(ValueError, match="next tokens are those of a causal language model"):
+        scorer.next_tokens("weak")
+    with pytest.raises(ValueError, match=f"the model reads {LENGTH}: shorten it"):
+        scorer(["weak"], sources=[SENTENCE * 9])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s([]), "there is no text to score"),
+        (lambda s: s(["a", ""]), "the text '' has no tokens to score: leave empty lines out"),
+        (lambda s: s(["a"], sources=["b"]), "scores texts without sources: leave them out"),
+        (lambda s: s.next_tokens("a", top_k=0), "top_k 0 must be from 1 to "),
+        (lambda s: s.next_words("a", ["b", " "]), "the word ' ' is empty"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_in_a_line(scorer, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(scorer)
+
+
+@pytest.mark.slow
+def test_the_commands_print_what_the_functions_return(scorer, tokenizer, tmp_path, capsys):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_weights(folder, scorer._model.config, scorer._params)
+    tokenizer.save(folder)
+
+    def flaxzoo(*arguments):
+        capsys.readouterr()
+        assert main([*arguments]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    [score] = scorer([SENTENCE])
+    lines = flaxzoo("score", str(folder), "--text", SENTENCE, "--each")
+    assert len(lines) == len(score.tokens) + 2
+    first = score.tokens[0]
+    assert lines[1].split() == [
+        f"{first.probability:.6f}",
+        *(f"{number:.4f}" for number in (first.log_probability, first.total)),
+        first.token,
+    ]
+    assert lines[-1].startswith(f"ln Pr {score.log_probability:.4f}, {len(score.tokens)} tokens")
+    (tmp_path / "texts").write_text(f"{SENTENCE}\nweak\n")
+    answers = [
+        json.loads(line)
+        for line in flaxzoo("score", str(folder), "--input", str(tmp_path / "texts"), "--json")
+    ]
+    assert [answer["text"] for answer in answers] == [SENTENCE, "weak"]
+    assert answers[0]["log_probability"] == pytest.approx(score.log_probability, abs=1e-5)
+    assert len(answers[0]["each"]) == answers[0]["tokens"] == len(score.tokens)
+    best = scorer.next_tokens("The train", top_k=2)
+    assert flaxzoo("next", str(folder), "The train", "--top-k", "2") == [
+        f"{token.probability:.6f}  {token.token}" for token in best
+    ]
+    words = flaxzoo("next", str(folder), "The train", "--words", "weak", "great")
+    assert [line.split()[1] for line in words] == [
+        word.word for word in scorer.next_words("The train", ["weak", "great"])
+    ]
+    assert words[1].endswith("of the best")
+    assert main(["score", str(folder)]) == 2
+    assert "score needs either --text TEXT or --input FILE" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_numbers_are_those_of_transformers(tmp_path, tokenizer):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=290, n_positions=LENGTH, n_embd=24, n_layer=2, n_head=2, initializer_range=0.5
+    )
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path)
+    model, params = models.load(tmp_path)
+    [score] = train.TextScorer(model, params, tokenizer)([SENTENCE[:20]])
+    row = torch.tensor([[tokenizer.special_ids.bos, *(t.id for t in score.tokens)]])
+    logits = theirs(row).logits[0, :-1].log_softmax(-1)
+    expected = logits[torch.arange(row.shape[1] - 1), row[0, 1:]].detach().numpy()
+    found = [token.log_probability for token in score.tokens]
+    np.testing.assert_allclose(found, expected, atol=1e-5)

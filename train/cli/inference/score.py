@@ -1,0 +1,151 @@
+"""The commands `flaxzoo score` and `flaxzoo next`."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Annotated
+
+from ....data.errors import UserError
+from ....data.io.json_text import to_json
+from ...compilation_cache import enable_compilation_cache
+from ..options import Positional, RunName, log, parse
+
+if TYPE_CHECKING:
+    from ...inference.score_text import TextScore, TokenScore
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreArguments:
+    """Prints the probability of texts under a model that writes text, token by token if asked."""
+
+    run: RunName
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
+    text: tuple[str, ...] = ()
+    """The texts; or name a file with --input."""
+    input: str | None = None
+    """A file with one text on each line; - reads standard input."""
+    source: tuple[str, ...] = ()
+    """For a translation model: the source of each --text."""
+    source_input: str | None = None
+    """For a translation model: a file with the source of each line of --input."""
+    each: bool = False
+    """Print the probability of each token and the running sum of their logarithms."""
+    json: bool = False
+    """Print a JSON object for each text, with its tokens."""
+    step: int | None = None
+    """The checkpoint. By default the newest."""
+
+
+def score_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo score RUN --text TEXT`."""
+    parsed = parse(ScoreArguments, arguments, "flaxzoo score")
+    if bool(parsed.text) == (parsed.input is not None):
+        raise UserError("score needs either --text TEXT or --input FILE (see flaxzoo score --help)")
+    if parsed.source_input is not None and parsed.input is None:
+        raise UserError("--source-input goes with --input: give the sources of --text by --source")
+    if parsed.source and parsed.input is not None:
+        raise UserError("--source goes with --text: give the sources of --input by --source-input")
+    enable_compilation_cache()
+    from ....data.io.files import read_lines
+    from ...inference.score_text import TextScorer
+
+    texts = list(parsed.text) if parsed.input is None else read_lines(parsed.input)
+    sources = (
+        list(parsed.source) if parsed.source_input is None else read_lines(parsed.source_input)
+    )
+    scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log)
+    scores = scorer(texts, sources=sources or None, log=log)
+    for score in scores:
+        if parsed.json:
+            print(to_json(_as_json(score)))
+            continue
+        if parsed.each:
+            print("probability         ln       sum  token")
+            for token in score.tokens:
+                print(_line(token))
+        print(
+            f"ln Pr {score.log_probability:.4f}, {score.num_scored} tokens, perplexity "
+            f"{score.perplexity:.2f} per token and {score.word_perplexity:.2f} per word, "
+            f"{score.bits_per_byte:.3f} bits per byte: {score.text}"
+        )
+
+
+def _line(token: "TokenScore") -> str:
+    if token.log_probability is None:
+        return f"{'-':>11} {'-':>10} {token.total:9.4f}  {token.token}"
+    return (
+        f"{token.probability:11.6f} {token.log_probability:10.4f} {token.total:9.4f}  {token.token}"
+    )
+
+
+def _as_json(score: "TextScore") -> dict[str, object]:
+    return {
+        "text": score.text,
+        "log_probability": score.log_probability,
+        "tokens": score.num_scored,
+        "perplexity": score.perplexity,
+        "word_perplexity": score.word_perplexity,
+        "bits_per_byte": score.bits_per_byte,
+        "each": [
+            {**dataclasses.asdict(token), "probability": token.probability}
+            for token in score.tokens
+        ],
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class NextArguments:
+    """Prints what a causal language model expects after a text, with probabilities."""
+
+    run: RunName
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
+    text: Annotated[str, Positional("TEXT")]
+    """The beginning of a text."""
+    top_k: int = 10
+    """The number of tokens to print."""
+    words: tuple[str, ...] = ()
+    """Compare these words instead: the probability that the text goes on with a space and the
+    word. A word of several tokens has the product of their probabilities."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    step: int | None = None
+    """The checkpoint. By default the newest."""
+
+
+def next_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo next RUN TEXT`."""
+    parsed = parse(NextArguments, arguments, "flaxzoo next")
+    enable_compilation_cache()
+    from ...inference.score_text import TextScorer
+
+    scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log)
+    if not parsed.words:
+        tokens = scorer.next_tokens(parsed.text, top_k=parsed.top_k)
+        if parsed.json:
+            print(to_json({"tokens": [dataclasses.asdict(token) for token in tokens]}))
+            return
+        for token in tokens:
+            print(f"{token.probability:.6f}  {token.token}")
+        return
+    words = scorer.next_words(parsed.text, parsed.words)
+    if parsed.json:
+        listed = [
+            {
+                "word": word.word,
+                "probability": word.probability,
+                "log_probability": word.log_probability,
+                "tokens": [token.token for token in word.tokens],
+            }
+            for word in words
+        ]
+        print(to_json({"words": listed}))
+        return
+    best = words[0].log_probability
+    for word in words:
+        ratio = "" if word is words[0] else f"  1/{_times(best - word.log_probability)} of the best"
+        pieces = " ".join(token.token for token in word.tokens)
+        print(f"{word.probability:.3e}  {word.word:<16} {pieces}{ratio}")
+
+
+def _times(log_ratio: float) -> str:
+    """Returns exp(log_ratio) in at most three digits, however large it is."""
+    return f"{math.exp(log_ratio):.3g}" if log_ratio < 700 else f"e^{log_ratio:.0f}"

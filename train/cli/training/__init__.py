@@ -1,0 +1,1 @@
+"""The commands that prepare, train, measure and convert models: one file for each."""

@@ -1,0 +1,54 @@
+"""The command `flaxzoo list`."""
+
+import dataclasses
+import shutil
+import textwrap
+
+from ....models.config import TransformerConfig
+from ....models.registry import families
+from ...recipes import RECIPES
+from ..options import parse
+
+
+def count(config: TransformerConfig) -> int:
+    """Returns the number of parameters of a model, without creating them."""
+    from ....models.init import parameter_shapes
+    from ....models.registry import create
+    from ...state import count_parameters
+
+    return count_parameters(parameter_shapes(create(config)))
+
+
+@dataclasses.dataclass(frozen=True)
+class ListArguments:
+    """Prints the recipes and the published model sizes."""
+
+
+def list_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo list`: the recipes, and each family's sizes by paper."""
+    parse(ListArguments, arguments, "flaxzoo list")
+    print("recipes: flaxzoo train RECIPE")
+    width = max(map(len, RECIPES))
+    for name, recipe in RECIPES.items():
+        print(f"  {name:<{width}}  {recipe.summary}")
+    columns = max(40, min(shutil.get_terminal_size().columns, 100))
+    for family, record in families().items():
+        print(f"\npresets of {family}: flaxzoo train {family} --preset NAME")
+        rows = [("", "parameters", "printed", "context", "paper")]
+        notes: dict[str, list[str]] = {}
+        for name, preset in record.presets.items():
+            parameters = record.num_parameters.get(name) or count(preset.config)
+            context = f"{preset.config.max_length:,}"
+            rows.append((name, f"{parameters:,}", preset.published, context, preset.paper))
+            if preset.note:
+                notes.setdefault(preset.note, []).append(name)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for name, *numbers, paper in rows:
+            aligned = [f"{x:>{width}}" for x, width in zip(numbers, widths[1:], strict=False)]
+            print("  " + "  ".join([f"{name:<{widths[0]}}", *aligned, paper]))
+        for note, names in notes.items():
+            wrapped = textwrap.wrap(
+                f"{', '.join(names)}: {note}", columns - 4, break_on_hyphens=False
+            )
+            print("  " + "\n    ".join(wrapped))
+    print("\nprinted: the number of parameters as the paper prints it")
