@@ -1,6 +1,6 @@
 """The loss of each token by its position, up to five times the trained length.
 
-    python tests/benchmarks/longer_inputs.py [--steps 500]
+    python tests/benchmarks/longer_inputs.py [--steps 1000]
 
 Trains a small byte-level GPT on the built-in text once for each kind of position, on rows of 64
 bytes, and scores held-out rows of 320. Prints one JSON line per kind: the mean loss (nats per
@@ -62,8 +62,10 @@ def trained(
     step = jax.jit(train.make_train_step(model.apply, train.CAUSAL, tx), donate_argnums=0)
     whole, rng = np.ones((batch_size, TRAINED), np.int32), jax.random.key(seed)  # one document each
     params = jax.jit(lambda key: models.init_params(model, key))(rng)
-    # Tokens of the size of a sinusoid, beside which the usual 0.02 would take long to be seen.
-    params["token_embedding"]["embedding"] *= 50
+    # Tokens, and learned positions, of the size of a sinusoid: beside one, the usual 0.02 would
+    # take long to be seen.
+    for name in {"token_embedding", "position_embedding"} & params.keys():
+        params[name]["embedding"] *= 50
     state, draw = train.init_state(params, tx), np.random.default_rng(seed)
     for _ in range(steps):
         starts = draw.integers(0, len(ids) - TRAINED - 1, batch_size)
@@ -92,7 +94,7 @@ def losses_by_position(
 def main() -> None:
     """Trains and scores each kind."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     arguments = parser.parse_args()
     training, held_out = text_bytes()
