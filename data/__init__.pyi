@@ -38,6 +38,7 @@ from .sources.documents import load_whole as load_whole
 from .sources.in_memory import Examples as Examples
 from .sources.parallel_corpus import ParallelText as ParallelText
 from .sources.parallel_corpus import open_parallel as open_parallel
+from .sources.selection import Selector as Selector
 from .sources.sentence_pairs import SentencePair as SentencePair
 from .sources.source_names import Source as Source
 from .sources.source_names import parse_source as parse_source

@@ -56,6 +56,7 @@ from .plan.plan import make_plan as make_plan
 from .recipes import recipe as recipe
 from .runs.custom import Callback as Callback
 from .runs.load_run import open_run as open_run
+from .runs.quality import QualityClassifier as QualityClassifier
 from .runs.save_run import save_run as save_run
 from .state import TrainState as TrainState
 from .state import count_parameters as count_parameters

@@ -19,12 +19,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..errors import DataError
 from ..sources.documents import Split, check_validation_fraction
+from ..sources.selection import Selector
 from ..sources.source_names import Source
 
 FORMAT = 1
@@ -50,7 +51,9 @@ class Settings:
       length: The target tokens of a sequence, T.
       packing: How documents share sequences: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, by the hash of each.
+      keep: The selector of documents, by its name and fingerprint; empty if all are kept.
       format: The version of the record format.
+      selector: The selector itself, which is not written.
     """
 
     source: str
@@ -59,7 +62,9 @@ class Settings:
     length: int
     packing: Literal["concat", "first-fit"]
     validation_fraction: float
+    keep: str = ""
     format: int = FORMAT
+    selector: Selector | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -67,6 +72,11 @@ class Settings:
         check_validation_fraction(self.validation_fraction)
         if self.format != FORMAT:
             raise DataError(f"format {self.format} is not the format of this version, {FORMAT}")
+
+    def written(self) -> dict[str, object]:
+        """Returns the settings that are written to files."""
+        names = [one.name for one in fields(self) if one.name != "selector"]
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,7 @@ class Shard:
       input_sha256: The hash of the input, hexadecimal.
       counts_sha256: The hash of the file of token counts, hexadecimal.
       splits: The summary of each split that has a sequence.
+      left_out: The number of documents left out, by what left them out: ``the filter score>=3``.
     """
 
     name: str
@@ -111,6 +122,7 @@ class Shard:
     input_sha256: str
     counts_sha256: str
     splits: dict[str, RowsFile]
+    left_out: dict[str, int] = field(default_factory=dict)
 
 
 def shard_name(part: Source) -> str:

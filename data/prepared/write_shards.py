@@ -27,8 +27,9 @@ from ..io.atomic_io import build_folder, write_file
 from ..io.files import matching_files
 from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
-from ..sources.conditions import written
+from ..sources.conditions import LeftOut, left_out_note, written
 from ..sources.documents import HashSplit, Split, text_digest
+from ..sources.selection import Selector, count_left_out, decisions
 from ..sources.source_names import Source, documents_in, parse_sources
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from .shard_format import (
@@ -75,6 +76,7 @@ def prepare(
     length: int,
     packing: Packing = "concat",
     validation_fraction: float = 0.05,
+    selector: Selector | None = None,
     workers: Workers = in_order,
 ) -> list[Shard]:
     """Makes a folder of training sequences, or its missing shards.
@@ -86,6 +88,7 @@ def prepare(
       length: The target tokens of a sequence, T.
       packing: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, in [0, 1), by the hash of each.
+      selector: Decides which documents are kept; None: all.
       workers: The function that makes the shards.
 
     Returns:
@@ -105,6 +108,8 @@ def prepare(
         length=length,
         packing=packing,
         validation_fraction=validation_fraction,
+        keep=f"{selector.name} {selector.fingerprint}" if selector is not None else "",
+        selector=selector,
     )
     create_folder(folder, settings, loaded)
     workers(parts, folder, settings)
@@ -143,7 +148,7 @@ def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> Non
     def fill(temporary: Path) -> None:
         tokenizer.save(temporary / TOKENIZER)
         (temporary / SHARDS).mkdir()
-        (temporary / SETTINGS).write_bytes(to_json(dataclasses.asdict(settings)))
+        (temporary / SETTINGS).write_bytes(to_json(settings.written()))
 
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
@@ -153,7 +158,7 @@ def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> Non
     found = read_settings(folder)
     if found is None:
         raise DataError(f"{folder} exists and contains no prepared sequences: name another folder")
-    old, new = dataclasses.asdict(found), dataclasses.asdict(settings)
+    old, new = found.written(), settings.written()
     changed = [f"{name} {old[name]!r} → {new[name]!r}" for name in new if old[name] != new[name]]
     if changed:
         raise DataError(
@@ -241,7 +246,8 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
         if found.name not in names:
             shutil.rmtree(found, ignore_errors=True)
     manifest = {
-        **dataclasses.asdict(settings),
+        **settings.written(),
+        "left_out": total_left_out(shards),
         "finished_by": {name: found for name in _PACKAGES if (found := _version(name))},
         "shards": [dataclasses.asdict(shard) for shard in shards],
     }
@@ -292,16 +298,18 @@ def _tokenizer(folder: Path, fingerprint: str) -> Tokenizer:
 
 @dataclass(frozen=True)
 class _SplitTexts:
-    """The documents of an input file that belong to a split."""
+    """The documents of an input file that belong to a split, without those that are dropped."""
 
     part: Source
     split: Split
     division: HashSplit
     fingerprint: str
+    dropped: frozenset[bytes] = frozenset()
 
     def __iter__(self) -> Iterator[str]:
         for text in documents_in(self.part):
-            if self.division.split(text_digest(text)) == self.split:
+            digest = text_digest(text)
+            if self.division.split(digest) == self.split and digest not in self.dropped:
                 yield text
 
 
@@ -311,8 +319,20 @@ def _fill(
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
     division = HashSplit.of_each(settings.validation_fraction)
     splits: dict[str, RowsFile] = {}
+    left_out = LeftOut()
+    dropped: set[bytes] = set()
+    if settings.selector is not None or part.conditions:
+        texts = documents_in(part, left_out)
+        if settings.selector is None:
+            judged = ((text, True) for text in texts)
+        else:
+            judged = decisions(settings.selector, texts)
+        junk = [text_digest(text) for text, keep in judged if not keep]
+        dropped.update(junk)
+        if settings.selector is not None:
+            count_left_out(left_out, settings.selector, len(junk))
     for number, split in enumerate(SPLITS):
-        texts = _SplitTexts(part, split, division, digest)
+        texts = _SplitTexts(part, split, division, digest, frozenset(dropped))
         if not any(True for _ in texts):
             continue
         corpus = build_corpus(texts, tokenizer, folder / "corpus")
@@ -320,7 +340,8 @@ def _fill(
         counts[number] = corpus.token_counts
         shutil.rmtree(folder / "corpus")
     np.save(folder / COUNTS, counts)
-    return Shard(shard_name(part), part.name, digest, file_sha256(folder / COUNTS), splits)
+    sha256 = file_sha256(folder / COUNTS)
+    return Shard(shard_name(part), part.name, digest, sha256, splits, dict(left_out))
 
 
 def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Settings) -> RowsFile:
@@ -357,7 +378,15 @@ def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[S
         yield spans[sequence_starts[row] : sequence_starts[row + 1]].tolist()
 
 
+def total_left_out(shards: Sequence[Shard]) -> dict[str, int]:
+    """Returns how many documents were left out of all shards, by what left them out."""
+    return dict(sum((LeftOut(shard.left_out) for shard in shards), LeftOut()))
+
+
 def _check_splits(shards: list[Shard], settings: Settings) -> None:
+    left_out = left_out_note(LeftOut(total_left_out(shards)))
+    if not any(shard.splits for shard in shards) and left_out:
+        raise DataError(f"no document of {settings.source!r} is left: {left_out}")
     if not any(shard.splits for shard in shards):
         raise DataError(
             f"no text in {settings.source!r}: empty or only white space; name files with text"

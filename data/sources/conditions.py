@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 _EXAMPLE = "write FIELD>=VALUE, with one of " + ", ".join(_COMPARE)
 
 LeftOut = Counter[str]
-"""How many records conditions have left out, by the conditions as they were written."""
+"""How many records were left out, by what left them out: ``the filter score>=3``."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,11 @@ def keeps(
     for condition in conditions:
         if not condition.holds(pick(row, condition.field, location), location):
             if left_out is not None:
-                left_out[written(conditions)] += 1
+                left_out[f"the filter {written(conditions)}"] += 1
             return False
     return True
 
 
 def left_out_note(left_out: LeftOut, noun: str = "documents") -> str:
     """Returns a line for the log with the counts; empty if nothing was left out."""
-    return "; ".join(
-        f"{count:,} {noun} left out by the filter {filter}" for filter, count in left_out.items()
-    )
+    return "; ".join(f"{count:,} {noun} left out by {reason}" for reason, count in left_out.items())

@@ -20,6 +20,7 @@ from ..errors import DataError
 from ..io.atomic_io import build_folder
 from .conditions import LeftOut, left_out_note
 from .in_memory import Examples
+from .selection import Selector, cached_decisions, count_left_out
 from .source_names import Source, parse_sources, read_documents
 
 Split = Literal["train", "validation"]
@@ -204,6 +205,7 @@ def load_documents(
     *,
     validation_fraction: float,
     cache_dir: str | os.PathLike[str] | None = None,
+    selector: Selector | None = None,
 ) -> Documents:
     """Loads one split of a source, and caches it if it is not cached yet.
 
@@ -216,25 +218,34 @@ def load_documents(
         smallest (validation) or largest (train) hash. All local sources of a joined name
         are divided together.
       cache_dir: The folder of cached data; None for ``default_cache_dir()``.
+      selector: Decides which documents are kept, before they are divided; None: all.
 
     Returns:
       The documents, in an order that depends only on their texts.
 
     Raises:
       DataError: The source has an error (see ``read_documents``), has no second document
-        to validate on, or is published and can be neither found here nor downloaded.
+        to validate on, has no document that the selector keeps, or is published and can be
+        neither found here nor downloaded.
     """
     check_validation_fraction(validation_fraction)
     name = as_source(source)
     sources = parse_sources(name)
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
-    local = _load_local(sources, split=split, fraction=validation_fraction, cache=cache, name=name)
+    local = _load_local(
+        sources,
+        split=split,
+        fraction=validation_fraction,
+        cache=cache,
+        name=name,
+        selector=selector,
+    )
     parts: list[Documents] = []
     for one in sources:
         if one.kind == "tfds":
             from .tfds_documents import load_published
 
-            parts.append(load_published(one, split, validation_fraction, cache))
+            parts.append(load_published(one, split, validation_fraction, cache, selector))
         else:
             parts.append(next(local))
     return JoinedRecords.join(parts)
@@ -280,7 +291,13 @@ def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None =
 
 
 def _load_local(
-    sources: Sequence[Source], *, split: Split, fraction: float, cache: Path, name: str
+    sources: Sequence[Source],
+    *,
+    split: Split,
+    fraction: float,
+    cache: Path,
+    name: str,
+    selector: Selector | None,
 ) -> Iterator[Documents]:
     """Yields the documents of each local source; all are divided into splits together."""
     local = [source for source in sources if source.kind != "tfds"]
@@ -289,7 +306,13 @@ def _load_local(
     if split == "validation" and fraction == 0:
         raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
     left_out = LeftOut()
-    digests = [Counter(map(text_digest, read_documents(source, left_out))) for source in local]
+    whole = [Counter(map(text_digest, read_documents(source, left_out))) for source in local]
+    digests = whole
+    if selector is not None:
+        pairs = zip(local, whole, strict=True)
+        digests = [_selected(source, own, selector, cache, left_out) for source, own in pairs]
+        if not any(digests):
+            raise DataError(f"no document of {name!r} is left: {left_out_note(left_out)}")
     number = sum(own.total() for own in digests)
     division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name, number=number)
     note = left_out_note(left_out)
@@ -297,9 +320,10 @@ def _load_local(
         note = _large_part(digests, division, fraction, local)
     # The limit also depends on the other sources, if there are any.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
-    for source, own in zip(local, digests, strict=True):
+    for source, every, own in zip(local, whole, digests, strict=True):
         key = _key(own, rule)
-        loaded = _load_one(source, own, division=division, key=key, split=split, cache=cache)
+        texts = _Reread(source, every, own)
+        loaded = _load_one(texts, division=division, key=key, split=split, cache=cache)
         yield replace(loaded, note=note)
 
 
@@ -325,9 +349,31 @@ def _large_part(
     )
 
 
+def _selected(
+    source: Source, digests: Counter[bytes], selector: Selector, cache: Path, left_out: LeftOut
+) -> Counter[bytes]:
+    """Returns the digests of the documents that a selector keeps, and counts the others."""
+
+    def different_texts() -> Iterator[str]:
+        waiting = set(digests)
+        for text in read_documents(source):
+            if (digest := text_digest(text)) in waiting:
+                waiting.remove(digest)
+                yield text
+
+    content = hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+    judged = cached_decisions(selector, different_texts(), content, cache)
+    if len(judged) != len(digests):
+        raise DataError(f"source {source.name} changed while it was read: start again")
+    # The digests are in the order of the texts.
+    kept = {digest for digest, keep in zip(digests, judged.tolist(), strict=True) if keep}
+    selected = Counter({digest: n for digest, n in digests.items() if digest in kept})
+    count_left_out(left_out, selector, digests.total() - selected.total())
+    return selected
+
+
 def _load_one(
-    source: Source,
-    digests: Counter[bytes],
+    texts: "_Reread",
     *,
     division: "HashSplit",
     key: str,
@@ -336,8 +382,9 @@ def _load_one(
 ) -> Documents:
     from .local_dataset import open_texts, write_texts
 
+    source, digests = texts.source, texts.kept
+
     def fill(folder: Path) -> None:
-        texts = _Reread(source, digests)
         write_texts(texts, division, division.splits(digests), folder)
         if texts.changed:
             raise DataError(f"source {source.name} changed while it was read: start again")
@@ -420,15 +467,24 @@ def _key(digests: Counter[bytes], rule: str) -> str:
 
 
 class _Reread:
-    """Documents that are read again for each split, instead of being kept in memory."""
+    """Documents that are read again for each split, instead of being kept in memory.
 
-    def __init__(self, source: Source, digests: Counter[bytes]) -> None:
-        self._source, self._digests = source, digests
+    Attributes:
+      source: The source.
+      kept: The digests of the documents that are selected, with their numbers.
+      changed: Whether other documents were read than those whose digests are known.
+    """
+
+    def __init__(self, source: Source, every: Counter[bytes], kept: Counter[bytes]) -> None:
+        self.source, self.kept = source, kept
+        self._every = every
         self.changed = False
 
     def __iter__(self) -> Iterator[str]:
         seen: Counter[bytes] = Counter()
-        for text in read_documents(self._source):
-            seen[text_digest(text)] += 1
-            yield text
-        self.changed |= seen != self._digests
+        for text in read_documents(self.source):
+            digest = text_digest(text)
+            seen[digest] += 1
+            if digest in self.kept:
+                yield text
+        self.changed |= seen != self._every

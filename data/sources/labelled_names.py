@@ -8,6 +8,7 @@ r"""The names of sources of labeled examples, in the scheme of ``source_names``.
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
 ``squad:GLOB``                 questions about passages, see ``squad``
 ``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
+``corpora:A=SOURCE | B=SOURCE``  the documents of several sources, labeled A, B …
 =============================  ======================================================
 
 Each kind of data defines the forms that it reads and the fields that it uses; several
@@ -24,7 +25,7 @@ from typing import Any, cast
 from ..errors import DataError
 from .conditions import Condition, split_conditions, written
 from .in_memory import KIND, fields_of
-from .source_names import Source, SourceKind, listed_choices
+from .source_names import Source, SourceKind, listed_choices, parse_sources
 
 FORMS = {
     "tsv": "tsv:GLOB#LABEL,TEXT",
@@ -33,7 +34,9 @@ FORMS = {
     "conll": "conll:GLOB#COLUMN",
     "squad": "squad:GLOB",
     "tfds": "tfds:NAME/CONFIG#fields",
+    "corpora": "corpora:LABEL=SOURCE | LABEL=SOURCE",
 }
+_NEXT_CORPUS = re.compile(r"\s\|\s+(?=[\w-]+=\w+:)")
 # Kinds of source that only other kinds of data read; they are known, and no misspellings.
 _OTHER_KINDS = ("text", "builtin", "prepared", "pairs")
 
@@ -100,6 +103,9 @@ def parse_labelled(
         return LabelledSource(name, KIND, rest, fields_of(name, usual), conditions=conditions)
     if not colon or kind not in forms:
         raise DataError(_unreadable(name, kind, forms))
+    if kind == "corpora":  # what follows a # belongs to one of the sources
+        parse_corpora(rest, name)
+        return LabelledSource(name, kind, rest, tuple(forms[kind].split(",")))
     if re.search(rf"\s\+\s+({'|'.join(forms)}):", rest):
         raise DataError(
             f"labelled sources are not joined ({name!r}): name several files by a glob, as "
@@ -121,6 +127,25 @@ def parse_labelled(
     if not all(fields):
         raise DataError(f"source {name!r} has an empty field after the #: write {FORMS[kind]}")
     return LabelledSource(name, kind, location, tuple(fields), bool(mark), conditions)
+
+
+def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
+    """Parses sources of documents with a label each: ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
+
+    Args:
+      rest: The labels and sources.
+      name: The whole name, for messages.
+
+    Returns:
+      The labels and their sources, at least two.
+
+    Raises:
+      DataError: There are fewer than two labels, or a source is not one of documents.
+    """
+    parts = [part.partition("=") for part in _NEXT_CORPUS.split(rest)]
+    if len(parts) < 2 or not all(label.strip() and source for label, _, source in parts):
+        raise DataError(f"source {name!r} needs two labels or more: write {FORMS['corpora']}")
+    return [(label.strip(), parse_sources(source.strip())) for label, _, source in parts]
 
 
 def _unreadable(name: str, kind: str, forms: Mapping[str, str]) -> str:

@@ -3,13 +3,15 @@
 Labeled data are small and are read into memory. Every record has its location, for error messages.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..io.files import Line, file_lines, matching_files
 from ..io.json_lines import parse_line, pick
 from .conditions import Condition, LeftOut, keeps
+from .documents import load_documents
 from .in_memory import KIND, read_memory
-from .labelled_names import LabelledSource, Record
+from .labelled_names import LabelledSource, Record, parse_corpora
+from .source_names import read_documents
 from .tables import ColumnRoles, read_tables
 
 
@@ -19,7 +21,7 @@ def read_fields(
     """Reads a local source whose records have named fields.
 
     Args:
-      source: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``.
+      source: A source of the kind ``tsv``, ``csv``, ``jsonl``, ``corpora`` or ``memory``.
       roles: The roles of its fields, if it is a table.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
@@ -38,8 +40,25 @@ def read_fields(
         for location, values in read_memory(source.name, *named, left_out):
             yield Record(location, values)
         return
+    if source.kind == "corpora":
+        yield from _read_corpora(source)
+        return
     for lines in source_lines(source):
         yield from read_objects(lines, source.fields, source.conditions, left_out)
+
+
+def _read_corpora(source: LabelledSource) -> Iterator[Record]:
+    """Reads the label and the text of each document, or the text alone if that is the field."""
+    for label, corpora in parse_corpora(source.location, source.name):
+        for corpus in corpora:
+            if corpus.kind == "tfds":
+                texts: Iterable[str] = load_documents(corpus.name, "train", validation_fraction=0.0)
+            else:
+                texts = read_documents(corpus)
+            for number, text in enumerate(texts, start=1):
+                values = {"label": label, "text": text}
+                record = tuple(values[field] for field in source.fields)
+                yield Record(f"{corpus.name} document {number}", record)
 
 
 def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:

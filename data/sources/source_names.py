@@ -49,7 +49,7 @@ _DEFAULT_PART: dict[SourceKind, str] = {
     "prepared": "",
 }
 # Kinds of source that only other kinds of data read; they are known, and no misspellings.
-_OF_OTHER_DATA = ("tsv", "csv", "conll", "squad", "pairs")
+_OF_OTHER_DATA = ("tsv", "csv", "conll", "squad", "pairs", "corpora")
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("python-docs",)
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_EXAMPLES)}):)")

@@ -27,6 +27,7 @@ from ..io.atomic_io import write_file
 from .conditions import LeftOut, keeps, left_out_note, written
 from .documents import Documents, HashSplit, Records, Split, text_digest
 from .in_memory import plain
+from .selection import Selector, cached_decisions, count_left_out
 from .source_names import Source
 
 # TFDS retries a failing download for minutes; a missing network is to be detected in seconds.
@@ -35,7 +36,13 @@ _PROBED_HOSTS = 3
 _READ_AT_ONCE = 256
 
 
-def load_published(source: Source, split: Split, fraction: float, cache: Path) -> Documents:
+def load_published(
+    source: Source,
+    split: Split,
+    fraction: float,
+    cache: Path,
+    selector: Selector | None = None,
+) -> Documents:
     """Loads one split of a published data set, and downloads it first if necessary.
 
     Args:
@@ -43,6 +50,7 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
       split: ``train`` or ``validation``.
       fraction: The share for validation where no such split is published, in [0, 1).
       cache: The folder in which the division into splits is cached.
+      selector: Decides which documents are kept.
 
     Returns:
       The documents, in the published order.
@@ -61,11 +69,20 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
     published = "validation" in splits
     records = _records(builder, split if published else "train", source)
     key = _key(builder, split if published else "train", source)
-    kept, note = None, ""
+    kept, left_out = None, LeftOut()
     if source.conditions:
         kept = _kept(records, key, source, cache)
-        number = len(records) - len(kept)
-        note = left_out_note(LeftOut({written(source.conditions): number}) if number else LeftOut())
+        if number := len(records) - len(kept):
+            left_out[f"the filter {written(source.conditions)}"] += number
+    if selector is not None:
+        texts = Documents(records, source.part, key, kept)
+        judged = cached_decisions(selector, texts, key, cache)
+        count_left_out(left_out, selector, int((~judged).sum()))
+        kept = np.flatnonzero(judged) if kept is None else kept[judged]
+        key = f"{key}-{selector.fingerprint}"
+        if not len(kept):
+            raise DataError(f"no document of {source.name!r} is left: {left_out_note(left_out)}")
+    note = left_out_note(left_out)
     if published or (fraction == 0 and split == "train"):
         return Documents(records, source.part, key, kept, note=note)
     whole = Documents(records, source.part, key, kept)

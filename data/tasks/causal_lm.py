@@ -13,6 +13,7 @@ import numpy as np
 
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields, counted
+from ..errors import DataError
 from ..packing.packed_sequences import gather_tokens, packed_arrays, packed_specs, require_bos_eos
 from ..packing.packing import (
     Packing,
@@ -134,6 +135,11 @@ class CausalLMData(DocumentsData):
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns packed examples, split anew in every epoch with `concat` unless prepared."""
         if is_prepared(self.source_name):
+            if self.keep is not None:
+                raise DataError(
+                    f"data.keep {self.keep!r} selects documents, and {self.source_name!r} has none "
+                    "left: give --keep to flaxzoo prepare"
+                )
             requested = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
             return prepared_split(self.source_name, splits, tokenizer, requested)

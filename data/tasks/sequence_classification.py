@@ -83,6 +83,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         "csv": "1,2",
         "jsonl": "label,text",
         "tfds": "label,text",
+        "corpora": "label,text",
         "memory": "label,text,text_b?",
     }
     published_fields: ClassVar[dict[str, str]] = {
@@ -99,8 +100,8 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     }
 
     source: SourceField
-    """tsv:GLOB#LABEL,TEXT[,TEXT_B], csv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text or
-    tfds:glue/NAME."""
+    """tsv:GLOB#LABEL,TEXT[,TEXT_B], csv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text,
+    tfds:glue/NAME, or the documents of several sources: corpora:good=SOURCE | crawl=SOURCE."""
     length: int = 128
     """Tokens in a sequence, T."""
     target: Target = "single_label"

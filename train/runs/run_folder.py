@@ -26,6 +26,7 @@ from .custom import CUSTOM, Custom
 from .init_from import InitFromPlan, plan_init_from
 from .load_run import open_run
 from .params_only_run import TOKENIZER, check_trainable
+from .quality import with_quality
 
 SHOWN_CHANGES = 3
 """Number of differences that a message names; the others are counted."""
@@ -70,6 +71,7 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
         DataError: The data cannot be downloaded, read or split into examples.
         RunError: The folder contains another run, or something that is not a run.
     """
+    config = with_quality(config)
     existing = (folder / CONFIG_FILE).is_file()
     if existing:
         writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")

@@ -135,7 +135,7 @@ def test_resumed_in_another_process_it_is_the_same(split):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"length": 16}, "was prepared with length 8, and data.length is 16: train with --data"),
+        ({"length": 16}, "was prepared with length 8, and data.length is 16: train with data"),
         ({"packing": "first-fit"}, "with packing 'concat', and data.packing is 'first-fit'"),
         ({"validation_fraction": 0.1}, "with validation_fraction 0.2, and data.validation_fract"),
         ({"tokenizer": TokenizerConfig(path="other")}, "another tokenizer than this one of char"),
@@ -175,7 +175,7 @@ def test_nothing_held_out_is_named(place, config, tmp_path):
     source = f"text:{place}/0.txt#block"
     prepare(source, tmp_path / "rows", place / "letters", length=LENGTH, validation_fraction=0)
     asked = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows", validation_fraction=0.0)
-    with pytest.raises(DataError, match="has no sequences for validation: name --data"):
+    with pytest.raises(DataError, match="has no sequences for validation: name data"):
         asked.validation_split(asked.make_tokenizer(), ())
 
 

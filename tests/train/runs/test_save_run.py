@@ -86,6 +86,8 @@ def test_commands_read_more_tokens_than_in_training(gpt, byte_bpe, tmp_path, cap
     assert "prompts exceed the 32 tokens" in capsys.readouterr().err
     assert main([str(x) for x in [*arguments, "--max-length", 80]]) == 0
     assert "exceed" not in capsys.readouterr().err
+    scored = ["score", tmp_path / "waves", "--text", prompt, "--json", "--max-length", 80]
+    assert json.loads(run(capsys, *scored))["each"]
     for command in (["evaluate", *options], ["generate", "--max-length"]):
         arguments = [command[0], tmp_path / "table", *command[1:], 48]
         assert main([str(x) for x in arguments]) == 2

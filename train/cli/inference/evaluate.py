@@ -34,6 +34,11 @@ def evaluate_command(arguments: list[str]) -> None:
     from ...inference.evaluate import losses_without_heads, score_run
 
     if parsed.without_heads:
+        if parsed.max_length is not None:
+            raise UserError(
+                f"--max-length {parsed.max_length} does not go with --without-heads, which cuts "
+                "rows as in training: give one of them"
+            )
         if parsed.num_beams is not None:
             raise UserError(
                 f"--num-beams {parsed.num_beams} searches, and --without-heads only computes "

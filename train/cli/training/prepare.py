@@ -31,6 +31,11 @@ class PrepareArguments:
     """concat: fill every sequence and split documents; first-fit: keep documents whole."""
     validation_fraction: float = 0.05
     """The fraction of the documents that is held out for validation."""
+    keep: str | None = None
+    """The run of a text classifier: only documents are kept whose label `good` (or the second of
+    two labels) has at least the probability --threshold."""
+    threshold: float = 0.5
+    """The least probability of a document that --keep keeps."""
 
 
 def prepare_command(arguments: list[str]) -> None:
@@ -38,8 +43,14 @@ def prepare_command(arguments: list[str]) -> None:
     own, for_beam = split_at_dashes(arguments)
     parsed = parse(PrepareArguments, own, "flaxzoo prepare")
     from ....data.prepared.apache_beam import beam_workers
-    from ....data.prepared.write_shards import prepare
+    from ....data.prepared.write_shards import prepare, total_left_out
+    from ....data.sources.conditions import LeftOut, left_out_note
 
+    selector = None
+    if parsed.keep is not None:
+        from ...runs.quality import QualityClassifier
+
+        selector = QualityClassifier(parsed.keep, parsed.threshold)
     before = _written(parsed.output)
     shards = prepare(
         parsed.source,
@@ -48,12 +59,15 @@ def prepare_command(arguments: list[str]) -> None:
         length=parsed.length,
         packing=parsed.packing,
         validation_fraction=parsed.validation_fraction,
+        selector=selector,
         workers=beam_workers(for_beam),
     )
     train, held_out = (
         sum(shard.splits[split].rows for shard in shards if split in shard.splits)
         for split in ("train", "validation")
     )
+    if note := left_out_note(LeftOut(total_left_out(shards))):
+        log(f"{parsed.output}: {note}")
     kept = len(before & _written(parsed.output))
     made = len({shard.name for shard in shards}) - kept
     log(

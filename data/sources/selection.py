@@ -1,0 +1,71 @@
+"""Selects documents by a judge of their texts, such as a classifier that ``train`` opens."""
+
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ..io.atomic_io import write_file
+from .conditions import LeftOut
+
+_AT_ONCE = 1024
+
+
+class Selector(Protocol):
+    """Decides which documents are kept; see ``train.QualityClassifier``.
+
+    A decision depends on the text alone. The object must pickle, because workers of ``prepare``
+    select documents, too.
+    """
+
+    @property
+    def name(self) -> str:
+        """What leaves documents out, for the log: ``the classifier runs/quality below 0.5``."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A stable hash of everything that determines the decisions."""
+        ...
+
+    def __call__(self, texts: Sequence[str], /) -> Sequence[bool]:
+        """Returns for each text whether it is kept."""
+        ...
+
+
+def decisions(selector: Selector, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Yields each text and whether a selector keeps it; asks for many at a time."""
+    remaining = iter(texts)
+    while chunk := list(islice(remaining, _AT_ONCE)):
+        yield from zip(chunk, map(bool, selector(chunk)), strict=True)
+
+
+def cached_decisions(
+    selector: Selector, texts: Iterable[str], content: str, cache: Path
+) -> np.ndarray:
+    """Returns for each text whether a selector keeps it, bool [n], from the cache if possible.
+
+    Args:
+      selector: The selector.
+      texts: The texts, which are not read if the decisions are cached.
+      content: A hash of the texts and their order.
+      cache: The folder of cached data.
+    """
+    key = hashlib.blake2b(f"{content} {selector.fingerprint}".encode(), digest_size=16).hexdigest()
+    path = cache / "selections" / f"{key}.npy"
+    if not path.is_file():
+        kept = [keep for _, keep in decisions(selector, texts)]
+        file = io.BytesIO()
+        np.save(file, np.array(kept, np.bool_))
+        write_file(path, file.getvalue())
+    return np.load(path)
+
+
+def count_left_out(left_out: LeftOut, selector: Selector, number: int) -> None:
+    """Adds the documents that a selector leaves out to the counts, if there are any."""
+    if number:
+        left_out[selector.name] += number

@@ -1,0 +1,111 @@
+"""A classifier told good texts from a crawl; `prepare` and `train` keep what it holds for good."""
+
+import dataclasses
+import json
+import pickle
+import random
+
+import numpy as np
+import pytest
+from flaxzoo import data, models, train
+from flaxzoo.data.prepared.write_shards import in_order
+from flaxzoo.train.cli import main as cli
+
+pytestmark = [pytest.mark.usefixtures("on_one_device"), pytest.mark.slow]
+
+GOOD = "the cat sat on a mat and then it saw some dog run from the house".split()
+JUNK = "click here buy cheap pills now win free casino bonus offer".split()
+SIZES = {"vocab_size": 1, "max_length": 16, "num_layers": 1, "d_model": 16, "num_heads": 2}
+
+
+def lines(words, number, seed):
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(words, k=8)) for _ in range(number)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A good corpus, a crawl that is half good and half junk, and a classifier of the two."""
+    place = tmp_path_factory.mktemp("quality")
+    (place / "good.txt").write_text("\n".join(lines(GOOD, 60, 0)))
+    (place / "junk.txt").write_text("\n".join(lines(JUNK, 60, 1)))
+    crawl = lines(GOOD, 25, 2) + lines(JUNK, 15, 3)
+    random.Random(4).shuffle(crawl)
+    (place / "crawl.txt").write_text("\n".join(crawl))
+    config = train.TrainConfig(
+        model=models.BertConfig(**SIZES),
+        data=data.SequenceClassificationData(
+            source=f"corpora:crawl=text:{place}/junk.txt#line | good=text:{place}/good.txt#line",
+            length=16,
+            target="binary",
+            tokenizer=data.TokenizerConfig("wordpiece", 90),
+        ),
+        optimizer=train.OptimizerConfig(peak_learning_rate=2e-2, beta2=0.99),
+        batch_size=16,
+        steps=40,
+    )
+    result = train.train(config, place / "quality", quiet=True)
+    assert result.validation["accuracy"] == 1.0
+    return place
+
+
+def test_the_classifier_tells_good_from_junk(place):
+    quality = train.QualityClassifier(str(place / "quality"), threshold=0.9)
+    assert quality.label == "good"
+    texts = [*lines(GOOD, 70, 5), *lines(JUNK, 5, 6)]
+    p = quality.probabilities(texts)
+    assert (p[:70] > 0.9).all()
+    assert (p[70:] < 0.1).all()
+    assert quality(texts) == [True] * 70 + [False] * 5
+    np.testing.assert_allclose(quality.probabilities(texts[-3:]), p[-3:], rtol=1e-4)
+    copy = pickle.loads(pickle.dumps(quality))
+    assert copy(texts[68:72]) == [True, True, False, False]
+    assert copy.fingerprint == quality.fingerprint
+    assert dataclasses.replace(quality, threshold=0.5).fingerprint != quality.fingerprint
+    predicted = train.predict(place / "quality", texts[-1:], log=lambda line: None)
+    assert predicted[0]["label"] == "not good"
+
+
+def test_prepare_drops_planted_junk(place, monkeypatch, capsys):
+    monkeypatch.setattr("flaxzoo.data.prepared.apache_beam.beam_workers", lambda options: in_order)
+    data.train_tokenizer(lines(GOOD + JUNK, 40, 7), data.TokenizerConfig("characters")).save(
+        place / "letters"
+    )
+    source, out = f"text:{place}/crawl.txt#line", place / "rows"
+    options = ["--tokenizer", str(place / "letters"), "--length", "16"]
+    keep = ["--keep", str(place / "quality"), "--threshold", "0.9"]
+    assert cli.main(["prepare", source, str(out), *options, *keep]) == 0
+    left_out = f"the classifier {place}/quality below 0.9"
+    assert f"{out}: 15 documents left out by {left_out}\n" in capsys.readouterr().err
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["left_out"] == {left_out: 15}
+    shards = manifest["shards"]
+    assert sum(rows["documents"] for shard in shards for rows in shard["splits"].values()) == 25
+    assert cli.main(["prepare", source, str(out), *options]) == 2
+    assert "rows was prepared with other settings (keep " in capsys.readouterr().err
+
+
+def test_train_drops_planted_junk(place, capsys):
+    folder = place / "run"
+    options = ["--data.source", f"text:{place}/crawl.txt#line", "--workdir", str(folder)]
+    options += ["--data.keep", str(place / "quality"), "--data.threshold", "0.9"]
+    options += ["--data.tokenizer.kind", "characters", "--data.tokenizer.vocab-size", "None"]
+    options += ["--data.length", "16", "--data.validation-fraction", "0.2", "--steps", "2"]
+    options += ["--model.num-layers", "1", "--model.d-model", "16", "--model.num-heads", "2"]
+    options += ["--batch-size", "2", "--sample-prompt", "None"]
+    assert cli.main(["train", "quickstart", *options]) == 0
+    said = capsys.readouterr().err
+    assert f"training data: 15 documents left out by the classifier {place}/quality below" in said
+    _, tokenizer = train.open_run(folder)
+    assert "k" not in tokenizer.characters  # of click, in junk alone
+    assert {"c", "m"} <= set(tokenizer.characters)
+    assert train.score_run(folder, log=lambda line: None)["tokens"] > 0
+    config = json.loads((folder / "config.json").read_text())["train"]["data"]
+    assert (config["keep"], config["threshold"]) == (str(place / "quality"), 0.9)
+    assert cli.main(["train", "quickstart", *options]) == 0  # the same data, resumed
+
+    quality = train.QualityClassifier(str(folder))
+    with pytest.raises(train.RunError, match="run is no classifier of single texts: train one"):
+        quality(["a"])
+    with pytest.raises(train.RunError, match=r"threshold 2.0 must be from 0 to 1"):
+        dataclasses.replace(quality, threshold=2.0)

@@ -1,0 +1,148 @@
+"""Selects documents by a trained classifier that tells good texts from those of a crawl.
+
+Brown et al. 2020, appendix A, trained one to predict whether a document is from a corpus of high
+quality or from the unfiltered crawl, and kept the documents that looked good. Here it is any run
+of sequence classification, and documents are kept from a threshold on.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...data.batching import evaluation_batches
+from ...data.dataset import PickledByFields
+from ...data.tasks.base import DocumentsData
+from ...data.tasks.sequence_classification import SequenceClassificationData
+from ...data.tokenizers.base import Tokenizer
+from ...models.nn.typing import Params
+from ..config import TrainConfig
+from ..errors import RunError
+from ..objectives.eval_step import TOKENS_AT_ONCE, whole_rows
+from ..objectives.tasks import objective_of
+from .finite import check_outputs, load_finite
+from .load_run import open_run
+
+GOOD = "good"
+"""The label of documents to keep, if the classifier has it; otherwise the second of two."""
+_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class QualityClassifier(PickledByFields):
+    """Keeps the documents that a classifier holds for good; see ``data.Selector``.
+
+    The model is loaded on first use, also in each worker of ``flaxzoo prepare``.
+
+    Attributes:
+      folder: The run folder of a classifier of single texts with two labels, or with a label
+        ``good``; or such a folder in the Hugging Face format.
+      threshold: The least probability of the good label of a document that is kept.
+
+    Example::
+
+        quality = train.QualityClassifier("runs/quality", threshold=0.9)
+        data.load_documents("text:crawl/*.txt", "train", validation_fraction=0.05, selector=quality)
+    """
+
+    folder: str
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise RunError(f"threshold {self.threshold} must be from 0 to 1")
+
+    @property
+    def name(self) -> str:
+        """What leaves documents out, for the log."""
+        return f"the classifier {self.folder} below {self.threshold}"
+
+    @property
+    def label(self) -> str:
+        """The label of documents to keep."""
+        labels = self._opened[0].model.labels
+        return GOOD if GOOD in labels else labels[-1]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the parameters, the tokenizer, the settings and the threshold."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        config, tokenizer = self._opened
+        decisive = (tokenizer.fingerprint, repr(config.model), config.data.length, self.threshold)
+        whole = hashlib.blake2b(repr((*decisive, self.label)).encode(), digest_size=16)
+        for leaf in jax.tree.leaves(self._loaded[1]):
+            whole.update(np.ascontiguousarray(leaf).tobytes())
+        return whole.hexdigest()
+
+    def __call__(self, texts: Sequence[str], /) -> list[bool]:
+        """Returns for each text whether it is kept."""
+        return (self.probabilities(texts) >= self.threshold).tolist()
+
+    def probabilities(self, texts: Sequence[str]) -> np.ndarray:
+        """Returns the probability that each text is good, float64 [n].
+
+        A text is truncated to the length of the classifier's sequences.
+
+        Raises:
+          RunError: The folder has no classifier of this kind, or its outputs are not finite.
+        """
+        config, tokenizer = self._opened
+        split = config.data.input_split(list(texts), tokenizer, config.model.labels)
+        params = self._loaded[1]
+        rows = min(_ROWS_AT_ONCE, max(1, TOKENS_AT_ONCE // config.data.length))
+        batches = evaluation_batches(split.examples, batch_size=rows)
+        outputs = whole_rows([self._predictions(params, batch) for batch in batches], len(texts))
+        check_outputs(outputs)
+        examples: Any = split.examples
+        return np.array([p["probabilities"][self.label] for p in examples.decode(outputs)])
+
+    @cached_property
+    def _opened(self) -> tuple[TrainConfig, Tokenizer]:
+        config, tokenizer = open_run(self.folder)
+        data, labels = config.data, config.model.labels
+        if (
+            not isinstance(data, SequenceClassificationData)
+            or data.target == "regression"
+            or len(data.fields) != 2
+        ):
+            raise RunError(
+                f"{self.folder} is no classifier of single texts: train one, for example by "
+                "flaxzoo train bert-classify --data.source 'corpora:good=text:good/*.txt | "
+                "crawl=text:crawl/*.txt'"
+            )
+        if GOOD not in labels and len(labels) > 2:
+            raise RunError(
+                f"{self.folder} has the labels {', '.join(labels)}, and none is {GOOD!r}: train a "
+                f"classifier of two labels, or name one of them {GOOD!r}"
+            )
+        return config, tokenizer
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Params]:
+        return load_finite(self.folder)
+
+    @cached_property
+    def _predictions(self) -> Any:
+        objective = objective_of(self._opened[0])
+        model = self._loaded[0]
+
+        @jax.jit
+        def predictions(params: Params, batch: Any) -> Any:
+            return objective.predictions(objective.outputs(model.apply, params, batch))
+
+        return predictions
+
+
+def with_quality(config: TrainConfig) -> TrainConfig:
+    """Returns a run whose data have their selector open, if ``data.keep`` names one."""
+    data = config.data
+    if not isinstance(data, DocumentsData) or data.keep is None:
+        return config
+    return replace(config, data=data.with_selector(QualityClassifier(data.keep, data.threshold)))
