@@ -162,10 +162,12 @@ class TransformerConfig:
                 f"positions_at {place!r} does not suit positions {kind!r}, which are not added to "
                 "anything: leave positions_at out"
             )
-        if place == "projections" and self.key_dim * self.num_heads != self.d_model:
+        sizes = {self.key_dim * self.num_heads, self.value_dim * self.num_heads}
+        if place == "projections" and sizes != {self.d_model}:
             raise UserError(
                 f"positions_at 'projections' cuts {self.d_model} dimensions into {self.num_heads} "
-                f"heads, but keys have size {self.key_dim}: choose another place or D / N"
+                f"heads, but keys have size {self.key_dim} and values {self.value_dim}: choose "
+                "another place or D / N"
             )
         if not self.position_base > 0:
             raise UserError(f"position_base {self.position_base} must be above 0")
