@@ -13,7 +13,7 @@ Difference from the papers: initial weights are normally distributed, not trunca
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -49,6 +49,7 @@ from .nn.layers import (
 )
 from .nn.masks import AnyArray
 from .nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
+from .nn.pooling import pool
 from .nn.positions import Positions, make_positions
 from .nn.stack import (
     Layer,
@@ -62,6 +63,8 @@ from .nn.stack import (
 from .nn.typing import Array, Bool, Float, Int
 from .registry import Family, Preset, one_token
 
+POOLING_HEAD = "sequence_classification"
+"""The head that may read more than the first token."""
 POOLERS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 
 
@@ -72,6 +75,8 @@ class BertConfig(TransformerConfig):
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
     """
+
+    fewest_layers: ClassVar[int] = 0
 
     norm_eps: float = 1e-12
     """Added to the variance in layer normalization."""
@@ -90,6 +95,10 @@ class BertConfig(TransformerConfig):
     """Non-linearity before the vocabulary matrix, if not `activation`; always gelu in RoBERTa."""
     pooler_activation: Literal["tanh", "relu"] | None = "tanh"
     """Non-linearity of the pooler; None: the body has no pooler (DistilBERT)."""
+    pooling: Literal["cls", "mean", "max"] = "cls"
+    """The vector by which a sequence is classified. cls: the first token, after the pooler. mean,
+    max: the average of the hidden states of all real tokens, or the largest value of each
+    dimension; there is no pooler then."""
     head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default="pretraining", metadata={"choices": encoder_heads()}
     )
@@ -121,7 +130,15 @@ class BertConfig(TransformerConfig):
                 f"position_offset {self.position_offset} skips rows of a learned table, but "
                 f"positions are {self.positions!r}: leave it out"
             )
-        if self.pooler_activation is None and self.head != "none" and self.head_spec.needs_pooler:
+        if self.pooling != "cls" and self.head != POOLING_HEAD:
+            raise UserError(
+                f"pooling {self.pooling!r} is for the head {POOLING_HEAD}: leave it out with "
+                f"head {self.head!r}"
+            )
+        if self.num_layers == 0 and self.head == "causal_lm":
+            raise UserError("num_layers 0 leaves nothing to cache: choose at least 1")
+        looks_at_one = self.head != "none" and self.head_spec.needs_pooler and self.pooling == "cls"
+        if self.pooler_activation is None and looks_at_one:
             raise UserError(
                 f"head {self.head!r} looks at a pooled token: choose pooler_activation "
                 f"{' or '.join(POOLERS)}"
@@ -151,12 +168,16 @@ class BertConfig(TransformerConfig):
     def with_head(self, head: str, labels: tuple[str, ...]) -> "BertConfig":
         """Returns the same body with another head, with a pooler if it had none."""
         pooler = self.pooler_activation or ("tanh" if self.num_token_types else "relu")
-        return dataclasses.replace(self, head=head, labels=labels, pooler_activation=pooler)
+        pooling = self.pooling if head == POOLING_HEAD else "cls"
+        return dataclasses.replace(
+            self, head=head, labels=labels, pooler_activation=pooler, pooling=pooling
+        )
 
     @property
     def has_pooler(self) -> bool:
         """Whether the model pools its first token."""
-        return self.head_spec.needs_pooler and self.pooler_activation is not None
+        can = self.head_spec.needs_pooler and self.pooler_activation is not None
+        return can and self.pooling == "cls"
 
 
 class BertLayer(Layer[BertConfig]):
@@ -293,7 +314,7 @@ class BERT(nn.Module):
         if cache is not None:
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
-        body = EncoderOutput(x, self._pool(x), outputs.attentions)
+        body = EncoderOutput(x, self._pool(x, attention_mask), outputs.attentions)
         inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
         if c.head_spec.module is None:
             return body
@@ -354,9 +375,20 @@ class BERT(nn.Module):
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="embedding_norm")(x)
         return dropout(x, c.dropout_rate, rng, "embedding"), tokens.embedding
 
-    def _pool(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"] | None:
-        """Applies an affine map and a non-linearity to the first token, if the head uses it."""
+    def _pool(
+        self, x: Float[Array, "B T D"], attention_mask: AnyArray | None
+    ) -> Float[Array, "B D"] | None:
+        """Returns the vector that the head reads: of all tokens, or of the first one."""
         c, e = self.config, self.execution
+        if c.pooling != "cls":
+            if attention_mask is None:
+                attention_mask = jnp.ones(x.shape[:2], jnp.int32)
+            if attention_mask.ndim == 3:
+                raise UserError(
+                    f"attention_mask [B, T, S] does not say which tokens are real: pooling "
+                    f"{c.pooling!r} needs one [B, T]"
+                )
+            return pool(x, attention_mask, (c.pooling,)).astype(e.dtype)
         if not c.has_pooler or c.pooler_activation is None:
             return None
         pooled = Linear((c.d_model,), c.init_std, execution=e, name="pooler")(x[:, 0])

@@ -126,8 +126,10 @@ class TransformerConfig:
             *("d_k", "d_v", "head_convolution"),
         ):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} {value} is not positive: choose at least 1")
+            least = self.fewest_layers if name == "num_layers" else 1
+            if value is not None and value < least:
+                problem = "is not positive" if least else "is negative"
+                raise UserError(f"{name} {value} {problem}: choose at least {least}")
         if not 0 <= self.dropout_rate < 1:
             raise UserError(f"dropout_rate {self.dropout_rate} is not in [0, 1)")
         if self.init_std is not None and not self.init_std > 0:
@@ -141,6 +143,11 @@ class TransformerConfig:
                 f"choose num_heads from {choices}"
             )
         if self.attention == "simple":
+            if self.head_convolution is not None:
+                raise UserError(
+                    f"head_convolution {self.head_convolution} follows projections, and attention "
+                    '"simple" has none: leave it out'
+                )
             # Parts of one input have one size, and there are as many of each.
             part = self.d_model // self.num_heads
             if (self.kv_heads, self.key_dim, self.value_dim) != (self.num_heads, part, part):
@@ -243,6 +250,8 @@ class TransformerConfig:
 
     # Properties in which families differ. A family whose models differ in one makes it a field.
 
+    fewest_layers: ClassVar[int] = 1
+    """The least number of layers; 0 if the family has a use for embeddings alone."""
     head: ClassVar[str] = "none"
     """The kind of output: the name of a record in `models.nn.heads.HEADS`."""
     causal: ClassVar[bool] = True

@@ -128,7 +128,7 @@ def _encode(chunk: list[list[str]], tokenizer: Tokenizer) -> Iterator[list[list[
     For a vocabulary whose tokens contain spaces, every sentence but the first of its document is
     preceded by a space.
     """
-    space = "" if tokenizer.kind == "wordpiece" else " "
+    space = "" if tokenizer.kind in ("wordpiece", "words") else " "
     texts = [
         space + text if number else text
         for sentences in chunk

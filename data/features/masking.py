@@ -190,6 +190,8 @@ def continuations(tokenizer: Tokenizer) -> np.ndarray:
     pieces = [_piece(tokenizer, id) or "" for id in range(tokenizer.vocab_size)]
     if tokenizer.kind == "wordpiece":
         return np.asarray([piece.startswith("##") for piece in pieces])
+    if tokenizer.kind == "words":
+        return np.zeros(tokenizer.vocab_size, bool)
     begins = np.asarray([piece.startswith(("Ġ", "▁")) for piece in pieces])
     if not begins.any():
         raise DataError(

@@ -21,17 +21,21 @@ Line = tuple[str, int, str]
 STANDARD_INPUT = "-"
 
 
-def input_lines(path: str) -> Iterator[Line]:
-    """Reads the lines of the files that a user names, or of standard input for ``-``.
+def input_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
+    r"""Reads the lines of the files that a user names, or of standard input for ``-``.
+
+    Args:
+      path: A file or a glob, or ``-``.
+      keep_ends: Whether lines keep their ``\n`` and a ``\r`` before it.
 
     Raises:
       DataError: See ``matching_files`` and ``file_lines``.
     """
     if path == STANDARD_INPUT:
-        yield from _decoded(sys.stdin.buffer, "standard input")
+        yield from _decoded(sys.stdin.buffer, "standard input", keep_ends)
         return
     for file in input_files(path):
-        yield from file_lines(file)
+        yield from file_lines(file, keep_ends=keep_ends)
 
 
 def input_files(path: str) -> list[Path]:

@@ -8,6 +8,7 @@ r"""The names of sources of labeled examples, in the scheme of ``source_names``.
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
 ``squad:GLOB``                 questions about passages, see ``squad``
 ``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
+``builtin:reviews``            reviews made from templates, see ``tasks.template_reviews``
 ``corpora:A=SOURCE | B=SOURCE``  the documents of several sources, labeled A, B …
 =============================  ======================================================
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import DataError
-from .conditions import Condition, split_conditions, written
+from ..io.conditions import Condition, split_conditions, written
 from .in_memory import KIND, fields_of
 from .source_names import Source, SourceKind, listed_choices, parse_sources
 
@@ -34,11 +35,12 @@ FORMS = {
     "conll": "conll:GLOB#COLUMN",
     "squad": "squad:GLOB",
     "tfds": "tfds:NAME/CONFIG#fields",
+    "builtin": "builtin:reviews",
     "corpora": "corpora:LABEL=SOURCE | LABEL=SOURCE",
 }
 _NEXT_CORPUS = re.compile(r"\s\|\s+(?=[\w-]+=\w+:)")
 # Kinds of source that only other kinds of data read; they are known, and no misspellings.
-_OTHER_KINDS = ("text", "builtin", "prepared", "pairs")
+_OTHER_KINDS = ("text", "prepared", "pairs")
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,13 @@ class Record:
       location: The file and line, for messages: ``train.tsv line 7``.
       values: One value for each field of the source, in the order of the fields.
       first: Whether the record is the first line of a table, which might be a header.
+      part: The part of the source that the record belongs to, if the source has named parts.
     """
 
     location: str
     values: tuple[Any, ...]
     first: bool = False
+    part: str | None = None
 
 
 def parse_labelled(
@@ -112,9 +116,9 @@ def parse_labelled(
             f"{kind}:FOLDER/*"
         )
     rest, conditions = split_conditions(rest, name)
-    if conditions and kind in ("conll", "squad"):
+    if conditions and kind in ("conll", "squad", "builtin"):
         raise DataError(
-            f"{name!r} has a filter, but {kind} files have no fields to filter on: leave "
+            f"{name!r} has a filter, but {kind} sources have no fields to filter on: leave "
             f"?{written(conditions)} out"
         )
     location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")

@@ -18,8 +18,8 @@ from ..dataset import DataSplit, counted
 from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs
 from ..features.predictions import Prediction
+from ..io.conditions import LeftOut, left_out_note
 from ..io.hashing import digest
-from ..sources.conditions import LeftOut, left_out_note
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import (
@@ -33,6 +33,7 @@ from ..sources.tables import LABELED_TEXTS, ColumnRoles, header_notes
 from ..sources.tfds_records import PublishedRecords, open_published
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig
+from .template_reviews import review_records
 
 # The fingerprint covers the effect of these settings: the examples and the tokenizer.
 _FOUND_AGAIN = ("source", "validation", "validation_fraction", "tokenizer", "num_workers")
@@ -164,7 +165,7 @@ class LabelledData(DataConfig, Generic[E]):
         Args:
           source: The parsed name.
           published: The data set itself if the source is a published one.
-          split: The split of a published data set; other sources are read whole.
+          split: The split of a published or built-in source; other sources are read whole.
         """
 
     def read_records(
@@ -178,11 +179,13 @@ class LabelledData(DataConfig, Generic[E]):
         left_out = LeftOut()
         if published is not None:
             records, notes = list(published.read(split, left_out)), ()
+        elif source.kind == "builtin":
+            records, notes = review_records(source, split), ()
         else:
             tables = source.kind in ("tsv", "csv")
             notes = header_notes(source, self.columns) if tables else ()
             records = list(read_fields(source, self.columns, left_out))
-        filtered = left_out_note(left_out, "records")
+        filtered = left_out_note(left_out, "record")
         return records, (*notes, filtered) if filtered else notes
 
     def label_names(self, example: E) -> tuple[str, ...]:
@@ -203,6 +206,8 @@ class LabelledData(DataConfig, Generic[E]):
         source = replace(source, fields=self.without_label(source.fields))
         if published is not None:
             return self.unlabelled(replace(published, source=source).read("validation"))
+        if source.kind == "builtin":
+            return self.unlabelled(review_records(source, "validation"))
         return self.unlabelled(read_fields(source, self.columns.without(self.label_field)))
 
     def without_label(self, fields: tuple[str, ...]) -> tuple[str, ...]:
@@ -300,7 +305,7 @@ class LabelledData(DataConfig, Generic[E]):
         if split == "validation" and self.validation is not None:
             return self._read(*self._open(self.validation), "validation")
         source, published = self._open(self.source)
-        if published is not None and published.validation is not None:
+        if source.kind == "builtin" or (published is not None and published.validation is not None):
             return self._read(source, published, split)
         whole = self._read(source, published, "train")
         fraction = self.validation_fraction if self.validation is None else 0.0

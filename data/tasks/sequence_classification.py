@@ -54,12 +54,15 @@ class ClassificationExample:
       text_b: The second text.
       label: The label; None if it is to be predicted.
       location: Where the example was read, for messages: `train.tsv line 7`.
+      part: The part of the source that it belongs to, if the source has named parts, which are
+        then scored one by one as well.
     """
 
     text: str
     text_b: str | None
     label: Label | None
     location: str = field(repr=False)
+    part: str | None = field(default=None, repr=False)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -83,6 +86,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         "csv": "1,2",
         "jsonl": "label,text",
         "tfds": "label,text",
+        "builtin": "label,text",
         "corpora": "label,text",
         "memory": "label,text,text_b?",
     }
@@ -101,7 +105,8 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
 
     source: SourceField
     """tsv:GLOB#LABEL,TEXT[,TEXT_B], csv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text,
-    tfds:glue/NAME, or the documents of several sources: corpora:good=SOURCE | crawl=SOURCE."""
+    tfds:glue/NAME, builtin:reviews, or the documents of several sources:
+    corpora:good=SOURCE | crawl=SOURCE."""
     length: int = 128
     """Tokens in a sequence, T."""
     target: Target = "single_label"
@@ -134,7 +139,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
                     "; if the line has the names of columns, name yours after a #, as #label,text"
                 )
                 raise DataError(f"{error}{hint}") if record.first else error from None
-            examples.append(_example(texts, label, record.location))
+            examples.append(_example(texts, label, record.location, record.part))
         if self.target in ("single_label", "binary"):
             _check_first_lines(records, examples)
         return ExampleSet(tuple(examples), names, lines=lines)
@@ -357,7 +362,9 @@ def _check_first_lines(
             )
 
 
-def _example(texts: Sequence[object], label: Label | None, location: str) -> ClassificationExample:
+def _example(
+    texts: Sequence[object], label: Label | None, location: str, part: str | None = None
+) -> ClassificationExample:
     strings = []
     for text in texts:
         if not isinstance(text, str):
@@ -367,7 +374,7 @@ def _example(texts: Sequence[object], label: Label | None, location: str) -> Cla
             )
         strings.append(text)
     second = strings[1] if len(strings) == 2 else None
-    return ClassificationExample(strings[0], second, label, location)
+    return ClassificationExample(strings[0], second, label, location, part)
 
 
 def label_values(

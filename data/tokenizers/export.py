@@ -7,7 +7,7 @@ Differences between the libraries are stated in ``tokenizer_config.json`` where 
   transformers write it so.
 - A batch is padded with the padding token, or with the end token if there is none: on the left
   for language models, which continue texts on the right, otherwise on the right.
-- ``tokenizer(texts)`` returns a model's inputs: token types only for WordPiece (BERT).
+- ``tokenizer(texts)`` returns a model's inputs: token types only for WordPiece and words (BERT).
 """
 
 import json
@@ -144,7 +144,9 @@ def _config(tokenizer: Tokenizer, closing: bool) -> dict[str, object]:
         named |= {f"{r}_token": tokenizer.token(id) for r, id in roles.items() if id is not None}
     if "eos_token" in named:
         named.setdefault("pad_token", named["eos_token"])
-    if tokenizer.kind != "wordpiece":
+    if tokenizer.kind == "words" and special.cls is not None:  # its class is not BERT's
+        named["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    elif tokenizer.kind != "wordpiece":
         named["model_input_names"] = ["input_ids", "attention_mask"]
     return named
 

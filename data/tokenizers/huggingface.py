@@ -1,4 +1,4 @@
-"""Tokenizers of the ``tokenizers`` library: byte-level BPE, WordPiece, any tokenizer.json.
+"""Tokenizers of the ``tokenizers`` library: byte-level BPE, WordPiece, words, any tokenizer.json.
 
 Byte-level BPE is GPT-2's (Radford 2019, section 2.2; splitting pattern and byte alphabet of
 openai/gpt-2 ``encoder.py``). WordPiece is BERT's (google-research/bert ``tokenization.py``)
@@ -194,6 +194,26 @@ def wordpiece(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
         models.WordPiece(vocab=ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD),
         lowercase,
     )
+    return _with_template(backend, ids)
+
+
+def words(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
+    """Makes a tokenizer of whole words and punctuation marks; other words become ``[UNK]``.
+
+    Args:
+      pieces: Distinct words in the order of their ids, including ``WORDPIECE_SPECIALS``.
+      lowercase: Whether text is lowercased and accents are removed.
+
+    Returns:
+      The tokenizer, with BERT's normalization, splitting and template ``[CLS] … [SEP]``.
+    """
+    ids = {piece: id for id, piece in enumerate(pieces)}
+    backend = wordpiece_backend(models.WordLevel(vocab=ids, unk_token="[UNK]"), lowercase)
+    return _with_template(backend, ids)
+
+
+def _with_template(backend: tokenizers.Tokenizer, ids: dict[str, int]) -> HuggingFaceTokenizer:
+    """Adds BERT's special tokens, and a decoder that puts no space before punctuation."""
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.post_processor = processors.BertProcessing(
         ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
@@ -202,8 +222,10 @@ def wordpiece(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(backend, _usual_ids(backend))
 
 
-def wordpiece_backend(model: models.WordPiece, lowercase: bool) -> tokenizers.Tokenizer:
-    """Makes a tokenizer of a WordPiece model with BERT's normalization and splitting."""
+def wordpiece_backend(
+    model: models.WordPiece | models.WordLevel, lowercase: bool
+) -> tokenizers.Tokenizer:
+    """Makes a tokenizer of a model with BERT's normalization and splitting into words."""
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -328,4 +350,4 @@ def _kind(content: JsonObject) -> str:
     name = str(model.get("type")) if isinstance(model, dict) else "unknown"
     if name == "BPE" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer")):
         return "byte-bpe"
-    return name.lower()
+    return "words" if name == "WordLevel" else name.lower()

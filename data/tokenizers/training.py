@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tokenizers.normalizers import Normalizer
 
 TokenizerKind = Literal[
-    "byte-bpe", "wordpiece", "sentencepiece-unigram", "sentencepiece-bpe", "characters"
+    "byte-bpe", "wordpiece", "sentencepiece-unigram", "sentencepiece-bpe", "characters", "words"
 ]
 
 # The result depends on the number of threads, so it must not depend on the machine.
@@ -30,13 +30,15 @@ class TokenizerConfig:
     """Which tokenizer to use: an existing one, or one trained on the corpus."""
 
     kind: TokenizerKind = "byte-bpe"
-    """Kind to train: byte-level BPE (GPT-2), WordPiece (BERT), sentencepiece, or characters."""
+    """Kind to train: byte-level BPE (GPT-2), WordPiece (BERT), sentencepiece, characters, or whole
+    words."""
 
     vocab_size: int | None = None
-    """Number of tokens, special tokens included. Required for all kinds but characters."""
+    """Number of tokens, special tokens included. Required for all kinds but characters and words
+    (by default all words of the text)."""
 
     lowercase: bool = True
-    """Whether wordpiece lowercases text and removes accents. Other kinds never do."""
+    """Whether wordpiece and words lowercase text and remove accents. Other kinds never do."""
 
     path: str | None = None
     """An existing tokenizer (file or folder) to use instead of training one."""
@@ -45,8 +47,9 @@ class TokenizerConfig:
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """Trains the vocabulary that a config describes, or loads the one that it names.
 
-    WordPiece has BERT's special tokens, ``[PAD]`` with id 0. Every other vocabulary has
-    ``<|endoftext|>`` with id 0, which begins and ends a document, and can encode any text.
+    WordPiece and words have BERT's special tokens, ``[PAD]`` with id 0; a word that is not in the
+    vocabulary is ``[UNK]``. Every other vocabulary has ``<|endoftext|>`` with id 0, which begins
+    and ends a document, and can encode any text.
 
     Args:
       texts: The documents of the training split, which are read once, or twice for WordPiece.
@@ -68,6 +71,8 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     if config.kind == "characters":
         return _train_characters(texts, config)
     size = config.vocab_size
+    if config.kind == "words":
+        return _train_words(texts, size, config.lowercase)
     if size is None:
         raise DataError(
             f"a {config.kind} tokenizer needs a vocabulary size: set vocab_size, for example 4096"
@@ -147,6 +152,27 @@ def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokeni
         raise _too_large(size, backend.get_vocab_size())
     ids = backend.get_vocab()
     return wordpiece(sorted(ids, key=ids.__getitem__), lowercase)
+
+
+def _train_words(texts: Iterable[str], size: int | None, lowercase: bool) -> Tokenizer:
+    """Takes the most frequent words of the texts; of equally frequent ones the first by name."""
+    from .huggingface import WORDPIECE_SPECIALS, words
+
+    # A vocabulary without words splits a text as the one to be made will.
+    backend = words(list(WORDPIECE_SPECIALS), lowercase).backend()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        normal = backend.normalizer.normalize_str(text)
+        counts.update(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal))
+    if not counts:
+        raise _no_text()
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))
+    possible = len(WORDPIECE_SPECIALS) + len(frequent)
+    if size is not None and size <= len(WORDPIECE_SPECIALS):
+        raise _too_small(size, len(WORDPIECE_SPECIALS) + 1, "words")
+    if size is not None and size > possible:
+        raise _too_large(size, possible)
+    return words([*WORDPIECE_SPECIALS, *frequent][:size], lowercase)
 
 
 def _alphabet(normalizer: "Normalizer", texts: Iterable[str]) -> list[str]:

@@ -213,6 +213,7 @@ def settings_to_hf(
 
 ONLY_HERE: Mapping[str, tuple[object, ...]] = {
     "attention": ("learned",),
+    "pooling": ("cls",),
     "head_convolution": (None,),
     "norm_affine": (True,),
     "residual_scalar": (False,),
@@ -243,7 +244,7 @@ def check_exportable(
     differing = {
         f"{name} {value!r}": choices
         for name, choices in own.items()
-        if (value := getattr(config, name)) not in choices
+        if (value := getattr(config, name, choices[0])) not in choices
     }
     if differing:
         only = "; ".join(

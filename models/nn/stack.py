@@ -287,6 +287,8 @@ def run_layers(
     Returns:
       The residual stream, and the outputs of all layers.
     """
+    if config.num_layers == 0:
+        return x, LayerOutputs(None, None)
     if execution.remat != "none":
         policy = REMAT_POLICIES[execution.remat]
         # CSE can undo remat in unrolled layers but not inside a scan, so prevent it only there.

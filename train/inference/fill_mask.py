@@ -1,6 +1,7 @@
 """Fill-mask: the words that a masked language model finds most probable in a gap."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params
 from ..runs.finite import check_outputs
 from .bucketing import pad_batch
+from .score_text import NextWord, TokenScore, check_known
 from .text_model import TextModel
 
 
@@ -42,7 +44,7 @@ class MaskFiller(TextModel):
         super().__init__(model, params, tokenizer)
         if tokenizer.special_ids.mask is None:
             raise UserError(f"this {tokenizer.kind} tokenizer has no mask token")
-        self._probabilities = jax.jit(self._mask_probabilities)
+        self._normalized = jax.jit(self._over_vocabulary, static_argnums=0)
 
     def __call__(self, text: str, *, top_k: int = 5) -> list[list[Candidate]]:
         """Returns the `top_k` most probable tokens for each mask of a text, the best first.
@@ -51,7 +53,7 @@ class MaskFiller(TextModel):
           UserError: the text has no mask or is too long, `top_k` is out of range, or a probability
             is NaN.
         """
-        tokenizer, config = self._tokenizer, self._model.config
+        tokenizer = self._tokenizer
         mask = tokenizer.special_ids.mask
         if not 1 <= top_k <= tokenizer.vocab_size:
             raise UserError(f"top_k {top_k} must be from 1 to {tokenizer.vocab_size}")
@@ -59,13 +61,7 @@ class MaskFiller(TextModel):
         gaps = [position for position, id in enumerate(ids) if id == mask]
         if not gaps:
             raise UserError(f"the text {text!r} has no [MASK]: write it where a word is missing")
-        if len(ids) > config.max_length:
-            raise UserError(
-                f"the text has {len(ids)} tokens, the model reads {config.max_length}: shorten it"
-            )
-        padded = pad_batch([ids], 1, config.max_length)
-        probabilities = np.asarray(self._probabilities(self._params, *padded))  # [T, V]
-        check_outputs({"probabilities": probabilities[: len(ids)]})
+        probabilities = self._of_ids(ids, jax.nn.softmax)
         found = []
         for gap in gaps:
             # The vocabulary of a model may have rows that are no token.
@@ -83,11 +79,71 @@ class MaskFiller(TextModel):
             )
         return found
 
-    def _mask_probabilities(
-        self, params: Params, ids: jax.Array, attention_mask: jax.Array
+    def compare(self, text: str, words: Sequence[str]) -> list[NextWord]:
+        """Returns the probability of each of some words for the mask of a text, the best first.
+
+        A word of several tokens takes as many masks as it has tokens. They are filled from left
+        to right: the probability of each piece is that of its mask, given the text, the pieces
+        before it and masks in place of the pieces after it; the probability of the word is their
+        product (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model Scoring", within
+        a word). The number of masks tells the model how many tokens the word has, so that words
+        of few and of many tokens compare only roughly.
+
+        Args:
+          text: a text with one `[MASK]`; spaces before it belong to the word.
+          words: the words to compare.
+
+        Raises:
+          UserError: the text has no mask or several or is too long, there are no words, the
+            vocabulary lacks a character of one, or a probability is NaN.
+        """
+        tokenizer = self._tokenizer
+        mask = tokenizer.special_ids.mask
+        assert mask is not None
+        ids = tokenizer.encode_with_mask(text)
+        if ids.count(mask) != 1:
+            raise UserError(
+                f"the text {text!r} has {ids.count(mask)} masks: write one [MASK] where the words "
+                "are to be compared"
+            )
+        if not words:
+            raise UserError("there are no words to compare: give at least one")
+        gap = ids.index(mask)
+        space = " " if text.partition(tokenizer.token(mask))[0].endswith(" ") else ""
+        found = []
+        for word in words:
+            pieces = tokenizer.encode(space + word.strip(), add_special_tokens=False)
+            check_known(word, pieces, tokenizer)
+            tokens, total = [], 0.0
+            for i, piece in enumerate(pieces):
+                filled = [*pieces[:i], *[mask] * (len(pieces) - i)]
+                row = [*ids[:gap], *filled, *ids[gap + 1 :]]
+                log_probability = float(self._of_ids(row, jax.nn.log_softmax)[gap + i, piece])
+                total += log_probability
+                tokens.append(TokenScore(tokenizer.token(piece), piece, log_probability, total))
+            found.append(NextWord(word, tuple(tokens), total))
+        return sorted(found, key=lambda candidate: -candidate.log_probability)
+
+    def _of_ids(self, ids: list[int], normalize: Callable[[jax.Array], jax.Array]) -> np.ndarray:
+        """Returns softmax or log-softmax over the vocabulary at each position, `[T, V]`."""
+        longest = self._model.config.max_length
+        if len(ids) > longest:
+            raise UserError(
+                f"the text has {len(ids)} tokens, the model reads {longest}: shorten it"
+            )
+        padded = pad_batch([ids], 1, longest)
+        probabilities = np.asarray(self._normalized(normalize, self._params, *padded))
+        check_outputs({"probabilities": probabilities[: len(ids)]})
+        return probabilities
+
+    def _over_vocabulary(
+        self,
+        normalize: Callable[[jax.Array], jax.Array],
+        params: Params,
+        ids: jax.Array,
+        attention_mask: jax.Array,
     ) -> jax.Array:
-        """Returns the probabilities of every token at each position of the one row, `[T, V]`."""
         outputs = self._model.apply(
             {"params": params}, input_ids=ids, attention_mask=attention_mask
         )
-        return jax.nn.softmax(outputs.projection.logits()[0])
+        return normalize(outputs.projection.logits()[0])

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...data.errors import UserError
 from ...data.tasks.translation import encode_source, start_and_end
+from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.padding import pad_rows, power_of_two
 from ...models.nn.typing import Array, Params
 from ..objectives.losses import token_log_probs
@@ -63,7 +64,7 @@ class TextScore:
     @property
     def perplexity(self) -> float:
         """exp(− mean log-probability of a token)."""
-        return math.exp(-self.log_probability / max(self.num_scored, 1))
+        return math.exp(min(-self.log_probability / max(self.num_scored, 1), 700.0))
 
     @property
     def word_perplexity(self) -> float:
@@ -142,24 +143,36 @@ class TextScorer(TextModel):
     remedy = "give a run of a causal language model or of a translation model"
 
     def __call__(
-        self, texts: Sequence[str], *, sources: Sequence[str] | None = None, log: LogFn = print
+        self,
+        texts: Sequence[str],
+        *,
+        sources: Sequence[str] | None = None,
+        stride: int | None = None,
+        log: LogFn = print,
     ) -> list[TextScore]:
         """Returns the probability of each text, token by token.
 
         Args:
           texts: the texts. Of a causal language model, one that is longer than the model reads is
-            scored in windows: each token after the first window has at least half of a window
-            before it.
+            scored in windows: each token after the first window has at least length - `stride`
+            tokens before it.
           sources: for an encoder-decoder, the source of each text; the end token is then scored
             too.
+          stride: the tokens from the beginning of one window to that of the next, by default half
+            of the model's length; 1 gives each token the longest context, and is slowest.
           log: called with a line if texts are scored in windows.
 
         Raises:
-          UserError: there are no texts, one is empty, sources are missing or not wanted, a
-            sequence of an encoder-decoder is too long, or a log-probability is NaN.
+          UserError: there are no texts, one is empty, `stride` is out of range, sources are missing
+            or not wanted, a sequence of an encoder-decoder is too long, or a log-probability is
+            NaN.
         """
         if not texts:
             raise UserError("there is no text to score: give at least one line")
+        length = self._model.config.max_length
+        stride = max(length // 2, 1) if stride is None else stride
+        if not 1 <= stride <= length:
+            raise UserError(f"stride {stride} must be from 1 to {length}, as the model reads")
         tokenizer = self._tokenizer
         translates = self._model.config.head == "seq2seq_lm"
         if translates and (sources is None or len(sources) != len(texts)):
@@ -182,7 +195,9 @@ class TextScorer(TextModel):
             rows = [tokens if bos is None else [bos, *tokens] for tokens in ids]
         return [
             TextScore(text, self._token_scores(tokens, found))
-            for text, tokens, found in zip(texts, ids, self._score(encoded, rows, log), strict=True)
+            for text, tokens, found in zip(
+                texts, ids, self._score(encoded, rows, stride, log), strict=True
+            )
         ]
 
     def next_tokens(self, text: str, *, top_k: int = 10) -> list[NextToken]:
@@ -216,7 +231,8 @@ class TextScorer(TextModel):
         may also begin a longer word.
 
         Raises:
-          UserError: a word is empty, or as in `__call__`.
+          UserError: a word is empty, or has a character that the vocabulary lacks, or as in
+            `__call__`.
         """
         before = text.rstrip()
         joined = [f"{before} {word}" if before else word for word in words]
@@ -230,6 +246,7 @@ class TextScorer(TextModel):
                 for token, (_, end) in zip(score.tokens, ranges, strict=True)
                 if end > len(before)
             )
+            check_known(word, [token.id for token in own], self._tokenizer)
             total = sum(token.log_probability or 0.0 for token in own)
             found.append(NextWord(word, own, total))
         return sorted(found, key=lambda candidate: -candidate.log_probability)
@@ -266,20 +283,24 @@ class TextScorer(TextModel):
         )
 
     def _score(
-        self, sources: Sequence[Sequence[int]], rows: Sequence[Sequence[int]], log: LogFn
+        self,
+        sources: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int]],
+        stride: int,
+        log: LogFn,
     ) -> list[list[float]]:
         """Returns the log-probability of each token of each row but its first."""
         windows = [
             window
             for number, (source, row) in enumerate(zip(sources, rows, strict=True))
-            for window in self._windows(number, source, row)
+            for window in self._windows(number, source, row, stride)
         ]
         longer = len({window.sequence for window in windows if window.skip})
         if longer:
             length = self._model.config.max_length
             log(
                 f"{longer:,} of {len(rows):,} texts are longer than the {length} tokens that the "
-                "model reads: they are scored in windows that overlap by half"
+                f"model reads: they are scored in windows, {stride} tokens apart"
             )
         found = [np.zeros(len(row) - 1) for row in rows]
         for batch in batches_by_length([window.inputs for window in windows], BATCH_SIZE):
@@ -304,10 +325,14 @@ class TextScorer(TextModel):
         check_outputs({f"text {i}": scores for i, scores in enumerate(found, start=1)})
         return [scores.tolist() for scores in found]
 
-    def _windows(self, number: int, source: Sequence[int], row: Sequence[int]) -> "list[_Window]":
-        """Returns the parts of a row, of which each but the first scores its second half."""
+    def _windows(
+        self, number: int, source: Sequence[int], row: Sequence[int], stride: int
+    ) -> "list[_Window]":
+        """Returns the parts of a row, of which each but the first scores `stride` further labels.
+
+        The last may score fewer.
+        """
         length, total = self._model.config.max_length, len(row) - 1
-        stride = max(length // 2, 1)
         windows = []
         scored = first = 0
         while scored < total:
@@ -336,3 +361,11 @@ class TextScorer(TextModel):
             return jax.nn.softmax(logits.astype(jnp.float32))
 
         return compute
+
+
+def check_known(word: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    """Raises UserError if the vocabulary has no tokens for a word."""
+    if not ids or tokenizer.special_ids.unk in ids:
+        raise UserError(
+            f"the word {word!r} has a character that the vocabulary lacks: give another word"
+        )

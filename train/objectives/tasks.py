@@ -143,13 +143,18 @@ def _classification_scores(
     names = examples.labels
     if data.target == "binary":
         (positive,) = names
-        present = [int(p["label"] == positive) for p in predicted]
-        flat = [int(label[0]) for label in cast(list[list[float]], gold)]
-        return classification_scores(flat, present, (f"not {positive}", positive))
+        names = (f"not {positive}", positive)
+        gold = [int(label[0]) for label in cast(list[list[float]], gold)]
     if data.target == "multi_label":
         present = [[name in p["labels"] for name in names] for p in predicted]
         return classification_scores(gold, present, names)
-    return classification_scores(gold, [names.index(p["label"]) for p in predicted], names)
+    found = [names.index(p["label"]) for p in predicted]
+    scores = classification_scores(gold, found, names)
+    parts = [example.part for example in split.content]
+    for part in sorted(set(filter(None, parts))):
+        right = [a == b for a, b, of in zip(gold, found, parts, strict=True) if of == part]
+        scores[f"accuracy_{part}"] = sum(right) / len(right)
+    return scores
 
 
 def _tag_scores(evaluation: Evaluation, split: DataSplit, data: TokenClassificationData) -> Scores:

@@ -1,6 +1,7 @@
 """Recipes for BERT: pretraining at the published sizes and at a small one, and fine-tuning."""
 
 import dataclasses
+from typing import Literal
 
 from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
@@ -139,6 +140,43 @@ def _fine_tuning(data: DataConfig) -> TrainConfig:
     )
 
 
+def _reviews(
+    num_layers: int,
+    positions: Literal["learned", "none"],
+    pooling: Literal["mean", "max"],
+    attention: Literal["learned", "simple"] = "learned",
+) -> TrainConfig:
+    """Returns the settings of a classifier of words, on reviews made from templates."""
+    return TrainConfig(
+        model=BertConfig(
+            vocab_size=1,  # grows to the tokenizer's
+            max_length=64,
+            num_layers=num_layers,
+            d_model=64,
+            num_heads=4,
+            num_token_types=0,
+            dropout_rate=0.0,
+            init_std=0.125,  # 1 / √D
+            attention=attention,
+            positions=positions,
+            pooling=pooling,
+            head="sequence_classification",
+            labels=("a", "b"),  # become the source's
+        ),
+        data=SequenceClassificationData(
+            source="builtin:reviews", length=16, tokenizer=TokenizerConfig(kind="words")
+        ),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=2e-3, final_fraction=0.0, warmup_fraction=0.1, beta2=0.98
+        ),
+        epochs=20.0,
+        batch_size=64,
+        evaluate_every=180,
+        checkpoint_every=180,
+        keep_last=1,
+    )
+
+
 RECIPES: dict[str, Recipe] = {
     "bert-quickstart": Recipe(
         summary="A small BERT on Python's documentation: masked tokens and next sentence.",
@@ -231,6 +269,31 @@ RECIPES: dict[str, Recipe] = {
             "--micro-batches 64"
         ),
         config=_published("bert-large", 512, lamb=True),
+    ),
+    "reviews-bag": Recipe(
+        summary="Classify reviews by a bag of words: embeddings and global max-pooling.",
+        details=(
+            "Run: flaxzoo train reviews-bag\n"
+            "No attention and no positions: the order of the words changes nothing. The built-in\n"
+            "reviews have a part whose label depends on their order alone (accuracy_order)."
+        ),
+        config=_reviews(0, "none", "max"),
+    ),
+    "reviews-simple": Recipe(
+        summary="Classify reviews by simple self-attention, without parameters or positions.",
+        details=(
+            "Run: flaxzoo train reviews-simple\n"
+            "Attention relates 'not' to 'terrible', but the order of the words changes nothing."
+        ),
+        config=_reviews(1, "none", "mean", "simple"),
+    ),
+    "reviews": Recipe(
+        summary="Classify reviews by transformer blocks with positions, and the mean over words.",
+        details=(
+            "Run: flaxzoo train reviews\n"
+            "Or, blind to the order of words: flaxzoo train reviews --model.positions none"
+        ),
+        config=_reviews(2, "learned", "mean"),
     ),
     "bert-classify": Recipe(
         summary="Fine-tune to classify texts: sentiment, acceptability, topic, entailment.",

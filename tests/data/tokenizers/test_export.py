@@ -25,6 +25,7 @@ CONFIGS = {
     "unigram": TokenizerConfig("sentencepiece-unigram", 900),
     "bpe": TokenizerConfig("sentencepiece-bpe", 900),
     "characters": TokenizerConfig("characters"),
+    "words": TokenizerConfig("words", 600),
 }
 LONG = 16_000
 """Characters of a line up to which sums in float32 make no difference."""
@@ -107,7 +108,7 @@ def test_special_tokens_and_batches(ours, theirs):
             assert getattr(theirs, f"{role}_token_id") == getattr(special, role)
     texts = ["one", "one two three four"]
     batch = theirs(texts, padding=True, return_tensors="pt")
-    if ours.kind == "wordpiece":
+    if ours.kind in ("wordpiece", "words"):
         assert {*batch} == {"input_ids", "token_type_ids", "attention_mask"}
         assert (theirs.pad_token_id, theirs.padding_side) == (special.pad, "right")
         assert theirs("a [MASK]").input_ids[-2] == special.mask

@@ -136,3 +136,39 @@ def test_long_lines_are_learnt(tmp_path):
     text = "sailor went " * 12_500
     tokenizer = train_tokenizer([text], TokenizerConfig("sentencepiece-bpe", 285))
     assert len(tokenizer.encode("sailor went ")) < 4
+
+
+def test_words():
+    """Whole words by frequency; a form of a word that was not seen is unknown."""
+    texts = ["Walk, walks and walking.", "They walk: walk!"]
+    tokenizer = train_tokenizer(texts, TokenizerConfig("words"))
+    assert tokenizer.kind == "words"
+    pieces = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
+    assert pieces[:6] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "walk"]
+    assert pieces[6:] == ["!", ",", ".", ":", "and", "they", "walking", "walks"]
+    assert tokenizer.encode("WALK, walks, walked, walking", add_special_tokens=False) == [
+        *(5, 7, 13, 7, 1, 7, 12)
+    ]
+    assert tokenizer.encode("walk [MASK]")[:2] == [2, 5]
+    assert 4 not in tokenizer.encode("walk [MASK]")
+    assert tokenizer.decode(tokenizer.encode("They walk, walking.")) == "they walk, walking."
+    ids, offsets = tokenizer.encode_with_offsets("They walk", add_special_tokens=False)
+    assert (ids, offsets) == ([11, 5], [(0, 4), (5, 9)])
+
+
+def test_words_of_a_size_and_with_case(tmp_path):
+    texts = ["b a C b", "c"]
+    cased = train_tokenizer(texts, TokenizerConfig("words", lowercase=False))
+    assert [cased.token(i) for i in range(5, cased.vocab_size)] == ["b", "C", "a", "c"]
+    small = train_tokenizer(texts, TokenizerConfig("words", 7))
+    assert [small.token(i) for i in range(5, 7)] == ["b", "c"]
+    small.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.kind, loaded.fingerprint) == ("words", small.fingerprint)
+    assert loaded.special_ids == SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+    with pytest.raises(DataError, match="vocabulary of 9 tokens: it fills 8"):
+        train_tokenizer(texts, TokenizerConfig("words", 9))
+    with pytest.raises(DataError, match=r"5 tokens is too small .* at least 6"):
+        train_tokenizer(texts, TokenizerConfig("words", 5))
+    with pytest.raises(DataError, match="no text"):
+        train_tokenizer([" "], TokenizerConfig("words"))

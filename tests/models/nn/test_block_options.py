@@ -5,11 +5,19 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from flaxzoo import models
+from flaxzoo import models, train
+from flaxzoo.models.hf import bert as hf_bert
+from flaxzoo.models.hf import gpt as hf_gpt
+from flaxzoo.models.hf import llama as hf_llama
+from flaxzoo.models.hf import marian as hf_marian
+from flaxzoo.models.hf.tensor_mapping import WeightsError
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.models.nn.layers import ACTIVATIONS, LayerNorm, RMSNorm
+from flaxzoo.models.nn.masks import AttentionMask
+from flaxzoo.models.nn.stack import make_layer_context
 from flaxzoo.train.optim.optimizer import is_decayed
 
 IDS = np.random.default_rng(0).integers(1, 29, (2, 6))
@@ -192,6 +200,37 @@ def test_without_the_causal_mask_a_gpt_sees_what_it_is_to_predict():
 
 
 @pytest.mark.slow
+def test_without_the_causal_mask_the_loss_falls_to_0_though_nothing_can_be_learned():
+    """The tokens are drawn at random, so that the best honest loss is log 8 = 2.08."""
+    losses = {}
+    for causal in (True, False):
+        config = models.GPTConfig(
+            vocab_size=8, max_length=8, num_layers=1, d_model=32, num_heads=2, dropout_rate=0.0,
+            init_std=0.2, causal=causal,
+        )  # fmt: skip
+        model, tx = models.create(config), optax.adam(1e-2)
+        step = train.make_train_step(model.apply, train.CAUSAL, tx)
+
+        @jax.jit
+        def run(rng, step=step, model=model, tx=tx):
+            def of_a_batch(state, rng):
+                ids = jax.random.randint(rng, (32, 9), 0, 8)
+                ones, places = jnp.ones((32, 8), jnp.int32), jnp.arange(8)[None].repeat(32, 0)
+                batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+                batch |= {"segment_ids": ones, "position_ids": places}
+                state, metrics = step(state, batch, rng)
+                return state, metrics["loss"]
+
+            state = train.init_state(models.init_params(model, rng), tx)
+            return jax.lax.scan(of_a_batch, state, jax.random.split(rng, 300))[1]
+
+        losses[causal] = run(jax.random.key(0))
+    # The last token of a row has none after it, which remains a guess: 2.08 / 8.
+    assert losses[False][-20:].mean() < 2.08 / 8 + 0.1
+    assert losses[True][-20:].mean() > 2.0
+
+
+@pytest.mark.slow
 def test_a_causal_encoder(assert_close):
     """No token of the source knows of later ones; the decoder still sees all of them."""
     _, params, apply = make("transformer", encoder_causal=True)
@@ -204,6 +243,17 @@ def test_a_causal_encoder(assert_close):
     assert (np.abs(before.logits - after.logits).max((0, 2)) > 1e-3).all()
 
 
+@pytest.mark.parametrize(("sizes", "fused"), [({}, True), ({"d_k": 8, "d_v": 16}, False)])
+def test_a_kernel_takes_equal_sizes_of_keys_and_values(sizes, fused):
+    config = models.GPTConfig(**{**SIZES, "d_model": 32}, **sizes)
+    execution = models.Execution("bfloat16", attention="cudnn")
+    mask = AttentionMask(16, 16, causal=True)
+    context = make_layer_context(
+        config, execution, mask, cache=None, rng=None, output_attentions=False
+    )
+    assert (context.mask.values is None) == fused
+
+
 @pytest.mark.parametrize("name", ["d_k", "d_v", "head_convolution"])
 def test_sizes_that_are_none(name):
     with pytest.raises(ValueError, match=f"{name} 0 is not positive: choose at least 1"):
@@ -213,3 +263,28 @@ def test_sizes_that_are_none(name):
 def test_an_odd_size_cannot_be_rotated():
     with pytest.raises(ValueError, match=r"size 3 .* choose an even d_k"):
         LlamaConfig(**SIZES, d_k=3)
+
+
+@pytest.mark.parametrize(
+    ("family", "to_hf"),
+    [
+        ("gpt", hf_gpt.config_to_hf),
+        ("llama", hf_llama.config_to_hf),
+        ("bert", hf_bert.config_to_hf),
+        ("transformer", hf_marian.config_to_hf),
+    ],
+)
+def test_what_transformers_does_not_have_is_refused_by_name(family, to_hf):
+    options = {"residual_scalar": True, "norm_affine": False, "d_k": 6, "d_v": 5}
+    if family != "gpt":  # GPT-2 may leave its scores unscaled
+        options["scale_scores"] = False
+    if family != "bert":
+        options["head_convolution"] = 3
+    if family == "transformer":
+        options["encoder_causal"] = True
+    for name, value in options.items():
+        with pytest.raises(WeightsError, match=rf"has no (.*; )?{name} {value}: only"):
+            to_hf(FAMILIES[family](**SIZES, **{name: value}))
+    if family != "transformer":
+        written = to_hf(FAMILIES[family](**SIZES, activation="relu_squared"))
+        assert "relu2" in written.values()

@@ -50,7 +50,7 @@ def convolve(x, taps, mask=None, **fields):
     return np.asarray(module.apply({"params": {"taps": taps}}, x, earlier)[0])
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 5])
+@pytest.mark.parametrize("width", [1, 3, 5])
 def test_the_formula(width, assert_close):
     rng = np.random.default_rng(width)
     x, taps = rng.normal(size=(2, 4, 3, 5)), rng.normal(size=(width, 3, 5))

@@ -162,7 +162,7 @@ def test_a_learned_bandwidth_is_better_than_a_given_one():
     for _ in range(60):
         value, gradient = step(h)
         updates, state = optimizer.update(gradient, state)
-        h, losses = optax.apply_updates(h, updates), [*losses, float(value)]
+        h, losses = jnp.asarray(optax.apply_updates(h, updates)), [*losses, float(value)]
     assert losses[-1] < 0.25 * losses[0]
     error = [
         float(jnp.mean((models.kernel_regression(x, x, y, b) - truth) ** 2))
@@ -249,10 +249,13 @@ def test_sizes_of_their_own_are_refused():
     for cls, given in (
         (LlamaConfig, {"num_kv_heads": 2}),
         (LlamaConfig, {"d_head": 8}),
+        (models.BertConfig, {"d_v": 8}),
         (models.EncoderDecoderConfig, {"d_k": 8}),
     ):
         with pytest.raises(ValueError, match='attention "simple" has no maps'):
             cls(**sizes, **given, attention="simple")
+    with pytest.raises(ValueError, match="head_convolution 3 follows projections"):
+        models.GPTConfig(**sizes, head_convolution=3, attention="simple")
 
 
 def test_a_configuration_says_so_and_an_older_one_need_not():

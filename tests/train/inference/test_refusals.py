@@ -29,6 +29,8 @@ COMMANDS = {
     "predict": (CLASSIFIER, "predict MODEL --input TEXTS"),
     "evaluate": (CLASSIFIER, "evaluate MODEL --data tsv:LABELED"),
     "fill-mask": (MASKED, "fill-mask MODEL the[MASK]sat --json"),
+    "score": (GPT, "score MODEL --text cat.sat --json"),
+    "next": (GPT, "next MODEL cat --json"),
     "generate": (GPT, "generate MODEL --prompt cat --json"),
     "search": (GPT, "generate MODEL --prompt cat --num-beams 2 --json"),
     "export": (BERT, "export MODEL OUT"),
@@ -39,6 +41,8 @@ LARGE = {
     "predict": "embedding_norm/scale",
     "evaluate": "embedding_norm/scale",
     "fill-mask": "head/transform_norm/scale",
+    "score": "final_norm/scale",
+    "next": "final_norm/scale",
     "generate": "final_norm/scale",
     "search": "final_norm/scale",
 }

@@ -1,15 +1,20 @@
 """The probability of texts and of what comes next, against logits computed in one pass."""
 
+import io
 import json
 import math
+import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli.main import main
+from flaxzoo.train.inference.score_text import TextScore, TokenScore
+from flaxzoo.train.objectives.eval_step import make_evaluate_fn
 
 # The factors of this sentence are written out in the lectures.
 SENTENCE = "It takes great courage to let yourself appear weak"
@@ -117,7 +122,7 @@ def test_a_longer_text_is_scored_in_windows(scorer, tokenizer):
     np.testing.assert_allclose(found[: len(expected)], expected, atol=1e-5)
     assert lines == [
         f"1 of 1 texts are longer than the {LENGTH} tokens that the model reads: they are scored "
-        "in windows that overlap by half"
+        "in windows, 12 tokens apart"
     ]
 
 
@@ -164,6 +169,7 @@ def test_a_translation_is_scored_after_its_source(sizes):
         (lambda s: s(["a"], sources=["b"]), "scores texts without sources: leave them out"),
         (lambda s: s.next_tokens("a", top_k=0), "top_k 0 must be from 1 to "),
         (lambda s: s.next_words("a", ["b", " "]), "the word ' ' is empty"),
+        (lambda s: s(["a"], stride=0), "stride 0 must be from 1 to 24"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_in_a_line(scorer, call, message):
@@ -231,3 +237,71 @@ def test_the_numbers_are_those_of_transformers(tmp_path, tokenizer):
     expected = logits[torch.arange(row.shape[1] - 1), row[0, 1:]].detach().numpy()
     found = [token.log_probability for token in score.tokens]
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_factors_of_the_lectures_sentence(scorer):
+    """Pr(It) · Pr(takes|It) · Pr(great|It takes) · … is Pr of the sentence."""
+    words = SENTENCE.split()
+    factors = [scorer.next_words(" ".join(words[:n]), [word])[0] for n, word in enumerate(words)]
+    [score] = scorer([SENTENCE])
+    assert score.log_probability == pytest.approx(
+        sum(factor.log_probability for factor in factors), abs=1e-4
+    )
+    assert math.prod(factor.probability for factor in factors) == pytest.approx(
+        math.exp(score.log_probability), rel=1e-3
+    )
+
+
+def test_the_sum_is_the_loss_of_the_evaluation_times_the_tokens(scorer, tokenizer):
+    ids = [tokenizer.special_ids.bos, *tokenizer.encode(SENTENCE, add_special_tokens=False)]
+    number = len(ids) - 1
+    batch = {"input_ids": ids[:-1], "labels": ids[1:], "segment_ids": [1] * number}
+    batch["position_ids"] = list(range(number))
+    batch = {name: jnp.array([x]) for name, x in batch.items()}
+    evaluate = jax.jit(make_evaluate_fn(scorer._model.apply, train.CAUSAL))
+    sums, counts, _ = evaluate(scorer._params, batch)
+    loss = float(sums["next_token"] / counts["next_token"])
+    [score] = scorer([SENTENCE])
+    assert score.num_scored == counts["next_token"] == number
+    assert score.log_probability == pytest.approx(-loss * number, rel=1e-5)
+    assert score.perplexity == pytest.approx(math.exp(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("stride", [1, 7, LENGTH])
+def test_windows_equal_a_direct_computation(scorer, tokenizer, stride):
+    """Each token is scored once, after at least length - stride tokens, by any stride."""
+    text = f"{SENTENCE}. " * 4
+    [score] = scorer([text], stride=stride, log=lambda line: None)
+    row = [tokenizer.special_ids.bos, *tokenizer.encode(text, add_special_tokens=False)]
+    # Where the window begins that predicts label i: with the stride that reaches it first.
+    starts = [max(0, -(-(i + 1 - LENGTH) // stride) * stride) for i in range(len(row) - 1)]
+    padded = np.array([[*row[s : s + LENGTH], *[0] * LENGTH][:LENGTH] for s in starts])
+    plain = jax.jit(lambda params, ids: scorer._model.apply({"params": params}, input_ids=ids))
+    log_softmax = np.asarray(jax.nn.log_softmax(plain(scorer._params, padded).logits))
+    expected = [log_softmax[i, i - s, row[i + 1]] for i, s in enumerate(starts)]
+    assert all(i - s >= LENGTH - stride for i, s in enumerate(starts) if s)
+    found = [token.log_probability for token in score.tokens]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_figures_beyond_the_largest_float_are_numbers():
+    """JSON has neither NaN nor infinity."""
+    score = TextScore("word", (TokenScore("word", 0, -1e30, -1e30),))
+    assert math.isfinite(score.perplexity)
+    assert math.isfinite(score.word_perplexity)
+
+
+def test_a_file_is_one_text_or_one_for_each_line(scorer, tokenizer, tmp_path, capsys, monkeypatch):
+    write_weights(tmp_path, scorer._model.config, scorer._params)
+    tokenizer.save(tmp_path)
+    text = "It takes\ngreat courage"
+    (tmp_path / "text").write_text(f"{text}\n")
+    [expected] = scorer([text])
+    for given in (str(tmp_path / "text"), "-"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert main(["score", str(tmp_path), "--input", given, "--whole", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        assert found["text"] == text
+        assert found["log_probability"] == pytest.approx(expected.log_probability, abs=1e-4)
+    assert main(["score", str(tmp_path), "--text", "a", "--whole"]) == 2
+    assert "--whole reads one text of --input" in capsys.readouterr().err

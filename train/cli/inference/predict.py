@@ -6,6 +6,7 @@ from typing import Annotated
 from ....data.io.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import Positional, RunName, log, parse
+from .score import print_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ def predict_command(arguments: list[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class FillMaskArguments:
-    """Prints the most probable tokens for each [MASK] in a text."""
+    """Prints the most probable tokens for each [MASK] in a text, or compares given words."""
 
     run: RunName
     """A run folder of a masked language model, a folder in the Hugging Face format, or a name on
@@ -45,6 +46,9 @@ class FillMaskArguments:
     """A text with [MASK] in place of each missing token."""
     top_k: int = 5
     """The number of tokens to print for each [MASK]."""
+    words: tuple[str, ...] = ()
+    """Compare these words for the one [MASK] instead. A word of several tokens takes as many masks,
+    filled from left to right; its probability is the product of its pieces'."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     json: bool = False
@@ -57,9 +61,11 @@ def fill_mask_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ...inference.fill_mask import MaskFiller
 
-    masks = MaskFiller.of_run(parsed.run, step=parsed.step, log=log)(
-        parsed.text, top_k=parsed.top_k
-    )
+    filler = MaskFiller.of_run(parsed.run, step=parsed.step, log=log)
+    if parsed.words:
+        print_words(filler.compare(parsed.text, parsed.words), json=parsed.json)
+        return
+    masks = filler(parsed.text, top_k=parsed.top_k)
     if parsed.json:
         listed = [[dataclasses.asdict(candidate) for candidate in mask] for mask in masks]
         print(to_json({"masks": listed}))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from ....data.errors import UserError
@@ -10,7 +11,7 @@ from ...compilation_cache import enable_compilation_cache
 from ..options import Positional, RunName, log, parse
 
 if TYPE_CHECKING:
-    from ...inference.score_text import TextScore, TokenScore
+    from ...inference.score_text import NextWord, TextScore, TokenScore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +24,17 @@ class ScoreArguments:
     """The texts; or name a file with --input."""
     input: str | None = None
     """A file with one text on each line; - reads standard input."""
+    whole: bool = False
+    """Score all lines of --input as one text, without the last line feed."""
     source: tuple[str, ...] = ()
     """For a translation model: the source of each --text."""
     source_input: str | None = None
     """For a translation model: a file with the source of each line of --input."""
     each: bool = False
     """Print the probability of each token and the running sum of their logarithms."""
+    stride: int | None = None
+    """A text that is longer than the model reads is scored in windows that begin this many tokens
+    apart. By default half of what the model reads; less gives each token more context."""
     json: bool = False
     """Print a JSON object for each text, with its tokens."""
     step: int | None = None
@@ -47,16 +53,23 @@ def score_command(arguments: list[str]) -> None:
         raise UserError("--source-input goes with --input: give the sources of --text by --source")
     if parsed.source and parsed.input is not None:
         raise UserError("--source goes with --text: give the sources of --input by --source-input")
+    if parsed.whole and (parsed.input is None or parsed.source_input is not None):
+        raise UserError("--whole reads one text of --input, without a source: leave it out")
     enable_compilation_cache()
-    from ....data.io.files import read_lines
+    from ....data.io.files import input_lines, read_lines
     from ...inference.score_text import TextScorer
 
-    texts = list(parsed.text) if parsed.input is None else read_lines(parsed.input)
+    texts = list(parsed.text) if parsed.input is None else []
+    if parsed.input is not None and parsed.whole:
+        lines = [line for _, _, line in input_lines(parsed.input, keep_ends=True)]
+        texts = ["".join(lines).removesuffix("\n").removesuffix("\r")]
+    elif parsed.input is not None:
+        texts = read_lines(parsed.input)
     sources = (
         list(parsed.source) if parsed.source_input is None else read_lines(parsed.source_input)
     )
     scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log, max_length=parsed.max_length)
-    scores = scorer(texts, sources=sources or None, log=log)
+    scores = scorer(texts, sources=sources or None, stride=parsed.stride, log=log)
     for score in scores:
         if parsed.json:
             print(to_json(_as_json(score)))
@@ -129,8 +142,12 @@ def next_command(arguments: list[str]) -> None:
         for token in tokens:
             print(f"{token.probability:.6f}  {token.token}")
         return
-    words = scorer.next_words(parsed.text, parsed.words)
-    if parsed.json:
+    print_words(scorer.next_words(parsed.text, parsed.words), json=parsed.json)
+
+
+def print_words(words: "Sequence[NextWord]", *, json: bool) -> None:
+    """Prints words with their probabilities, the most probable first, and how they compare."""
+    if json:
         listed = [
             {
                 "word": word.word,
