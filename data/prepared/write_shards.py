@@ -24,10 +24,10 @@ import numpy as np
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..errors import DataError
 from ..io.atomic_io import build_folder, write_file
+from ..io.conditions import LeftOut, left_out_note, written
 from ..io.files import matching_files
 from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
-from ..sources.conditions import LeftOut, left_out_note, written
 from ..sources.documents import HashSplit, Split, text_digest
 from ..sources.selection import Selector, count_left_out, decisions
 from ..sources.source_names import Source, documents_in, parse_sources

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..io.atomic_io import build_folder
-from .conditions import LeftOut, left_out_note
+from ..io.conditions import LeftOut, left_out_note
 from .in_memory import Examples
 from .selection import Selector, cached_decisions, count_left_out
 from .source_names import Source, parse_sources, read_documents
@@ -245,7 +245,7 @@ def load_documents(
         if one.kind == "tfds":
             from .tfds_documents import load_published
 
-            parts.append(load_published(one, split, validation_fraction, cache, selector))
+            parts.append(load_published(one, split, validation_fraction, cache, selector=selector))
         else:
             parts.append(next(local))
     return JoinedRecords.join(parts)
@@ -310,7 +310,10 @@ def _load_local(
     digests = whole
     if selector is not None:
         pairs = zip(local, whole, strict=True)
-        digests = [_selected(source, own, selector, cache, left_out) for source, own in pairs]
+        digests = [
+            _selected(source, own, selector, cache=cache, left_out=left_out)
+            for source, own in pairs
+        ]
         if not any(digests):
             raise DataError(f"no document of {name!r} is left: {left_out_note(left_out)}")
     number = sum(own.total() for own in digests)
@@ -350,7 +353,12 @@ def _large_part(
 
 
 def _selected(
-    source: Source, digests: Counter[bytes], selector: Selector, cache: Path, left_out: LeftOut
+    source: Source,
+    digests: Counter[bytes],
+    selector: Selector,
+    *,
+    cache: Path,
+    left_out: LeftOut,
 ) -> Counter[bytes]:
     """Returns the digests of the documents that a selector keeps, and counts the others."""
 

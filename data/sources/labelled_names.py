@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import DataError
-from .conditions import Condition, split_conditions, written
+from ..io.conditions import Condition, split_conditions, written
 from .in_memory import KIND, fields_of
 from .source_names import Source, SourceKind, listed_choices, parse_sources
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ..io.atomic_io import write_file
-from .conditions import LeftOut
+from ..io.conditions import LeftOut
 
 _AT_ONCE = 1024
 
@@ -24,7 +24,7 @@ class Selector(Protocol):
 
     @property
     def name(self) -> str:
-        """What leaves documents out, for the log: ``the classifier runs/quality below 0.5``."""
+        """The reason why documents are left out: ``the classifier runs/quality below 0.5``."""
         ...
 
     @property

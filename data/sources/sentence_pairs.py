@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import DataError
+from ..io.conditions import LeftOut, left_out_note, written
 from ..io.files import file_lines
 from ..io.hashing import digest
-from .conditions import LeftOut, left_out_note, written
 from .documents import Split
 from .labelled_names import LabelledSource, Record
 from .labelled_records import read_fields
@@ -109,7 +109,7 @@ class FieldPairs(PairSource):
         if self.fields.conditions:
             for _ in read_fields(self.fields, SENTENCE_PAIRS, left_out):
                 pass
-        filtered = left_out_note(left_out, "pairs")
+        filtered = left_out_note(left_out, "pair")
         return (*notes, filtered) if filtered else notes
 
 

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ..errors import DataError, UserError, similar_names
+from ..io.conditions import Condition, LeftOut, keeps, left_out_note, split_conditions, written
 from ..io.files import file_lines, matching_files
 from ..io.json_lines import parse_line, pick
 from ..io.json_text import JsonObject
-from .conditions import Condition, LeftOut, keeps, left_out_note, split_conditions, written
 from .in_memory import KIND, Examples, fields_of, read_memory
 
 SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared", "memory"]

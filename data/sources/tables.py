@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DataError
+from ..io.conditions import LeftOut, keeps
 from ..io.files import file_lines, matching_files
-from .conditions import LeftOut, keeps
 from .labelled_names import LabelledSource, Record
 
 _LANGUAGES = (

@@ -24,7 +24,7 @@ import tensorflow_datasets as tfds
 
 from ..errors import DataError, similar_names
 from ..io.atomic_io import write_file
-from .conditions import LeftOut, keeps, left_out_note, written
+from ..io.conditions import LeftOut, keeps, left_out_note, written
 from .documents import Documents, HashSplit, Records, Split, text_digest
 from .in_memory import plain
 from .selection import Selector, cached_decisions, count_left_out
@@ -41,6 +41,7 @@ def load_published(
     split: Split,
     fraction: float,
     cache: Path,
+    *,
     selector: Selector | None = None,
 ) -> Documents:
     """Loads one split of a published data set, and downloads it first if necessary.

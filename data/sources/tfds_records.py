@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ..errors import DataError
+from ..io.conditions import LeftOut, keeps
 from ..io.json_lines import pick
-from .conditions import LeftOut, keeps
 from .documents import Split
 from .in_memory import plain
 from .labelled_names import LabelledSource, Record, with_known_fields

@@ -18,8 +18,8 @@ from ..dataset import DataSplit, counted
 from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs
 from ..features.predictions import Prediction
+from ..io.conditions import LeftOut, left_out_note
 from ..io.hashing import digest
-from ..sources.conditions import LeftOut, left_out_note
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import (
@@ -185,7 +185,7 @@ class LabelledData(DataConfig, Generic[E]):
             tables = source.kind in ("tsv", "csv")
             notes = header_notes(source, self.columns) if tables else ()
             records = list(read_fields(source, self.columns, left_out))
-        filtered = left_out_note(left_out, "records")
+        filtered = left_out_note(left_out, "record")
         return records, (*notes, filtered) if filtered else notes
 
     def label_names(self, example: E) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class QualityClassifier(PickledByFields):
 
     @property
     def name(self) -> str:
-        """What leaves documents out, for the log."""
+        """The reason why documents are left out, for the log."""
         return f"the classifier {self.folder} below {self.threshold}"
 
     @property

@@ -1,6 +1,7 @@
 """The command `flaxzoo list`."""
 
 import dataclasses
+import math
 import shutil
 import textwrap
 
@@ -19,6 +20,11 @@ def count(config: TransformerConfig) -> int:
     return count_parameters(parameter_shapes(create(config)))
 
 
+def _three_digits(number: float) -> str:
+    """Returns `698`, `6.23` or `0.0177`: a number with three significant digits."""
+    return f"{number:.{max(0, 2 - math.floor(math.log10(number)))}f}"
+
+
 @dataclasses.dataclass(frozen=True)
 class ListArguments:
     """Prints the recipes and the published model sizes."""
@@ -34,12 +40,13 @@ def list_command(arguments: list[str]) -> None:
     columns = max(40, min(shutil.get_terminal_size().columns, 100))
     for family, record in families().items():
         print(f"\npresets of {family}: flaxzoo train {family} --preset NAME")
-        rows = [("", "parameters", "printed", "context", "paper")]
+        rows = [("", "parameters", "printed", "float32", "context", "paper")]
         notes: dict[str, list[str]] = {}
         for name, preset in record.presets.items():
             parameters = record.num_parameters.get(name) or count(preset.config)
             context = f"{preset.config.max_length:,}"
-            rows.append((name, f"{parameters:,}", preset.published, context, preset.paper))
+            size = f"{_three_digits(4 * parameters / 1e9)} GB"
+            rows.append((name, f"{parameters:,}", preset.published, size, context, preset.paper))
             if preset.note:
                 notes.setdefault(preset.note, []).append(name)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -51,4 +58,4 @@ def list_command(arguments: list[str]) -> None:
                 f"{', '.join(names)}: {note}", columns - 4, break_on_hyphens=False
             )
             print("  " + "\n    ".join(wrapped))
-    print("\nprinted: the number of parameters as the paper prints it")
+    print("\nprinted: the paper's number of parameters; float32: four bytes for each of them")

@@ -42,9 +42,9 @@ def prepare_command(arguments: list[str]) -> None:
     """Runs `flaxzoo prepare SOURCE OUT --tokenizer PATH --length T [-- BEAM OPTIONS]`."""
     own, for_beam = split_at_dashes(arguments)
     parsed = parse(PrepareArguments, own, "flaxzoo prepare")
+    from ....data.io.conditions import LeftOut, left_out_note
     from ....data.prepared.apache_beam import beam_workers
     from ....data.prepared.write_shards import prepare, total_left_out
-    from ....data.sources.conditions import LeftOut, left_out_note
 
     selector = None
     if parsed.keep is not None:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from flaxzoo import data
-from flaxzoo.data.sources.conditions import Condition, split_conditions, written
+from flaxzoo.data.io.conditions import Condition, split_conditions, written
 from flaxzoo.data.sources.labelled_names import parse_labelled
 from flaxzoo.data.sources.labelled_records import read_fields
 from flaxzoo.data.sources.tables import LABELED_TEXTS
@@ -131,7 +131,7 @@ def test_labeled_records_are_filtered(tmp_path, kind, by_name):
     source = parse_labelled(config.source_name, config.forms)
     assert [record.values for record in read_fields(source, LABELED_TEXTS)] == [("good", "a b")]
     records, notes = config.read_records(source, None, "train")
-    note = f"1 records left out by the filter {'votes' if by_name else '3'}>9"
+    note = f"1 record left out by the filter {'votes' if by_name else '3'}>9"
     assert len(records) == 1
     if by_name or kind in ("tsv", "csv"):
         assert notes == (note,)
@@ -157,4 +157,4 @@ def test_pairs_are_filtered(tmp_path):
     rows = [{"source": "a", "target": "b", "ok": True}, {"source": "c", "target": "d", "ok": False}]
     pairs = data.open_parallel(f"{write(tmp_path, rows)}#source,target?ok==true", "train")
     assert pairs.sources == ("a",)
-    assert pairs.notes() == ("1 pairs left out by the filter ok==true",)
+    assert pairs.notes() == ("1 pair left out by the filter ok==true",)

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..dataset import counted
 from ..errors import DataError
-from ..io.json_lines import pick
+from .json_lines import pick
 
 _COMPARE: dict[str, Callable[..., bool]] = {
     "==": operator.eq,
@@ -146,6 +147,8 @@ def keeps(
     return True
 
 
-def left_out_note(left_out: LeftOut, noun: str = "documents") -> str:
+def left_out_note(left_out: LeftOut, noun: str = "document") -> str:
     """Returns a line for the log with the counts; empty if nothing was left out."""
-    return "; ".join(f"{count:,} {noun} left out by {reason}" for reason, count in left_out.items())
+    return "; ".join(
+        f"{counted(count, noun)} left out by {reason}" for reason, count in left_out.items()
+    )
