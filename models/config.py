@@ -6,10 +6,7 @@ rematerialization); it may change from one machine to the next without changing 
 """
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
-
-import numpy as np
 
 from ..data.errors import UserError, suggest
 
@@ -120,8 +117,8 @@ class TransformerConfig:
     position_buckets: int = 32
     """Number of buckets of distances, over both directions if tokens attend to later ones."""
     position_table: tuple[float, ...] | None = None
-    """The vectors of positions "table", max_length · D numbers row by row; in Python any array
-    [max_length, D]."""
+    """The vectors of positions "table", max_length · D numbers row by row; of an array
+    float32[max_length, D] they are `tuple(array.ravel().tolist())`."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -172,10 +169,12 @@ class TransformerConfig:
                 f"positions_at {place!r} does not suit positions {kind!r}, which are not added to "
                 "anything: leave positions_at out"
             )
-        if place == "projections" and self.key_dim * self.num_heads != self.d_model:
+        sizes = {self.key_dim * self.num_heads, self.value_dim * self.num_heads}
+        if place == "projections" and sizes != {self.d_model}:
             raise UserError(
                 f"positions_at 'projections' cuts {self.d_model} dimensions into {self.num_heads} "
-                f"heads, but keys have size {self.key_dim}: choose another place or D / N"
+                f"heads, but keys have size {self.key_dim} and values {self.value_dim}: choose "
+                "another place or D / N"
             )
         if not self.position_base > 0:
             raise UserError(f"position_base {self.position_base} must be above 0")
@@ -203,8 +202,7 @@ class TransformerConfig:
                 "positions 'table' and position_table belong together: give both or neither"
             )
         if self.position_table is not None:
-            numbers: Iterable[float] = np.asarray(self.position_table, np.float32).ravel().tolist()
-            object.__setattr__(self, "position_table", tuple(numbers))
+            object.__setattr__(self, "position_table", tuple(map(float, self.position_table)))
             if len(self.position_table) != self.max_length * self.d_model:
                 raise UserError(
                     f"position_table has {len(self.position_table)} numbers, not max_length "

@@ -64,7 +64,7 @@ _LIMITS: tuple[Limit, ...] = (
     (lambda c: c.cached, "keys and values are read from a cache"),
     (lambda c: c.weights, "attention weights are requested"),
     (lambda c: c.is_per_query, "the mask has an entry for each query and key"),
-    (lambda c: c.biased, "biases are added to the scores"),
+    (lambda c: c.biased, "distances of tokens are added to the scores (positions)"),
     (
         lambda c: c.dropout_rate > 0,
         "attention weights are dropped with probability {c.dropout_rate:g}",

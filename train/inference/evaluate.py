@@ -11,11 +11,13 @@ import numpy as np
 from ...data.batching import evaluation_batches
 from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
+from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.request import BeamSearch
 from ...models.hub import local_folder
 from ...models.loading import read_fields
 from ...models.model import Model
 from ...models.nn.typing import Array, Params
+from ..config import TrainConfig
 from ..errors import RunError
 from ..objectives.eval_step import EvaluatedBatch, evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.objectives import Batch
@@ -35,6 +37,7 @@ def score_run(
     *,
     step: int | None = None,
     num_beams: int | None = None,
+    max_length: int | None = None,
     log: LogFn = print,
 ) -> dict[str, float | int]:
     """Evaluates a model on every row of a source, cut as in its training.
@@ -45,6 +48,8 @@ def score_run(
         it validates on.
       step: which checkpoint; by default the newest.
       num_beams: of the search for translations, by default 4; no other kind of data has one.
+      max_length: the number of tokens that rows are cut to, in training and beyond it; positions
+        that are a table end with it. By default as in training.
       log: told what is in the data, in a line.
 
     Returns:
@@ -53,11 +58,12 @@ def score_run(
 
     Raises:
       RunError: `num_beams` is given for a model that translates nothing.
-      UserError: `num_beams` is below 1.
+      UserError: `num_beams` is below 1, or the model's table of positions does not have
+        `max_length` rows.
       FileNotFoundError: it is not a run folder, or has no such checkpoint.
       DataError: the data cannot be had or read.
     """
-    config, tokenizer = open_run(folder)
+    config, tokenizer = _open_config(folder, max_length)
     generation_metrics = task_of(config.data).generation_metrics
     if num_beams is not None and generation_metrics is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
@@ -66,7 +72,7 @@ def score_run(
     assert isinstance(search, BeamSearch)
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams)
-    model, params, split = _opened(folder, source, step, log)
+    model, params, split = _opened(folder, source, step, log, max_length=max_length)
     # Before the losses, so that a source that cannot be translated is told first.
     written = {}
     if generation_metrics is not None:
@@ -98,9 +104,26 @@ class Opened(NamedTuple):
     split: DataSplit
 
 
-def _opened(folder: str | Path, source: SourceLike | None, step: int | None, log: LogFn) -> Opened:
-    """Opens a run's model and its data; raises what `score_run` raises."""
+def _open_config(folder: str | Path, max_length: int | None) -> tuple[TrainConfig, Tokenizer]:
+    """Opens a run's configuration, with model and data of another length if one is given."""
     config, tokenizer = open_run(folder)
+    if max_length is None:
+        return config, tokenizer
+    model = config.model.with_max_length(max_length)
+    data = dataclasses.replace(config.data, length=max_length)
+    return dataclasses.replace(config, model=model, data=data), tokenizer
+
+
+def _opened(
+    folder: str | Path,
+    source: SourceLike | None,
+    step: int | None,
+    log: LogFn,
+    *,
+    max_length: int | None = None,
+) -> Opened:
+    """Opens a run's model and its data; raises what `score_run` raises."""
+    config, tokenizer = _open_config(folder, max_length)
     fields = read_fields(local_folder(folder))
     recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
@@ -118,7 +141,7 @@ def _opened(folder: str | Path, source: SourceLike | None, step: int | None, log
             f"{config.data.kind} data: evaluate it in Python"
         )
     data, labels = with_quality(config).data, config.model.labels
-    model, params = load_finite(folder, step=step)
+    model, params = load_finite(folder, step=step, max_length=max_length)
     if source is None:
         split = data.validation_split(tokenizer, labels)
         if recorded is not None and split.fingerprint != recorded["validation"]:

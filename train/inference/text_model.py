@@ -47,6 +47,7 @@ class TextModel:
         *,
         step: int | None = None,
         log: LogFn | None = None,
+        max_length: int | None = None,
     ) -> Opened:
         """Opens the model of a run folder.
 
@@ -54,11 +55,13 @@ class TextModel:
           folder: a run folder, one in Hugging Face's form, or a name on the hub.
           step: which checkpoint; by default the newest.
           log: called with a line if the tokenizer may be another model's.
+          max_length: the longest input that the model is to read, in tokens, if not its own; for
+            positions that are no table.
 
         Raises:
           FileNotFoundError: it is not a run folder, or has no such checkpoint.
-          UserError: its model has another head, a parameter is NaN or infinite, or its stored
-            settings are not supported.
+          UserError: its model has another head, a parameter is NaN or infinite, its stored
+            settings are not supported, or `max_length` differs from its table of positions.
         """
         config, tokenizer = open_run(folder)
         remedy = f"{cls.remedy}, or use the command {_command(config)}"
@@ -66,7 +69,7 @@ class TextModel:
         note = vocabulary_note(folder, config.model, tokenizer)
         if note is not None and log is not None:
             log(note)
-        model, params = load_finite(folder, step=step)
+        model, params = load_finite(folder, step=step, max_length=max_length)
         return cls._open(model, params, tokenizer, folder)
 
     @classmethod

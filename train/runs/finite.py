@@ -10,17 +10,28 @@ import numpy as np
 
 from ...models.loading import load
 from ...models.nn.typing import Params, PyTree
+from ...models.registry import create
 from ..errors import RunError
 
 
-def load_finite(folder: str | Path, *, step: int | None = None) -> tuple[Any, Params]:
+def load_finite(
+    folder: str | Path, *, step: int | None = None, max_length: int | None = None
+) -> tuple[Any, Params]:
     """Loads a model like `models.load`, and checks its parameters.
+
+    Args:
+      folder: A run folder, one in Hugging Face's form, or a name on the hub.
+      step: Which checkpoint; by default the newest.
+      max_length: The longest input that the model is to read, in tokens, if not its own.
 
     Raises:
       RunError: A parameter is NaN or infinite.
+      UserError: The model's table of positions has another length.
     """
     model, params = load(folder, step=step)
     check_finite(params, folder)
+    if max_length is not None:
+        model = create(model.config.with_max_length(max_length), model.execution)
     return model, params
 
 

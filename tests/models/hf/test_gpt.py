@@ -131,6 +131,8 @@ def test_refused_by_name(fields, message):
     [
         ("gpt3-small", {}, "gpt2 has no local_window 256: only None"),
         ("gpt2", {"positions": "sinusoidal"}, "gpt2 has no positions 'sinusoidal': only 'learned'"),
+        ("gpt2", {"positions": "relative"}, "gpt2 has no positions 'relative': only 'learned'"),
+        ("gpt2", {"positions_at": "queries_keys"}, "gpt2 has no positions_at 'queries_keys': only"),
         ("gpt2", {"use_bias": False}, "gpt2 has no use_bias False: only True"),
         ("gpt", {"d_ff": 100}, "openai-gpt has no d_ff 100: only None, 3072"),
         ("gpt", {"activation": "gelu"}, "openai-gpt has no activation 'gelu': only 'gelu_tanh',"),

@@ -237,6 +237,8 @@ def test_a_body_saved_without_its_pooler_has_none(tmp_path):
 SMALL = {"vocab_size": 16, "max_length": 8, "num_layers": 1, "d_model": 8, "num_heads": 2}
 UNSAYABLE = {
     "a pooler of tanh without token types": {"num_token_types": 0, "head": "choice"},
+    "computed positions": {"positions": "sinusoidal", "head": "span"},
+    "positions in every layer": {"positions_at": "every_layer", "head": "span"},
     "a pooler of relu": {"pooler_activation": "relu", "head": "choice"},
     "a head of another activation": {"head_activation": "relu", "head": "masked_lm"},
     "another epsilon": {"num_token_types": 0, "norm_eps": 1e-3, "head": "span"},

@@ -319,6 +319,8 @@ def test_fields_are_refused_by_name(fields, message):
 NOT_MARIAN = {
     "position_base": 1000.0,
     "positions": "learned",
+    "positions_at": "projections",
+    "position_layout": "per_dimension",
     "norm_eps": 1e-6,
     "d_k": 16,
     "share_embeddings": True,  # with an output of its own

@@ -1,16 +1,12 @@
-"""Positions: counted, as vectors, as buckets of distances."""
+"""Positions: counted, as vectors."""
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flaxzoo import models
 from flaxzoo.models.nn.positions import default_positions
-from flaxzoo.models.nn.relative_positions import relative_buckets
-from transformers.models.t5.modeling_t5 import T5Attention
 
 
 def test_default_positions():
@@ -45,21 +41,6 @@ def test_position_base_reaches_the_model(tiny):
         for base in (10_000.0, 100_000.0)
     )
     assert np.abs(usual - wide).max() > 1e-3
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (64, 300)])
-def test_relative_buckets_are_those_of_transformers(bidirectional, num_buckets, max_distance):
-    distance = np.arange(-400, 401)
-    expected = T5Attention._relative_position_bucket(
-        torch.tensor(distance), bidirectional, num_buckets, max_distance
-    )
-    found = jax.jit(relative_buckets, static_argnums=(1, 2, 3))(
-        distance, num_buckets, max_distance, bidirectional
-    )
-    np.testing.assert_array_equal(found, expected)
-    unused = {num_buckets // 2} if bidirectional else set()  # "later, by 0 tokens"
-    assert set(np.unique(found)) == set(range(num_buckets)) - unused
 
 
 def test_every_dimension_has_its_wavelength():

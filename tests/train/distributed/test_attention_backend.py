@@ -45,6 +45,14 @@ def run(train_config):
     return run
 
 
+@pytest.mark.parametrize("kind", ["relative", "buckets"])
+def test_distances_of_tokens_are_for_xla(run, kind):
+    config = run()
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, positions=kind))
+    for device in (TPU, gpu()):
+        assert "distances of tokens are added to the" in choose_kernel(config, device).description
+
+
 @pytest.mark.parametrize(
     ("device", "fields", "said"),
     [

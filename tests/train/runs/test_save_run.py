@@ -66,6 +66,34 @@ def test_a_gpt_comes_back_and_is_taken_by_the_commands(gpt, tmp_path, capsys):
     assert "Saved by flaxzoo" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.slow
+def test_commands_read_more_tokens_than_in_training(gpt, byte_bpe, tmp_path, capsys):
+    """`--max-length` beyond `max_length`, unless the positions are a table that ends there."""
+    train.save_run(tmp_path / "table", *gpt)
+    config = models.GPTConfig(vocab_size=290, positions="sinusoidal", **SIZES)
+    train.save_run(tmp_path / "waves", *made(config), byte_bpe)
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(TEXTS))
+    options = ["--data", f"text:{text}", "--max-length"]
+    losses = [
+        json.loads(run(capsys, "evaluate", tmp_path / "waves", *options, length))
+        for length in (32, 48)
+    ]
+    assert losses[0]["loss"] != losses[1]["loss"]
+    prompt = "a text of more than thirty-two bytes: " * 2
+    arguments = ["generate", tmp_path / "waves", "--prompt", prompt, "--max-new-tokens", 2]
+    assert main([str(x) for x in arguments]) == 0
+    assert "prompts exceed the 32 tokens" in capsys.readouterr().err
+    assert main([str(x) for x in [*arguments, "--max-length", 80]]) == 0
+    assert "exceed" not in capsys.readouterr().err
+    scored = ["score", tmp_path / "waves", "--text", prompt, "--json", "--max-length", 80]
+    assert json.loads(run(capsys, *scored))["each"]
+    for command in (["evaluate", *options], ["generate", "--max-length"]):
+        arguments = [command[0], tmp_path / "table", *command[1:], 48]
+        assert main([str(x) for x in arguments]) == 2
+        assert "--max-length 48 differs from the 32 rows" in capsys.readouterr().err
+
+
 def test_a_run_is_initialized_from_it_and_cannot_resume_it(gpt, tmp_path, train_config):
     train.save_run(tmp_path / "mine", *gpt)
     config = train_config(init_from=str(tmp_path / "mine"))

@@ -20,6 +20,9 @@ class EvaluateArguments:
     """The checkpoint. By default the newest."""
     num_beams: int | None = None
     """For translation: the number of beams, by default 4; 1 decodes greedily."""
+    max_length: int | None = None
+    """Cut rows to this many tokens, also to more than in training. By default as in training. A
+    model whose positions are a table (learned ones) has no others."""
     without_heads: bool = False
     """Print a table instead: by how much the loss rises without each attention head."""
 
@@ -31,6 +34,11 @@ def evaluate_command(arguments: list[str]) -> None:
     from ...inference.evaluate import losses_without_heads, score_run
 
     if parsed.without_heads:
+        if parsed.max_length is not None:
+            raise UserError(
+                f"--max-length {parsed.max_length} does not go with --without-heads, which cuts "
+                "rows as in training: give one of them"
+            )
         if parsed.num_beams is not None:
             raise UserError(
                 f"--num-beams {parsed.num_beams} searches, and --without-heads only computes "
@@ -45,6 +53,11 @@ def evaluate_command(arguments: list[str]) -> None:
                 print(f"{'layer ' + str(layer):>20} " + " ".join(f"{x:+7.4f}" for x in row))
         return
     scores = score_run(
-        parsed.run, parsed.data, step=parsed.step, num_beams=parsed.num_beams, log=log
+        parsed.run,
+        parsed.data,
+        step=parsed.step,
+        num_beams=parsed.num_beams,
+        max_length=parsed.max_length,
+        log=log,
     )
     print(to_json(scores))

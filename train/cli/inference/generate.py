@@ -41,6 +41,9 @@ class GenerateArguments:
     """Seed for sampling. The same seed gives the same text."""
     step: int | None = None
     """The checkpoint. By default the newest."""
+    max_length: int | None = None
+    """The tokens that the model may look back on, also more than in training. By default as in
+    training. A model whose positions are a table (learned ones) looks back on no others."""
     json: bool = False
     """Print one JSON object instead of text."""
 
@@ -61,7 +64,9 @@ def generate_command(arguments: list[str]) -> None:
     # --num-beams the length penalty cannot be checked yet.
     known = requested if parsed.num_beams else {**requested, "length_penalty": None}
     merged_request({}, {name: value for name, value in known.items() if value is not None})
-    generator = TextGenerator.of_run(parsed.run, step=parsed.step, log=log)
+    generator = TextGenerator.of_run(
+        parsed.run, step=parsed.step, log=log, max_length=parsed.max_length
+    )
     request = generator.request(parsed.prompt, **requested)
     alone = len(parsed.prompt) * request.num_return_sequences == 1
     streaming = alone and not parsed.json

@@ -39,6 +39,9 @@ class ScoreArguments:
     """Print a JSON object for each text, with its tokens."""
     step: int | None = None
     """The checkpoint. By default the newest."""
+    max_length: int | None = None
+    """The longest part of a text that the model reads at once, also longer than in training. A
+    model whose positions are a table (learned ones) reads no others."""
 
 
 def score_command(arguments: list[str]) -> None:
@@ -65,7 +68,7 @@ def score_command(arguments: list[str]) -> None:
     sources = (
         list(parsed.source) if parsed.source_input is None else read_lines(parsed.source_input)
     )
-    scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log)
+    scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log, max_length=parsed.max_length)
     scores = scorer(texts, sources=sources or None, stride=parsed.stride, log=log)
     for score in scores:
         if parsed.json:
