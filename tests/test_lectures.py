@@ -38,7 +38,7 @@ POSITIONS_BOOK = "colab/07_lectures_positions.ipynb"
 PROOFS: dict[int, tuple[str, ...]] = {
     # 000: words as inputs, attention, heads.
     1: (f"{HERE}::test_a_dense_layer_grows_with_the_text_and_attention_does_not",),
-    2: ("tests/train/inference/test_attend.py::",),
+    2: ("tests/train/inference/test_attend.py::test_the_command_prints_tables_and_draws",),
     3: (f"{NN}/test_attention.py::test_attention_by_hand",),
     4: (f"{AGAINST_TORCH}::test_answers", f"{SIMPLE}::test_the_worked_example"),
     5: (f"{HERE}::test_weights_grow_with_the_square_of_the_length_and_not_with_the_width",),
