@@ -22,6 +22,9 @@ from .engine.loop import train as train
 from .engine.train_step import make_train_step as make_train_step
 from .errors import NonFiniteLoss as NonFiniteLoss
 from .errors import RunError as RunError
+from .inference.attend import Attention as Attention
+from .inference.attend import TextAttention as TextAttention
+from .inference.attend import draw_attention as draw_attention
 from .inference.embed import TextEmbedder as TextEmbedder
 from .inference.evaluate import losses_without_heads as losses_without_heads
 from .inference.evaluate import score_run as score_run

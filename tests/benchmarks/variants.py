@@ -43,7 +43,11 @@ def main() -> None:
     table: dict[str, list[dict[str, float]]] = {}
     for value in arguments.values:
         for seed in arguments.seeds:
-            options = [f"--{arguments.option}", value, "--seed", seed, *common]
+            *section, name = arguments.option.split(".")
+            if value == "false":
+                name = f"no-{name}"
+            chosen = [] if value in ("true", "false") else [value]
+            options = [f"--{'.'.join([*section, name])}", *chosen, "--seed", seed, *common]
             scores = scores_of(arguments.recipe, options)
             print(json.dumps({arguments.option: value, "seed": seed, **scores}), file=sys.stderr)
             table.setdefault(value, []).append(scores)

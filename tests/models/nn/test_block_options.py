@@ -40,7 +40,7 @@ OPTIONS = {
 @functools.cache
 def make(family, option=None, **fields):
     """A model with random parameters, and `apply(params, **inputs)`."""
-    own = {**OPTIONS.get(option, {}), **fields}
+    own = {**OPTIONS.get(option or "", {}), **fields}
     config = FAMILIES[family](**{**SIZES, "dropout_rate": 0.0, **own})
     model = models.create(config)
     rng = np.random.default_rng(0)

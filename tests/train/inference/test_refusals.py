@@ -29,6 +29,7 @@ COMMANDS = {
     "predict": (CLASSIFIER, "predict MODEL --input TEXTS"),
     "evaluate": (CLASSIFIER, "evaluate MODEL --data tsv:LABELED"),
     "fill-mask": (MASKED, "fill-mask MODEL the[MASK]sat --json"),
+    "attend": (BERT, "attend MODEL cat --json"),
     "score": (GPT, "score MODEL --text cat.sat --json"),
     "next": (GPT, "next MODEL cat --json"),
     "generate": (GPT, "generate MODEL --prompt cat --json"),

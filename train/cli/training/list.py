@@ -1,7 +1,6 @@
 """The command `flaxzoo list`."""
 
 import dataclasses
-import math
 import shutil
 import textwrap
 
@@ -20,11 +19,6 @@ def count(config: TransformerConfig) -> int:
     return count_parameters(parameter_shapes(create(config)))
 
 
-def _three_digits(number: float) -> str:
-    """Returns `698`, `6.23` or `0.0177`: a number with three significant digits."""
-    return f"{number:.{max(0, 2 - math.floor(math.log10(number)))}f}"
-
-
 @dataclasses.dataclass(frozen=True)
 class ListArguments:
     """Prints the recipes and the published model sizes."""
@@ -40,12 +34,14 @@ def list_command(arguments: list[str]) -> None:
     columns = max(40, min(shutil.get_terminal_size().columns, 100))
     for family, record in families().items():
         print(f"\npresets of {family}: flaxzoo train {family} --preset NAME")
-        rows = [("", "parameters", "printed", "float32", "context", "paper")]
+        rows = [("", "parameters", "printed", "GB", "context", "paper")]
         notes: dict[str, list[str]] = {}
         for name, preset in record.presets.items():
             parameters = record.num_parameters.get(name) or count(preset.config)
             context = f"{preset.config.max_length:,}"
-            size = f"{_three_digits(4 * parameters / 1e9)} GB"
+            gigabytes = 4 * parameters / 1e9
+            digits = 2 if gigabytes < 10 else 1 if gigabytes < 100 else 0
+            size = f"{gigabytes:.{digits}f}"
             rows.append((name, f"{parameters:,}", preset.published, size, context, preset.paper))
             if preset.note:
                 notes.setdefault(preset.note, []).append(name)
@@ -58,4 +54,4 @@ def list_command(arguments: list[str]) -> None:
                 f"{', '.join(names)}: {note}", columns - 4, break_on_hyphens=False
             )
             print("  " + "\n    ".join(wrapped))
-    print("\nprinted: the paper's number of parameters; float32: four bytes for each of them")
+    print("\nprinted: the paper's number of parameters; GB: in float32, four bytes each")

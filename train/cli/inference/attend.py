@@ -1,0 +1,115 @@
+"""The command `flaxzoo attend`."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from ....data.errors import UserError
+from ....data.io.json_text import to_json
+from ...compilation_cache import enable_compilation_cache
+from ..options import Positional, RunName, log, parse
+
+if TYPE_CHECKING:
+    from ...inference.attend import Attention
+
+
+@dataclasses.dataclass(frozen=True)
+class AttendArguments:
+    """Prints what each word of a text looks at: the words with the largest attention weights.
+
+    A word of several tokens looks with the mean of its tokens' weights, and is looked at with their
+    sum.
+    """
+
+    run: RunName
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
+    text: Annotated[str, Positional("TEXT")]
+    """The text; for an encoder-decoder the source."""
+    word: str | None = None
+    """Show only what this word looks at: a column for each layer, or with --layer for each of its
+    heads."""
+    layer: int | None = None
+    """Only this layer, from 1. By default the mean over layers."""
+    head: int | None = None
+    """Only this head, from 1. By default the mean over heads."""
+    top_k: int | None = None
+    """The number of words that are shown as looked at, the largest weights first. By default 3, and
+    10 with --word."""
+    tokens: bool = False
+    """Show tokens instead of words."""
+    target: str | None = None
+    """For an encoder-decoder: the translation. By default the model's own."""
+    part: Literal["cross", "encoder", "decoder"] | None = None
+    """For an encoder-decoder: attention from the target to the source (cross, the default), or
+    within the source or the target."""
+    output: Path | None = None
+    """Also draw the weights as a PNG: a panel for each layer, or with --layer for each of its
+    heads."""
+    step: int | None = None
+    """The checkpoint. By default the newest."""
+    json: bool = False
+    """Print one JSON object with the weights [queries, keys] instead of a table."""
+
+
+def attend_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo attend RUN TEXT`."""
+    parsed = parse(AttendArguments, arguments, "flaxzoo attend")
+    if parsed.top_k is not None and parsed.top_k < 1:
+        raise UserError(f"--top-k {parsed.top_k} must be at least 1")
+    if parsed.output is not None and parsed.output.suffix != ".png":
+        raise UserError(f"--output {parsed.output} must end in .png: it is drawn as a PNG")
+    enable_compilation_cache()
+    from ....data.io.atomic_io import check_output_path, write_file
+    from ...inference.attend import TextAttention, draw_attention
+
+    if parsed.output is not None:
+        check_output_path(parsed.output, "-")
+    attend = TextAttention.of_run(parsed.run, step=parsed.step, log=log)
+    attention = attend(parsed.text, target=parsed.target, part=parsed.part, by_token=parsed.tokens)
+    if parsed.json:
+        weights = attention.mean(parsed.layer, parsed.head)
+        chosen = attention.places(parsed.word) if parsed.word else range(len(attention.queries))
+        print(
+            to_json(
+                {
+                    "queries": [attention.queries[i] for i in chosen],
+                    "keys": attention.keys,
+                    "weights": [weights[i].tolist() for i in chosen],
+                }
+            )
+        )
+    elif parsed.word is None:
+        _print_all(attention, parsed)
+    else:
+        _print_word(attention, parsed, parsed.word)
+    if parsed.output is not None:
+        write_file(parsed.output, draw_attention(attention, parsed.layer, parsed.head))
+        log(f"drawn: {parsed.output}")
+
+
+def _print_all(attention: "Attention", parsed: AttendArguments) -> None:
+    """Prints a line for each word, with the words that it looks at most."""
+    width = max(map(len, attention.queries))
+    for query, row in zip(
+        attention.queries, attention.mean(parsed.layer, parsed.head), strict=True
+    ):
+        best = [i for i in (-row).argsort(kind="stable")[: parsed.top_k or 3] if row[i] > 0]
+        print(f"{query:<{width}}  " + "  ".join(f"{attention.keys[i]} {row[i]:.3f}" for i in best))
+
+
+def _print_word(attention: "Attention", parsed: AttendArguments, word: str) -> None:
+    """Prints what a word looks at, with columns for layers or heads, wherever it occurs."""
+    weights = attention.chosen(parsed.layer, parsed.head)  # [layers, heads, Q, K]
+    name = "layer" if parsed.layer is None else "head"
+    columns = weights.mean(axis=1) if parsed.layer is None else weights[0]
+    one_head = parsed.layer is not None and parsed.head is not None
+    numbers = [parsed.head] if one_head else range(1, len(columns) + 1)
+    width = max(4, *map(len, attention.keys))
+    for place in attention.places(word):
+        print(f"{attention.queries[place]}, word {place + 1} of {len(attention.queries)}")
+        titles = [f"{name} {number}" for number in numbers]
+        print("  ".join([f"{'word':<{width}}", f"{'mean':>6}", *(f"{t:>8}" for t in titles)]))
+        mean = columns[:, place].mean(axis=0)
+        for i in (-mean).argsort(kind="stable")[: parsed.top_k or 10]:
+            values = [f"{value:8.3f}" for value in columns[:, place, i]]
+            print("  ".join([f"{attention.keys[i]:<{width}}", f"{mean[i]:6.3f}", *values]))
