@@ -1,4 +1,4 @@
-"""What each word of a text looks at: the attention weights of every layer and head."""
+"""The attention weights of a text: the words that each word looks at, by layer and head."""
 
 import dataclasses
 import io

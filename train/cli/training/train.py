@@ -108,7 +108,8 @@ def launch_command(arguments: list[str]) -> int:
     _parse(command[1:])  # report mistakes once, before any process starts
     from ...distributed.launch import launch
 
-    return launch([sys.executable, "-m", f"{__package__}.main", *command], parsed.processes)
+    module = f"{__package__}".removesuffix(".training")
+    return launch([sys.executable, "-m", f"{module}.main", *command], parsed.processes)
 
 
 def _silence_orbax() -> None:
