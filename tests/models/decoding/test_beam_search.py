@@ -23,8 +23,6 @@ from ...support.requests import beams
 
 START, EOS = 1, 2
 search = functools.partial(beams, start_id=START, eos_ids=(EOS,))
-search = functools.partial(beams, start_id=START, eos_ids=(EOS,))
-search = functools.partial(beams, start_id=START, eos_ids=(EOS,))
 SIZES = {"max_length": 64, "num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32}
 
 
