@@ -150,6 +150,7 @@ def test_the_second_process_names_the_one_that_has_not_written_yet(tmp_path):
     )
     with taking:
         try:
+            assert taking.stdout is not None
             assert taking.stdout.readline() == "locked\n"
             with pytest.raises(RunError, match=f"in use by process {taking.pid} on "):
                 acquire(tmp_path)

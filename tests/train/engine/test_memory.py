@@ -187,9 +187,9 @@ def test_the_step_is_compiled_once(config, parallel, name, number):
     example = dict.fromkeys(("input_ids", "labels", "segment_ids", "position_ids"), (8, 16))
     batch = {name: jax.ShapeDtypeStruct(shape, "int32") for name, shape in example.items()}
 
-    def listen(event, duration_secs, fun_name="", **_):
+    def listen(event: str, duration_secs: float, **about: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(fun_name)
+            compiled.append(str(about.get("fun_name", "")))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
