@@ -1,9 +1,9 @@
 """Conditions on the fields of a source, which select its records: ``jsonl:GLOB#text?score>=3``.
 
-They follow the fields after the ``#``, several joined by ``&``. A number is compared with numbers:
-with those of JSON, and with cells of a table and strings that are numbers. Any other text is
-compared as a text, so that dates such as ``2019-01-31`` have an order. ``true``, ``false`` and
-``null`` stand for those of JSON.
+Conditions follow the fields after the ``#`` and are joined by ``&``. Two numbers are
+compared as numbers; JSON numbers, and table cells and strings that hold a number, are numbers. Any
+other text is compared as text, so dates such as ``2019-01-31`` are ordered. ``true``, ``false`` and
+``null`` are the JSON values.
 """
 
 import json
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 _EXAMPLE = "write FIELD>=VALUE, with one of " + ", ".join(_COMPARE)
 
 LeftOut = Counter[str]
-"""How many records were left out, by what left them out: ``the filter score>=3``."""
+"""The number of records left out for each reason, such as ``the filter score>=3``."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Condition:
     """A comparison that a record must satisfy.
 
     Attributes:
-      field: The name of the field; of a table also the number of a column from 1.
+      field: The name of the field; for a table, a column number from 1 is possible, too.
       sign: One of ``== != < <= > >=``.
       value: The text that the field is compared with.
     """
@@ -55,12 +55,12 @@ class Condition:
         """Returns whether a field's value satisfies the condition.
 
         Args:
-          value: The value: text, a number, a boolean or None.
+          value: The field's value: text, a number, a boolean or None.
           location: The file and line of the record, for messages.
 
         Raises:
-          DataError: The values have no order: one is a number and the other is not, or the field
-            is a list, an object, or null.
+          DataError: The values cannot be ordered: one is a number and the other is not, or the
+            field is a list, an object, or null.
         """
         if isinstance(value, list | dict):
             kind = "list" if isinstance(value, list) else "JSON object"
@@ -92,15 +92,15 @@ def split_conditions(rest: str, name: str) -> tuple[str, tuple[Condition, ...]]:
     """Separates the conditions of a source from its location and fields.
 
     Args:
-      rest: The name after the kind: ``GLOB#text?score>=3``. A ``?`` before the ``#`` belongs to
-        the glob.
+      rest: The part of the name after the kind: ``GLOB#text?score>=3``. A ``?`` before the ``#``
+        belongs to the glob.
       name: The whole name, for messages.
 
     Returns:
       ``GLOB#text``, or ``GLOB`` if no field is named; and the conditions.
 
     Raises:
-      DataError: What follows the ``?`` is not a comparison.
+      DataError: The text after the ``?`` is not a comparison.
     """
     found = _PART.fullmatch(rest)
     if found is None:
@@ -118,7 +118,7 @@ def _condition(text: str, name: str) -> Condition:
 
 
 def written(conditions: Sequence[Condition]) -> str:
-    """Returns conditions as they are written after a ``?``."""
+    """Formats conditions as in a source name, after the ``?``."""
     return "&".join(map(str, conditions))
 
 
@@ -134,7 +134,7 @@ def keeps(
       conditions: The conditions, tested in order up to the first that does not hold.
       row: The fields of the record.
       location: The file and line of the record, for messages.
-      left_out: Counts the record if it does not.
+      left_out: Counter to which the record is added if a condition fails.
 
     Raises:
       DataError: The record lacks a field, or its value cannot be compared.

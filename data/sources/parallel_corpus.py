@@ -6,16 +6,16 @@ r"""Sources of sentence pairs, named by the scheme of ``source_names``.
                                from 1 or by name (then files begin with a line of names);
                                ``csv:`` likewise, see ``tables``
 ``jsonl:GLOB#en,de``           JSON lines, fields by name
-``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields by name; without
-                               names its languages in their published order
+``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields by name; by default
+                               the dataset's languages in their published order
 ``builtin:numbers-en-fr``      see ``spelled_numbers``
-``SOURCE + SOURCE``            several, one after the other (but no built-in one)
+``SOURCE + SOURCE``            several, one after the other (none of them built in)
 =============================  ======================================================
 
-To translate the other way round, swap the names. Files ending in ``.gz`` are
+To translate in the other direction, swap the two names. Files ending in ``.gz`` are
 decompressed while reading; ``io.files`` defines the end of a line. No line of ``pairs:`` is
-skipped, so the two sides cannot shift against each other; where both sides are on one line,
-empty lines are skipped.
+skipped, so the two files stay aligned. In kinds with both sides on one line, empty lines are
+skipped.
 """
 
 import itertools
@@ -48,12 +48,12 @@ _FIELDS = {"tsv": "1,2", "csv": "1,2", "jsonl": "source,target", "tfds": "", KIN
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(FORMS)}):)")
 
 Which = Split | Literal["whole"]
-"""A split, or the whole source (of a published one: its validation split)."""
+"""A split, or the whole source; for a published source, ``whole`` is its validation split."""
 
 
 @dataclass(frozen=True)
 class SplitView(PairSource):
-    """The pairs of a source that are in a split, by the hash of their source text.
+    """The pairs of one split of a source, divided by the hash of their source text.
 
     Attributes:
       whole: The source.
@@ -71,7 +71,7 @@ class SplitView(PairSource):
                 yield pair
 
     def notes(self) -> tuple[str, ...]:
-        """See ``PairSource``; held-out pairs need no second note."""
+        """See ``PairSource``; empty for validation pairs, as the training split has the notes."""
         return self.whole.notes() if self.split == "train" else ()
 
 
@@ -119,19 +119,20 @@ class ParallelText:
 def open_parallel(
     source: SourceLike, which: Which, *, validation_fraction: float = 0.0, like: str | None = None
 ) -> ParallelText:
-    """Opens a source of pairs.
+    """Opens a source of sentence pairs.
 
     Args:
-      source: A source name, or several joined, not a built-in one; or the pairs themselves.
-      which: A split or the whole. Local sources, and published ones without a split to
-        validate on, are divided by the hash of each source text, all as one.
-      validation_fraction: The share of these for validation, in [0, 1).
-      like: The name of the run's own source: where the fields of ``source`` are not
-        given, they are those of a source of the same kind in it.
+      source: A source name, several names joined by ``+`` (none of them built in), or the pairs
+        themselves.
+      which: A split or the whole. Local sources, and published sources without a validation
+        split, are divided together by the hash of each source text.
+      validation_fraction: The fraction of the divided pairs for validation, in [0, 1).
+      like: The name of the run's own source. If ``source`` states no fields, it has the fields of
+        the source of the same kind in ``like``.
 
     Raises:
-      DataError: The kind or a field is unknown, a file is missing, or nothing is there to
-        validate on. Faults inside files are found when the pairs are read.
+      DataError: The kind or a field is unknown, a file is missing, or there are no
+        validation data. Errors inside files are raised when the pairs are read.
     """
     name = as_source(source)
     parts = [name] if isinstance(name, Examples) else _JOIN.split(name)
@@ -203,7 +204,7 @@ def _open(name: str, like: str | None) -> PairSource:
 
 
 def _like(kind: str, like: str | None) -> LabelledSource | None:
-    """Returns the first source of a kind in a name."""
+    """Returns the first source of a kind among the sources that a name joins."""
     parts = (part.strip() for part in _JOIN.split(like or ""))
     same = next((part for part in parts if part.startswith(f"{kind}:")), None)
     return None if same is None else parse_labelled(same, _FIELDS)
@@ -214,7 +215,7 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
     if not has_colon or "/" in kind or Path(name).expanduser().exists():
         return f"source {name!r} has no kind: write one of {', '.join(known)}"
     choice = listed_choices(kind, tuple(FORMS), known)
-    if kind in ("text", "conll", "squad", "prepared"):  # known, and no misspellings
+    if kind in ("text", "conll", "squad", "prepared"):  # kinds of other data, not misspellings
         choice = f"from {', '.join(known)}"
     return f"pairs come from no {kind!r} source ({name!r}): choose {choice}"
 
@@ -229,7 +230,7 @@ def _open_files(name: str, rest: str) -> FilePairs:
 
 
 def _counted(number: int, what: str) -> str:
-    """A number of things: "1 file", "3 files"."""
+    """Formats a count with its noun: "1 file", "3 files"."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 

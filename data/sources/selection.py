@@ -1,4 +1,4 @@
-"""Selects documents by a judge of their texts, such as a classifier that ``train`` opens."""
+"""Selects documents by their texts, for example with a classifier from ``train``."""
 
 import hashlib
 import io
@@ -18,13 +18,13 @@ _AT_ONCE = 1024
 class Selector(Protocol):
     """Decides which documents are kept; see ``train.QualityClassifier``.
 
-    A decision depends on the text alone. The object must pickle, because workers of ``prepare``
-    select documents, too.
+    A decision depends on the text alone. The selector must be picklable, because workers of
+    ``prepare`` select documents, too.
     """
 
     @property
     def name(self) -> str:
-        """The reason why documents are left out: ``the classifier runs/quality below 0.5``."""
+        """The reason stated for documents left out: ``the classifier runs/quality below 0.5``."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class Selector(Protocol):
 
 
 def decisions(selector: Selector, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Yields each text and whether a selector keeps it; asks for many at a time."""
+    """Yields each text and whether a selector keeps it; calls the selector on batches of texts."""
     remaining = iter(texts)
     while chunk := list(islice(remaining, _AT_ONCE)):
         yield from zip(chunk, map(bool, selector(chunk)), strict=True)
@@ -66,6 +66,6 @@ def cached_decisions(
 
 
 def count_left_out(left_out: LeftOut, selector: Selector, number: int) -> None:
-    """Adds the documents that a selector leaves out to the counts, if there are any."""
+    """Adds the number of documents that a selector leaves out to the counts, unless it is 0."""
     if number:
         left_out[selector.name] += number

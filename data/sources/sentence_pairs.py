@@ -1,4 +1,4 @@
-"""Sentence pairs in files and published data sets, in order and one to one."""
+"""Sentence pairs in files and published datasets, aligned one to one and in order."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from .tfds_records import PublishedRecords
 
 
 class SentencePair(NamedTuple):
-    """A sentence, its translation, and the location of the two, for messages."""
+    """A sentence, its translation, and the location of the pair (``file:line``) for messages."""
 
     source: str
     target: str
@@ -50,13 +50,13 @@ class PairSource(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal pairs in equal order."""
+        """A hash, equal for equal pairs in equal order."""
         return digest(text for pair in self for text in (pair.source, pair.target))
 
 
 @dataclass(frozen=True)
 class FilePairs(PairSource):
-    """Two files whose lines translate each other.
+    """Two files, in which line n of one is the translation of line n of the other.
 
     Attributes:
       source: The file of the sources.
@@ -89,7 +89,7 @@ class FilePairs(PairSource):
 
 @dataclass(frozen=True)
 class FieldPairs(PairSource):
-    """Files each of whose lines has both sides.
+    """Files in which each line or record has both sides of a pair.
 
     Attributes:
       fields: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``, with two fields.
@@ -115,10 +115,10 @@ class FieldPairs(PairSource):
 
 @dataclass(frozen=True)
 class PublishedPairs(PairSource):
-    """One split of a published data set.
+    """One split of a published dataset.
 
     Attributes:
-      records: The data set, with two fields.
+      records: The dataset, with two fields.
       split: ``train`` or ``validation``.
     """
 
@@ -135,7 +135,7 @@ class PublishedPairs(PairSource):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the metadata of the published split, which is not read."""
+        """A hash of the split's published metadata; the pairs themselves are not read."""
         builder, info = self.records.builder, self._info
         metadata = (builder.info.full_name, info.name, self.records.source.fields)
         if self.records.source.conditions:

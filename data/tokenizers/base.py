@@ -14,7 +14,7 @@ JsonObject = dict[str, Any]
 """A JSON object as it was read."""
 
 END_OF_TEXT = "<|endoftext|>"
-"""The only special token of most vocabularies trained here: it begins and ends a document."""
+"""The only special token of most vocabularies trained here; marks both ends of a document."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Tokenizer(ABC):
 
     @property
     def target(self) -> "Tokenizer":
-        """The tokenizer of a translation model's output; itself unless it has two sides."""
+        """The tokenizer of a translation model's output; this one unless the output has another."""
         return self
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token(self, id: int) -> str:
-        """Returns the piece of an id in a form that can be printed in a table or a plot."""
+        """Returns the piece of an id with unprintable characters escaped, for tables and plots."""
 
     @abstractmethod
     def save(self, folder: str | PathLike[str]) -> None:
@@ -116,7 +116,7 @@ class Tokenizer(ABC):
     def encode_with_mask(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes a text in which the string ``[MASK]`` is the mask token.
 
-        This is for texts with blanks to fill; ``encode`` treats ``[MASK]`` as ordinary
+        For filling blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as ordinary
         characters. Spaces before a mask belong to the mask.
 
         Args:
@@ -161,8 +161,8 @@ def check_unicode(text: str) -> None:
     """Checks that a text can be written as UTF-8, as the libraries require.
 
     Raises:
-      DataError: The text contains half of a surrogate pair, for example because it comes from a
-        command line that is not UTF-8.
+      DataError: The text contains half of a surrogate pair, for example because the text comes
+        from a command line that is not UTF-8.
     """
     try:
         text.encode()
@@ -224,7 +224,7 @@ _KNOWN = (
     "a WordPiece vocab.txt, a sentencepiece .model, or a folder with one of them "
     "or with Marian's source.spm, target.spm and vocab.json"
 )
-# The first file that exists is loaded: original files come before those exported from them.
+# The first file that exists is loaded: original files come before files exported from them.
 _IN_A_FOLDER = (
     "characters.json",
     "sentencepiece.model",

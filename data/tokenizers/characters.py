@@ -18,8 +18,8 @@ _NUM_SPECIAL = 2
 class CharacterTokenizer(Tokenizer):
     """Gives each character an id, after ``<|endoftext|>`` (0) and ``<unk>`` (1).
 
-    A character that was not in the training text becomes ``<unk>``, which decodes to U+FFFD. It
-    represents text, so it is not skipped with the special tokens.
+    A character that was not in the training text becomes ``<unk>``, which decodes to U+FFFD.
+    ``<unk>`` represents text, so decoding does not skip it with the special tokens.
 
     Attributes:
       characters: The distinct characters of the vocabulary, in the order of their ids.

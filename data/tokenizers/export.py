@@ -2,11 +2,11 @@
 
 Differences between the libraries are stated in ``tokenizer_config.json`` where possible:
 
-- A text that contains ``<|endoftext|>`` is ordinary text (``split_special_tokens``). If the
-  vocabulary has a mask token, however, ``[MASK]`` in a text is that token, because users of
-  transformers write it so.
-- A batch is padded with the padding token, or with the end token if there is none: on the left
-  for language models, which continue texts on the right, otherwise on the right.
+- ``<|endoftext|>`` in a text is ordinary text (``split_special_tokens``). ``[MASK]`` in a text,
+  however, is the mask token if the vocabulary has one, as users of transformers expect.
+- A batch is padded with the padding token, or with the end token if there is no padding token.
+  Padding is on the left for language models, which continue texts on the right, and otherwise
+  on the right.
 - ``tokenizer(texts)`` returns a model's inputs: token types only for WordPiece and words (BERT).
 """
 
@@ -113,7 +113,7 @@ def _close(backend: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
 
 
 def _older_files(tokenizer: Tokenizer, backend: tokenizers.Tokenizer) -> dict[str, str]:
-    """Returns the two files of a byte-level vocabulary from the time before ``tokenizer.json``."""
+    """Returns ``vocab.json`` and ``merges.txt``, the older format of a byte-level vocabulary."""
     if tokenizer.kind != "byte-bpe":
         return {}
     ids = backend.get_vocab(with_added_tokens=True)

@@ -4,7 +4,7 @@ Byte-level BPE is GPT-2's (Radford 2019, section 2.2; splitting pattern and byte
 openai/gpt-2 ``encoder.py``). WordPiece is BERT's (google-research/bert ``tokenization.py``)
 as implemented by the library, with these differences from the original: a word has at most 100
 characters, not 200; a final capital sigma becomes σ, not ς; the ideographs U+2B820 to U+2B91F
-are not split; and the marks and punctuation are those of Unicode 8, not of later versions.
+are not split; and marks and punctuation are classified by Unicode 8, not by later versions.
 
 A deliberate difference from the usual wrappers: ``[CLS]`` or ``[SEP]`` in a text is plain text and
 cannot inject special tokens. Only the code that adds special tokens to an example writes their ids.

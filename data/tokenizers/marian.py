@@ -2,8 +2,8 @@
 
 Each language has a sentencepiece model that splits its text. A JSON vocabulary, one for both
 languages or one for each, gives the pieces their ids. Ids and texts are equal to those of
-transformers' ``MarianTokenizer`` without ``sacremoses``, whose punctuation normalizer it
-recommends but no longer calls, with these differences:
+transformers' ``MarianTokenizer`` with these differences (that class recommends ``sacremoses``, but
+no longer calls its punctuation normalizer, nor does this one):
 
 - Text never becomes special tokens, as with ``split_special_tokens`` in transformers.
 - The special tokens of the target side are looked up in the target's vocabulary. Transformers
@@ -35,7 +35,7 @@ _CLEANED |= {f" '{end}": f"'{end}" for end in ("m", "s", "ve", "re")}
 
 
 class MarianTokenizer(Tokenizer):
-    """The tokenizer of the source language; its ``target`` is that of the target language.
+    """The tokenizer of the source language; ``target`` is the tokenizer of the target language.
 
     The template adds ``</s>`` at the end. There is no token that begins a text: the decoder was
     trained to start with padding, so ``special_ids.bos`` is the padding token.

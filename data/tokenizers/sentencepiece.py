@@ -1,7 +1,7 @@
 """Sentencepiece vocabularies, unigram and BPE (Kudo & Richardson 2018).
 
 The vocabularies trained here do not change text: no normalization, no prefix, all spaces kept,
-a line feed as a piece of its own, and bytes for characters that are not in the vocabulary.
+a line feed as a separate piece, and bytes for characters that are not in the vocabulary.
 Decoding restores the text exactly, except U+2581, which sentencepiece uses for a space.
 """
 
@@ -115,7 +115,7 @@ class SentencePieceTokenizer(Tokenizer):
         check_unicode(text)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        start = 0  # of the part in the text, in characters
+        start = 0  # offset of the part in the text, in characters
         for part in self._parts(text):
             mapping = self._processor.encode(part, return_type="offset_mapping")
             ids += mapping["ids"]
@@ -220,7 +220,7 @@ def _splits_lines(proto: ModelProto) -> bool:
 
 
 def widen_bytes(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Gives each byte piece the range of its character; the library does so for the last one."""
+    """Gives each byte piece its character's range; the library gives it only to the last byte."""
     widened = list(offsets)
     for i in reversed(range(len(widened) - 1)):
         begin, end = widened[i]

@@ -1,17 +1,20 @@
 """Conversion of sentencepiece models to the ``tokenizers`` library, where it is exact.
 
-The result does the same as sentencepiece itself (Kudo & Richardson 2018; ``unigram_model.cc``
+The result encodes like sentencepiece itself (Kudo & Richardson 2018; ``unigram_model.cc``
 and ``bpe_model.cc``), unlike usual conversions of its files:
 
 - Pieces that are not text (control, bytes, unknown) are never found in text. The library's
-  unigram model searches for all pieces, so these get a score far below every other split. A
-  character that occurs only in such pieces is split off on its own, which changes nothing else.
+  unigram model searches for all pieces, so pieces that are not text get a score far
+  below every other split. A character that occurs only in such pieces is split off as a separate
+  part, which leaves all other splits unchanged.
 - BPE merges are ordered by the score of their result, and equal scores from left to right.
-- The unknown piece decodes as the model says. It is text, so it is not skipped.
+- The unknown piece decodes to the text that the model states for it. The piece represents text, so
+  decoding does not skip it with the special tokens.
 
-Two differences remain. Sentencepiece adds up scores in float32, the library in float64, so it may
-choose another of two nearly equal splits, as in ``hahaha`` or in very long lines. And where
-consecutive bytes are not UTF-8, which no text produces, the library replaces all of them.
+Two differences remain. Sentencepiece adds up scores in float32 and the library in float64, so the
+library may choose the other of two nearly equal splits, as in ``hahaha`` or in very long lines.
+Where consecutive byte pieces are not UTF-8, which no text produces, the library replaces all of
+them.
 """
 
 import re
@@ -25,7 +28,7 @@ from .sentencepiece import SPACE, ModelProto, Piece, parse_model
 # Types of pieces and of models, as the format numbers them.
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _UNIGRAM, _BPE = 1, 2
-# The score of pieces that are not text, as a multiple of the lowest score of a text piece.
+# The score of pieces that are not text, given as a multiple of the lowest score of a text piece.
 _NEVER = 100
 
 

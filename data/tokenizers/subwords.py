@@ -1,7 +1,7 @@
-"""Two ways from words to sub-words that are small enough to read and to print.
+"""Two sub-word algorithms in their simplest form, to read and to print.
 
-``merge_byte_pairs`` is algorithm 1 of Sennrich et al. 2016; the vocabularies of models are trained
-by the libraries behind ``training``. ``fewest_pieces`` divides a text into as few pieces of a given
+``merge_byte_pairs`` is algorithm 1 of Sennrich et al. 2016; the libraries that ``training`` calls
+train the vocabularies of models. ``fewest_pieces`` divides a text into as few pieces of a given
 vocabulary as possible.
 """
 
@@ -17,10 +17,10 @@ class MergeRound(NamedTuple):
     """The state of a text after a merge.
 
     Attributes:
-      pair: The tokens that were joined; None before the first merge.
+      pair: The two tokens that were merged; None before the first merge.
       words: The tokens of each word of the text.
-      vocabulary: The characters in the order of the text, then every joined token; a token stays
-        when others are made of it.
+      vocabulary: The characters in the order of the text, then every merged token; a token
+        stays in the vocabulary after it has become part of another.
     """
 
     pair: tuple[str, str] | None
@@ -34,17 +34,18 @@ class MergeRound(NamedTuple):
 
 
 def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
-    """Joins the most frequent pair of neighboring tokens, again and again.
+    """Merges the most frequent pair of neighboring tokens repeatedly.
 
-    No pair reaches over the end of a word. Of equally frequent pairs, the one that occurs first in
-    the text is joined.
+    No pair crosses the end of a word. Of equally frequent pairs, the pair that occurs first in
+    the text is merged.
 
     Args:
       text: Words separated by white space.
       end_of_word: The token that ends each word; empty for none.
 
     Yields:
-      First the single characters, then the state after each merge; the last has a token per word.
+      The state before any merge (single characters), then the state after each merge. In the last
+      state, each word is one token.
 
     Example::
 
@@ -56,7 +57,7 @@ def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
     vocabulary = tuple(dict.fromkeys(token for word in words for token in word))
     yield MergeRound(None, words, vocabulary)
     while pairs := Counter(pair for word in words for pair in pairwise(word)):
-        best = max(pairs, key=pairs.__getitem__)  # the first of equals, as a Counter keeps order
+        best = max(pairs, key=pairs.__getitem__)  # the first of equals: a Counter keeps order
         words = tuple(_join(word, best) for word in words)
         vocabulary = tuple(dict.fromkeys((*vocabulary, "".join(best))))
         yield MergeRound(best, words, vocabulary)
@@ -64,7 +65,7 @@ def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
 
 def _join(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     joined: list[str] = []
-    last = ""  # the token before, unless it was itself made by this merge
+    last = ""  # the previous token, unless this merge produced it
     for token in word:
         if (last, token) == pair:
             joined[-1] += token
@@ -79,15 +80,16 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
     """Divides a text into as few pieces as possible.
 
     Byte-pair encoding replays its merges, and WordPiece takes the longest piece first; neither
-    finds the fewest pieces of every text. Here the best division of each beginning of the text is
-    computed from those of shorter ones, in time ``len(text)`` times the longest piece.
+    finds the fewest pieces of every text. Here dynamic programming computes the best
+    division of each prefix of the text from the best divisions of shorter prefixes, in time
+    ``len(text)`` times the length of the longest piece.
 
     Args:
       text: The text.
       pieces: The vocabulary; of several divisions, the one with the longest last piece is chosen.
 
     Returns:
-      The pieces in order, which joined are the text.
+      The pieces in order; their concatenation is the text.
 
     Raises:
       DataError: The pieces cannot make up the text.
@@ -98,7 +100,7 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
     """
     known = frozenset(pieces)
     longest = max(map(len, known), default=0)
-    # The fewest pieces of text[:end], and where the last of them starts; None if there are none.
+    # By end: the fewest pieces of text[:end] and the start of the last; None if not divisible.
     best: list[tuple[int, int] | None] = [(0, 0)]
     for end in range(1, len(text) + 1):
         found = [
@@ -117,7 +119,7 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
     end = len(text)
     while end:
         way = best[end]
-        assert way is not None  # the way to a reachable end leads over reachable ones
+        assert way is not None  # every prefix on the path to a reachable end is reachable
         divided.append(text[way[1] : end])
         end = way[1]
     return divided[::-1]

@@ -1,4 +1,4 @@
-"""Training of vocabularies. It is deterministic: the same texts give the same bytes on disk."""
+"""Deterministic training of vocabularies: the same texts give the same bytes on disk."""
 
 import io
 import re
@@ -123,10 +123,10 @@ def _train_byte_bpe(texts: Iterable[str], size: int) -> Tokenizer:
 
 
 def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
-    """Trains merges like BPE and keeps the pieces, like the library's own WordPiece trainer.
+    """Trains BPE merges and keeps only the pieces, like the library's own WordPiece trainer.
 
-    The library adds the ``##`` pieces in the order of a hash table, which decides between equally
-    frequent merges. Here all of them are given at the start, in a fixed order.
+    The library adds the ``##`` pieces in the order of a hash table, and that order decides between
+    equally frequent merges. Here all ``##`` pieces are given at the start, in a fixed order.
     """
     from tokenizers import models, trainers
 
@@ -155,10 +155,10 @@ def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokeni
 
 
 def _train_words(texts: Iterable[str], size: int | None, lowercase: bool) -> Tokenizer:
-    """Takes the most frequent words of the texts; of equally frequent ones the first by name."""
+    """Takes the most frequent words of the texts; equally frequent words in alphabetical order."""
     from .huggingface import WORDPIECE_SPECIALS, words
 
-    # A vocabulary without words splits a text as the one to be made will.
+    # A vocabulary without words splits a text in the same way as the final vocabulary will.
     backend = words(list(WORDPIECE_SPECIALS), lowercase).backend()
     counts: Counter[str] = Counter()
     for text in texts:
@@ -240,7 +240,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _explain(message: str, size: int, kind: str) -> DataError:
-    """Converts the library's errors to ours; two of them contain the size that would work."""
+    """Converts the library's errors to DataError; two of them state the size that would work."""
     if found := re.search(r"value <= (\d+)", message):
         return _too_large(size, int(found[1]))
     if found := re.search(r"required_chars\. \d+ vs (\d+)", message):

@@ -1,11 +1,11 @@
 """The convolution over tokens after the projections of attention (So et al. 2021, "Primer").
 
-Each head's queries, keys and values are convolved with the tokens before: with the taps w of a
+Each head's queries, keys and values are convolved over the preceding tokens: with the taps w of a
 head and channel, out_t = w₀ x_t + w₁ x_{t−1} + w₂ x_{t−2} at width 3. Hidden tokens (padding) and
-tokens of other documents count as zeros. The taps begin at (1, 0, 0), with which nothing changes.
+tokens of other documents count as zeros. The taps are initialized to (1, 0, 0), the identity.
 
-Difference from the paper: its code begins with taps of 0.5 for the token itself and 0.5 / 3 for
-the others.
+Difference from the paper: the paper's code initializes the taps to 0.5 for the token itself and
+0.5 / 3 for the others.
 """
 
 import flax.linen as nn
@@ -24,11 +24,11 @@ class EarlierTokens:
     """The tokens that a convolution may read, the same for all layers."""
 
     real: Bool[Array, "B T"] | None
-    """Whether each token may be read by later ones; None: all of them."""
+    """Whether later tokens may read each token; None if they may read all."""
     readable: Bool[Array, "#B T w"] | None
-    """Whether a token may read the tokens 1, 2, … w before it; None: all real ones."""
+    """Whether a token may read the token 1, 2, … w positions before it; None if all real tokens."""
     are_beams: bool = struct.field(pytree_node=False)
-    """Whether the T tokens follow different beams, each with its own history, not one another."""
+    """Whether the T tokens continue T beams with separate histories, not one sequence."""
 
 
 def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierTokens:
@@ -37,7 +37,8 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
     Args:
       mask: the keys that each token may attend to, not materialized.
       width: the number of taps.
-      cached: whether the tokens continue those of a cache. With a mask per query they are beams.
+      cached: whether the tokens continue those of a cache. With a mask per query,
+        the tokens are beams.
     """
     if mask.is_per_query and cached:
         return EarlierTokens(None, None, are_beams=True)
@@ -59,7 +60,7 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
 
 
 def _last(x: Bool[Array, "B n"], length: int) -> Bool[Array, "B {length}"]:
-    """Pads with False on the left."""
+    """Pads with False on the left to the given length."""
     return jnp.pad(x, ((0, 0), (length - x.shape[1], 0)))
 
 

@@ -1,12 +1,12 @@
-"""Positions of tokens: counted, as vectors that are added somewhere, as rotations, as distances.
+"""Positions of tokens: position ids, added vectors, rotations, and relative distances.
 
-Embeddings of positions are learned (`learned`), encodings are computed (`sinusoidal`, `rotary`,
-`counter`, `binary`) or given by hand (`table`), and relative ones belong to the distance of two
-tokens (`relative`, `buckets`). `make_positions` gives every family all of them: vectors are added
-where `positions_at` says, and the others enter attention.
+Position embeddings are learned (`learned`). Position encodings are computed (`sinusoidal`,
+`rotary`, `counter`, `binary`) or given by hand (`table`). Relative positions depend on the distance
+between two tokens (`relative`, `buckets`). `make_positions` provides every kind to every family:
+vectors are added where `positions_at` says, and rotations and relative positions enter attention.
 
-Positions concern self-attention; what attends to an encoder's output sees positions only in the
-vectors that its input contains.
+Positions enter self-attention only; cross-attention sees positions only through the vectors added
+to its inputs.
 """
 
 from typing import Literal
@@ -79,7 +79,7 @@ def sinusoidal_positions(
 def binary_positions(length: int, bits: int) -> np.ndarray:
     """Returns the binary digits of 0, 1, 2 …, a table float32[length, bits] of zeros and ones.
 
-    The last digit, which changes with every position, stands last: `binary_positions(16, 4)[5]` is
+    The least significant digit is last: `binary_positions(16, 4)[5]` is
     `[0, 1, 0, 1]`.
     """
     number = np.arange(length)[:, None]
@@ -131,7 +131,7 @@ def rotary_positions(
     (2i, 2i + 1); the order here is that of GPT-NeoX and of every published Llama in Hugging Face's
     format, and differs by a permutation of the dimensions of queries and keys.
     """
-    # The quotient in float32, as in transformers: another rounding shows at late positions.
+    # Divide in float32, as transformers does: other rounding is visible at late positions.
     exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
     frequency = 1.0 / jnp.float32(base) ** exponent
     angle = jnp.asarray(position_ids, jnp.float32)[..., None] * frequency
@@ -152,12 +152,12 @@ class Positions:
     bias: Float[Array, "#B N #T S"] | None = None
     """Added to the scores of attention."""
     distances: Float[Array, "#B #T S R"] | None = None
-    """The clipped distance from each query to each key, 1 in its place of R and 0 in the others."""
+    """The clipped distance from each query to each key, one-hot over R distances."""
     key_positions: Int[Array, "B S"] | None = None
-    """The position of each slot of a cache, where distances to cached keys count."""
+    """The position of each slot of a cache, where attention uses distances to cached keys."""
 
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Adds Π to the embeddings, from which the first layer reads it."""
+        """Adds Π to the embeddings, the input of the first layer."""
         if self.vectors is None or self.place not in ("input", "every_layer"):
             return x
         return x + self.vectors
@@ -177,7 +177,7 @@ class Positions:
         return x + self.vectors
 
     def at_projections(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
-        """Adds Π, cut into heads, to queries, keys or values."""
+        """Adds Π, split into heads, to queries, keys or values."""
         if self.vectors is None or self.place != "projections":
             return x
         return x + self.vectors.reshape(*self.vectors.shape[:-1], *x.shape[-2:])
@@ -193,7 +193,7 @@ def make_positions(
     causal: bool,
     init_std: float = 0.02,
 ) -> Positions:
-    """Returns the positions of some tokens, in the compact method of a module.
+    """Returns the positions of some tokens; call it in the compact method of a module.
 
     Learned vectors are the module's `position_embedding`, learned biases its `position_bias`.
 
@@ -202,7 +202,7 @@ def make_positions(
       execution: precision.
       position_ids: the position of each token.
       length: number of tokens, T.
-      cache: keys and values of earlier calls; its slots are keys too.
+      cache: keys and values of earlier calls, whose slots are keys, too.
       causal: whether a token attends to no later one.
       init_std: standard deviation of the initial vectors or biases.
     """

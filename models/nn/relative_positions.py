@@ -1,8 +1,8 @@
-"""Positions relative to each other: attention that depends on the distance of query and key.
+"""Relative positions: attention that depends on the distance between query and key.
 
 - Shaw et al. 2018, "Self-attention with relative position representations", section 3: learned
-  vectors for each clipped distance, added to keys (equation 4) and to values (equation 3), in each
-  layer its own and shared by its heads.
+  vectors for each clipped distance, added to keys (equation 4) and to values (equation 3); each
+  layer has separate vectors, shared by the layer's heads.
 - Raffel et al. 2020, "Exploring the limits of transfer learning" (T5), section 2.1: a learned bias
   of the scores for each head and bucket of distances, shared by the layers.
 """
@@ -24,16 +24,16 @@ def clipped_distances(
     *,
     causal: bool,
 ) -> Float[Array, "#B #T S R"]:
-    """Returns the clipped distance of each query and key, as a vector with a single 1.
+    """Returns the clipped distance between each query and each key as a one-hot vector.
 
-    Shaw et al. 2018, equation 4: the distance, key position minus query position, is clipped to
-    ±k, so that R = 2k + 1; if queries attend to no later keys it is at most 0, and R = k + 1.
+    Shaw et al. 2018, equation 4: the distance, key position minus query position, is clipped to ±k,
+    so that R = 2k + 1; if queries attend to no later keys, it is at most 0, and R = k + 1.
     The vectors take R / N of the memory of one layer's scores, once for all layers.
 
     Args:
       query_positions: position of each query.
       key_positions: position of each key.
-      farthest: the largest distance that is told from larger ones, k.
+      farthest: k, the largest distance that is distinguished from larger ones.
       causal: whether queries attend to no later keys.
     """
     distance = key_positions[:, None, :] - query_positions[:, :, None]
@@ -49,7 +49,7 @@ def relative_scores(
 ) -> Float[Array, "B N T S"]:
     """Returns the product of each query with the vector of its distance to each key, float32."""
     products = jnp.einsum("BTNH,RH->BNTR", query, vectors, preferred_element_type=jnp.float32)
-    # A product with every vector, then a choice by key: no vector is stored per query and key.
+    # Multiply by all R vectors, then select by key, which stores no vector per query and key.
     return jnp.einsum("BNTR,BTSR->BNTS", products, distances.astype(jnp.float32))
 
 
@@ -58,7 +58,7 @@ def relative_values(
     distances: Float[Array, "#B #T S R"],
     vectors: Float[Array, "R H"],
 ) -> Float[Array, "B T N H"]:
-    """Returns the sum of the vectors of the distances from each query, weighted as its values."""
+    """Returns each query's sum of distance vectors, weighted by its attention weights."""
     by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, distances)
     return jnp.einsum("BNTR,RH->BTNH", by_distance, vectors)
 
@@ -73,9 +73,10 @@ def relative_buckets(
 
     Args:
       distance: key position minus query position.
-      num_buckets: number of buckets; if `bidirectional` half of them for keys after the query.
+      num_buckets: number of buckets; if `bidirectional`, half of the buckets are for keys after the
+        query.
       max_distance: distance from which on all keys share a bucket.
-      bidirectional: whether queries attend to later keys; otherwise these have bucket 0.
+      bidirectional: whether queries attend to later keys; otherwise later keys have bucket 0.
     """
     offset = jnp.zeros_like(distance)
     if bidirectional:

@@ -3,11 +3,12 @@
 - Simple self-attention: Bloem, "Machine Learning at VU", lecture 10. Each output is the average of
   all inputs, weighted by the softmax of their dot products.
 - Kernel regression: Nadaraya 1964, "On estimating regression"; Watson 1964, "Smooth regression
-  analysis". Each answer is the average of all known values, weighted by a kernel of the distances
-  of their keys from the query.
+  analysis". Each estimate is the average of all known values, weighted by a kernel of the distance
+  between each value's key and the query.
 
-Both are a soft look-up: scores of all pairs, a softmax over the keys, an average of the values.
-Learned attention (`attention.py`) adds a linear map before each of the three.
+Both are a soft look-up: scores of all pairs, a softmax over the keys, and a weighted average of
+the values.
+Learned attention (`attention.py`) adds a linear map for each of queries, keys and values.
 """
 
 import jax
@@ -40,7 +41,7 @@ def simple_attention_weights(
         earlier = jnp.tri(x.shape[-2], dtype=bool)  # [T, T]
         mask = earlier if mask is None else mask & earlier
     if mask is not None:
-        # Before the softmax: after it, the weights that remain would sum to less than 1.
+        # Mask before the softmax; masked after it, the remaining weights would sum to less than 1.
         scores = jnp.where(mask, scores, HIDDEN)
     return jax.nn.softmax(scores, axis=-1)
 
@@ -54,7 +55,7 @@ def simple_attention(
 ) -> Float[Array, "*batch T D"]:
     """Applies self-attention without parameters: yᵢ = Σⱼ softmaxⱼ(scale · xᵢ · xⱼ) xⱼ.
 
-    A permutation of the inputs permutes the outputs in the same way, and changes nothing else.
+    Without `mask` and `causal`, a permutation of the inputs permutes the outputs in the same way.
 
     Example::
 
@@ -64,8 +65,8 @@ def simple_attention(
       x: T vectors of size D, or a batch of such sequences.
       scale: factor of the dot products; None: 1. The scaled form has 1 / √D.
       causal: whether a vector attends only to itself and to earlier ones.
-      mask: True where vector i (row) may attend to vector j (column). A row without any attends
-        to all alike.
+      mask: True where vector i (row) may attend to vector j (column). A row without any True
+        attends to all vectors equally.
 
     Returns:
       One vector for each of `x`, of the same size.
@@ -83,14 +84,14 @@ def kernel_weights(
 
     The weight of key k for query q is softmax(-|q - k|² / 2h²) over the keys, h the bandwidth. As
     -|q - k|² / 2 = q · k - |k|² / 2 - |q|² / 2, and the last term is the same for all keys, the
-    weights are those of dot-product attention, softmax(q · k / h²), if all keys have one length.
+    weights are those of dot-product attention, softmax(q · k / h²), if all keys have the same norm.
 
     Raises:
       UserError: The bandwidth is not above 0.
     """
     if not isinstance(bandwidth, Tracer) and not bandwidth > 0:
         raise UserError(f"bandwidth {bandwidth} must be above 0, for example 1.0")
-    # From the differences and not from q · k, which would cancel for keys far from 0.
+    # Computed from differences: q · k would lose precision by cancellation for keys far from 0.
     difference = queries[..., :, None, :] - keys[..., None, :, :]  # [..., Q, K, D]
     distance = jnp.sum(jnp.square(difference), axis=-1)
     return jax.nn.softmax(-distance / (2 * bandwidth**2), axis=-1)
@@ -104,9 +105,9 @@ def kernel_regression(
 ) -> Float[Array, "*batch Q V"]:
     """Estimates a function at the queries from its values at the keys (Nadaraya and Watson).
 
-    Each estimate is the average of all values, weighted by a Gaussian kernel of the distances of
-    their keys from the query: Σₖ softmaxₖ(-|q - k|² / 2h²) vₖ. It is differentiable in every
-    argument, so a bandwidth, keys or values can be learned.
+    Each estimate is the average of all values, weighted by a Gaussian kernel of the distance
+    between each value's key and the query: Σₖ softmaxₖ(-|q - k|² / 2h²) vₖ. It is differentiable in
+    every argument, so a bandwidth, keys or values can be learned.
 
     Example::
 

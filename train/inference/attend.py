@@ -1,4 +1,4 @@
-"""The attention weights of a text: the words that each word looks at, by layer and head."""
+"""The attention weights of a text, from word to word, by layer and head."""
 
 import dataclasses
 import io
@@ -28,9 +28,9 @@ class Attention:
     """The attention weights of a text, by words."""
 
     queries: list[str]
-    """The Q words that look."""
+    """The Q words that attend."""
     keys: list[str]
-    """The K words that are looked at."""
+    """The K words that are attended to."""
     weights: Float[np.ndarray, "L N Q K"]
     """The weights of each layer and head; each row sums to 1."""
 
@@ -49,7 +49,7 @@ class Attention:
     def chosen(
         self, layer: int | None = None, head: int | None = None
     ) -> Float[np.ndarray, "layers heads Q K"]:
-        """Returns the weights of one layer, one head or both, and of all where none is given.
+        """Returns the weights of one layer, one head or both; None selects all.
 
         Raises:
             UserError: there is no such layer or head.
@@ -65,10 +65,10 @@ class Attention:
         return weights
 
     def places(self, word: str) -> list[int]:
-        """Returns the numbers of the queries that are a word, whatever the case of its letters.
+        """Returns the indices of the queries equal to a word, ignoring case.
 
         Raises:
-            UserError: no query is.
+            UserError: no query equals the word.
         """
         found = [i for i, own in enumerate(self.queries) if own == word]
         found = found or [i for i, own in enumerate(self.queries) if own.lower() == word.lower()]
@@ -80,7 +80,7 @@ class Attention:
 
 
 class TextAttention(TextModel):
-    """A model and its tokenizer, asked what the words of a text look at.
+    """A model and its tokenizer, which return the attention weights of texts.
 
     Example::
 
@@ -109,21 +109,21 @@ class TextAttention(TextModel):
     ) -> Attention:
         """Returns the attention weights of a text.
 
-        A word of several tokens looks with the mean of its tokens' weights, and is looked at with
-        their sum (Clark et al. 2019, "What Does BERT Look At?", section 4.1). Punctuation marks
-        are words, and so are the special tokens. A causal model reads the token that begins a
-        document first, where its vocabulary has one.
+        The weights from a word of several tokens are the mean over its tokens, and the weights to
+        the word are the sum (Clark et al. 2019, "What Does BERT Look At?", section 4.1).
+        Punctuation marks are words, and so are the special tokens. A causal model first reads the
+        token that begins a document, if its vocabulary has one.
 
         Args:
             text: the text; for an encoder-decoder the source.
             target: for an encoder-decoder, the translation, by default the model's own. The query
               at each position is the token that the decoder reads there.
             part: for an encoder-decoder, which attention; by default cross-attention.
-            by_token: whether tokens are kept apart instead of joined to words.
+            by_token: whether the weights are between tokens instead of words.
 
         Raises:
-            UserError: the text is too long or empty, an argument is for an encoder-decoder and the
-              model is none, or a weight is NaN.
+            UserError: the text is too long or empty, an argument for encoder-decoders is given
+              for another model, or a weight is NaN.
         """
         tokenizer, config = self._tokenizer, self._model.config
         if part is not None and part not in get_args(Part):
@@ -147,7 +147,7 @@ class TextAttention(TextModel):
                 translate = TextTranslator(self._model, self._params, tokenizer)
                 target = translate([text])[0][0].text
             ids, offsets = tokenizer.target.encode_with_offsets(target, add_special_tokens=False)
-            if own:  # the model may have written the same text with fewer tokens
+            if own:  # the model may have generated the same text with fewer tokens
                 ids, offsets = ids[: config.max_length - 1], offsets[: config.max_length - 1]
             written = (target, [start, *ids], [(0, 0), *offsets], tokenizer.target)
             outputs = self._run({"input_ids": source[1], "decoder_input_ids": written[1]})
@@ -156,7 +156,7 @@ class TextAttention(TextModel):
                 "encoder": (outputs.encoder_attentions, source, source),
                 "decoder": (outputs.decoder_attentions, written, written),
             }[part or "cross"]
-        # [L, 1, N, T, S], or a tuple of L arrays with separate layers
+        # [L, 1, N, T, S], or a tuple of L arrays with unstacked layers
         found = np.stack([np.asarray(layer, np.float32) for layer in weights])[:, 0]
         check_outputs({"attention weights": found})
         (names, of_query), (others, of_key) = (
@@ -190,13 +190,13 @@ def _units(
     *,
     by_token: bool,
 ) -> tuple[list[str], np.ndarray]:
-    """Returns the words of a text, and which tokens each has: 0 or 1, `[words, tokens]`."""
+    """Returns the words of a text, and a 0/1 matrix of each word's tokens, `[words, tokens]`."""
     if by_token:
         return [tokenizer.token(id) for id in ids], np.eye(len(ids), dtype=np.float32)
     words = [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
     names: list[str] = []
     owners: list[int] = []
-    last: int | None = None  # the word of the token before
+    last: int | None = None  # the previous token's word
     for id, (start, end) in zip(ids, offsets, strict=True):
         # A token of white space alone belongs to the word after it, like the space in a token.
         own = next((i for i, (_, stop) in enumerate(words) if stop > start), None)
@@ -215,13 +215,14 @@ def draw_attention(
 ) -> bytes:
     """Draws attention weights as a PNG: a row for each query, a column for each key.
 
-    There is one panel for each layer, with the mean over heads or one head; with a layer one panel
-    for each of its heads; with both a single one.
+    By default there is one panel for each layer, with the mean over heads; if only a head is given,
+    each panel has that head. If only a layer is given, there is one panel for each of its heads. If
+    both are given, there is a single panel.
 
     Raises:
         UserError: there is no such layer or head.
     """
-    # Not pyplot: it would choose a window system, and is not thread-safe.
+    # Not pyplot, which would choose a window system, and is not thread-safe.
     from matplotlib.figure import Figure
 
     weights = attention.chosen(layer, head)

@@ -1,4 +1,4 @@
-"""Fill-mask: the words that a masked language model finds most probable in a gap."""
+"""Fill-mask: the most probable tokens or words for a gap, by a masked language model."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class Candidate:
     id: int
     probability: float
     text: str
-    """The whole text with the gap filled, as the tokenizer spells it."""
+    """The whole text with the gap filled, as the tokenizer decodes it."""
 
 
 class MaskFiller(TextModel):
@@ -64,7 +64,7 @@ class MaskFiller(TextModel):
         probabilities = self._of_ids(ids, jax.nn.softmax)
         found = []
         for gap in gaps:
-            # The vocabulary of a model may have rows that are no token.
+            # A model's embedding table may have rows without a token.
             best = np.argsort(-probabilities[gap, : tokenizer.vocab_size])[:top_k]
             found.append(
                 [
@@ -80,14 +80,14 @@ class MaskFiller(TextModel):
         return found
 
     def compare(self, text: str, words: Sequence[str]) -> list[NextWord]:
-        """Returns the probability of each of some words for the mask of a text, the best first.
+        """Returns the probability of each given word for the mask of a text, the best first.
 
-        A word of several tokens takes as many masks as it has tokens. They are filled from left
-        to right: the probability of each piece is that of its mask, given the text, the pieces
-        before it and masks in place of the pieces after it; the probability of the word is their
-        product (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model Scoring", within
-        a word). The number of masks tells the model how many tokens the word has, so that words
-        of few and of many tokens compare only roughly.
+        A word of several tokens takes as many masks as it has tokens. The masks are filled from
+        left to right: the probability of each piece is that at its mask, given the text, the pieces
+        before it, and masks in place of the pieces after it. The probability of the word is the
+        product of the pieces' probabilities (Kauf and Ivanova 2023, "A Better Way to Do Masked
+        Language Model Scoring", within a word). The number of masks tells the model how many tokens
+        the word has, so a comparison of words with different numbers of tokens is only rough.
 
         Args:
             text: a text with one `[MASK]`; spaces before it belong to the word.

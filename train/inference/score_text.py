@@ -1,4 +1,4 @@
-"""The probability of a text, token by token, and of what may come next.
+"""The probability of a text, token by token, and of tokens or words that may come next.
 
 Pr(t₁ … t_n) = Π Pr(t_i | t₁ … t_{i−1}), the chain rule.
 """
@@ -29,12 +29,12 @@ BATCH_SIZE = 8
 
 @dataclasses.dataclass(frozen=True)
 class TokenScore:
-    """A token and its probability after all tokens before it."""
+    """A token and its probability given all tokens before it."""
 
     token: str
     id: int
     log_probability: float | None
-    """In nats. None for the first token of a vocabulary without one that begins a document."""
+    """In nats. None for the first token if the vocabulary has no token that begins a document."""
     total: float
     """The sum of the log-probabilities up to this token, in nats."""
 
@@ -96,13 +96,13 @@ class NextWord:
 
     @property
     def probability(self) -> float:
-        """The probability that the text goes on with these tokens."""
+        """The probability that the text continues with these tokens."""
         return math.exp(self.log_probability)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """A part of a sequence that the model reads at once."""
+    """A part of a sequence that the model reads in one call."""
 
     sequence: int
     source: Sequence[int]
@@ -111,16 +111,16 @@ class _Window:
     labels: Sequence[int]
     """The token after each of the inputs."""
     first: int
-    """The number of the first label in the sequence."""
+    """The index of the first label in the sequence."""
     skip: int
-    """The number of labels at the beginning that an earlier window has scored."""
+    """The number of leading labels that an earlier window has scored."""
 
 
 class TextScorer(TextModel):
     """A model that writes text, and its tokenizer; compiled once for each length bucket.
 
-    A text stands at the beginning of a document: where the vocabulary has a token that begins one,
-    that token comes first, as in training.
+    Each text is treated as the beginning of a document: if the vocabulary has a token that begins a
+    document, that token comes first, as in training.
 
     Example::
 
@@ -153,13 +153,13 @@ class TextScorer(TextModel):
         """Returns the probability of each text, token by token.
 
         Args:
-            texts: the texts. Of a causal language model, one that is longer than the model reads is
-              scored in windows: each token after the first window has at least length - `stride`
-              tokens before it.
+            texts: the texts. A causal language model scores a text longer than its maximum length
+              in windows: each token after the first window has at least length - `stride` tokens
+              of context.
             sources: for an encoder-decoder, the source of each text; the end token is then scored
               too.
-            stride: the tokens from the beginning of one window to that of the next, by default half
-              of the model's length; 1 gives each token the longest context, and is slowest.
+            stride: the number of tokens between the starts of successive windows, by default half
+              of the model's length; 1 gives each token the longest context and is the slowest.
             log: called with a line if texts are scored in windows.
 
         Raises:
@@ -204,7 +204,8 @@ class TextScorer(TextModel):
         """Returns the most probable tokens after a text, the best first.
 
         Args:
-            text: the beginning of a document. If it is longer than the model reads, its end counts.
+            text: the beginning of a document. A text longer than the model's maximum
+              keeps only its end.
             top_k: the number of tokens.
 
         Raises:
@@ -226,13 +227,13 @@ class TextScorer(TextModel):
     def next_words(self, text: str, words: Sequence[str]) -> list[NextWord]:
         """Returns the probability of each word after a text, the best first.
 
-        One space stands between text and word, however many the text ends with, and belongs to
-        the word. The probability is that the text goes on with exactly the word's tokens, which
-        may also begin a longer word.
+        Exactly one space separates text and word, however many spaces the text ends with; the space
+        belongs to the word. The probability is that the text continues with exactly the word's
+        tokens, which may also begin a longer word.
 
         Raises:
-            UserError: a word is empty, or has a character that the vocabulary lacks, or as in
-              `__call__`.
+            UserError: a word is empty or has a character that the vocabulary lacks; also for the
+              reasons stated in `__call__`.
         """
         before = text.rstrip()
         joined = [f"{before} {word}" if before else word for word in words]
@@ -273,7 +274,7 @@ class TextScorer(TextModel):
     def _token_scores(
         self, ids: Sequence[int], log_probabilities: Sequence[float]
     ) -> tuple[TokenScore, ...]:
-        """Returns the tokens with their scores; those at the beginning may have none."""
+        """Returns the tokens with their scores; the first token may have none."""
         unscored = [None] * (len(ids) - len(log_probabilities))
         totals = itertools.accumulate([*(0.0 for _ in unscored), *log_probabilities])
         token = self._tokenizer.target.token
@@ -289,7 +290,7 @@ class TextScorer(TextModel):
         stride: int,
         log: LogFn,
     ) -> list[list[float]]:
-        """Returns the log-probability of each token of each row but its first."""
+        """Returns the log-probability of each token of each row except the row's first token."""
         windows = [
             window
             for number, (source, row) in enumerate(zip(sources, rows, strict=True))
@@ -314,7 +315,7 @@ class TextScorer(TextModel):
                 read = [window.source for window in chosen]
                 length = self._bucket(max(map(len, read)))
                 ids, mask = pad_rows(read, num_rows=BATCH_SIZE, length=length)
-                mask[len(chosen) :, 0] = 1  # rows that are filler read one token
+                mask[len(chosen) :, 0] = 1  # filler rows read one token
                 given = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": inputs}
             scores = np.asarray(self._log_probabilities(self._params, given, labels))
             for window, values in zip(chosen, scores, strict=False):
@@ -328,9 +329,9 @@ class TextScorer(TextModel):
     def _windows(
         self, number: int, source: Sequence[int], row: Sequence[int], stride: int
     ) -> "list[_Window]":
-        """Returns the parts of a row, of which each but the first scores `stride` further labels.
+        """Returns the windows of a row; each after the first scores `stride` further labels.
 
-        The last may score fewer.
+        The last window may score fewer.
         """
         length, total = self._model.config.max_length, len(row) - 1
         windows = []

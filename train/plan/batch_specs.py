@@ -1,4 +1,4 @@
-"""Batches for a run whose data are not read: their shapes, and synthetic examples."""
+"""Batches for a run without its data: array shapes, and synthetic examples."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from ..objectives.tasks import objective_of
 from .jaxpr_flops import matmul_flops
 
 NUM_CHOICES = 4
-"""Assumed number of choices of a question, which only the data would tell."""
+"""Assumed number of choices per question; the real number is known only from the data."""
 
 
 def example_spec(config: TrainConfig) -> BatchSpec:
@@ -46,7 +46,8 @@ def model_flops(config: TrainConfig) -> int:
 def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
     """Makes random examples, on which a step takes as long as on real ones.
 
-    Each example is one whole text: nothing is padded, and every position is predicted that may be.
+    Each example is one whole text: nothing is padded, and the loss covers every
+    position that it can cover.
     """
     rng = np.random.default_rng(seed)
     sizes = {

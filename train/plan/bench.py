@@ -41,7 +41,7 @@ class Bench:
     """Time from the Python function to the compiler's input."""
     compile_seconds: float
     cached: bool
-    """Whether the compilation cache had the program."""
+    """Whether the program came from the compilation cache."""
     seconds: tuple[float, ...]
     """Time of each timed step."""
     model_flops: int
@@ -49,7 +49,7 @@ class Bench:
     peak_bytes: int
     """Memory of the fullest device at the peak."""
     peak_source: str
-    """Who measured or computed `peak_bytes`."""
+    """Source of `peak_bytes`: who measured or computed it."""
 
     @property
     def median(self) -> float:
@@ -117,7 +117,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
 def _take_steps(
     trainer: CompiledTrainer, state: TrainState, batch: NumpyBatch, num_steps: int
 ) -> tuple[TrainState, tuple[float, ...]]:
-    """Returns the state after some steps, and the seconds from each step's end to the next one's.
+    """Returns the state after some steps, and the seconds between the ends of successive steps.
 
     As in training, a step is dispatched before the loss of the previous one is read, so that the
     devices do not wait for Python.
@@ -137,7 +137,7 @@ def _take_steps(
 
 
 def _peak_memory(executable: jax.stages.Compiled, devices: Sequence[Device]) -> tuple[int, str]:
-    """Returns the bytes at the peak on the fullest device, and who measured or computed them."""
+    """Returns the peak bytes of the fullest device, and the source of the figure."""
     stats = [device.memory_stats() or {} for device in devices]
     if all("peak_bytes_in_use" in x for x in stats):
         return max(x["peak_bytes_in_use"] for x in stats), "measured since this process began"

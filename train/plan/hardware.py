@@ -1,10 +1,10 @@
-"""Accelerators by name: the peak rates of a chip, and the topologies that TPUs come in.
+"""Accelerators by name: peak rates of each chip, and available TPU topologies.
 
 Sources: Google Cloud's documentation of v4, v5e, v5p and v6e (docs.cloud.google.com/tpu/docs/v6e
 and so on) for peak compute, bandwidth of the memory and of the interconnect, ports and topologies;
 "How to scale your model" (jax-ml.github.io/scaling-book/tpus) for links that wrap around and for
 the network between slices; NVIDIA's data sheets for GPUs. The memory that a program may use is
-the limit that the TPU compiler names when it rejects a program.
+the limit that the TPU compiler states when it rejects a program.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Chip:
     shapes: tuple[str, ...]
     """The topologies that exist, as `2x2x4`."""
     megacore: bool = False
-    """Whether jax has to be told that the two cores of a chip are one device."""
+    """Whether jax must be told that the two cores of a chip are one device."""
 
 
 _2D_SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -171,7 +171,7 @@ TPU_ENVIRONMENT = {
 def parse_topology(name: str) -> Topology:
     """Parses `v5p:8x8x8`, `4*v6e:16x16` (four slices) or `cpu:512`.
 
-    Everything is checked here because the TPU compiler would end the process.
+    The whole name is checked here because the TPU compiler ends the process on an invalid topology.
 
     Raises:
         UserError: There is no such chip or shape.

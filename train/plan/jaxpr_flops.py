@@ -1,9 +1,9 @@
 """FLOPs of the matmuls in a program before it is compiled.
 
-Each matmul counts 2 · m · n · k, in the body of a scan as often as it runs. Attention is counted
-as the model states it, for every pair of a query and a key, including those that a causal or
-padding mask hides (as in appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips masked
-pairs does less. Everything else in a transformer is a few parts in a thousand.
+Each matmul counts 2 · m · n · k, and in the body of a scan as often as the body runs. Attention is
+counted as the model states it, for every pair of a query and a key, including those that a causal
+or padding mask hides (as in appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips
+masked pairs computes less. All other operations of a transformer are a few parts in a thousand.
 """
 
 import math
@@ -13,7 +13,7 @@ from jax.extend import core
 
 
 def matmul_flops(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> int:
-    """Returns the FLOPs of all matmuls; of the branches of a `cond` the most expensive counts."""
+    """Returns the FLOPs of all matmuls; a `cond` counts its most expensive branch."""
     if isinstance(jaxpr, core.ClosedJaxpr):
         jaxpr = jaxpr.jaxpr
     return sum(_equation_flops(equation) for equation in jaxpr.eqns)

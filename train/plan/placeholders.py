@@ -1,4 +1,4 @@
-"""Placeholders for what a run would learn from its data: vocabulary, labels and number of steps."""
+"""Placeholders for properties that depend on the data: vocabulary, labels and number of steps."""
 
 import dataclasses
 from pathlib import Path
@@ -9,19 +9,19 @@ from ..config import TrainConfig, check_length, in_steps
 from ..runs.run_folder import fit_model
 
 if TYPE_CHECKING:
-    from ..progress import LogFn  # needs rich, which `flaxzoo bench` does without
+    from ..progress import LogFn  # imports rich, which `flaxzoo bench` does not need
 
 NUM_CHARACTERS = 256
-"""Assumed size of a vocabulary of characters, which only the text would tell."""
+"""Assumed size of a vocabulary of characters; the real size is known only from the text."""
 EXAMPLES_PER_EPOCH = 1 << 20
-"""Assumed for runs that count in epochs; only the learning rate schedule depends on it."""
+"""Assumed number of examples for runs in epochs; affects only the learning rate schedule."""
 
 
 def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
-    """Completes a run's configuration as preparing it would, with placeholders for its data.
+    """Completes a run's configuration like data preparation, with placeholders for the data.
 
     Args:
-        config: As the recipe and the command line give it.
+        config: The configuration from the recipe and the command line.
         log: Receives a line on each assumption.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Plans of a run: whether its real train step fits some devices, and how fast it might be.
+"""Plans of a run: whether its real train step fits given devices, and an estimate of its speed.
 
 The devices need not be present. Everything that compiles happens in a process of its own
-(`plan.worker`), because the TPU compiler ends its process when it is asked for the impossible.
+(`plan.worker`), because the TPU compiler ends its process on some impossible requests.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ class Collective:
 
     kind: str
     count: int
-    """Number of operations in a step, with those of every pass through a loop."""
+    """Number of operations in a step, every pass through a loop counted."""
     bytes_sent: int
-    """Bytes that each device sends in all of them."""
+    """Bytes that each device sends in all these operations."""
     seconds: float | None
     """Time at the peak rate of the interconnect; None for virtual devices."""
 
@@ -84,7 +84,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Seconds of a step on the roofline: no part is faster than its peak rate allows."""
+    """Seconds of a step on the roofline, with every part at its peak rate."""
 
     matmuls: float
     hbm: float
@@ -129,16 +129,16 @@ def used_bytes(message: str) -> int | None:
 
 
 def make_plan(config: TrainConfig, topology: Topology) -> Plan:
-    """Compiles a run's train step for a topology and reads its needs from the compiled program.
+    """Compiles a run's train step for a topology and reads its memory, FLOPs and collectives.
 
     Args:
-        config: The run. It needs no data, but a model with its final vocabulary size.
+        config: The run. Data are not needed, but the model must have its final vocabulary size.
         topology: From `parse_topology`.
 
     Raises:
         UserError: Mesh, batch and parameters cannot be divided over the devices. A step that
           needs too much memory raises nothing: its plan has `out_of_memory`.
-        RunError: The TPU compiler is not installed, or it broke off.
+        RunError: The TPU compiler is not installed, or ended its process.
     """
     plan = _plan_in_process([config], topology, compiled=True)[0]
     if isinstance(plan, str):
@@ -147,10 +147,10 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
 
 
 def plan_arguments(configs: Sequence[TrainConfig], topology: Topology) -> list[Plan | str]:
-    """Plans several runs without compiling them, so that only the bytes of arguments are known.
+    """Plans several runs without compilation, so that only the bytes of arguments are known.
 
     Returns:
-        For each run its plan, or the reason why it cannot be divided over the devices.
+        For each run, its plan or the reason why the run cannot be divided over the devices.
     """
     return _plan_in_process(configs, topology, compiled=False) if configs else []
 

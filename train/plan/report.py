@@ -47,7 +47,7 @@ def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]
 
 
 def verdict(plan: Plan, topology: Topology) -> str:
-    """Formats the answer to whether the step fits into the memory of each device."""
+    """Formats whether the step fits into the memory of each device."""
     if topology.chip is None:
         return "fits: unknown, because virtual devices have no memory of their own"
     limit = topology.chip.memory
@@ -83,7 +83,7 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
             yield "would help: more devices, or a chip with more memory"
     if config.execution.remat != "full":
         yield "would help: --execution.remat full"
-    # A micro-batch has at least one sequence for each part of the batch.
+    # A micro-batch has at least one sequence for each shard of the batch.
     num_shards = plan.mesh["data"] * plan.mesh["fsdp"]
     if config.batch_size // config.micro_batches > num_shards:
         most = config.batch_size // num_shards

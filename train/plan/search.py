@@ -1,4 +1,4 @@
-"""The search for the mesh and the rematerialization with which a run is fastest on a topology."""
+"""The search for a run's fastest mesh and rematerialization on a topology."""
 
 import dataclasses
 import math
@@ -30,8 +30,8 @@ class Candidate(NamedTuple):
     def cost(self, topology: Topology) -> float:
         """Returns the figure that the search minimizes.
 
-        It is the seconds of a step if nothing overlaps. On virtual devices, whose rates are
-        unknown, it is the bytes at the peak.
+        The figure is the seconds of a step if nothing overlaps. For virtual devices, whose rates
+        are unknown, the figure is the bytes at the peak.
         """
         if self.plan.out_of_memory is not None or self.plan.peak_bytes is None:
             return math.inf
@@ -43,8 +43,8 @@ class Candidate(NamedTuple):
 def candidates(config: TrainConfig, topology: Topology) -> Iterator[TrainConfig]:
     """Yields the run on every mesh over which its batch can be divided.
 
-    Each has as many micro-batches as the configuration asks for, or the next lower number that
-    divides the batch.
+    Each candidate has the configured number of micro-batches, or the next lower number that divides
+    the batch.
     """
     num_devices = topology.num_devices
     for layer_shards in divisors(num_devices):
@@ -65,10 +65,10 @@ def candidates(config: TrainConfig, topology: Topology) -> Iterator[TrainConfig]
 def approximate_bytes_sent(plan: Plan, config: TrainConfig) -> float:
     """Estimates the bytes that each device sends in a step, to choose what to compile first.
 
-    The rough count has parameters gathered twice and gradients scattered once per micro-batch
+    The rough estimate has parameters gathered twice and gradients scattered once per micro-batch
     (fsdp), gradients summed over copies of the parameters (data, context), activations summed
     four times a layer (tensor), and keys and values gathered twice and their gradients scattered
-    once (context). An array of which each device has 1 / n costs (1 - 1 / n) of its bytes.
+    once (context). An array divided over n devices costs (1 - 1 / n) of its bytes.
     """
     model = config.model
     data, fsdp, tensor, context = (
@@ -128,7 +128,7 @@ def search(config: TrainConfig, topology: Topology, tries: int, log: LogFn) -> i
 
 
 def _promising(config: TrainConfig, topology: Topology, log: LogFn) -> list[TrainConfig]:
-    """Returns the run on the meshes whose arguments fit, those that send least first."""
+    """Returns the run on each mesh whose arguments fit in memory, by bytes sent, fewest first."""
     configs = [_with_remat(one, "full") for one in candidates(config, topology)]
     replies = plan_arguments(configs, topology)
     limit = topology.chip.memory if topology.chip else math.inf

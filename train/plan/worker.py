@@ -1,4 +1,4 @@
-"""The process in which `plan` compiles: a request on standard input, a line of JSON per run."""
+"""The process in which `plan` compiles: reads a request from standard input, prints JSON lines."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def main() -> None:
 def plan_run(
     config: TrainConfig, topology: Topology, devices: Sequence[Device], *, compiled: bool
 ) -> Plan:
-    """Plans one run; without compiling it, only the bytes of its arguments are known.
+    """Plans one run; without compilation, only the bytes of the step's arguments are known.
 
     Raises:
         UserError: Mesh, batch and parameters cannot be divided over the devices.
@@ -83,7 +83,7 @@ def _with_compiled_step(
     *,
     topology: Topology,
 ) -> Plan:
-    """Returns the plan with what the compiled program tells, or with the compiler's refusal."""
+    """Returns the plan with the compiled program's figures, or with the compiler's error."""
     try:
         executable = step.trace(batch).lower().compile()
     except jax.errors.JaxRuntimeError as error:
@@ -111,7 +111,7 @@ def sum_by_kind(
 
     Args:
         ops: The instructions of the compiled program.
-        devices: The devices in the order of the mesh; of virtual devices nothing is read.
+        devices: The devices in the order of the mesh; attributes of virtual devices are not read.
         topology: The devices' topology.
     """
     chip = topology.chip
@@ -139,7 +139,7 @@ def _interconnect_bandwidth(group: Sequence[Device], chip: Chip, shape: tuple[in
     """Returns the bytes per second that a device can send to its group over all its links.
 
     Every axis of the topology that the group spans adds its links: two where the axis is a ring,
-    for a device then sends in both directions, and one where it is a line.
+    because a device then sends in both directions, and one where the axis is a line.
     """
     total = 0.0
     for axis, length in enumerate(shape):

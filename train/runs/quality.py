@@ -1,8 +1,9 @@
-"""Selects documents by a trained classifier that tells good texts from those of a crawl.
+"""Selects documents with a trained classifier of text quality.
 
-Brown et al. 2020, appendix A, trained one to predict whether a document is from a corpus of high
-quality or from the unfiltered crawl, and kept the documents that looked good. Here it is any run
-of sequence classification, and documents are kept from a threshold on.
+Brown et al. 2020, appendix A, trained a classifier to predict whether a document is from a corpus
+of high quality or from the unfiltered crawl, and kept documents with a high score. Here the
+classifier is any run of sequence classification, and a document is kept if the probability of the
+good label is at least a threshold.
 """
 
 import hashlib
@@ -28,20 +29,20 @@ from .finite import check_outputs, load_finite
 from .load_run import open_run
 
 GOOD = "good"
-"""The label of documents to keep, if the classifier has it; otherwise the second of two."""
+"""The label of documents to keep, if the classifier has it; otherwise the second of its two."""
 _ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class QualityClassifier(PickledByFields):
-    """Keeps the documents that a classifier holds for good; see ``data.Selector``.
+    """Keeps the documents that a classifier labels as good; see ``data.Selector``.
 
     The model is loaded on first use, also in each worker of ``flaxzoo prepare``.
 
     Attributes:
         folder: The run folder of a classifier of single texts with two labels, or with a label
           ``good``; or such a folder in the Hugging Face format.
-        threshold: The least probability of the good label of a document that is kept.
+        threshold: The minimum probability of the good label for a document to be kept.
 
     Example::
 
@@ -141,7 +142,7 @@ class QualityClassifier(PickledByFields):
 
 
 def with_quality(config: TrainConfig) -> TrainConfig:
-    """Returns a run whose data have their selector open, if ``data.keep`` names one."""
+    """Returns a run with the selector that ``data.keep`` names, if any, opened."""
     data = config.data
     if not isinstance(data, DocumentsData) or data.keep is None:
         return config

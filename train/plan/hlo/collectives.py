@@ -29,8 +29,8 @@ class CollectiveOp:
 
     kind: str
     bytes_sent: int
-    """Bytes that each device sends in one run, if the group is a ring of n devices: the whole
-    array but 1 / n of it; for an all-reduce twice that."""
+    """Bytes that each device sends in one run if the group is a ring of n devices: (n - 1) / n of
+    the whole array, and twice as many for an all-reduce."""
     count: int
     """Number of runs in a step."""
     group: tuple[int, ...]
@@ -38,7 +38,7 @@ class CollectiveOp:
 
 
 def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
-    """Returns the collectives in one run of a program; groups of one device are left out."""
+    """Returns the collectives in one run of a program, except those within a single device."""
     found: dict[str, CollectiveOp] = {}
     for index, (kind, instruction, operand_bytes, runs) in enumerate(_instructions(program)):
         group = first_group(instruction.attributes, num_devices)
@@ -74,7 +74,7 @@ def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, 
 
 
 def _is_reduce_scatter(all_reduce: Instruction, computation: Computation) -> bool:
-    """Returns whether only a slice of the sum is used: how the TPU compiler prints it."""
+    """Returns whether only a slice of the sum is used: a reduce-scatter as the TPU prints it."""
     result = root(computation)
     return result.opcode == "dynamic-slice" and result.operands[0] == all_reduce.name
 
@@ -91,7 +91,8 @@ def _ring_bytes(kind: str, operand_bytes: int, result_bytes: int, num_devices: i
 def _between_slices(program: HloProgram, num_devices: int) -> Iterator[CollectiveOp]:
     """Yields the collectives between slices, which the TPU compiler delegates to their hosts.
 
-    They are printed as `send` instructions, one on each device for its own part of the array.
+    These collectives are printed as `send` instructions, one on each device for its own part of the
+    array.
     """
     for computation, runs in program.runs():
         for instruction in computation.values():
@@ -112,7 +113,7 @@ def _between_slices(program: HloProgram, num_devices: int) -> Iterator[Collectiv
 
 
 def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
-    """Returns the first group of devices that a collective names; all if it names none.
+    """Returns the first device group of a collective; all devices if no group is named.
 
     Args:
         attributes: The collective's attributes. Groups are printed in one of four forms:

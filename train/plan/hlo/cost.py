@@ -18,7 +18,7 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 
 def matmul_flops(program: HloProgram) -> int:
-    """Returns 2 · m · n · k of every matmul in one run on one device, including known kernels'."""
+    """Returns the sum of 2 · m · n · k over the matmuls of one run, including known kernels'."""
     total = 0.0
     for computation, runs in program.runs(fused=True):
         for instruction in computation.values():
@@ -42,8 +42,8 @@ def _dot_flops(dot: Instruction, computation: Computation) -> int:
 def _convolution_flops(convolution: Instruction, computation: Computation) -> int:
     """Returns the FLOPs of a matmul that is written as a convolution.
 
-    The TPU compiler writes all matmuls so, and makes their batch and outer axes spatial ones, with
-    padding and holes that are never multiplied.
+    The TPU compiler writes all matmuls as convolutions. The batch and outer axes become spatial
+    axes, with padding and holes that are never multiplied.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
     assert labels is not None, convolution.name
@@ -58,7 +58,7 @@ def _convolution_flops(convolution: Instruction, computation: Computation) -> in
             result[out.index(axis)],
         )
         pairs = _window_pairs(convolution, int(axis), size, window, length=length)
-        depth *= pairs / length  # elements of the window that a result sees on average
+        depth *= pairs / length  # window elements per result, on average
     return round(2 * math.prod(result) * depth)
 
 
@@ -84,7 +84,7 @@ def _window_pairs(
         int(setting("pad", "0_0").split("_")[0]),
         int(setting("lhs_dilate", "1")),
     )
-    # indices[o, w]: the place in the dilated input that output o sees through window index w
+    # indices[o, w]: the index in the dilated input that output o reads at window index w
     outputs, offsets = np.arange(length)[:, None], np.arange(window)[None]
     indices = outputs * stride + offsets * window_dilation - padding
     is_inside = (indices >= 0) & (indices <= (size - 1) * input_dilation)
@@ -95,8 +95,8 @@ def _window_pairs(
 def hbm_bytes(program: HloProgram) -> int:
     """Returns the bytes that one run reads from and writes to a device's main memory.
 
-    They are counted as XLA counts them: the operands and results of every instruction that is not
-    fused into another. Of an array of which only slices are used, the slices count.
+    Bytes are counted as XLA counts them: the operands and results of every instruction that is not
+    fused into another. If only slices of an array are used, only the slices count.
     """
     total = 0.0
     for computation, runs in program.runs():
@@ -125,7 +125,7 @@ def _instruction_bytes(
 
 
 def _fusion_bytes(fusion: Instruction, computation: Computation, program: HloProgram) -> int:
-    """Returns what a fusion reads of its operands and what it writes."""
+    """Returns the bytes that a fusion reads from its operands and writes."""
     fused = program.computations[fusion.called or ""]
     total = 0
     for index, name in enumerate(fusion.operands):
@@ -150,7 +150,7 @@ def _parameter(fused: Computation, index: int) -> Instruction:
 
 
 def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> int:
-    """Returns the bytes of an array that a fusion reads: if it only takes slices, the slices'."""
+    """Returns the bytes of an array that a fusion reads; slices alone if it reads only slices."""
     users = [x for x in fused.values() if array.name in x.operands]
     if not users:
         return array.bytes
@@ -170,7 +170,7 @@ def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> 
 
 
 def _bytes_written(value: Instruction, array: HloArray, fused: Computation) -> int:
-    """Returns the bytes that a fusion writes of one result: of an in-place update, the update's."""
+    """Returns the bytes that a fusion writes for one result; an in-place update's alone."""
     if array.on_chip:
         return 0
     while _is_relayout(value) and value.operands[0] in fused:

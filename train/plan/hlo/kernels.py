@@ -15,14 +15,14 @@ PREFIXES = {f"splash_{heads}_{phase}": phase for heads in ("mha", "mqa") for pha
 
 
 def kernel_flops(call: Instruction, computation: Computation) -> int:
-    """Returns the FLOPs of the blocks that a kernel computes; 0 for a kernel that is unknown."""
+    """Returns the FLOPs of the blocks that a kernel computes; 0 for an unknown kernel."""
     phase = next((p for prefix, p in PREFIXES.items() if call.name.startswith(prefix)), None)
     if phase is None:
         return 0
     arrays = [computation[name].arrays[0] for name in call.operands]
     # The first three operands of a float type are queries [B, N, T, K], keys [B, N, S, K] and
     # values [B, N, S, H], without B for a single sequence. For an mqa kernel queries have one more
-    # axis, that of the query heads which share a key head.
+    # axis, the query heads that share a key head.
     queries, keys, values = [x.shape for x in arrays if x.dtype.startswith(("bf", "f"))][:3]
     *batch_and_heads, num_queries, key_dim = queries
     num_keys, value_dim = keys[-2], values[-1]
@@ -42,7 +42,7 @@ def _computed_fraction(block_mask: tuple[int, ...]) -> float:
 
     Args:
         block_mask: Shape [N, rows, columns] of the mask of blocks. A row has the diagonal block and
-          those before it; a banded mask has only as many columns (or rows) as the band is wide.
+          the blocks before it; the columns (or rows) of a banded mask number only the band's width.
     """
     _, *sides = block_mask
     width, num_rows = sorted(sides)

@@ -1,8 +1,8 @@
 """A compiled program as XLA prints it: instructions, and how often each of them runs.
 
 The text of a compiled module (`compiled.as_text()`) is the program of one device.
-A `while` runs its body as often as its condition says, which is what a scan over
-layers becomes; XLA's own cost analysis counts such a body once.
+A scan over layers becomes a `while`, whose body runs as often as its condition says; XLA's own
+cost analysis counts such a body once.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ BYTES = {
     **{"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8},
     **{"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16},
 }
-"""Bytes of an element by type; tokens and handles are not listed and count as nothing."""
+"""Bytes of an element by type; tokens and handles are not listed and count as 0 bytes."""
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^{}]*\})?")
 _LINE = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*)")
@@ -37,11 +37,11 @@ class HloArray:
     dtype: str
     shape: tuple[int, ...]
     on_chip: bool
-    """Whether it is in on-chip memory (a TPU's VMEM), not in the device's main memory."""
+    """Whether the array is in on-chip memory (a TPU's VMEM), not in the device's main memory."""
 
     @property
     def bytes(self) -> int:
-        """Size without the padding of its tiles."""
+        """Size in bytes without the padding of tiles."""
         return BYTES.get(self.dtype, 0) * math.prod(self.shape)
 
 
@@ -52,13 +52,13 @@ class Instruction:
     name: str
     opcode: str
     operands: tuple[str, ...]
-    """Names of the instructions whose results it takes."""
+    """Names of the instructions whose results are the operands."""
     attributes: str
     """Text after the operands; for constants and parameters also the text in parentheses."""
     result: str
     """Type of the result, as it is printed."""
     is_root: bool
-    """Whether its result is that of the whole computation."""
+    """Whether the result is that of the whole computation."""
 
     @functools.cached_property
     def arrays(self) -> tuple[HloArray, ...]:
@@ -70,12 +70,12 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Size of the whole result."""
+        """Size of the whole result in bytes."""
         return sum(array.bytes for array in self.arrays)
 
     @property
     def hbm_bytes(self) -> int:
-        """Size of the part of the result that is in main memory."""
+        """Size in bytes of the part of the result that is in main memory."""
         return sum(array.bytes for array in self.arrays if not array.on_chip)
 
     @property
@@ -116,9 +116,9 @@ class HloProgram:
     """Name of the computation that the program begins with."""
 
     def runs(self, *, fused: bool = False) -> Iterator[tuple[Computation, float]]:
-        """Yields every computation that runs, and the number of its runs.
+        """Yields every computation that runs, and how often it runs.
 
-        Each of n branches of a conditional counts as 1 / n runs, as if they took turns.
+        Each of the n branches of a conditional counts as 1 / n runs, as if the branches took turns.
 
         Args:
             fused: Whether to descend into fusions as well.
@@ -150,8 +150,8 @@ class HloProgram:
     def trip_count(self, loop: Instruction) -> int:
         """Returns how often a `while` runs its body.
 
-        It is the compiler's note where there is one, else the largest integer in the condition,
-        to which the loop counts, over the step by which it counts.
+        The compiler's note gives the number where there is one. Otherwise the number is the loop's
+        limit, taken as the largest integer in the condition, divided by the step of the counter.
         """
         if noted := _TRIP_COUNT.search(loop.attributes):
             return int(noted[1])
