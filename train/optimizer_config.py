@@ -19,7 +19,7 @@ class OptimizerConfig:
     """AdamW (Loshchilov & Hutter 2019) or LAMB (You et al. 2020), and the learning rate.
 
     Raises:
-      UserError: a number is out of its range, or a name or pattern is none.
+        UserError: a number is out of its range, or a name or pattern is none.
     """
 
     name: OptimizerName = "adamw"

@@ -65,7 +65,7 @@ class Progress:
         """Shows how many of `total` things are done, and tokens per second.
 
         Yields:
-          A function that is told how many more are done, and how many tokens they had.
+            A function that is told how many more are done, and how many tokens they had.
         """
         bar = self._drawn(self._columns(what, total))
         task = bar.add_task(what, total=total, speed="–")
@@ -89,9 +89,9 @@ class Progress:
         """Returns the columns of a bar, of which those that do not fit the terminal are left out.
 
         Args:
-          what: The noun before the count.
-          total: The last count.
-          *more: Columns of this bar alone.
+            what: The noun before the count.
+            total: The last count.
+            *more: Columns of this bar alone.
         """
         text = len(what) + 2 * len(str(total)) + TEXT_WIDTH + 13 * len(more)
         left = self._console.width - text

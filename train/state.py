@@ -32,10 +32,10 @@ def init_state(
     """Returns the state before the first step.
 
     Args:
-      params: the parameters to train.
-      tx: the optimizer.
-      frozen: parameters for an objective with a `reference`. They must not share arrays with
-        `params` when a compiled step consumes its state.
+        params: the parameters to train.
+        tx: the optimizer.
+        frozen: parameters for an objective with a `reference`. They must not share arrays with
+          `params` when a compiled step consumes its state.
     """
     return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), frozen)
 

@@ -53,12 +53,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-      arguments: the command and its options; None: those of this process.
+        arguments: the command and its options; None: those of this process.
 
     Returns:
-      The exit status: 0 for success; 2 for a mistake in the input, files or settings, with one
-      line on standard error; 3 for a loss that is not finite; 130 after Ctrl-C; 128 plus the
-      number of the signal if a signal stopped training after a checkpoint was saved.
+        The exit status: 0 for success; 2 for a mistake in the input, files or settings, with one
+        line on standard error; 3 for a loss that is not finite; 130 after Ctrl-C; 128 plus the
+        number of the signal if a signal stopped training after a checkpoint was saved.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -40,7 +40,7 @@ class Positional:
     """Marks the type of a field that is given without an option: `Annotated[str, Positional(…)]`.
 
     Attributes:
-      name: the name in the help.
+        name: the name in the help.
     """
 
     name: str
@@ -126,14 +126,14 @@ def parse(
     """Reads the options of a command.
 
     Args:
-      cls: a dataclass, each field an option; its docstring describes the command, and the one
-        below each field the option.
-      arguments: what the user typed after the name of the command.
-      command: the command, for messages: "flaxzoo generate".
-      renamed: names in the library's messages → options, where they differ.
+        cls: a dataclass, each field an option; its docstring describes the command, and the one
+          below each field the option.
+        arguments: what the user typed after the name of the command.
+        command: the command, for messages: "flaxzoo generate".
+        renamed: names in the library's messages → options, where they differ.
 
     Raises:
-      UserError: an option or a value is wrong, or missing.
+        UserError: an option or a value is wrong, or missing.
     """
     hints = get_type_hints(cls, include_extras=True)
     helping = not {"-h", "--help"}.isdisjoint(arguments)
@@ -164,9 +164,9 @@ class OptionParser(argparse.ArgumentParser):
         """Creates a parser that knows only `--help`.
 
         Args:
-          command: for messages: "flaxzoo generate".
-          description: of the command, for the help.
-          usage: the line at the top of the help.
+            command: for messages: "flaxzoo generate".
+            description: of the command, for the help.
+            usage: the line at the top of the help.
         """
         super().__init__(
             prog=command,
@@ -183,8 +183,8 @@ class OptionParser(argparse.ArgumentParser):
         """Returns the values of the options that are given.
 
         Raises:
-          UserError: an option is unknown (the message names the nearest), a value is invalid,
-            or something is missing.
+            UserError: an option is unknown (the message names the nearest), a value is invalid,
+              or something is missing.
         """
         known = [flag for action in self._actions for flag in action.option_strings]
         words = [_with_hyphens(word, known) for word in arguments]
@@ -333,12 +333,12 @@ def add_option(
     """Adds the option of a field.
 
     Args:
-      group: a parser, or a group of its options.
-      name: the field, below another one with a dot: `model.num_layers`.
-      hint: the type of the field.
-      help_text: shown by `--help`.
-      default: an example of a value, for messages. The parser stores only what is given.
-      required: whether the command needs the option.
+        group: a parser, or a group of its options.
+        name: the field, below another one with a dot: `model.num_layers`.
+        hint: the type of the field.
+        help_text: shown by `--help`.
+        default: an example of a value, for messages. The parser stores only what is given.
+        required: whether the command needs the option.
     """
     text = help_text.replace("%", "%%")
     positional = None

@@ -61,7 +61,7 @@ class RecipeParser(OptionParser):
     The command's own options are added with `add_argument`. They come first in the help.
 
     Attributes:
-      groups: the titled groups of the help.
+        groups: the titled groups of the help.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class RecipeParser(OptionParser):
         """Creates a parser with the options of a recipe.
 
         Args:
-          command: `train`, `plan` or `bench`.
-          arguments: the name of the recipe, and the options.
-          description: of the command; None: that of the recipe.
-          example: options to show with the recipe; None: the command in the recipe's details.
+            command: `train`, `plan` or `bench`.
+            arguments: the name of the recipe, and the options.
+            description: of the command; None: that of the recipe.
+            example: options to show with the recipe; None: the command in the recipe's details.
 
         Raises:
-          UserError: no recipe has this name, or it does not have the preset.
+            UserError: no recipe has this name, or it does not have the preset.
         """
         name, *self._options = arguments
         preset = _value_of("preset", self._options)
@@ -107,7 +107,7 @@ class RecipeParser(OptionParser):
         """Returns the command's own options and the recipe's configuration with all changes.
 
         Raises:
-          UserError: an option is unknown (the message names the nearest), or a value is invalid.
+            UserError: an option is unknown (the message names the nearest), or a value is invalid.
         """
         parsed = self.read(self._options)
         for field in ("head", "labels"):
@@ -172,9 +172,9 @@ def add_options(
     """Adds an option for each field of a configuration to the group that it belongs to.
 
     Args:
-      groups: titles of `GROUPS` → groups of an argparse parser.
-      config: supplies the fields and their default values.
-      helping: whether to read the help texts from the source code, which takes time.
+        groups: titles of `GROUPS` → groups of an argparse parser.
+        config: supplies the fields and their default values.
+        helping: whether to read the help texts from the source code, which takes time.
     """
     fields = {name: (value, hint, text) for name, value, hint, text in _fields(config, helping)}
     title_of = {entry: title for title, (_, entries) in GROUPS.items() for entry in entries}
@@ -194,7 +194,7 @@ def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -
     """Returns `config` with the values that were given on the command line.
 
     Raises:
-      UserError: a value is out of range.
+        UserError: a value is out of range.
     """
     given: dict[str, Any] = {}
     for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]

@@ -29,17 +29,17 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     resumed from it, for it has no optimizer state.
 
     Args:
-      folder: A run folder.
-      output: The folder to make, completely or not at all.
-      last: Number of checkpoints to average, the newest ones; at least 1.
+        folder: A run folder.
+        output: The folder to make, completely or not at all.
+        last: Number of checkpoints to average, the newest ones; at least 1.
 
     Returns:
-      The steps of these checkpoints, in ascending order.
+        The steps of these checkpoints, in ascending order.
 
     Raises:
-      FileNotFoundError: `folder` is not a run folder.
-      RunError: It kept fewer checkpoints, `output` exists, or a parameter of the mean is
-        NaN or infinite.
+        FileNotFoundError: `folder` is not a run folder.
+        RunError: It kept fewer checkpoints, `output` exists, or a parameter of the mean is
+          NaN or infinite.
     """
     folder, output = Path(folder), Path(output)
     config = read_config(folder)

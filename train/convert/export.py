@@ -74,22 +74,22 @@ def export_model(
     """Writes a model in a form that other programs read.
 
     Args:
-      source: A run folder, a folder in Hugging Face's form, or a name on the hub.
-      output: The folder to make for the forms "huggingface" and "stablehlo", else the file.
-      form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
-        transformers. safetensors, npz: the arrays by flaxzoo's own paths, layers stacked.
-        stablehlo: the forward pass as a program that needs jax alone, and its parameters.
-      step: The checkpoint; by default the newest.
-      dtype: The precision of the written parameters.
-      file_bytes: The largest size of a file in Hugging Face's form; no tensor is split.
+        source: A run folder, a folder in Hugging Face's form, or a name on the hub.
+        output: The folder to make for the forms "huggingface" and "stablehlo", else the file.
+        form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
+          transformers. safetensors, npz: the arrays by flaxzoo's own paths, layers stacked.
+          stablehlo: the forward pass as a program that needs jax alone, and its parameters.
+        step: The checkpoint; by default the newest.
+        dtype: The precision of the written parameters.
+        file_bytes: The largest size of a file in Hugging Face's form; no tensor is split.
 
     Returns:
-      Notes on the exported model, a line each.
+        Notes on the exported model, a line each.
 
     Raises:
-      FileNotFoundError: `source` does not exist, or has no such checkpoint.
-      RunError: `output` exists, or a parameter is NaN or infinite.
-      UserError: The form cannot express the model.
+        FileNotFoundError: `source` does not exist, or has no such checkpoint.
+        RunError: `output` exists, or a parameter is NaN or infinite.
+        UserError: The form cannot express the model.
     """
     output, folder = Path(output), local_folder(source)
     check_not_existing(output)

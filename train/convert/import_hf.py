@@ -24,18 +24,18 @@ def import_model(source: str | Path, output: str | Path) -> str:
     """Makes a run folder of a folder in Hugging Face's form.
 
     Args:
-      source: A folder with `config.json`, safetensors and the tokenizer's files; or a name on
-        the hub.
-      output: The folder to make, completely or not at all.
+        source: A folder with `config.json`, safetensors and the tokenizer's files; or a name on
+          the hub.
+        output: The folder to make, completely or not at all.
 
     Returns:
-      A description of the model, in one line.
+        A description of the model, in one line.
 
     Raises:
-      FileNotFoundError: `source` has no `config.json`.
-      UserError: It is broken, or its model or tokenizer is not supported.
-      RunError: `output` exists, `source` is a run folder, the tokenizer does not match the
-        model, or a parameter is NaN or infinite.
+        FileNotFoundError: `source` has no `config.json`.
+        UserError: It is broken, or its model or tokenizer is not supported.
+        RunError: `output` exists, `source` is a run folder, the tokenizer does not match the
+          model, or a parameter is NaN or infinite.
     """
     output = Path(output)
     check_not_existing(output)

@@ -38,14 +38,14 @@ def model_card(
     """Returns the text of the card.
 
     Args:
-      name: The name of the model.
-      config: The configuration of the run that trained it.
-      stored_fields: The `config.json` of its folder.
-      folder: The folder, whose `metrics.jsonl` has its scores.
-      step: The exported checkpoint; None: the model was not trained here.
-      num_parameters: The number of its parameters.
-      embeds: Whether the folder has the files of sentence-transformers.
-      notes: Further notes, a line each.
+        name: The name of the model.
+        config: The configuration of the run that trained it.
+        stored_fields: The `config.json` of its folder.
+        folder: The folder, whose `metrics.jsonl` has its scores.
+        step: The exported checkpoint; None: the model was not trained here.
+        num_parameters: The number of its parameters.
+        embeds: Whether the folder has the files of sentence-transformers.
+        notes: Further notes, a line each.
     """
     model = config.model
     head = HEADS[model.head]

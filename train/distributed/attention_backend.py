@@ -57,12 +57,12 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
     """The kernel for a run's steps, on devices like this one.
 
     Args:
-      config: of the run; what `execution.attention` names is taken.
-      device: one of those that the step is compiled for.
-      context: into how many parts the tokens of a row are cut.
+        config: of the run; what `execution.attention` names is taken.
+        device: one of those that the step is compiled for.
+        context: into how many parts the tokens of a row are cut.
 
     Raises:
-      UserError: the kernel that `execution.attention` names cannot serve.
+        UserError: the kernel that `execution.attention` names cannot serve.
     """
     asked = config.execution.attention
     kernel = FASTEST.get(device.platform, "xla") if asked == "auto" else asked

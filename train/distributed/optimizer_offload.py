@@ -48,12 +48,12 @@ def on_host(state: TrainState, shardings: TrainState, device: DeviceOfHost) -> T
     Numbers that are no arrays, the counts of steps, stay where they are.
 
     Args:
-      state: shapes.
-      shardings: where they lie on the devices.
-      device: one of them, of this process.
+        state: shapes.
+        shardings: where they lie on the devices.
+        device: one of them, of this process.
 
     Raises:
-      UserError: it reaches no such memory.
+        UserError: it reaches no such memory.
     """
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST not in kinds:
@@ -73,9 +73,9 @@ def from_host_and_back(step: StepFn, device: TrainState, host: TrainState) -> St
     """A step whose state comes from the host and goes back to it.
 
     Args:
-      step: with everything on the devices.
-      device: shardings of the state within the step.
-      host: the same between steps, from `on_host`.
+        step: with everything on the devices.
+        device: shardings of the state within the step.
+        host: the same between steps, from `on_host`.
     """
 
     def offloaded(

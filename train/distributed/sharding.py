@@ -58,7 +58,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
     """Makes the mesh of all devices, or of those given, with the sizes of `config`.
 
     Raises:
-      UserError: the sizes do not multiply to the number of devices.
+        UserError: the sizes do not multiply to the number of devices.
     """
     # The devices of a process are neighbors, so that it reads consecutive sequences.
     in_order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
@@ -90,14 +90,14 @@ def parameter_spec(
     """Returns the mesh axes that a parameter's dimensions are sharded over.
 
     Args:
-      name: the parameter's path.
-      shape: its shape.
-      mesh: from `make_mesh`.
-      model: the model's configuration, whose family has the rules; None: those of all families.
+        name: the parameter's path.
+        shape: its shape.
+        mesh: from `make_mesh`.
+        model: the model's configuration, whose family has the rules; None: those of all families.
 
     Raises:
-      UserError: not exactly one rule matches the path, or a dimension cannot
-        be divided evenly.
+        UserError: not exactly one rule matches the path, or a dimension cannot
+          be divided evenly.
     """
     known = families().values() if model is None else [family_of(model)]
     rules = {rule for family in known for rule in family.parameter_axes.items()}
@@ -126,13 +126,13 @@ def parameter_shardings(
     """Returns the sharding of each parameter, given as an array or a shape.
 
     Args:
-      params: the parameters, or their shapes.
-      mesh: from `make_mesh`.
-      model: the model's configuration, whose family names the axes of each parameter. None: all
-        families together must name them, in one way.
+        params: the parameters, or their shapes.
+        mesh: from `make_mesh`.
+        model: the model's configuration, whose family names the axes of each parameter. None: all
+          families together must name them, in one way.
 
     Raises:
-      UserError: a parameter cannot be divided over the mesh.
+        UserError: a parameter cannot be divided over the mesh.
     """
     return map_named(
         lambda name, x: NamedSharding(mesh, parameter_spec(name, x.shape, mesh, model)), params
@@ -252,7 +252,7 @@ def process_shard(mesh: Mesh) -> tuple[int, int]:
     Processes that hold the same sequences, sharded over `context` or `tensor`, read the same part.
 
     Raises:
-      UserError: the sequences of some process are not one of equal parts.
+        UserError: the sequences of some process are not one of equal parts.
     """
     number = num_batch_shards(mesh)
     by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES))

@@ -61,7 +61,7 @@ class ShardedStep:
         """Traces the step with shapes only, to be compiled for devices that need not be at hand.
 
         Args:
-          batch: the global batch, each array with its sharding.
+            batch: the global batch, each array with its sharding.
         """
         return self.step.trace(self.state, batch, jax.eval_shape(lambda: jax.random.key(0)))
 
@@ -89,17 +89,17 @@ def make_sharded_step(
         state, metrics = sharded.step(state, train.shard_batch(batch, mesh), jax.random.key(1))
 
     Args:
-      model: a model of flaxzoo, from `models.create`.
-      objective: what is learned. If it has a `reference`, the state gets a frozen copy of the
-        initial parameters.
-      tx: the optimizer.
-      mesh: from `make_mesh`; its devices need not be at hand.
-      num_micro_batches: the number of equal parts that a batch is processed in, to save memory.
-      opt_state_on_host: whether moments are kept in the memory of the host between steps.
+        model: a model of flaxzoo, from `models.create`.
+        objective: what is learned. If it has a `reference`, the state gets a frozen copy of the
+          initial parameters.
+        tx: the optimizer.
+        mesh: from `make_mesh`; its devices need not be at hand.
+        num_micro_batches: the number of equal parts that a batch is processed in, to save memory.
+        opt_state_on_host: whether moments are kept in the memory of the host between steps.
 
     Raises:
-      UserError: the parameters cannot be divided over the mesh, or the devices reach no memory
-        of their host.
+        UserError: the parameters cannot be divided over the mesh, or the devices reach no memory
+          of their host.
     """
     apply_fn = shard_map_attention(constrain_activations(model.apply, mesh), mesh)
     init = make_init(model, objective, tx)
@@ -166,7 +166,7 @@ def configured_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> Sh
     """Makes the train step of a run over a mesh, with the attention kernel that suits its devices.
 
     Raises:
-      UserError: mesh, batch and parameters do not fit each other.
+        UserError: mesh, batch and parameters do not fit each other.
     """
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
     config = with_kernel(config, chosen.kernel)
@@ -221,7 +221,7 @@ def check_devices(config: TrainConfig) -> None:
     """Checks the mesh against the devices, which costs nothing, before data are read.
 
     Raises:
-      UserError: the sizes of the mesh do not multiply to the number of devices.
+        UserError: the sizes of the mesh do not multiply to the number of devices.
     """
     if config.parallel == "jit":
         make_mesh(config.mesh)
@@ -231,7 +231,7 @@ def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTraine
     """Makes the functions of a run for the devices at hand.
 
     Raises:
-      UserError: mesh, batch and parameters do not fit each other.
+        UserError: mesh, batch and parameters do not fit each other.
     """
     if config.parallel == "pmap":
         from .pmap import compile_with_pmap

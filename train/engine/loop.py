@@ -127,29 +127,29 @@ def train(
     stops all. While a run trains, no other one can in its folder.
 
     Args:
-      config: the run.
-      workdir: its folder.
-      resume: whether to resume from the newest checkpoint; with False a folder
-        that has checkpoints is refused.
-      quiet: no progress bar.
-      objective: what is learned, instead of the objective of the data. Scores are then the loss
-        and the mean of each of its terms and measures.
-      examples: a function that returns the examples to train on and those to validate on, two
-        `data.ExampleSource`s, given the tokenizer. The head and the labels are then those of
-        `config.model`; of `config.data` only the tokenizer is used (and the source, if a new
-        vocabulary is trained), the length, which is the tokens of a sequence, and the number of
-        workers. The last batch of an evaluation is filled up with examples of zeros, which the
-        counts of the objective must leave out.
-      callbacks: called with the metrics of steps and evaluations, and with checkpoints.
+        config: the run.
+        workdir: its folder.
+        resume: whether to resume from the newest checkpoint; with False a folder
+          that has checkpoints is refused.
+        quiet: no progress bar.
+        objective: what is learned, instead of the objective of the data. Scores are then the loss
+          and the mean of each of its terms and measures.
+        examples: a function that returns the examples to train on and those to validate on, two
+          `data.ExampleSource`s, given the tokenizer. The head and the labels are then those of
+          `config.model`; of `config.data` only the tokenizer is used (and the source, if a new
+          vocabulary is trained), the length, which is the tokens of a sequence, and the number of
+          workers. The last batch of an evaluation is filled up with examples of zeros, which the
+          counts of the objective must leave out.
+        callbacks: called with the metrics of steps and evaluations, and with checkpoints.
 
     The run folder records the names of an own objective and own examples; to resume the run, give
     them again.
 
     Raises:
-      DataError, RunError, UserError: the data, the folder or the devices do
-        not fit; raised before any training.
-      NonFiniteLoss: the loss was not finite for more steps than may be skipped; the last
-        checkpoint is kept.
+        DataError, RunError, UserError: the data, the folder or the devices do
+          not fit; raised before any training.
+        NonFiniteLoss: the loss was not finite for more steps than may be skipped; the last
+          checkpoint is kept.
     """
     if not isinstance(config, TrainConfig):
         raise UserError(

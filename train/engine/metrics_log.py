@@ -62,7 +62,7 @@ class MetricsLog:
         """Logs `numbers` of `group` ("train" or "validation") at `step`.
 
         Raises:
-          RunError: they cannot be written.
+            RunError: they cannot be written.
         """
         named = {f"{group}/{name}": value for name, value in numbers.items()}
         try:

@@ -31,7 +31,7 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
     """Makes the functions of a run for the devices of this process.
 
     Raises:
-      UserError: the run needs what only `jit` does, or the batch does not divide.
+        UserError: the run needs what only `jit` does, or the batch does not divide.
     """
     _check(config)
     devices = jax.local_devices()

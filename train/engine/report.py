@@ -18,10 +18,10 @@ def write_report(
     """Writes `report.md` and `loss.png` into a run folder.
 
     Args:
-      folder: the run folder, whose `metrics.jsonl` is drawn.
-      facts: rows of the table at the top.
-      validation: loss and scores of the last evaluation.
-      sample: what the model made of a prompt.
+        folder: the run folder, whose `metrics.jsonl` is drawn.
+        facts: rows of the table at the top.
+        validation: loss and scores of the last evaluation.
+        sample: what the model made of a prompt.
     """
     draw_curve(folder, folder / CURVE_FILE)
     scores = {f"validation {name}": _shown(value) for name, value in validation.items()}

@@ -27,20 +27,20 @@ def make_train_step(
     """Makes `step(state, batch, rng) -> (state, metrics)`, to be compiled by the caller.
 
     Args:
-      apply_fn: `apply_fn({"params": params}, rng=…, **inputs)`.
-      objective: what is learned.
-      tx: the optimizer.
-      num_micro_batches: the number of equal parts that a batch is processed in, one after the
-        other, to save memory; the result is that of the whole batch.
-      axis_name: the mapped axis under pmap, over which sums are taken.
+        apply_fn: `apply_fn({"params": params}, rng=…, **inputs)`.
+        objective: what is learned.
+        tx: the optimizer.
+        num_micro_batches: the number of equal parts that a batch is processed in, one after the
+          other, to save memory; the result is that of the whole batch.
+        axis_name: the mapped axis under pmap, over which sums are taken.
 
     Returns:
-      The step. `rng` is the run's key; the key of each step is derived from it by the step
-      number. Metrics: `loss`, its terms, `gradient_norm`. A step whose loss or gradient is not
-      finite is skipped: it counts, and changes nothing else.
+        The step. `rng` is the run's key; the key of each step is derived from it by the step
+        number. Metrics: `loss`, its terms, `gradient_norm`. A step whose loss or gradient is not
+        finite is skipped: it counts, and changes nothing else.
 
     Raises:
-      UserError: the objective needs the whole batch, and would see parts of it.
+        UserError: the objective needs the whole batch, and would see parts of it.
     """
     if objective.whole_batch and (num_micro_batches > 1 or axis_name is not None):
         parts = "under pmap" if axis_name is not None else f"in {num_micro_batches} micro-batches"

@@ -38,11 +38,11 @@ class Attention:
         """Returns the mean weights over layers and heads, or those of one layer or head.
 
         Args:
-          layer: a layer, from 1; None: the mean over all.
-          head: a head, from 1; None: the mean over all.
+            layer: a layer, from 1; None: the mean over all.
+            head: a head, from 1; None: the mean over all.
 
         Raises:
-          UserError: there is no such layer or head.
+            UserError: there is no such layer or head.
         """
         return self.chosen(layer, head).mean(axis=(0, 1))
 
@@ -52,7 +52,7 @@ class Attention:
         """Returns the weights of one layer, one head or both, and of all where none is given.
 
         Raises:
-          UserError: there is no such layer or head.
+            UserError: there is no such layer or head.
         """
         weights = self.weights
         for axis, (name, number) in enumerate((("layer", layer), ("head", head))):
@@ -68,7 +68,7 @@ class Attention:
         """Returns the numbers of the queries that are a word, whatever the case of its letters.
 
         Raises:
-          UserError: no query is.
+            UserError: no query is.
         """
         found = [i for i, own in enumerate(self.queries) if own == word]
         found = found or [i for i, own in enumerate(self.queries) if own.lower() == word.lower()]
@@ -90,9 +90,9 @@ class TextAttention(TextModel):
         print(sorted(zip(row, attention.keys), reverse=True)[:3])
 
     Args:
-      model: any model but one of multiple choice.
-      params: its parameters.
-      tokenizer: its tokenizer.
+        model: any model but one of multiple choice.
+        params: its parameters.
+        tokenizer: its tokenizer.
     """
 
     heads = tuple(name for name, head in HEADS.items() if not head.takes_choices)
@@ -115,15 +115,15 @@ class TextAttention(TextModel):
         document first, where its vocabulary has one.
 
         Args:
-          text: the text; for an encoder-decoder the source.
-          target: for an encoder-decoder, the translation, by default the model's own. The query
-            at each position is the token that the decoder reads there.
-          part: for an encoder-decoder, which attention; by default cross-attention.
-          by_token: whether tokens are kept apart instead of joined to words.
+            text: the text; for an encoder-decoder the source.
+            target: for an encoder-decoder, the translation, by default the model's own. The query
+              at each position is the token that the decoder reads there.
+            part: for an encoder-decoder, which attention; by default cross-attention.
+            by_token: whether tokens are kept apart instead of joined to words.
 
         Raises:
-          UserError: the text is too long or empty, an argument is for an encoder-decoder and the
-            model is none, or a weight is NaN.
+            UserError: the text is too long or empty, an argument is for an encoder-decoder and the
+              model is none, or a weight is NaN.
         """
         tokenizer, config = self._tokenizer, self._model.config
         if part is not None and part not in get_args(Part):
@@ -219,7 +219,7 @@ def draw_attention(
     for each of its heads; with both a single one.
 
     Raises:
-      UserError: there is no such layer or head.
+        UserError: there is no such layer or head.
     """
     # Not pyplot: it would choose a window system, and is not thread-safe.
     from matplotlib.figure import Figure

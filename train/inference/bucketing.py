@@ -15,12 +15,12 @@ def pad_batch(
     """Pads token ids on the right to `[batch_size, T]`; T is a power of two, or `longest`.
 
     Args:
-      rows: token ids, at most `batch_size` rows of at most `longest`.
-      batch_size: rows of the array; those left over are padding.
-      longest: T is never larger.
+        rows: token ids, at most `batch_size` rows of at most `longest`.
+        batch_size: rows of the array; those left over are padding.
+        longest: T is never larger.
 
     Returns:
-      Ids and their attention mask, both int32 `[batch_size, T]`.
+        Ids and their attention mask, both int32 `[batch_size, T]`.
     """
     length = min(power_of_two(max(SHORTEST, *map(len, rows))), longest)
     return pad_rows(rows, num_rows=batch_size, length=length)

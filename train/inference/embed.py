@@ -31,13 +31,13 @@ class TextEmbedder(TextModel):
         vectors = embedder(["A cat sat.", "A dog ran."])  # float32 [2, 384]
 
     Args:
-      model: the model of a BERT or GPT, with any head; the head and the pooler are not used.
-      params: its parameters.
-      tokenizer: its tokenizer.
-      settings: how a text's vector is made; by default the mean of its hidden states.
+        model: the model of a BERT or GPT, with any head; the head and the pooler are not used.
+        params: its parameters.
+        tokenizer: its tokenizer.
+        settings: how a text's vector is made; by default the mean of its hidden states.
 
     Raises:
-      UserError: the model has no hidden states for a text, or the settings do not fit its size.
+        UserError: the model has no hidden states for a text, or the settings do not fit its size.
     """
 
     heads = frozenset(encoder_heads())
@@ -89,17 +89,17 @@ class TextEmbedder(TextModel):
         """Makes a vector for each text; special tokens such as `[CLS]` count as tokens of it.
 
         Args:
-          texts: the texts; those longer than the model reads are truncated.
-          log: called with how many were truncated.
-          prompt_name: the name of one of the model's prompts, a text to stand before each text; by
-            default that of the settings, if any.
+            texts: the texts; those longer than the model reads are truncated.
+            log: called with how many were truncated.
+            prompt_name: the name of one of the model's prompts, a text to stand before each text;
+              by default that of the settings, if any.
 
         Returns:
-          float32 `[num_texts, E]`, in the order of the texts. A text without any token has the
-          vector 0.
+            float32 `[num_texts, E]`, in the order of the texts. A text without any token has the
+            vector 0.
 
         Raises:
-          UserError: there are no texts, no prompt of this name, or a vector is NaN or infinite.
+            UserError: there are no texts, no prompt of this name, or a vector is NaN or infinite.
         """
         if not texts:
             raise UserError("there is no text to embed: give at least one line")

@@ -43,25 +43,25 @@ def score_run(
     """Evaluates a model on every row of a source, cut as in its training.
 
     Args:
-      folder: a run folder.
-      source: a source such as the run was trained on, or a list of examples; by default what
-        it validates on.
-      step: which checkpoint; by default the newest.
-      num_beams: of the search for translations, by default 4; no other kind of data has one.
-      max_length: the number of tokens that rows are cut to, in training and beyond it; positions
-        that are a table end with it. By default as in training.
-      log: told what is in the data, in a line.
+        folder: a run folder.
+        source: a source such as the run was trained on, or a list of examples; by default what
+          it validates on.
+        step: which checkpoint; by default the newest.
+        num_beams: of the search for translations, by default 4; no other kind of data has one.
+        max_length: the number of tokens that rows are cut to, in training and beyond it; positions
+          that are a table end with it. By default as in training.
+        log: told what is in the data, in a line.
 
     Returns:
-      `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
-      F1, exact match, BLEU …
+        `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
+        F1, exact match, BLEU …
 
     Raises:
-      RunError: `num_beams` is given for a model that translates nothing.
-      UserError: `num_beams` is below 1, or the model's table of positions does not have
-        `max_length` rows.
-      FileNotFoundError: it is not a run folder, or has no such checkpoint.
-      DataError: the data cannot be had or read.
+        RunError: `num_beams` is given for a model that translates nothing.
+        UserError: `num_beams` is below 1, or the model's table of positions does not have
+          `max_length` rows.
+        FileNotFoundError: it is not a run folder, or has no such checkpoint.
+        DataError: the data cannot be had or read.
     """
     config, tokenizer = _open_config(folder, max_length)
     generation_metrics = task_of(config.data).generation_metrics
@@ -165,18 +165,18 @@ def losses_without_heads(
     A head whose loss is that of the whole model is one that the model does not depend on.
 
     Args:
-      folder: a run folder.
-      source: a source such as the run was trained on; by default what it validates on.
-      step: which checkpoint; by default the newest.
-      log: told what is in the data, in a line.
+        folder: a run folder.
+        source: a source such as the run was trained on; by default what it validates on.
+        step: which checkpoint; by default the newest.
+        log: told what is in the data, in a line.
 
     Returns:
-      The loss of the whole model under `loss`, and the losses without head n of layer l under the
-      name of the model's argument that takes the head out, float32 [L, N]: `head_mask`, and for
-      an encoder-decoder also `decoder_head_mask` and `cross_attn_head_mask`.
+        The loss of the whole model under `loss`, and the losses without head n of layer l under the
+        name of the model's argument that takes the head out, float32 [L, N]: `head_mask`, and for
+        an encoder-decoder also `decoder_head_mask` and `cross_attn_head_mask`.
 
     Raises:
-      UserError: The data cannot be had or read, or the loss is not a number.
+        UserError: The data cannot be had or read, or the loss is not a number.
     """
     config, _ = open_run(folder)
     model, params, split = _opened(folder, source, step, log)

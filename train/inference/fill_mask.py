@@ -32,8 +32,8 @@ class MaskFiller(TextModel):
     """A masked language model and its tokenizer.
 
     Raises:
-      UserError: the model has another head than "pretraining" or "masked_lm", or the tokenizer
-        has no mask token.
+        UserError: the model has another head than "pretraining" or "masked_lm", or the tokenizer
+          has no mask token.
     """
 
     heads = tuple(name for name, head in HEADS.items() if head.predicts_masked)
@@ -50,8 +50,8 @@ class MaskFiller(TextModel):
         """Returns the `top_k` most probable tokens for each mask of a text, the best first.
 
         Raises:
-          UserError: the text has no mask or is too long, `top_k` is out of range, or a probability
-            is NaN.
+            UserError: the text has no mask or is too long, `top_k` is out of range, or a
+              probability is NaN.
         """
         tokenizer = self._tokenizer
         mask = tokenizer.special_ids.mask
@@ -90,12 +90,12 @@ class MaskFiller(TextModel):
         of few and of many tokens compare only roughly.
 
         Args:
-          text: a text with one `[MASK]`; spaces before it belong to the word.
-          words: the words to compare.
+            text: a text with one `[MASK]`; spaces before it belong to the word.
+            words: the words to compare.
 
         Raises:
-          UserError: the text has no mask or several or is too long, there are no words, the
-            vocabulary lacks a character of one, or a probability is NaN.
+            UserError: the text has no mask or several or is too long, there are no words, the
+              vocabulary lacks a character of one, or a probability is NaN.
         """
         tokenizer = self._tokenizer
         mask = tokenizer.special_ids.mask

@@ -54,11 +54,11 @@ class TextGenerator(TextModel):
     """A model and its tokenizer; compiled on first use, once per shape bucket.
 
     Args:
-      model: a causal language model.
-      params: its parameters.
-      tokenizer: its tokenizer.
-      stored: the settings stored with the model, as `models.generation_arguments` returns them;
-        None: there are none, and the tokenizer's end token ends a text.
+        model: a causal language model.
+        params: its parameters.
+        tokenizer: its tokenizer.
+        stored: the settings stored with the model, as `models.generation_arguments` returns them;
+          None: there are none, and the tokenizer's end token ends a text.
     """
 
     heads = ("causal_lm",)
@@ -100,17 +100,17 @@ class TextGenerator(TextModel):
         """Continues each prompt `num_samples` times, all in one batch.
 
         Args:
-          prompts: texts; an empty one begins a new document.
-          max_new_tokens: the longest continuation, in tokens.
-          sampling: how tokens are chosen; end tokens and banned sequences stay as stored.
-          num_samples: continuations of each prompt.
-          stop: strings that end a continuation, and are not part of it.
-          seed: the seed of the random choices.
-          on_text: called with the first continuation piece by piece, as it grows.
+            prompts: texts; an empty one begins a new document.
+            max_new_tokens: the longest continuation, in tokens.
+            sampling: how tokens are chosen; end tokens and banned sequences stay as stored.
+            num_samples: continuations of each prompt.
+            stop: strings that end a continuation, and are not part of it.
+            seed: the seed of the random choices.
+            on_text: called with the first continuation piece by piece, as it grows.
 
         Raises:
-          UserError: a number is out of range, a stop string is empty, or a
-            prompt is and the tokenizer has no token to begin a document with.
+            UserError: a number is out of range, a stop string is empty, or a
+              prompt is and the tokenizer has no token to begin a document with.
         """
         stored = self.request(prompts, max_new_tokens=max_new_tokens)
         request = dataclasses.replace(stored, method=sampling, num_return_sequences=num_samples)
@@ -120,11 +120,11 @@ class TextGenerator(TextModel):
         """Combines options with the settings stored with the model; by default samples 200 tokens.
 
         Args:
-          prompts: texts.
-          **options: arguments of `models.generate`.
+            prompts: texts.
+            **options: arguments of `models.generate`.
 
         Raises:
-          UserError: an option is not supported, or out of range.
+            UserError: an option is not supported, or out of range.
         """
         longest = max(len(self._encode(prompt)) for prompt in prompts)
         return merged_request(self._stored, options, longest)
@@ -231,12 +231,12 @@ def merged_request(
     setting tokens are sampled, among all of them.
 
     Args:
-      stored: settings of the model's folder.
-      options: settings that replace them.
-      prompt_length: the number of tokens of the longest prompt.
+        stored: settings of the model's folder.
+        options: settings that replace them.
+        prompt_length: the number of tokens of the longest prompt.
 
     Raises:
-      UserError: an option is not supported, or out of range.
+        UserError: an option is not supported, or out of range.
     """
     fields = {name: value for name, value in stored.items() if value is not None}
     stored_beams = fields.get("num_beams", 1)

@@ -22,19 +22,19 @@ def predict(
     """Predicts for each example of a file.
 
     Args:
-      folder: the run folder of a model with a classification, tagging, span or choice head.
-      path: the file, in the form that this kind of data reads; "-" is standard input; or a list
-        of examples.
-      step: which checkpoint; by default the newest.
-      log: told what is in the file, in a line.
+        folder: the run folder of a model with a classification, tagging, span or choice head.
+        path: the file, in the form that this kind of data reads; "-" is standard input; or a list
+          of examples.
+        step: which checkpoint; by default the newest.
+        log: told what is in the file, in a line.
 
     Returns:
-      One JSON-ready prediction for each example, in the order of the file.
+        One JSON-ready prediction for each example, in the order of the file.
 
     Raises:
-      FileNotFoundError: it is not a run folder, or has no such checkpoint.
-      RunError: the model has no head, or its parameters or outputs are NaN or infinite.
-      DataError: the file cannot be read, or the run has nothing of this kind to predict.
+        FileNotFoundError: it is not a run folder, or has no such checkpoint.
+        RunError: the model has no head, or its parameters or outputs are NaN or infinite.
+        DataError: the file cannot be read, or the run has nothing of this kind to predict.
     """
     config, tokenizer = open_run(folder)
     note = vocabulary_note(folder, config.model, tokenizer)

@@ -130,12 +130,12 @@ class TextScorer(TextModel):
         print(scorer.next_tokens("The train pulled into the", top_k=5))
 
     Args:
-      model: a causal language model or an encoder-decoder.
-      params: its parameters.
-      tokenizer: its tokenizer.
+        model: a causal language model or an encoder-decoder.
+        params: its parameters.
+        tokenizer: its tokenizer.
 
     Raises:
-      UserError: the model writes no text.
+        UserError: the model writes no text.
     """
 
     heads = ("causal_lm", "seq2seq_lm")
@@ -153,19 +153,19 @@ class TextScorer(TextModel):
         """Returns the probability of each text, token by token.
 
         Args:
-          texts: the texts. Of a causal language model, one that is longer than the model reads is
-            scored in windows: each token after the first window has at least length - `stride`
-            tokens before it.
-          sources: for an encoder-decoder, the source of each text; the end token is then scored
-            too.
-          stride: the tokens from the beginning of one window to that of the next, by default half
-            of the model's length; 1 gives each token the longest context, and is slowest.
-          log: called with a line if texts are scored in windows.
+            texts: the texts. Of a causal language model, one that is longer than the model reads is
+              scored in windows: each token after the first window has at least length - `stride`
+              tokens before it.
+            sources: for an encoder-decoder, the source of each text; the end token is then scored
+              too.
+            stride: the tokens from the beginning of one window to that of the next, by default half
+              of the model's length; 1 gives each token the longest context, and is slowest.
+            log: called with a line if texts are scored in windows.
 
         Raises:
-          UserError: there are no texts, one is empty, `stride` is out of range, sources are missing
-            or not wanted, a sequence of an encoder-decoder is too long, or a log-probability is
-            NaN.
+            UserError: there are no texts, one is empty, `stride` is out of range, sources are
+              missing or not wanted, a sequence of an encoder-decoder is too long, or a
+              log-probability is NaN.
         """
         if not texts:
             raise UserError("there is no text to score: give at least one line")
@@ -204,12 +204,12 @@ class TextScorer(TextModel):
         """Returns the most probable tokens after a text, the best first.
 
         Args:
-          text: the beginning of a document. If it is longer than the model reads, its end counts.
-          top_k: the number of tokens.
+            text: the beginning of a document. If it is longer than the model reads, its end counts.
+            top_k: the number of tokens.
 
         Raises:
-          UserError: `top_k` is out of range, the text is empty and the vocabulary has no token
-            that begins a document, the model is an encoder-decoder, or a probability is NaN.
+            UserError: `top_k` is out of range, the text is empty and the vocabulary has no token
+              that begins a document, the model is an encoder-decoder, or a probability is NaN.
         """
         size = self._tokenizer.vocab_size
         if not 1 <= top_k <= size:
@@ -231,8 +231,8 @@ class TextScorer(TextModel):
         may also begin a longer word.
 
         Raises:
-          UserError: a word is empty, or has a character that the vocabulary lacks, or as in
-            `__call__`.
+            UserError: a word is empty, or has a character that the vocabulary lacks, or as in
+              `__call__`.
         """
         before = text.rstrip()
         joined = [f"{before} {word}" if before else word for word in words]

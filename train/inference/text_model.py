@@ -21,12 +21,12 @@ class TextModel:
     """A model with its tokenizer; a subclass says which heads it takes and what it does.
 
     Args:
-      model: the model.
-      params: its parameters.
-      tokenizer: its tokenizer.
+        model: the model.
+        params: its parameters.
+        tokenizer: its tokenizer.
 
     Raises:
-      UserError: the model has none of `heads`.
+        UserError: the model has none of `heads`.
     """
 
     heads: ClassVar[Container[str | None]]
@@ -52,16 +52,16 @@ class TextModel:
         """Opens the model of a run folder.
 
         Args:
-          folder: a run folder, one in Hugging Face's form, or a name on the hub.
-          step: which checkpoint; by default the newest.
-          log: called with a line if the tokenizer may be another model's.
-          max_length: the longest input that the model is to read, in tokens, if not its own; for
-            positions that are no table.
+            folder: a run folder, one in Hugging Face's form, or a name on the hub.
+            step: which checkpoint; by default the newest.
+            log: called with a line if the tokenizer may be another model's.
+            max_length: the longest input that the model is to read, in tokens, if not its own; for
+              positions that are no table.
 
         Raises:
-          FileNotFoundError: it is not a run folder, or has no such checkpoint.
-          UserError: its model has another head, a parameter is NaN or infinite, its stored
-            settings are not supported, or `max_length` differs from its table of positions.
+            FileNotFoundError: it is not a run folder, or has no such checkpoint.
+            UserError: its model has another head, a parameter is NaN or infinite, its stored
+              settings are not supported, or `max_length` differs from its table of positions.
         """
         config, tokenizer = open_run(folder)
         remedy = f"{cls.remedy}, or use the command {_command(config)}"

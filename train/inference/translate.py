@@ -42,11 +42,11 @@ class TextTranslator(TextModel):
     """An encoder-decoder and its tokenizer; compiled once for each shape bucket.
 
     Args:
-      model: an encoder-decoder.
-      params: its parameters.
-      tokenizer: its tokenizer.
-      request: the request stored with the model, special tokens included; by default
-        `published_request`.
+        model: an encoder-decoder.
+        params: its parameters.
+        tokenizer: its tokenizer.
+        request: the request stored with the model, special tokens included; by default
+          `published_request`.
     """
 
     heads = ("seq2seq_lm",)
@@ -86,21 +86,21 @@ class TextTranslator(TextModel):
         """Translates each text; texts of nothing but white space stay empty.
 
         Args:
-          texts: sentences, each translated by itself.
-          search: the search; by default that of `self.request`, whose special tokens, banned
-            sequences and length limits hold in any case.
-          num_return: translations of each text; by default as in `self.request`.
-          places: the location of each text, for messages.
-          truncate: whether texts that are longer than the model reads are truncated.
-          on_batch: called after each batch with the number of its texts and of their tokens.
-          log: called with how many texts were truncated.
+            texts: sentences, each translated by itself.
+            search: the search; by default that of `self.request`, whose special tokens, banned
+              sequences and length limits hold in any case.
+            num_return: translations of each text; by default as in `self.request`.
+            places: the location of each text, for messages.
+            truncate: whether texts that are longer than the model reads are truncated.
+            on_batch: called after each batch with the number of its texts and of their tokens.
+            log: called with how many texts were truncated.
 
         Returns:
-          For each text, in order, its `num_return` best translations, the best first.
+            For each text, in order, its `num_return` best translations, the best first.
 
         Raises:
-          UserError: a text is longer than the model reads and not truncated, or `num_return` is
-            above the number of beams.
+            UserError: a text is longer than the model reads and not truncated, or `num_return` is
+              above the number of beams.
         """
         request = self.request
         number = request.num_return_sequences if num_return is None else num_return

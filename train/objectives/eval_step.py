@@ -67,11 +67,11 @@ def evaluate(
     """Runs the model over all batches.
 
     Args:
-      evaluate_fn: sums, counts and predictions of a batch, on the devices.
-      model_state: its first argument.
-      batches: every row once, and perhaps filler at the end.
-      objective: how terms make up the loss.
-      num_rows: how many rows are not filler.
+        evaluate_fn: sums, counts and predictions of a batch, on the devices.
+        model_state: its first argument.
+        batches: every row once, and perhaps filler at the end.
+        objective: how terms make up the loss.
+        num_rows: how many rows are not filler.
     """
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
@@ -106,7 +106,7 @@ def unigram_entropy(counts: np.ndarray) -> float:
     """Returns the entropy in nats of single tokens: the least loss of a model that sees no context.
 
     Args:
-      counts: how often each token is there, int [tokens]; a token may not be there at all.
+        counts: how often each token is there, int [tokens]; a token may not be there at all.
     """
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())

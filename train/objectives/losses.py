@@ -52,11 +52,11 @@ def softmax_cross_entropy(
     """Sums weight · -log softmax(logits)[label] over items, and counts correct labels.
 
     Args:
-      logits: scores of the L labels: `[B, L]` of rows or choices, `[B, T, L]` of
-        tokens, `[B, T]` of the places where a span may begin.
-      labels: the correct label of each item.
-      weights: 0 where there is nothing to predict; the label, for example
-        -100, is ignored there.
+        logits: scores of the L labels: `[B, L]` of rows or choices, `[B, T, L]` of
+          tokens, `[B, T]` of the places where a span may begin.
+        labels: the correct label of each item.
+        weights: 0 where there is nothing to predict; the label, for example
+          -100, is ignored there.
     """
     sums, _ = _sums(logits.astype(jnp.float32), labels, weights, 0.0)
     return CrossEntropy(sums.loss, *map(jax.lax.stop_gradient, (sums.correct, sums.nll)))
@@ -68,9 +68,9 @@ def sigmoid_cross_entropy(
     """Sums weight · the mean cross-entropy of L binary labels over sequences, in nats.
 
     Args:
-      logits: the logit of each label.
-      labels: 1 for labels that apply, else 0.
-      weights: 0 for sequences that do not count.
+        logits: the logit of each label.
+        labels: 1 for labels that apply, else 0.
+        weights: 0 for sequences that do not count.
     """
     x = logits.astype(jnp.float32)
     losses = jax.nn.softplus(x) - labels * x
@@ -114,13 +114,13 @@ def over_positions(
     """Applies `function(projection, *others) -> (sums, own)` chunk by chunk.
 
     Args:
-      function: its `sums` are added up over chunks and devices; `own` is a tree of arrays
-        `[B, T, …]` with an entry for each position.
-      projection: hidden states `[B, T, D]`, of which the function gets a chunk, kernel and bias.
-      others: trees of further arrays `[B, T, …]`, such as labels.
+        function: its `sums` are added up over chunks and devices; `own` is a tree of arrays
+          `[B, T, …]` with an entry for each position.
+        projection: hidden states `[B, T, D]`, of which the function gets a chunk, kernel and bias.
+        others: trees of further arrays `[B, T, …]`, such as labels.
 
     Returns:
-      The sums over all chunks and devices, and the entries of all positions.
+        The sums over all chunks and devices, and the entries of all positions.
     """
 
     def over_chunks(
@@ -232,12 +232,12 @@ def cross_entropy(
     at hand, so that each of the three matrix products is computed once.
 
     Args:
-      projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its
-        bias, if any. T is the number of positions that are predicted.
-      labels: the correct token at each position.
-      weights: 0 where there is nothing to predict; the label is ignored
-        there. Not differentiated.
-      label_smoothing: ε, at least 0 and below 1.
+        projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its
+          bias, if any. T is the number of positions that are predicted.
+        labels: the correct token at each position.
+        weights: 0 where there is nothing to predict; the label is ignored
+          there. Not differentiated.
+        label_smoothing: ε, at least 0 and below 1.
     """
     return _cross_entropy(label_smoothing, projection, labels, weights)
 
@@ -341,13 +341,13 @@ def token_log_probs(
         loss = -jnp.mean(advantages * result.log_prob) - 0.01 * jnp.mean(result.entropy)
 
     Args:
-      projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its bias, if any.
-      labels: the token at each position. One outside of [0, V) has a NaN log-probability, which
-        harms no gradient if a loss leaves it out by `jnp.where`.
-      temperature: a divisor of the logits, positive.
+        projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its bias, if any.
+        labels: the token at each position. One outside of [0, V) has a NaN log-probability, which
+          harms no gradient if a loss leaves it out by `jnp.where`.
+        temperature: a divisor of the logits, positive.
 
     Raises:
-      ValueError: the temperature is not positive.
+        ValueError: the temperature is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"temperature {temperature} must be positive: 1.0 leaves logits unchanged")

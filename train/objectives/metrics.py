@@ -26,19 +26,19 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
     """Returns accuracy, F1 and Matthews correlation of labels, as GLUE defines them.
 
     Args:
-      gold: `[N]` indices into `names`, or `[N, L]` of 0 and 1 where an example
-        has several labels.
-      predicted: alike.
-      names: the L labels.
+        gold: `[N]` indices into `names`, or `[N, L]` of 0 and 1 where an example
+          has several labels.
+        predicted: alike.
+        names: the L labels.
 
     Returns:
-      `accuracy`; of two labels `f1` of the second, the positive one; of more
-      `f1_macro`, the mean over the labels that occur; and `matthews`. Where an
-      example has several labels: `accuracy` (of whole examples), `f1_micro` and
-      `f1_macro`.
+        `accuracy`; of two labels `f1` of the second, the positive one; of more
+        `f1_macro`, the mean over the labels that occur; and `matthews`. Where an
+        example has several labels: `accuracy` (of whole examples), `f1_micro` and
+        `f1_macro`.
 
     Raises:
-      UserError: there is nothing to score, or not one prediction for each example.
+        UserError: there is nothing to score, or not one prediction for each example.
     """
     from sklearn.metrics import matthews_corrcoef
 
@@ -75,11 +75,11 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
     """Returns Pearson's and Spearman's correlation of two `[N]` series of numbers.
 
     Returns:
-      `pearson` and `spearman`; 0 where either series is constant.
+        `pearson` and `spearman`; 0 where either series is constant.
 
     Raises:
-      UserError: there is nothing to score, or not one prediction for each
-        example, or one that is not finite.
+        UserError: there is nothing to score, or not one prediction for each
+          example, or one that is not finite.
     """
     from scipy import stats
 
@@ -104,16 +104,16 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     seqeval's default mode, let it begin one.)
 
     Args:
-      gold: per sentence, a BIO tag per word: `O`, `B-TYPE`, `I-TYPE`.
-      predicted: alike.
+        gold: per sentence, a BIO tag per word: `O`, `B-TYPE`, `I-TYPE`.
+        predicted: alike.
 
     Returns:
-      `precision`, `recall` and `f1` over all entities, `f1_TYPE` for each type
-      on either side, and `token_accuracy`.
+        `precision`, `recall` and `f1` over all entities, `f1_TYPE` for each type
+        on either side, and `token_accuracy`.
 
     Raises:
-      UserError: there is nothing to score, a sentence has not one predicted tag
-        for each word, or a tag is not BIO.
+        UserError: there is nothing to score, a sentence has not one predicted tag
+          for each word, or a tag is not BIO.
     """
     from seqeval.metrics.v1 import precision_recall_fscore_support
     from seqeval.scheme import IOB2, Entities
@@ -156,14 +156,14 @@ def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str
     matched exactly but have no words for an F1. SQuAD 1.1 has some.)
 
     Args:
-      gold: answers of each question, none or "" where it has no answer.
-      predicted: the answer to each question, "" for none.
+        gold: answers of each question, none or "" where it has no answer.
+        predicted: the answer to each question, "" for none.
 
     Returns:
-      `exact_match` and `f1`, fractions where the scripts print percent.
+        `exact_match` and `f1`, fractions where the scripts print percent.
 
     Raises:
-      UserError: there is nothing to score, or a question has no prediction.
+        UserError: there is nothing to score, or a question has no prediction.
     """
     missing = [question for question in gold if question not in predicted]
     if missing or not gold:
@@ -232,15 +232,15 @@ def translation_scores(
     """Returns BLEU and chrF of the sacreBLEU package (Post 2018), cased, on plain text.
 
     Args:
-      references: one for each sentence, as it came with the data.
-      translations: alike.
+        references: one for each sentence, as it came with the data.
+        translations: alike.
 
     Returns:
-      `bleu` and `chrf`, 0 to 100, each with its signature, which says how it was computed;
-      `exact_match`, the fraction of translations that equal their reference.
+        `bleu` and `chrf`, 0 to 100, each with its signature, which says how it was computed;
+        `exact_match`, the fraction of translations that equal their reference.
 
     Raises:
-      UserError: there is nothing to score, or not one translation for each reference.
+        UserError: there is nothing to score, or not one translation for each reference.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF

@@ -64,10 +64,10 @@ class Objective:
         """Returns the model's outputs for a batch; a tuple of them if `inputs` returns a tuple.
 
         Args:
-          apply_fn: the model's.
-          params: its parameters.
-          batch: the batch, or a part of it.
-          rng: keys `[B]` for dropout; None for none.
+            apply_fn: the model's.
+            params: its parameters.
+            batch: the batch, or a part of it.
+            rng: keys `[B]` for dropout; None for none.
         """
         inputs = self.inputs(batch)
 
@@ -91,14 +91,14 @@ class Objective:
         """Returns the model's outputs for a batch, and the terms.
 
         Args:
-          apply_fn: the model's.
-          params: its parameters.
-          batch: the batch, or a part of it.
-          frozen: the parameters of the reference.
-          rng: keys `[B]` for dropout; None for none.
+            apply_fn: the model's.
+            params: its parameters.
+            batch: the batch, or a part of it.
+            frozen: the parameters of the reference.
+            rng: keys `[B]` for dropout; None for none.
 
         Raises:
-          ValueError: the objective has a `reference`, and there are no frozen parameters.
+            ValueError: the objective has a `reference`, and there are no frozen parameters.
         """
         outputs = self.outputs(apply_fn, params, batch, rng=rng)
         if not self.reference:

@@ -77,10 +77,10 @@ def data_class(kind: str) -> type[DataConfig]:
     """Returns the class of a kind of data.
 
     Args:
-      kind: Its name, or the one that older run folders have for it.
+        kind: Its name, or the one that older run folders have for it.
 
     Raises:
-      KeyError: There is no such kind.
+        KeyError: There is no such kind.
     """
     classes = [task.data for task in TASKS.values()]
     former = {cls.former_kind: cls for cls in classes if cls.former_kind}

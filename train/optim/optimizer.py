@@ -74,15 +74,15 @@ def make_optimizer(
     decay; its moments are stored and stay 0.
 
     Args:
-      config: hyper-parameters.
-      steps: length of the run, for the schedule.
-      model: the model's configuration, whose family says which parameters are below and above
-        the layers, for `config.layer_decay`; None: as every family says.
+        config: hyper-parameters.
+        steps: length of the run, for the schedule.
+        model: the model's configuration, whose family says which parameters are below and above
+          the layers, for `config.layer_decay`; None: as every family says.
 
     Returns:
-      The transformation; its `init` raises ValueError if a pattern of
-      `config.frozen` fits no parameter or all are frozen, and if
-      `config.layer_decay` meets a parameter whose depth is unknown.
+        The transformation; its `init` raises ValueError if a pattern of
+        `config.frozen` fits no parameter or all are frozen, and if
+        `config.layer_decay` meets a parameter whose depth is unknown.
     """
     clip = config.max_gradient_norm
     lamb, frozen = config.name == "lamb", bool(config.frozen)
@@ -123,8 +123,8 @@ def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTr
     """Multiplies each update by its factor.
 
     Args:
-      factors_of: from the parameters (or their shapes) to a tree of numpy
-        arrays that broadcast against them.
+        factors_of: from the parameters (or their shapes) to a tree of numpy
+          arrays that broadcast against them.
     """
 
     def init(params: PyTree) -> optax.EmptyState:
@@ -151,13 +151,13 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
     """Returns 1 for each trained parameter and 0 for each frozen one; for a stack, `[L, 1, …]`.
 
     Args:
-      params: parameters or their shapes.
-      patterns: regular expressions, each for the whole path of a parameter or of
-        a subtree.  A layer of the stack goes by `layers/3/…`, the same parameter
-        in all layers also by its stored path, `layers/attention/…`.
+        params: parameters or their shapes.
+        patterns: regular expressions, each for the whole path of a parameter or of
+          a subtree.  A layer of the stack goes by `layers/3/…`, the same parameter
+          in all layers also by its stored path, `layers/attention/…`.
 
     Raises:
-      UserError: a pattern fits nothing, or nothing is left to train.
+        UserError: a pattern fits nothing, or nothing is left to train.
     """
     for pattern in patterns:
         _check_fits(pattern, params)
@@ -188,12 +188,12 @@ def rate_factors(
     BEiT).
 
     Args:
-      params: parameters or their shapes.
-      config: hyper-parameters.
-      model: the model's configuration; see `make_optimizer`.
+        params: parameters or their shapes.
+        config: hyper-parameters.
+        model: the model's configuration; see `make_optimizer`.
 
     Raises:
-      UserError: see `trained_factors`; or a parameter's depth is unknown.
+        UserError: see `trained_factors`; or a parameter's depth is unknown.
     """
     known = list(families().values()) if model is None else [family_of(model)]
     layers = max((x.shape[0] for name, x in named(params) if is_stacked(name)), default=0)

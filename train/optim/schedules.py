@@ -18,11 +18,11 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     1 - warm-up / steps, 0.99 of the peak.)
 
     Args:
-      config: peak, warm-up and kind.
-      steps: length of the run, the last step of linear and cosine decay.
+        config: peak, warm-up and kind.
+        steps: length of the run, the last step of linear and cosine decay.
 
     Raises:
-      UserError: the warm-up is as long as the run, or inverse_sqrt has none.
+        UserError: the warm-up is as long as the run, or inverse_sqrt has none.
     """
     peak, warmup = config.peak_learning_rate, config.warmup_steps
     if not 0 <= warmup < steps:

@@ -67,13 +67,13 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
     """Times a run's train step, called as the training loop calls it.
 
     Args:
-      config: The run, from `placeholders.without_data`.
-      timed_steps: The number of steps to time, after `WARMUP_STEPS` others.
-      profile: An existing folder for a trace of `PROFILED_STEPS` more steps.
+        config: The run, from `placeholders.without_data`.
+        timed_steps: The number of steps to time, after `WARMUP_STEPS` others.
+        profile: An existing folder for a trace of `PROFILED_STEPS` more steps.
 
     Raises:
-      UserError: Mesh, batch and parameters cannot be divided over the devices, or there are
-        several processes.
+        UserError: Mesh, batch and parameters cannot be divided over the devices, or there are
+          several processes.
     """
     if jax.process_count() > 1:
         raise UserError(

@@ -174,7 +174,7 @@ def parse_topology(name: str) -> Topology:
     Everything is checked here because the TPU compiler would end the process.
 
     Raises:
-      UserError: There is no such chip or shape.
+        UserError: There is no such chip or shape.
     """
     found = re.fullmatch(r"(?:(\d+)\*)?(\w+):([\dx]+)", name)
     if found is None or found[2] not in (*CHIPS, "cpu"):

@@ -21,15 +21,15 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
     """Completes a run's configuration as preparing it would, with placeholders for its data.
 
     Args:
-      config: As the recipe and the command line give it.
-      log: Receives a line on each assumption.
+        config: As the recipe and the command line give it.
+        log: Receives a line on each assumption.
 
     Returns:
-      The configuration with a model that suits the data, counted in steps, without `init_from`.
+        The configuration with a model that suits the data, counted in steps, without `init_from`.
 
     Raises:
-      UserError: The examples are longer than the model's maximum.
-      RunError: The model has no head for this kind of data.
+        UserError: The examples are longer than the model's maximum.
+        RunError: The model has no head for this kind of data.
     """
     tokenizer = config.data.tokenizer
     vocab_size = tokenizer.vocab_size or 0

@@ -132,13 +132,13 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
     """Compiles a run's train step for a topology and reads its needs from the compiled program.
 
     Args:
-      config: The run. It needs no data, but a model with its final vocabulary size.
-      topology: From `parse_topology`.
+        config: The run. It needs no data, but a model with its final vocabulary size.
+        topology: From `parse_topology`.
 
     Raises:
-      UserError: Mesh, batch and parameters cannot be divided over the devices. A step that
-        needs too much memory raises nothing: its plan has `out_of_memory`.
-      RunError: The TPU compiler is not installed, or it broke off.
+        UserError: Mesh, batch and parameters cannot be divided over the devices. A step that
+          needs too much memory raises nothing: its plan has `out_of_memory`.
+        RunError: The TPU compiler is not installed, or it broke off.
     """
     plan = _plan_in_process([config], topology, compiled=True)[0]
     if isinstance(plan, str):
@@ -150,7 +150,7 @@ def plan_arguments(configs: Sequence[TrainConfig], topology: Topology) -> list[P
     """Plans several runs without compiling them, so that only the bytes of arguments are known.
 
     Returns:
-      For each run its plan, or the reason why it cannot be divided over the devices.
+        For each run its plan, or the reason why it cannot be divided over the devices.
     """
     return _plan_in_process(configs, topology, compiled=False) if configs else []
 

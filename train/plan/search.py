@@ -90,16 +90,16 @@ def search(config: TrainConfig, topology: Topology, tries: int, log: LogFn) -> i
     then compiled with less rematerialization as long as it fits.
 
     Args:
-      config: The run, with the default mesh.
-      topology: The devices.
-      tries: The largest number of steps to compile.
-      log: Receives a line on each compiled step.
+        config: The run, with the default mesh.
+        topology: The devices.
+        tries: The largest number of steps to compile.
+        log: Receives a line on each compiled step.
 
     Returns:
-      The exit status: 0 if a step fits, else 1.
+        The exit status: 0 if a step fits, else 1.
 
     Raises:
-      UserError: No mesh suits the batch and the model, or the configuration has one already.
+        UserError: No mesh suits the batch and the model, or the configuration has one already.
     """
     if tries < 1:
         raise UserError(f"tries {tries} must be at least 1")

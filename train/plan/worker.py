@@ -45,7 +45,7 @@ def plan_run(
     """Plans one run; without compiling it, only the bytes of its arguments are known.
 
     Raises:
-      UserError: Mesh, batch and parameters cannot be divided over the devices.
+        UserError: Mesh, batch and parameters cannot be divided over the devices.
     """
     if config.parallel != "jit":
         raise UserError(f"parallel {config.parallel} cannot be planned: leave it out")
@@ -110,9 +110,9 @@ def sum_by_kind(
     """Adds up collectives of one kind, those between slices separately.
 
     Args:
-      ops: The instructions of the compiled program.
-      devices: The devices in the order of the mesh; of virtual devices nothing is read.
-      topology: The devices' topology.
+        ops: The instructions of the compiled program.
+        devices: The devices in the order of the mesh; of virtual devices nothing is read.
+        topology: The devices' topology.
     """
     chip = topology.chip
     sums: dict[str, Collective] = {}

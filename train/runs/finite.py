@@ -20,13 +20,13 @@ def load_finite(
     """Loads a model like `models.load`, and checks its parameters.
 
     Args:
-      folder: A run folder, one in Hugging Face's form, or a name on the hub.
-      step: Which checkpoint; by default the newest.
-      max_length: The longest input that the model is to read, in tokens, if not its own.
+        folder: A run folder, one in Hugging Face's form, or a name on the hub.
+        step: Which checkpoint; by default the newest.
+        max_length: The longest input that the model is to read, in tokens, if not its own.
 
     Raises:
-      RunError: A parameter is NaN or infinite.
-      UserError: The model's table of positions has another length.
+        RunError: A parameter is NaN or infinite.
+        UserError: The model's table of positions has another length.
     """
     model, params = load(folder, step=step)
     check_finite(params, folder)
@@ -41,9 +41,9 @@ def check_finite(
     """Raises RunError if a parameter is NaN or infinite, and names the first.
 
     Args:
-      params: Parameters.
-      owner: The folder they are from, or another name, for the message.
-      remedy: What can be done, for the message.
+        params: Parameters.
+        owner: The folder they are from, or another name, for the message.
+        remedy: What can be done, for the message.
     """
     finite = jax.device_get(_all_finite(params))
     bad = [
@@ -66,7 +66,7 @@ def check_outputs(outputs: Mapping[str, object]) -> None:
     """Raises RunError if an output is NaN or infinite, and names the first.
 
     Args:
-      outputs: Arrays, numbers or words, by name.
+        outputs: Arrays, numbers or words, by name.
     """
     for name, x in outputs.items():
         array = np.asarray(x)

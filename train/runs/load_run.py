@@ -44,12 +44,12 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     """Returns the configuration and tokenizer of a folder with a model.
 
     Args:
-      folder: A run folder; or a folder in Hugging Face's form, or a name on the hub, whose
-        configuration is that of a run that would have made such a model.
+        folder: A run folder; or a folder in Hugging Face's form, or a name on the hub, whose
+          configuration is that of a run that would have made such a model.
 
     Raises:
-      FileNotFoundError: The folder is neither.
-      UserError: It is broken, or its model or tokenizer is not supported.
+        FileNotFoundError: The folder is neither.
+        UserError: It is broken, or its model or tokenizer is not supported.
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
@@ -110,9 +110,9 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
     """Returns the configuration of a run that would have made a model.
 
     Args:
-      model: The configuration of the model.
-      problem_type: The kind of a classifier's labels, as transformers names it; by default one
-        label is a number, and several exclude each other.
+        model: The configuration of the model.
+        problem_type: The kind of a classifier's labels, as transformers names it; by default one
+          label is a number, and several exclude each other.
     """
     config = recipe(HEADS[model.head].default_recipe)
     data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
@@ -127,14 +127,14 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
     """Returns the arguments of `models.generate` that are stored with a model.
 
     Args:
-      folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
+        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
 
     Returns:
-      The arguments, under Hugging Face's names; None if none are stored, as in a run that was
-      trained here, or if the model does not generate.
+        The arguments, under Hugging Face's names; None if none are stored, as in a run that was
+        trained here, or if the model does not generate.
 
     Raises:
-      UserError: A setting is not supported, or an older version imported the model.
+        UserError: A setting is not supported, or an older version imported the model.
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
@@ -149,12 +149,12 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
     """Returns the search that is stored with a translation model; None if none is stored.
 
     Args:
-      folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
-      tokenizer: The tokenizer of the folder.
+        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
+        tokenizer: The tokenizer of the folder.
 
     Raises:
-      UserError: A setting is not supported, or the start and end tokens are not those of the
-        tokenizer.
+        UserError: A setting is not supported, or the start and end tokens are not those of the
+          tokenizer.
     """
     folder = local_folder(folder)
     model = model_config(folder)

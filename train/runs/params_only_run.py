@@ -53,15 +53,15 @@ def make_params_only_run(
     """Makes a folder with one checkpoint, completely or not at all.
 
     Args:
-      output: The folder to make; it may exist if it is empty.
-      fields: The content of its `config.json`, including the origin of the model.
-      save_tokenizer: Writes the tokenizer into a folder.
-      save_more: Writes further files into the run folder.
-      step: The step of the checkpoint.
-      params: The parameters of the model.
+        output: The folder to make; it may exist if it is empty.
+        fields: The content of its `config.json`, including the origin of the model.
+        save_tokenizer: Writes the tokenizer into a folder.
+        save_more: Writes further files into the run folder.
+        step: The step of the checkpoint.
+        params: The parameters of the model.
 
     Raises:
-      DataError: The folder holds something, or cannot be written.
+        DataError: The folder holds something, or cannot be written.
     """
 
     def fill(folder: Path) -> None:

@@ -39,9 +39,9 @@ class QualityClassifier(PickledByFields):
     The model is loaded on first use, also in each worker of ``flaxzoo prepare``.
 
     Attributes:
-      folder: The run folder of a classifier of single texts with two labels, or with a label
-        ``good``; or such a folder in the Hugging Face format.
-      threshold: The least probability of the good label of a document that is kept.
+        folder: The run folder of a classifier of single texts with two labels, or with a label
+          ``good``; or such a folder in the Hugging Face format.
+        threshold: The least probability of the good label of a document that is kept.
 
     Example::
 
@@ -91,7 +91,7 @@ class QualityClassifier(PickledByFields):
         A text is truncated to the length of the classifier's sequences.
 
         Raises:
-          RunError: The folder has no classifier of this kind, or its outputs are not finite.
+            RunError: The folder has no classifier of this kind, or its outputs are not finite.
         """
         config, tokenizer = self._opened
         split = config.data.input_split(list(texts), tokenizer, config.model.labels)

@@ -17,7 +17,7 @@ def plan_command(arguments: list[str]) -> int:
     """Runs `flaxzoo plan RECIPE --topology NAME [options]`.
 
     Returns:
-      0, or 1 if the step does not fit.
+        0, or 1 if the step does not fit.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(

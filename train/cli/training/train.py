@@ -18,7 +18,7 @@ def train_command(arguments: list[str]) -> int:
     """Runs `flaxzoo train RECIPE [options]`.
 
     Returns:
-      0; or, when a signal stopped the run, 128 plus the number of the signal, as a shell has it.
+        0; or, when a signal stopped the run, 128 plus the number of the signal, as a shell has it.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<18} {recipe.summary}" for name, recipe in RECIPES.items())

@@ -115,11 +115,11 @@ def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
     """Returns the first group of devices that a collective names; all if it names none.
 
     Args:
-      attributes: The collective's attributes. Groups are printed in one of four forms:
-        `source_target_pairs={{0,1},…}`, `replica_groups={{0,2},{1,3}}`,
-        `replica_groups=[4,2]<=[2,4]T(1,0)` (device numbers reshaped, transposed, reshaped), or
-        `replica_groups=mesh['a'=2,'b'=4] {'b'}` (the axes of a mesh that a group spans).
-      num_devices: The number of devices that the program runs on.
+        attributes: The collective's attributes. Groups are printed in one of four forms:
+          `source_target_pairs={{0,1},…}`, `replica_groups={{0,2},{1,3}}`,
+          `replica_groups=[4,2]<=[2,4]T(1,0)` (device numbers reshaped, transposed, reshaped), or
+          `replica_groups=mesh['a'=2,'b'=4] {'b'}` (the axes of a mesh that a group spans).
+        num_devices: The number of devices that the program runs on.
     """
     if pair := _PERMUTE_PAIR.search(attributes):
         return int(pair[1]), int(pair[2])

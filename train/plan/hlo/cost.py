@@ -68,11 +68,11 @@ def _window_pairs(
     """Counts the pairs (output index, window index) that meet an element, not padding or a hole.
 
     Args:
-      convolution: The instruction.
-      axis: Which of its spatial axes.
-      size: Length of the input along the axis.
-      window: Length of the window.
-      length: Length of the output.
+        convolution: The instruction.
+        axis: Which of its spatial axes.
+        size: Length of the input along the axis.
+        window: Length of the window.
+        length: Length of the output.
     """
 
     def setting(name: str, default: str) -> str:

@@ -41,8 +41,8 @@ def _computed_fraction(block_mask: tuple[int, ...]) -> float:
     """Returns the fraction of all blocks that a causal or banded kernel computes.
 
     Args:
-      block_mask: Shape [N, rows, columns] of the mask of blocks. A row has the diagonal block and
-        those before it; a banded mask has only as many columns (or rows) as the band is wide.
+        block_mask: Shape [N, rows, columns] of the mask of blocks. A row has the diagonal block and
+          those before it; a banded mask has only as many columns (or rows) as the band is wide.
     """
     _, *sides = block_mask
     width, num_rows = sorted(sides)

@@ -121,7 +121,7 @@ class HloProgram:
         Each of n branches of a conditional counts as 1 / n runs, as if they took turns.
 
         Args:
-          fused: Whether to descend into fusions as well.
+            fused: Whether to descend into fusions as well.
         """
         yield from self._runs(self.entry, 1.0, fused)
 
