@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, Values
+from ..dataset import ArraySpec, BatchSpec, Values, counted
 from ..errors import DataError, UserError
 from ..features.answer_decoding import SpanDecoding
 from ..features.bert_inputs import BertInputs, Template, token_specs
@@ -173,9 +173,9 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
         pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
         inputs = BertInputs.of(template, pairs)
-        notes = [f"{len(inputs):,} windows of {self.length} tokens"]
+        notes = [f"{counted(len(inputs), 'window')} of {self.length} tokens"]
         if num_truncated := sum(len(ids) > longest for ids in encoded):
-            notes.append(f"{num_truncated:,} questions truncated to {longest} tokens")
+            notes.append(f"{counted(num_truncated, 'question')} truncated to {longest} tokens")
         return QuestionAnsweringExamples(
             inputs,
             _decoding(kept, offsets, self.max_answer_length, NO_ANSWER in labels),
@@ -334,7 +334,9 @@ def _problems(questions: Sequence[_Question], consequence: str) -> Iterator[str]
     for problem in (_UNSURE, _SPLIT):
         found = [question.example for question in questions if question.problem == problem]
         if found:
-            yield f"{len(found):,} questions have {problem}{consequence} ({_named(found)})"
+            have = "has" if len(found) == 1 else "have"
+            number = counted(len(found), "question")
+            yield f"{number} {have} {problem}{consequence} ({_named(found)})"
 
 
 def _left_out(questions: Sequence[_Question]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, Values
+from ..dataset import ArraySpec, BatchSpec, Values, counted
 from ..errors import DataError
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
@@ -244,11 +244,11 @@ def tagged_examples(
                 row += ids
             rows.append((row, None))
             first_words.append(len(positions))
-    notes = [f"{len(positions):,} words"]
+    notes = [counted(len(positions), "word")]
     if len(rows) > len(examples):
         notes.append(f"{len(rows):,} rows of {length} tokens")
     if lost := positions.count(0):
-        notes.append(f"{lost:,} words without a token")
+        notes.append(f"{counted(lost, 'word')} without a token")
     return TokenClassificationExamples(
         BertInputs.of(template, rows),
         np.array(first_words, np.int64),

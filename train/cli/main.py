@@ -89,7 +89,7 @@ def _run(command: str, arguments: list[str]) -> int:
             2,
         )
     except NonFiniteLoss as error:
-        return _fail(str(error), 3)
+        return _fail(with_flags(str(error)), 3)
     except ReportedByPrimary:
         return 2
     except BrokenPipeError:  # the reader of our output has gone

@@ -48,7 +48,7 @@ PASSAGE = "a b c d e f g h i j k l m n o"
 def test_windows_of_a_passage(config, train, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("k l", 20), ("a", 0)])), max_question_length=2)
     split = train(data, tokenizer)
-    assert split.summary == "1 questions, 1 windows of 24 tokens, 1 questions truncated to 2 tokens"
+    assert split.summary == "1 question, 1 window of 24 tokens, 1 question truncated to 2 tokens"
     row = split.examples.example(0, 0)
     text = "[CLS] wh [SEP] a b c d e f g h i j k l m n o [SEP]"
     assert tokenizer.decode(row["input_ids"][:20], False) == text
@@ -208,7 +208,7 @@ def test_an_answer_that_is_whole_in_no_window(config, train, tokenizer):
     data = config(passage, length=16, stride=128, max_question_length=4)
     split = train(data, tokenizer)
     assert [gold["id"] for gold in split.examples.gold()] == ["short"]
-    parted = "1 questions have an answer that is whole in no window"
+    parted = "1 question has an answer that is whole in no window"
     assert f"{parted}: not trained on (long)" in split.summary
     (line,) = split.examples.left_out
     assert line.endswith("question long: an answer that is whole in no window")

@@ -134,7 +134,7 @@ def labels_of(rows):
 
 def test_words_without_a_token(config, train, tokenizer):
     rows = train(config("a B-X\n\u200d\tB-X\n".replace("a ", "a\t")), tokenizer).examples
-    assert "1 words without a token" in rows.notes
+    assert "1 word without a token" in rows.notes
     predictions = {"label_ids": np.full((1, 10), 2), "probabilities": np.full((1, 10), 0.5)}
     assert rows.decode(predictions) == [
         {"words": ["a", "\u200d"], "tags": ["I-X", "O"], "probabilities": [0.5, 0.0]}
