@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 NUM_CHARACTERS = 256
 """Assumed size of a vocabulary of characters; the real size is known only from the text."""
+NUM_WORDS = 30_000
+"""Assumed size of a vocabulary of all words of a text."""
 EXAMPLES_PER_EPOCH = 1 << 20
 """Assumed number of examples for runs in epochs; affects only the learning rate schedule."""
 
@@ -35,7 +37,10 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
     vocab_size = tokenizer.vocab_size or 0
     if tokenizer.kind == "characters" and not tokenizer.path:
         vocab_size = NUM_CHARACTERS
-        log(f"assumed: a vocabulary of {vocab_size} characters (give --model.vocab-size for more)")
+        log(f"assumed: a vocabulary of {vocab_size} characters (give model.vocab_size for more)")
+    elif tokenizer.kind == "words" and not tokenizer.path and tokenizer.vocab_size is None:
+        vocab_size = NUM_WORDS
+        log(f"assumed: a vocabulary of {vocab_size:,} words (give data.tokenizer.vocab_size)")
     elif tokenizer.path:
         log(f"assumed: {tokenizer.path} has at most {config.model.vocab_size:,} tokens")
     initial_model = None

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...data.batching import evaluation_batches
 from ...data.dataset import PickledByFields
 from ...data.tasks.base import DocumentsData
 from ...data.tasks.sequence_classification import SequenceClassificationData
@@ -98,6 +97,9 @@ class QualityClassifier(PickledByFields):
         split = config.data.input_split(list(texts), tokenizer, config.model.labels)
         params = self._loaded[1]
         rows = min(_ROWS_AT_ONCE, max(1, TOKENS_AT_ONCE // config.data.length))
+        # Imported late: it needs grain, which `flaxzoo bench` does without.
+        from ...data.batching import evaluation_batches
+
         batches = evaluation_batches(split.examples, batch_size=rows)
         outputs = whole_rows([self._predictions(params, batch) for batch in batches], len(texts))
         check_outputs(outputs)

@@ -1,5 +1,7 @@
 """`models.save`: the folder that `flaxzoo export` writes, from a model in memory."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -43,9 +45,12 @@ def test_it_writes_the_files_that_export_writes(gpt, tmp_path):
     train.save_run(tmp_path / "run", *gpt)
     notes = train.export_model(tmp_path / "run", tmp_path / "exported")
     assert models.save(tmp_path / "saved", *gpt) == notes
-    exported = {p.name: p.read_bytes() for p in (tmp_path / "exported").iterdir()}
-    del exported["README.md"]
-    assert exported == {p.name: p.read_bytes() for p in (tmp_path / "saved").iterdir()}
+    exported, saved = (
+        {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        for folder in (tmp_path / "exported", tmp_path / "saved")
+    )
+    del exported[Path("README.md")]
+    assert exported == saved
 
 
 def test_transformers_reads_it(gpt, tmp_path):

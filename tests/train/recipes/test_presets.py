@@ -14,7 +14,8 @@ BUILT_IN = [name for name, x in RECIPES.items() if x.config.data.source_name.sta
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_text_that_is_built_in_fills_the_vocabulary(name):
     data = train.recipe(name).data
-    assert data.make_tokenizer().vocab_size == data.tokenizer.vocab_size
+    size = data.make_tokenizer().vocab_size
+    assert size == (data.tokenizer.vocab_size or size) > 40  # a vocabulary of words has no size
 
 
 @pytest.mark.parametrize("family", families())
