@@ -126,6 +126,8 @@ class TextGenerator(TextModel):
         Raises:
             UserError: an option is not supported, or out of range.
         """
+        if not prompts:
+            raise UserError("there is no prompt: give at least one text")
         longest = max(len(self._encode(prompt)) for prompt in prompts)
         return merged_request(self._stored, options, longest)
 

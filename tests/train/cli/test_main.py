@@ -341,6 +341,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
             "train quickstart --data.tokenizer.vocab-size 5",
             "special tokens: set --data.tokenizer.vocab-size to at least 257",
         ),
+        ("generate RUN --prompt", "flaxzoo: there is no prompt: give at least one text"),
         ("generate RUN --step 3", "has no checkpoint of step 3: it has 2, 4"),
         ("evaluate RUN --data text:nowhere", "flaxzoo: no such file: 'nowhere'"),
         ("evaluate RUN --data txt:nowhere", "choose text:GLOB (nearest)"),
