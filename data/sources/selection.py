@@ -66,6 +66,5 @@ def cached_decisions(
 
 
 def count_left_out(left_out: LeftOut, selector: Selector, number: int) -> None:
-    """Adds the number of documents that a selector leaves out to the counts, unless it is 0."""
-    if number:
-        left_out[selector.name] += number
+    """Adds the number of documents that a selector leaves out to the counts, even if it is 0."""
+    left_out[selector.name] += number

@@ -144,15 +144,20 @@ class DocumentsData(DataConfig):
     keep: str | None = None
     """The run of a text classifier: of the source only documents are read whose label `good` (or
     the second of two labels) has at least the probability `threshold`; see the data guide."""
-    threshold: float = 0.5
-    """The least probability of a document that `keep` keeps."""
+    threshold: float | None = None
+    """The least probability of a document that `keep` keeps. By default 0.5."""
 
     _selector: ClassVar[Selector | None] = None  # of an instance; see with_selector
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.threshold <= 1:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise UserError(f"data.threshold {self.threshold} must be from 0 to 1")
+        if self.threshold is not None and self.keep is None:
+            raise UserError(
+                f"data.threshold {self.threshold} belongs to data.keep, which names a classifier: "
+                "give both or neither"
+            )
 
     def with_selector(self, selector: Selector) -> Self:
         """Returns the same data with the open selector that `keep` names.

@@ -201,9 +201,20 @@ class LabelledData(DataConfig, Generic[E]):
         """Reads examples without labels from a file, or from standard input for ``-``."""
 
     def examples_of_source(self, name: str) -> list[E]:
-        """Reads the examples of a labeled source to predict them; its labels are not read."""
+        """Reads the examples of a labeled source to predict them; its labels are not read.
+
+        Raises:
+          DataError: The source names neither the fields of the model nor these without the label.
+        """
         source, published = self._open(name)
-        source = replace(source, fields=self.without_label(source.fields))
+        given, own = source.fields, self.fields
+        if len(given) + 1 != len(own):  # otherwise the label is left out already
+            source = replace(source, fields=self.without_label(given))
+            if len(own) > 1 and len(given) != len(own):  # columns of CoNLL are fewer
+                raise DataError(
+                    f"{name!r} names {len(given)} fields ({', '.join(given)}) where this model was "
+                    f"trained on {len(own)} ({', '.join(own)}): name as many, or all but the label"
+                )
         if published is not None:
             return self.unlabelled(replace(published, source=source).read("validation"))
         if source.kind == "builtin":

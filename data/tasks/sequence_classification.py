@@ -161,8 +161,14 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         file ``*.jsonl`` the fields of the texts are read.
 
         Raises:
-          DataError: A line has more or fewer texts (with file and line).
+          DataError: A line has more or fewer texts (with file and line), or the file is a CSV
+            table.
         """
+        if path.removesuffix(".gz").endswith(".csv"):
+            raise DataError(
+                f"{path} is a table, and texts are read one per line: name its columns of texts, "
+                f"as csv:{path}#text"
+            )
         fields = self.fields_to_predict(("text", "text_b")[: len(self.fields) - 1])
         if are_json_lines(path):
             return self.unlabelled(read_objects(input_lines(path), fields))

@@ -33,7 +33,15 @@ def simple_attention_weights(
 
     The raw weights are W' = X Xᵀ, w'ᵢⱼ = xᵢ · xⱼ, and W is their softmax over j. The arguments are
     those of `simple_attention`.
+
+    Raises:
+      UserError: `x` has no axis of vectors.
     """
+    if jnp.ndim(x) < 2:
+        raise UserError(
+            f"x has the shape {jnp.shape(x)}: simple attention needs vectors in rows, [T, D], or a "
+            "batch of them"
+        )
     scores = jnp.einsum("...TD,...SD->...TS", x, x)
     if scale is not None:
         scores *= scale
@@ -70,6 +78,9 @@ def simple_attention(
 
     Returns:
       One vector for each of `x`, of the same size.
+
+    Raises:
+      UserError: `x` has no axis of vectors.
     """
     weights = simple_attention_weights(x, scale=scale, causal=causal, mask=mask)
     return jnp.einsum("...TS,...SD->...TD", weights, x)

@@ -180,9 +180,12 @@ class TextScorer(TextModel):
         if sources is not None and not translates:
             raise UserError("a causal language model scores texts without sources: leave them out")
         ids = [tokenizer.target.encode(text, add_special_tokens=False) for text in texts]
-        for text, tokens in zip(texts, ids, strict=True):
+        for number, (text, tokens) in enumerate(zip(texts, ids, strict=True), start=1):
             if not tokens:
-                raise UserError(f"the text {text!r} has no tokens to score: leave empty lines out")
+                raise UserError(
+                    f"text {number} of {len(texts)} is {text!r} and has no tokens to score: leave "
+                    "it out"
+                )
         if sources is not None:
             start, end = start_and_end(tokenizer)
             ids = [[*tokens, end] for tokens in ids]
@@ -235,6 +238,8 @@ class TextScorer(TextModel):
             UserError: a word is empty or has a character that the vocabulary lacks; also for the
               reasons stated in `__call__`.
         """
+        if not words:
+            raise UserError("there are no words to compare: give at least one")
         before = text.rstrip()
         joined = [f"{before} {word}" if before else word for word in words]
         if blank := [word for word in words if not word.strip()]:

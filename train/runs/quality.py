@@ -29,6 +29,8 @@ from .load_run import open_run
 
 GOOD = "good"
 """The label of documents to keep, if the classifier has it; otherwise the second of its two."""
+THRESHOLD = 0.5
+"""The minimum probability of the good label, unless another is given."""
 _ROWS_AT_ONCE = 64
 
 
@@ -50,7 +52,7 @@ class QualityClassifier(PickledByFields):
     """
 
     folder: str
-    threshold: float = 0.5
+    threshold: float = THRESHOLD
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -148,4 +150,5 @@ def with_quality(config: TrainConfig) -> TrainConfig:
     data = config.data
     if not isinstance(data, DocumentsData) or data.keep is None:
         return config
-    return replace(config, data=data.with_selector(QualityClassifier(data.keep, data.threshold)))
+    threshold = THRESHOLD if data.threshold is None else data.threshold
+    return replace(config, data=data.with_selector(QualityClassifier(data.keep, threshold)))

@@ -77,6 +77,12 @@ def test_data_of_a_run_need_their_selector(source):
     assert bound.whole_source(other, tokenizer, ()).content.num_documents == 31  # not selected
     with pytest.raises(ValueError, match=r"data\.threshold 1.5 must be from 0 to 1"):
         dataclasses.replace(config, threshold=1.5)
+    with pytest.raises(ValueError, match=r"data\.threshold 0.9 belongs to data\.keep"):
+        dataclasses.replace(config, keep=None, threshold=0.9)
+    nothing = data.load_documents(
+        source, "train", validation_fraction=0.0, selector=Without("never")
+    )
+    assert nothing.note == "0 documents left out by the classifier never"
     with pytest.raises(data.DataError, match="give --keep to flaxzoo prepare"):
         dataclasses.replace(config, source="prepared:x").train_split(tokenizer, (), 0)
 

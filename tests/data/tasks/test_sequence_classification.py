@@ -220,6 +220,14 @@ def test_input_of_labelled_files(config, tokenizer, tmp_path):
     for path in (f"tsv:{tmp_path}/in.tsv", f"{tmp_path}/in.jsonl", f"jsonl:{tmp_path}/in.jsonl"):
         rows = data.input_split(path, tokenizer, data.labels()).examples
         assert [p["text"] for p in rows.decode({"logits": np.zeros((2, 1))})] == ["b", "c"]
+    (tmp_path / "in.csv").write_text("text,label\nb,?\nc,\n")
+    for name in ("#text", "#label,text", ""):  # the label's column may be left out
+        rows = data.input_split(f"csv:{tmp_path}/in.csv{name}", tokenizer, data.labels()).examples
+        assert [p["text"] for p in rows.decode({"logits": np.zeros((2, 1))})] == ["b", "c"]
+    with pytest.raises(DataError, match=r"names 3 fields .* where this model was trained on 2"):
+        data.input_split(f"csv:{tmp_path}/in.csv#label,text,text", tokenizer, data.labels())
+    with pytest.raises(DataError, match=r"in.csv is a table, and texts are .* as csv:.*in.csv#tex"):
+        data.input_split(f"{tmp_path}/in.csv", tokenizer, data.labels())
     named = config("text\tlabel\na\t0\n", "#label,text")
     assert named.examples_to_predict(f"{tmp_path}/in.jsonl")[1].text == "c"
     (tmp_path / "in.jsonl").write_text('{"text": 3}\n')

@@ -1,5 +1,6 @@
 """Simple self-attention and kernel regression: worked examples, laws, and whole models."""
 
+import inspect
 import math
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from flaxzoo import models
 from flaxzoo.models.nn.attention import MultiHeadAttention
 from flaxzoo.models.nn.masks import AttentionMask
+from flaxzoo.models.nn.simple_attention import simple_attention_weights
 from flaxzoo.models.registry import config_from_dict, config_to_dict
 
 X = jnp.array([[1.0, 0], [0, 1], [1, 1]])
@@ -169,6 +171,11 @@ def test_a_learned_bandwidth_is_better_than_a_given_one():
         for b in (1.0, float(jnp.exp(h)))
     ]
     assert error[1] < 0.25 * error[0]
+
+
+def test_vectors_must_be_in_rows():
+    with pytest.raises(ValueError, match=r"x has the shape \(\d,\): .* vectors in rows, \[T, D\]"):
+        inspect.unwrap(simple_attention_weights)(X[0])  # without the shape check of the tests
 
 
 def test_a_bandwidth_must_be_positive():

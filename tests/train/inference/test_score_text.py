@@ -165,9 +165,10 @@ def test_a_translation_is_scored_after_its_source(sizes):
     ("call", "message"),
     [
         (lambda s: s([]), "there is no text to score"),
-        (lambda s: s(["a", ""]), "the text '' has no tokens to score: leave empty lines out"),
+        (lambda s: s(["a", ""]), "text 2 of 2 is '' and has no tokens to score: leave it out"),
         (lambda s: s(["a"], sources=["b"]), "scores texts without sources: leave them out"),
         (lambda s: s.next_tokens("a", top_k=0), "top_k 0 must be from 1 to "),
+        (lambda s: s.next_words("a", []), "there are no words to compare"),
         (lambda s: s.next_words("a", ["b", " "]), "the word ' ' is empty"),
         (lambda s: s(["a"], stride=0), "stride 0 must be from 1 to 24"),
     ],
@@ -216,6 +217,8 @@ def test_the_commands_print_what_the_functions_return(scorer, tokenizer, tmp_pat
         word.word for word in scorer.next_words("The train", ["weak", "great"])
     ]
     assert words[1].endswith("of the best")
+    assert main(["next", str(folder), "The train", "--words"]) == 2
+    assert "there are no words to compare" in capsys.readouterr().err
     assert main(["score", str(folder)]) == 2
     assert "score needs either --text TEXT or --input FILE" in capsys.readouterr().err
 
@@ -303,5 +306,7 @@ def test_a_file_is_one_text_or_one_for_each_line(scorer, tokenizer, tmp_path, ca
         found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
         assert found["text"] == text
         assert found["log_probability"] == pytest.approx(expected.log_probability, abs=1e-4)
+    assert main(["score", str(tmp_path), "--input", str(tmp_path / "text"), "--whole"]) == 0
+    assert capsys.readouterr().out.endswith(f" bits per byte: {tmp_path}/text\n")  # not its text
     assert main(["score", str(tmp_path), "--text", "a", "--whole"]) == 2
     assert "--whole reads one text of --input" in capsys.readouterr().err

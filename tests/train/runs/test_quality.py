@@ -83,6 +83,8 @@ def test_prepare_drops_planted_junk(place, monkeypatch, capsys):
     assert sum(rows["documents"] for shard in shards for rows in shard["splits"].values()) == 25
     assert cli.main(["prepare", source, str(out), *options]) == 2
     assert "rows was prepared with other settings (keep " in capsys.readouterr().err
+    assert cli.main(["prepare", source, str(out), *options, "--threshold", "0.9"]) == 2
+    assert "--threshold 0.9 belongs to --keep" in capsys.readouterr().err
 
 
 def test_train_drops_planted_junk(place, capsys):

@@ -46,7 +46,7 @@ class FillMaskArguments:
     """A text with [MASK] in place of each missing token."""
     top_k: int = 5
     """The number of tokens to print for each [MASK]."""
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] | None = None
     """Compare these words for the one [MASK] instead. A word of several tokens takes as many masks,
     filled from left to right; its probability is the product of its pieces'."""
     step: int | None = None
@@ -62,7 +62,7 @@ def fill_mask_command(arguments: list[str]) -> None:
     from ...inference.fill_mask import MaskFiller
 
     filler = MaskFiller.of_run(parsed.run, step=parsed.step, log=log)
-    if parsed.words:
+    if parsed.words is not None:
         print_words(filler.compare(parsed.text, parsed.words), json=parsed.json)
         return
     masks = filler(parsed.text, top_k=parsed.top_k)

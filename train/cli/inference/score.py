@@ -81,7 +81,8 @@ def score_command(arguments: list[str]) -> None:
         print(
             f"ln Pr {score.log_probability:.4f}, {score.num_scored} tokens, perplexity "
             f"{score.perplexity:.2f} per token and {score.word_perplexity:.2f} per word, "
-            f"{score.bits_per_byte:.3f} bits per byte: {score.text}"
+            f"{score.bits_per_byte:.3f} bits per byte: "
+            f"{parsed.input if parsed.whole else score.text}"
         )
 
 
@@ -118,7 +119,7 @@ class NextArguments:
     """The beginning of a text."""
     top_k: int = 10
     """The number of tokens to print."""
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] | None = None
     """Compare these words instead: the probability that the text goes on with a space and the
     word. A word of several tokens has the product of their probabilities."""
     json: bool = False
@@ -134,7 +135,7 @@ def next_command(arguments: list[str]) -> None:
     from ...inference.score_text import TextScorer
 
     scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log)
-    if not parsed.words:
+    if parsed.words is None:
         tokens = scorer.next_tokens(parsed.text, top_k=parsed.top_k)
         if parsed.json:
             print(to_json({"tokens": [dataclasses.asdict(token) for token in tokens]}))

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+from ....data.errors import UserError
 from ....data.packing.packing import Packing
 from ....data.prepared.shard_format import SHARDS, SUMMARY
 from ..options import Positional, SourceName, log, parse, split_at_dashes
@@ -34,8 +35,8 @@ class PrepareArguments:
     keep: str | None = None
     """The run of a text classifier: only documents are kept whose label `good` (or the second of
     two labels) has at least the probability --threshold."""
-    threshold: float = 0.5
-    """The least probability of a document that --keep keeps."""
+    threshold: float | None = None
+    """The least probability of a document that --keep keeps. By default 0.5."""
 
 
 def prepare_command(arguments: list[str]) -> None:
@@ -46,11 +47,17 @@ def prepare_command(arguments: list[str]) -> None:
     from ....data.prepared.apache_beam import beam_workers
     from ....data.prepared.write_shards import prepare, total_left_out
 
+    if parsed.threshold is not None and parsed.keep is None:
+        raise UserError(
+            f"--threshold {parsed.threshold} belongs to --keep, which names a classifier: give "
+            "both or neither"
+        )
     selector = None
     if parsed.keep is not None:
-        from ...runs.quality import QualityClassifier
+        from ...runs.quality import THRESHOLD, QualityClassifier
 
-        selector = QualityClassifier(parsed.keep, parsed.threshold)
+        threshold = THRESHOLD if parsed.threshold is None else parsed.threshold
+        selector = QualityClassifier(parsed.keep, threshold)
     before = _written(parsed.output)
     shards = prepare(
         parsed.source,
