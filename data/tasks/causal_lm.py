@@ -34,7 +34,6 @@ from ..sources.patterns import NUM_HELD_OUT, Episode, Patterns
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 
-
 EPISODES_PER_EPOCH = 1 << 16
 """Examples in an epoch of ``builtin:patterns``; every epoch has new ones."""
 _SAMPLED_EPISODES = 1000
