@@ -1,5 +1,7 @@
 """Losses of post-training and their gradients against TRL, on a tiny GPT-2 and fixed batches."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -112,7 +114,8 @@ def tensors(**arrays):
 def test_supervised(policy, tokenizer, tmp_path):
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     model, params, _, (folder, _) = policy
     ids, mask = ids_and_mask(np.random.default_rng(0), ROWS)
@@ -122,13 +125,13 @@ def test_supervised(policy, tokenizer, tmp_path):
     trainer = SFTTrainer(
         theirs, settings(SFTConfig, tmp_path), train_dataset=rows, processing_class=tokenizer
     )
-    trainer.model.eval()
+    theirs.eval()
     masked = np.where((np.arange(T) >= PROMPT) & (mask != 0), ids, -100)
     given = tensors(input_ids=ids, attention_mask=mask, labels=masked)
-    loss = trainer.compute_loss(trainer.model, given)
+    loss = trainer.compute_loss(theirs, given)
     batch = {"input_ids": ids, "labels": labels, "segment_ids": mask, "loss_mask": answer}
     found = ours(train.supervised(), model, params, batch)
-    assert_as(trainer.model, loss, found, model.config)
+    assert_as(theirs, loss, found, model.config)
 
 
 @pytest.mark.parametrize("options", [{}, {"centering": 0.01}])
@@ -136,7 +139,8 @@ def test_supervised(policy, tokenizer, tmp_path):
 def test_reward(options, with_margin, tokenizer, tmp_path):
     from datasets import Dataset
     from transformers import AutoModelForSequenceClassification
-    from trl import RewardConfig, RewardTrainer
+    from trl.trainer.reward_config import RewardConfig
+    from trl.trainer.reward_trainer import RewardTrainer
 
     config = models.GPTConfig(**SIZES, head="sequence_classification", labels=("reward",))
     model, params = perturbed(config, 3)
@@ -149,22 +153,23 @@ def test_reward(options, with_margin, tokenizer, tmp_path):
     rows = Dataset.from_dict({"chosen": ["w1 w2"] * 2, "rejected": ["w3"] * 2})
     args = settings(RewardConfig, tmp_path, center_rewards_coefficient=options.get("centering"))
     trainer = RewardTrainer(theirs, args, train_dataset=rows, processing_class=tokenizer)
-    trainer.model.eval()
-    stacked = {"input_ids": ids, "attention_mask": mask}
+    theirs.eval()
+    stacked: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     given = tensors(**{name: np.concatenate([x[:, 0], x[:, 1]]) for name, x in stacked.items()})
     if with_margin:
         given |= tensors(margin=margin)
         stacked["margin"] = margin
-    loss = trainer.compute_loss(trainer.model, given)
+    loss = trainer.compute_loss(theirs, given)
     found = ours(train.reward(**options), model, params, stacked)
-    assert_as(trainer.model, loss, found, config)
+    assert_as(theirs, loss, found, config)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "robust", "hinge", "ipo"])
 def test_dpo(loss, policy, tokenizer, tmp_path):
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
-    from trl import DPOConfig, DPOTrainer
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
 
     model, params, reference, folders = policy
     ids, mask = ids_and_mask(np.random.default_rng(2), PAIRS, 2)
@@ -175,17 +180,17 @@ def test_dpo(loss, policy, tokenizer, tmp_path):
     rows = Dataset.from_dict({"prompt": ["w1"] * 2, "chosen": [" w2"] * 2, "rejected": [" w3"] * 2})
     args = settings(DPOConfig, tmp_path, loss_type=[loss], beta=0.3, label_smoothing=smoothing)
     trainer = DPOTrainer(theirs, frozen, args, train_dataset=rows, processing_class=tokenizer)
-    trainer.model.eval()
+    theirs.eval()
     completion = ((np.arange(T) >= PROMPT) & (mask != 0)).astype(np.int32)
     stacked = {"input_ids": ids, "attention_mask": mask, "completion_mask": completion}
     given = tensors(**{name: np.concatenate([x[:, 0], x[:, 1]]) for name, x in stacked.items()})
-    value = trainer.compute_loss(trainer.model, given)
+    value = trainer.compute_loss(theirs, given)
     batch = {"input_ids": ids, "labels": labels, "attention_mask": mask, "loss_mask": answer}
     options = {"beta": 0.3, "loss": loss, "label_smoothing": smoothing}
     in_step = ours(
         train.dpo(**options, frozen_reference=True), model, params, batch, frozen=reference
     )
-    assert_as(trainer.model, value, in_step, model.config)
+    assert_as(theirs, value, in_step, model.config)
 
     # The same from stored log-probabilities of the reference.
     rows = {name: x.reshape(-1, T) for name, x in batch.items()}
@@ -250,7 +255,8 @@ GRPO = [
 def test_grpo(options, policy, tokenizer, tmp_path):
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     model, params, reference, (folder, _) = policy
     temperature, beta = options.get("temperature", 1.0), options.get("beta", 0.0)
@@ -282,19 +288,20 @@ def test_grpo(options, policy, tokenizer, tmp_path):
         processing_class=tokenizer,
     )
     trainer.current_gradient_accumulation_steps = 1
-    trainer.model.eval()
-    loss = trainer._compute_loss(trainer.model, for_trl(batch))
+    theirs.eval()
+    loss = trainer._compute_loss(theirs, for_trl(batch))
     own = dict(options)
     if own["loss"] == "dr_grpo":
         own["max_answer_length"] = T - PROMPT
     found = ours(train.grpo(**own), model, params, batch)
-    assert_as(trainer.model, loss, found, model.config)
+    assert_as(theirs, loss, found, model.config)
 
 
 def test_rloo(policy, tokenizer, tmp_path):
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
-    from trl import RLOOConfig, RLOOTrainer
+    from trl.trainer.rloo_config import RLOOConfig
+    from trl.trainer.rloo_trainer import RLOOTrainer
 
     model, params, reference, (folder, _) = policy
     batch = policy_batch(5)
@@ -312,9 +319,9 @@ def test_rloo(policy, tokenizer, tmp_path):
         processing_class=tokenizer,
     )
     trainer.current_gradient_accumulation_steps = 1
-    trainer.model.eval()
+    theirs.eval()
     given = for_trl(batch)
     given["old_logps"] = torch.tensor(np.sum(batch["old_log_probs"] * batch["loss_mask"], axis=1))
-    loss = trainer._compute_loss(trainer.model, given)
+    loss = trainer._compute_loss(theirs, given)
     found = ours(train.rloo(), model, params, batch)
-    assert_as(trainer.model, loss, found, model.config)
+    assert_as(theirs, loss, found, model.config)

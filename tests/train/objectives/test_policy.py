@@ -152,7 +152,7 @@ def test_advantages_by_hand():
     np.testing.assert_allclose(
         train.group_advantages(rewards, 3, scale="none"), [-1, 0, 1, 0, 0, 0], atol=1e-6
     )
-    std = np.std(np.asarray(rewards), ddof=1) + 1e-4
+    std = float(np.std(np.asarray(rewards), ddof=1)) + 1e-4
     np.testing.assert_allclose(
         train.group_advantages(rewards, 3, scale="batch")[:3], [-1 / std, 0, 1 / std], rtol=1e-5
     )
