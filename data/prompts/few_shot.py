@@ -131,7 +131,7 @@ class FewShot:
         Raises:
           UserError: The query alone, or with ``drop=False`` the whole prompt, has more tokens.
         """
-        parts = self.parts(query)
+        parts, found = self.parts(query), 0
         for first in range(len(parts)):
             text = "".join(parts[first:])
             found = num_tokens(text)
