@@ -55,7 +55,7 @@ ORDER = {
         {"objectives"},
         {"runs"},
         {"inference"},
-        {"engine"},
+        {"engine", "prompting"},
         {"convert", "plan"},
         {"cli"},
     ],
