@@ -20,6 +20,7 @@ from ...data.tasks.translation import encode_source, start_and_end
 from ...models.decoding.padding import pad_rows, power_of_two, round_up
 from ...models.nn.cache import Cache, init_cache
 from ...models.nn.heads import Projection
+from ...models.nn.masks import AnyArray
 from ...models.nn.typing import Array, Bool, Int, Params
 from ..distributed.sharding import BATCH_AXES, num_batch_shards
 from ..inference.text_model import TextModel
@@ -70,6 +71,27 @@ class TokenCounts:
     def padding(self) -> float:
         """The share of the computed tokens that is padding."""
         return 1 - self.needed / max(self.computed, 1)
+
+
+class _Rows(NamedTuple):
+    """The tokens of a batch and the labels that are scored."""
+
+    ids: AnyArray
+    """int32[B, T]."""
+    positions: AnyArray
+    """int32[B, T]."""
+    last: AnyArray
+    """The last descendant of each token, int32[B, T]; see `Layout`."""
+    at: AnyArray
+    """The index of the token before each label, int32[B, M]."""
+    labels: AnyArray
+    """int32[B, M]."""
+    numbers: AnyArray | None = None
+    """For an encoder-decoder: the number of each token's source in its row, int32[B, T]."""
+    sources: AnyArray | None = None
+    """The tokens of the sources, int32[B, S]."""
+    source_numbers: AnyArray | None = None
+    """The number of each of these, 0 for padding, int32[B, S]."""
 
 
 class _ScoredBatch(NamedTuple):
@@ -257,12 +279,11 @@ class ContinuationScorer(TextModel):
     def _num_shards(self) -> int:
         return 1 if self._mesh is None else num_batch_shards(self._mesh)
 
-    def _placed(self, *arrays: np.ndarray) -> tuple[np.ndarray | Array, ...]:
-        """Shards the rows of arrays over the devices of the parameters."""
+    def _placed(self, rows: _Rows) -> _Rows:
+        """Shards rows over the devices of the parameters."""
         if self._mesh is None:
-            return arrays
-        rows = NamedSharding(self._mesh, PartitionSpec(BATCH_AXES))
-        return tuple(jax.device_put(x, rows) for x in arrays)
+            return rows
+        return jax.device_put(rows, NamedSharding(self._mesh, PartitionSpec(BATCH_AXES)))
 
     def _batches(
         self,
@@ -299,8 +320,8 @@ class ContinuationScorer(TextModel):
             waiting = [item for i, item in enumerate(waiting) if i not in packed]
             number = round_up(min(power_of_two(len(layouts)), most), self._num_shards)
             counts.computed += number * length
-            arrays = _arrays(layouts, number, length)
-            scores = self._score_rows(self._params, *self._placed(*arrays))
+            rows = self._placed(_rows(layouts, number, length))
+            scores = self._score_rows(self._params, rows)
             yield _scored(layouts, scores)
 
     def _continued(
@@ -321,11 +342,10 @@ class ContinuationScorer(TextModel):
         counts.computed += slots
         scored = max(len(layout.scored) for layout in layouts)
         for start in range(0, len(layouts), self._num_shards):
-            rows = layouts[start : start + self._num_shards]
+            chosen = layouts[start : start + self._num_shards]
             counts.computed += self._num_shards * length
-            arrays = self._placed(*_arrays(rows, self._num_shards, length, scored))
-            scores = self._continue(self._params, cache, base, *arrays)
-            yield _scored(rows, scores)
+            rows = self._placed(_rows(chosen, self._num_shards, length, scored))
+            yield _scored(chosen, self._continue(self._params, cache, base, rows))
 
     def _translation_batches(
         self,
@@ -376,24 +396,22 @@ class ContinuationScorer(TextModel):
             targets = [
                 [n for n, (_, item) in enumerate(row, 1) for _ in range(item.size)] for row in rows
             ]
-            given = (
-                pad_rows(joined, num_rows=number, length=length)[0],
-                pad_rows(numbers, num_rows=number, length=length)[0],
-                pad_rows(targets, num_rows=number, length=width)[0],
+            inputs = _rows(layouts, number, width)._replace(
+                numbers=pad_rows(targets, num_rows=number, length=width)[0],
+                sources=pad_rows(joined, num_rows=number, length=length)[0],
+                source_numbers=pad_rows(numbers, num_rows=number, length=length)[0],
             )
-            arrays = self._placed(*given, *_arrays(layouts, number, width))
-            yield _scored(layouts, self._translate(self._params, *arrays))
+            yield _scored(layouts, self._translate(self._params, self._placed(inputs)))
 
     @functools.cached_property
     def _score_rows(self):
         @jax.jit
-        def compute(
-            params: Params, ids: Array, positions: Array, last: Array, at: Array, labels: Array
-        ) -> tuple[Array, Array]:
+        def compute(params: Params, rows: _Rows) -> tuple[Array, Array]:
+            mask = tree_mask(rows.last)
             outputs = self._model.apply(
-                {"params": params}, ids, tree_mask(last), position_ids=positions
+                {"params": params}, rows.ids, mask, position_ids=rows.positions
             )
-            return _scores(outputs.projection, at, labels)
+            return _scores(outputs.projection, rows)
 
         return compute
 
@@ -416,71 +434,51 @@ class ContinuationScorer(TextModel):
     def _continue(self):
         @jax.jit
         def compute(
-            params: Params,
-            cache: Cache,
-            length: Array,
-            ids: Array,
-            positions: Array,
-            last: Array,
-            at: Array,
-            labels: Array,
+            params: Params, cache: Cache, length: Array, rows: _Rows
         ) -> tuple[Array, Array]:
-            rows, width = ids.shape
+            number, width = rows.ids.shape
 
             def repeated(x: Array, axis: int) -> Array:
-                shape = list(x.shape)
-                shape[axis] = rows
-                return jnp.broadcast_to(x, shape)
+                return jnp.broadcast_to(x, (*x.shape[:axis], number, *x.shape[axis + 1 :]))
 
-            slots = jnp.arange(cache.length)
-            # Slot `length + j` holds token j of the row.
-            own = jax.vmap(
-                lambda mask: jax.lax.dynamic_update_slice(
-                    jnp.zeros((width, cache.length), bool), mask, (0, length)
-                )
-            )(tree_mask(last))
-            mask = own | (slots < length)
             cache = dataclasses.replace(
                 cache,
                 layers=jax.tree.map(lambda x: repeated(x, x.ndim - 4), cache.layers),
                 positions=None if cache.positions is None else repeated(cache.positions, 0),
             )
+            # Slot `length` + j is to hold token j of the row.
+            hidden = jnp.zeros((number, width, cache.length), bool)
+            own = jax.lax.dynamic_update_slice(hidden, tree_mask(rows.last), (0, 0, length))
             outputs = self._model.apply(
-                {"params": params}, ids, mask, position_ids=positions, cache=cache
+                {"params": params},
+                rows.ids,
+                own | (jnp.arange(cache.length) < length),
+                position_ids=rows.positions,
+                cache=cache,
             )
-            return _scores(outputs.projection, at, labels)
+            return _scores(outputs.projection, rows)
 
         return compute
 
     @functools.cached_property
     def _translate(self):
         @jax.jit
-        def compute(
-            params: Params,
-            sources: Array,
-            source_numbers: Array,
-            numbers: Array,
-            ids: Array,
-            positions: Array,
-            last: Array,
-            at: Array,
-            labels: Array,
-        ) -> tuple[Array, Array]:
+        def compute(params: Params, rows: _Rows) -> tuple[Array, Array]:
             outputs = self._model.apply(
                 {"params": params},
-                sources,
-                segment_ids=source_numbers,
-                decoder_input_ids=ids,
-                decoder_attention_mask=tree_mask(last),
-                decoder_segment_ids=numbers,
-                decoder_position_ids=positions,
+                rows.sources,
+                segment_ids=rows.source_numbers,
+                decoder_input_ids=rows.ids,
+                decoder_attention_mask=tree_mask(rows.last),
+                decoder_segment_ids=rows.numbers,
+                decoder_position_ids=rows.positions,
             )
-            return _scores(outputs.projection, at, labels)
+            return _scores(outputs.projection, rows)
 
         return compute
 
 
-def tree_mask(last: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
+def tree_mask(last: Int[AnyArray, "B T"]) -> Bool[Array, "B T T"]:
     """Lets each token attend to itself and to its ancestors, given `Layout.last` of each token."""
     index = jnp.arange(last.shape[1])
     return (index[:, None] >= index) & (index[:, None] <= last[:, None, :])
@@ -507,10 +505,8 @@ def _laid_out(items: Sequence[Item], base: int = 0) -> Layout:
     return layout
 
 
-def _arrays(
-    layouts: Sequence[Layout], num_rows: int, length: int, scored: int = 1
-) -> tuple[np.ndarray, ...]:
-    """Returns ids, positions and last descendants [B, T], and the places [B, M] and their labels.
+def _rows(layouts: Sequence[Layout], num_rows: int, length: int, scored: int = 1) -> _Rows:
+    """Returns the arrays of a batch.
 
     Args:
         layouts: at most `num_rows`.
@@ -529,13 +525,12 @@ def _arrays(
         pad_rows([[s[k] for s in x.scored] for x in layouts], num_rows=num_rows, length=most)[0]
         for k in (0, 1)
     )
-    return ids, positions, last, at, labels
+    return _Rows(ids, positions, last, at, labels)
 
 
-def _scores(
-    projection: Projection, at: Int[Array, "B M"], labels: Int[Array, "B M"]
-) -> tuple[Array, Array]:
+def _scores(projection: Projection, rows: _Rows) -> tuple[Array, Array]:
     """Returns log Pr of each label, and whether it is the most probable token, `[B, M]` each."""
-    hidden = jnp.take_along_axis(projection.hidden, at[..., None], axis=1)  # [B, M, D]
-    result = token_log_probs(dataclasses.replace(projection, hidden=hidden), labels)
+    hidden = jnp.take_along_axis(projection.hidden, jnp.asarray(rows.at)[..., None], axis=1)
+    chosen = dataclasses.replace(projection, hidden=hidden)  # [B, M, D]
+    result = token_log_probs(chosen, jnp.asarray(rows.labels))
     return result.log_prob, result.is_top1
