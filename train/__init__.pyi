@@ -51,6 +51,13 @@ from .objectives.objectives import SPAN as SPAN
 from .objectives.objectives import TAGGING as TAGGING
 from .objectives.objectives import Objective as Objective
 from .objectives.objectives import translation as translation
+from .objectives.policy import group_advantages as group_advantages
+from .objectives.policy import grpo as grpo
+from .objectives.policy import leave_one_out_advantages as leave_one_out_advantages
+from .objectives.policy import rloo as rloo
+from .objectives.preferences import dpo as dpo
+from .objectives.preferences import reward as reward
+from .objectives.supervised import supervised as supervised
 from .optim.optimizer import make_optimizer as make_optimizer
 from .optim.schedules import make_schedule as make_schedule
 from .optimizer_config import OptimizerConfig as OptimizerConfig
