@@ -56,7 +56,7 @@ ORDER = {
         {"objectives"},
         {"runs"},
         {"inference"},
-        {"engine"},
+        {"engine", "prompting"},
         {"convert", "plan"},
         {"cli"},
     ],
