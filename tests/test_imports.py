@@ -47,6 +47,7 @@ ORDER = {
         {"features", "packing"},
         {"prepared"},
         {"tasks"},
+        {"prompts"},
     ],
     "train": [
         {"compilation_cache", "errors", "optimizer_config", "progress", "state"},
@@ -55,7 +56,7 @@ ORDER = {
         {"objectives"},
         {"runs"},
         {"inference"},
-        {"engine"},
+        {"engine", "prompting"},
         {"convert", "plan"},
         {"cli"},
     ],

@@ -141,6 +141,27 @@ def read_tables(
                 yield _record(row, columns, first=number == 0)
 
 
+def column_names(source: LabelledSource) -> tuple[str, ...]:
+    """Returns the names of all columns, from the first line of the first file.
+
+    Raises:
+      DataError: A file is missing, all are empty, or the first line has no names.
+    """
+    for path in matching_files(source.location, source.name):
+        first = next(_rows(path, source.kind), None)
+        if first is None:
+            continue
+        _check_separator(first, source)
+        names = [cell.strip() for cell in first.cells]
+        if not all(map(_COLUMN_NAME.fullmatch, names)) or len({*names}) < len(names):
+            raise DataError(
+                f"{first.location} does not name the columns of the table: write a first line of "
+                f"names, or name the columns by numbers after a #, as {source.kind}:GLOB#1,2"
+            )
+        return tuple(first.cells)
+    raise DataError(f"no examples in {source.name!r}: it is empty")
+
+
 def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
     """Returns a line that says which first lines were recognized as column names, if any."""
     notes = []

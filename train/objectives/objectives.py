@@ -43,7 +43,8 @@ class Objective:
     """The weight of each term in the loss."""
     inputs: Callable[[Batch], "Inputs | tuple[Inputs, ...]"]
     """The model's keyword arguments. A tuple of them lets the model run once with each, under
-    other dropout; the outputs are then a tuple, too."""
+    other dropout; the outputs are then a tuple, too. An example may have several rows, one after
+    the other, as the texts of a pair have; each row has dropout of its own."""
     counts: Callable[[Batch], Terms]
     """The number of items that each term, and each measure beside the terms, averages over."""
     terms: Callable[..., Terms]
@@ -72,7 +73,7 @@ class Objective:
         inputs = self.inputs(batch)
 
         def run(inputs: Inputs, rng: Array | None) -> Outputs:
-            dropout = {} if rng is None else {"rng": rng}
+            dropout = {} if rng is None else {"rng": _keys_of_rows(rng, inputs)}
             return apply_fn({"params": params}, **dropout, **inputs)
 
         if isinstance(inputs, tuple):
@@ -112,7 +113,16 @@ class Objective:
         return outputs, self.terms(outputs, batch, jax.lax.stop_gradient(reference))
 
 
-def _select(*names: str) -> Callable[[Batch], dict[str, Array]]:
+def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:
+    """Returns a key for each row of the inputs, given one for each example `[B]`."""
+    rows = next(iter(inputs.values())).shape[0]
+    if rows == keys.shape[0]:
+        return keys
+    of_each = [fold_in(keys, number) for number in range(rows // keys.shape[0])]
+    return jnp.stack(of_each, axis=1).reshape(rows)
+
+
+def select_inputs(*names: str) -> Callable[[Batch], Inputs]:
     """Returns a function that selects the inputs among `names` that a batch has."""
     return lambda batch: {name: batch[name] for name in names if name in batch}
 
@@ -124,7 +134,7 @@ def _packed_weights(segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
 
 CAUSAL = Objective(
     coefficients={"next_token": 1.0},
-    inputs=_select("input_ids", "segment_ids", "position_ids"),
+    inputs=select_inputs("input_ids", "segment_ids", "position_ids"),
     counts=lambda batch: {"next_token": jnp.sum(_packed_weights(batch["segment_ids"]))},
     terms=lambda outputs, batch: {
         "next_token": cross_entropy(
@@ -152,7 +162,7 @@ def translation(label_smoothing: float) -> Objective:
 
     return Objective(
         coefficients={"target_token": 1.0},
-        inputs=_select(
+        inputs=select_inputs(
             "input_ids",
             "segment_ids",
             "position_ids",
@@ -200,7 +210,7 @@ _ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 MASKED = Objective(
     coefficients={"masked_token": 1.0},
-    inputs=_select(*_ENCODER_INPUTS, "masked_positions"),
+    inputs=select_inputs(*_ENCODER_INPUTS, "masked_positions"),
     counts=_masked_counts,
     terms=_masked_terms,
 )
@@ -227,7 +237,7 @@ def _label_counts(weights: Array) -> Terms:
 
 CLASSIFICATION = Objective(
     coefficients={"label": 1.0},
-    inputs=_select(*_ENCODER_INPUTS),
+    inputs=select_inputs(*_ENCODER_INPUTS),
     counts=lambda batch: _label_counts(_row_weights(batch)),
     terms=lambda outputs, batch: _label_terms(outputs, batch["labels"], _row_weights(batch)),
     predictions=lambda outputs: {"logits": outputs.logits},

@@ -1,4 +1,4 @@
-"""The objectives of BERT and of translation: by hand, with filler, however the batch is spread."""
+"""Objectives by hand, with filler, and however the batch is spread."""
 
 import functools
 from types import SimpleNamespace
@@ -69,12 +69,32 @@ def choice_batch(rng):
     return {**rows(rng, B, 3), "labels": rng.integers(0, 3, B).astype(np.int32)}
 
 
+def preference_batch(rng):
+    batch = rows(rng, B, 2)
+    answer = batch["attention_mask"] * (np.arange(T) >= 2)
+    return {
+        **{name: batch[name] for name in ("input_ids", "attention_mask")},
+        "labels": rng.integers(0, V, (B, 2, T)).astype(np.int32),
+        "loss_mask": answer.astype(np.int32),
+        "reference_log_probs": rng.normal(-20, 3, (B, 2)).astype(np.float32),
+    }
+
+
+def policy_batch(rng):
+    batch = {name: x[:, 0] for name, x in preference_batch(rng).items()}
+    batch["advantages"] = rng.normal(size=B).astype(np.float32)
+    batch["old_log_probs"] = rng.normal(-4, 1, (B, T)).astype(np.float32)
+    return {name: x for name, x in batch.items() if name != "reference_log_probs"}
+
+
 OBJECTIVES = {
     "pretraining": (objectives.PRETRAINING, pretraining_batch),
     "token": (objectives.TAGGING, tag_batch),
     "span": (objectives.SPAN, span_batch),
     "choice": (objectives.CLASSIFICATION, choice_batch),
     "translation": (objectives.translation(0.1), translation_batch),
+    "dpo": (train.dpo(), preference_batch),
+    "grpo": (train.grpo(loss="grpo"), policy_batch),
 }
 # engine/test_train_step.py has each axis alone, and fsdp beside tensor in micro-batches.
 WAYS = {
@@ -90,6 +110,8 @@ WAYS = {
 def model_of(head):
     if head == "translation":
         return models.EncoderDecoderConfig(**SIZES, dropout_rate=0.1)
+    if head in ("dpo", "grpo"):
+        return models.GPTConfig(**SIZES, dropout_rate=0.1)
     labels = ("O", "B-X", "I-X") if head == "token" else ()
     return models.BertConfig(**SIZES, head=head, labels=labels, dropout_rate=0.1)
 
@@ -136,6 +158,8 @@ def trained(head, way):
         ("token", "pmap"),
         ("span", "rows and tensor"),
         ("choice", "rows and context, micro-batches"),
+        ("dpo", "rows and context, micro-batches"),
+        ("grpo", "rows and tensor"),
     ],
 )
 def test_every_way_trains_the_same_model(head, way):

@@ -126,6 +126,9 @@ class NextArguments:
     """Print one JSON object instead of a table."""
     step: int | None = None
     """The checkpoint. By default the newest."""
+    max_length: int | None = None
+    """The longest part of a text that the model reads, also longer than in training. A model whose
+    positions are a table (learned ones) reads no others."""
 
 
 def next_command(arguments: list[str]) -> None:
@@ -134,7 +137,7 @@ def next_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ...inference.score_text import TextScorer
 
-    scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log)
+    scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log, max_length=parsed.max_length)
     if parsed.words is None:
         tokens = scorer.next_tokens(parsed.text, top_k=parsed.top_k)
         if parsed.json:

@@ -1,0 +1,144 @@
+"""Examples for prompts: their fields as texts, from any source of ours."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import DataError
+from ..io.files import file_lines, matching_files
+from ..io.json_lines import parse_line
+from ..sources.documents import SourceLike, Split, as_source
+from ..sources.in_memory import Examples
+from ..sources.labelled_names import LabelledSource, parse_labelled
+from ..sources.labelled_records import read_fields
+from ..sources.parallel_corpus import open_parallel
+from ..sources.sentence_pairs import SentencePair
+from ..sources.spelled_numbers import NumberWords
+from ..sources.tables import ColumnRoles, column_names
+from ..sources.tfds_records import open_published
+from ..tasks.sequence_classification import SequenceClassificationData
+from ..tokenizers.training import TokenizerConfig
+
+TASK = "task"
+"""The field that says which examples show the same task."""
+_FILES = ("jsonl", "csv", "tsv")
+_ANY_COLUMNS = ColumnRoles("those of the fields", {})
+
+
+@dataclass(frozen=True)
+class PromptExample:
+    """An example for a prompt.
+
+    Attributes:
+      fields: Texts by their names.
+      task: What the example shows, or None. Only examples of the same task explain each other.
+    """
+
+    fields: Mapping[str, str]
+    task: str | None = None
+
+
+def prompt_examples(source: SourceLike, split: Split | None = None) -> list[PromptExample]:
+    """Reads examples for prompts.
+
+    JSON lines and tables (``examples.jsonl``, ``csv:GLOB``, ``tsv:GLOB``, or dicts in memory) have
+    the fields that are there; a field ``task`` says which examples belong together. A labeled
+    source (``builtin:reviews``, ``tfds:glue/cola``, ``tsv:GLOB#1,2``) has the fields ``label``,
+    ``text`` and perhaps ``text_b``; sentence pairs (``pairs:A,B``, ``builtin:numbers-en-fr``,
+    other published data) ``source`` and ``target``.
+
+    Args:
+      source: The name of a file or a source, or a list of dicts.
+      split: The split of a source that has some; None: that for training. Files and examples in
+        memory have none and are read whole.
+
+    Raises:
+      DataError: The source is unknown, unreadable or empty, or a record is no object of fields.
+    """
+    name = as_source(source)
+    examples = list(_read(name, split or "train"))
+    if not examples:
+        raise DataError(f"no examples in {name!r}: it is empty")
+    return examples
+
+
+def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
+    if isinstance(name, Examples):
+        return (_example(row, f"examples[{i}]") for i, row in enumerate(name.rows))
+    kind, colon, rest = name.partition(":")
+    if not colon or Path(name).exists():
+        kind, rest = Path(name.removesuffix(".gz")).suffix.removeprefix("."), name
+        if kind not in _FILES:
+            raise DataError(
+                f"{name!r} is no source of examples: name a file .jsonl, .csv or .tsv, or a source "
+                "such as builtin:reviews"
+            )
+    location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
+    if kind == "jsonl" and not mark:
+        return _objects(name, location)
+    if kind in _FILES and not (mark and _are_numbers(part)):
+        source = LabelledSource(name, kind, location, (), True)
+        if mark:
+            source = parse_labelled(f"{kind}:{rest}", dict.fromkeys(_FILES, ""))
+        else:
+            source = replace(source, fields=column_names(source))
+        return _records(source)
+    published = SequenceClassificationData.published_fields
+    if kind in (*_FILES, "corpora") or (kind, rest) == ("builtin", "reviews"):
+        return _labeled(name, split)
+    if kind == "tfds" and rest.partition("#")[0] in published:
+        return _labeled(name, split)
+    return (
+        PromptExample({"source": pair.source, "target": pair.target})
+        for pair in _pairs(name, split)
+    )
+
+
+def _are_numbers(part: str) -> bool:
+    return all(field.isdecimal() for field in part.partition("?")[0].split(","))
+
+
+def _objects(name: str, location: str) -> Iterator[PromptExample]:
+    for path in matching_files(location, name):
+        for file, number, line in file_lines(path):
+            if line.strip():
+                where = f"{file} line {number}"
+                yield _example(parse_line(line, where), where)
+
+
+def _records(source: LabelledSource) -> Iterator[PromptExample]:
+    for record in read_fields(source, _ANY_COLUMNS):
+        yield _example(dict(zip(source.fields, record.values, strict=True)), record.location)
+
+
+def _example(row: object, location: str) -> PromptExample:
+    """Returns an example with the fields that are texts or numbers; others are left out."""
+    if not isinstance(row, Mapping):
+        raise DataError(
+            f"{location} is a {type(row).__name__}, no object of fields: write "
+            '{"question": "…", "answer": "…"}'
+        )
+    texts = {
+        str(key): value if isinstance(value, str) else json.dumps(value)
+        for key, value in row.items()
+        if isinstance(value, str | int | float)
+    }
+    return PromptExample(texts, texts.get(TASK))
+
+
+def _labeled(name: str, split: Split) -> Iterator[PromptExample]:
+    config = SequenceClassificationData(source=name, tokenizer=TokenizerConfig())
+    source = parse_labelled(name, config.forms)
+    published = open_published(source, config.published_fields) if source.kind == "tfds" else None
+    whole = config.read(source if published is None else published.source, published, split)
+    for example in whole.examples:
+        texts = dict(zip(("text", "text_b"), example.texts, strict=False))
+        yield PromptExample({**texts, "label": str(example.label)})
+
+
+def _pairs(name: str, split: Split) -> Iterable[SentencePair]:
+    numbers = NumberWords.parse(name)
+    if numbers is not None:
+        return numbers.vocabulary if split == "train" else numbers.validation
+    return open_parallel(name, split)

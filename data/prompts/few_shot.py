@@ -1,0 +1,155 @@
+"""Few-shot prompts: some examples of a task, and a query to be answered likewise."""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import UserError
+from .examples import PromptExample
+from .pattern import PromptPattern
+
+
+@dataclass(frozen=True)
+class FewShot:
+    r"""Makes prompts of examples and a query.
+
+    Example::
+
+        shots = data.FewShot(data.PATTERNS["grammar"], data.prompt_examples("grammar.jsonl"), 3)
+        prompt = shots.prompt({"input": "I eated the purple berries."})
+
+    Attributes:
+      pattern: The pattern of an example.
+      examples: The examples to choose from. The same examples are chosen for every query of a
+        task, in the same order, except one that is the query itself.
+      num_shots: The number of examples before the query.
+      seed: Decides which examples are chosen, and their order. More shots with the same seed
+        include those of fewer.
+      balanced: Whether each answer occurs equally often among the examples, as far as there are
+        enough and their number allows.
+
+    Raises:
+      UserError: There are fewer examples than shots, or one lacks a field of the pattern.
+    """
+
+    pattern: PromptPattern
+    examples: Sequence[PromptExample]
+    num_shots: int
+    seed: int = 0
+    balanced: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_shots < 0:
+            raise UserError(f"the number of shots is {self.num_shots}: it must not be negative")
+        if self.num_shots > len(self.examples):
+            raise UserError(
+                f"{self.num_shots} shots are requested of {len(self.examples)} examples: ask for "
+                "fewer, or give more examples"
+            )
+        if self.num_shots:
+            for example in self.examples:
+                self.pattern.example(example.fields)  # a field may be missing
+
+    @cached_property
+    def _order(self) -> dict[str | None, list[PromptExample]]:
+        """The examples of each task in the order in which they are taken."""
+        of_task: defaultdict[str | None, list[PromptExample]] = defaultdict(list)
+        for example in self.examples:
+            of_task[example.task].append(example)
+        for task, examples in of_task.items():
+            random.Random(f"{self.seed} {task}").shuffle(examples)
+            if self.balanced:
+                of_task[task] = self._balanced(examples)
+        return of_task
+
+    def _balanced(self, examples: Sequence[PromptExample]) -> list[PromptExample]:
+        """Returns the examples in rounds, each with one example of every answer that is left."""
+        seen: Counter[str] = Counter()
+        rounds = []
+        for example in examples:
+            answer = self.pattern.answer(example.fields)
+            rounds.append(seen[answer])
+            seen[answer] += 1
+        order = sorted(range(len(examples)), key=rounds.__getitem__)  # stable
+        return [examples[i] for i in order]
+
+    def shots(self, query: PromptExample | Mapping[str, str]) -> list[PromptExample]:
+        """Returns the examples for a query, the one taken first nearest to the query.
+
+        Raises:
+          UserError: The task of the query has too few examples.
+        """
+        fields, task = _query(query)
+        if not self.num_shots:
+            return []
+        before = self.pattern.fields[:-1]
+        asked = [fields.get(name) for name in before]
+        chosen = []
+        for example in self._order.get(task, ()):
+            if not before or [example.fields[name] for name in before] != asked:
+                chosen.append(example)
+            if len(chosen) == self.num_shots:
+                return chosen[::-1]
+        of = "" if task is None else f" of the task {task!r}"
+        raise UserError(
+            f"{self.num_shots} shots are requested, and besides the query there are {len(chosen)} "
+            f"examples{of}: ask for fewer, or give more examples"
+        )
+
+    def parts(self, query: PromptExample | Mapping[str, str]) -> list[str]:
+        """Returns the text of each example and, last, that of the query.
+
+        Raises:
+          UserError: An example or the query lacks a field, or there are too few examples.
+        """
+        texts = [self.pattern.example(example.fields) for example in self.shots(query)]
+        return [*texts, self.pattern.query(_query(query)[0])]
+
+    def prompt(self, query: PromptExample | Mapping[str, str]) -> str:
+        """Returns the prompt for a query; see ``parts``."""
+        return "".join(self.parts(query))
+
+    def fitting(
+        self,
+        query: PromptExample | Mapping[str, str],
+        num_tokens: Callable[[str], int],
+        limit: int,
+        *,
+        drop: bool = True,
+    ) -> str:
+        """Returns the prompt with as many examples as fit, without the first ones if need be.
+
+        Args:
+          query: The fields of the query.
+          num_tokens: Returns the number of tokens of a text.
+          limit: The number of tokens that the prompt may have.
+          drop: Whether the first examples are dropped; otherwise a prompt that is too long is an
+            error.
+
+        Raises:
+          UserError: The query alone, or with ``drop=False`` the whole prompt, has more tokens.
+        """
+        parts, found = self.parts(query), 0
+        for first in range(len(parts)):
+            text = "".join(parts[first:])
+            found = num_tokens(text)
+            if found <= limit:
+                return text
+            if not drop and len(parts) > 1:
+                raise UserError(
+                    f"the prompt of {len(parts) - 1} examples and the query has {found} tokens, "
+                    f"and there is room for {limit}: ask for fewer examples, or let the first ones "
+                    "be dropped"
+                )
+        raise UserError(
+            f"the query alone has {found} tokens, and there is room for {limit}: shorten it"
+        )
+
+
+def _query(query: PromptExample | Mapping[str, str]) -> tuple[Mapping[str, str], str | None]:
+    """Returns the fields and the task of a query."""
+    if isinstance(query, PromptExample):
+        return query.fields, query.task
+    return query, query.get("task")

@@ -1,0 +1,213 @@
+"""The pattern of a prompt: instance, label, instance, label, …, instance.
+
+A prompt that shows a task repeats one pattern (Brown et al. 2020, section 2 and appendix G). How
+it represents an example hardly matters, as long as it always does so in the same way.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from string import Formatter
+
+from ..errors import UserError, suggest
+
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+@dataclass(frozen=True)
+class PromptPattern:
+    r"""The text of an example, with fields in braces; the last field is the answer.
+
+    Example::
+
+        pattern = data.PromptPattern("Q: {question}\nA: {answer}\n")
+        shot = pattern.example({"question": "What is 48 plus 76?", "answer": "124."})
+        prompt = shot + pattern.query({"question": "What is 2 plus 3?"})  # ends with "A:"
+
+    Attributes:
+      template: The text with at least one field, such as ``{answer}``; ``{{`` and ``}}`` are
+        braces. Without text after the last field a line feed ends the example.
+
+    Raises:
+      UserError: The template has no field, a field twice, or braces that enclose no name.
+    """
+
+    template: str
+
+    def __post_init__(self) -> None:
+        try:
+            parts = list(Formatter().parse(self.template))
+        except ValueError as error:
+            raise UserError(
+                f"the pattern {self.template!r} has unbalanced braces ({error}): write {{{{ and "
+                "}} for braces that enclose no field"
+            ) from None
+        names = []
+        for _, name, form, conversion in parts:
+            if name is None:
+                continue
+            if not _NAME.fullmatch(name) or form or conversion:
+                raise UserError(
+                    f"the pattern {self.template!r} has {{{name}}} where the name of a field "
+                    "should be, as {answer}: write {{ and }} for braces that enclose no field"
+                )
+            names.append(name)
+        if not names:
+            raise UserError(
+                f"the pattern {self.template!r} has no field: write names in braces, the answer "
+                "last, as 'Q: {question} A: {answer}'"
+            )
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"the pattern {self.template!r} has the field {{{twice}}} twice")
+        if not self._parts[-1][0]:
+            object.__setattr__(self, "template", f"{self.template}\n")
+            del self.__dict__["_parts"]
+
+    @cached_property
+    def _parts(self) -> list[tuple[str, str | None]]:
+        """Text and the field after it; the last text has none."""
+        parts: list[tuple[str, str | None]] = []
+        before = ""
+        for text, name, _, _ in Formatter().parse(self.template):
+            before += text
+            if name is not None:  # an escaped brace ends a text, too
+                parts.append((before, name))
+                before = ""
+        return [*parts, (before, None)]
+
+    @classmethod
+    def of_labels(cls, labels: Sequence[str], fields: Sequence[str]) -> "PromptPattern":
+        """Returns a pattern of a line for each field, which begins with the field's label.
+
+        ``of_labels(["Poor English input: ", "Good English output: "], ["input", "output"])`` is
+        the pattern ``grammar``.
+
+        Raises:
+          UserError: There are not as many labels as fields.
+        """
+        if len(labels) != len(fields):
+            raise UserError(
+                f"{len(labels)} labels ({', '.join(map(repr, labels))}) are given for "
+                f"{len(fields)} fields ({', '.join(fields)}): give one for each"
+            )
+        escaped = [label.replace("{", "{{").replace("}", "}}") for label in labels]
+        lines = [f"{label}{{{name}}}\n" for label, name in zip(escaped, fields, strict=True)]
+        return cls("".join(lines))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields in order; the last is the answer."""
+        return tuple(name for _, name in self._parts if name is not None)
+
+    @property
+    def answer_field(self) -> str:
+        """The name of the field that the model is to write."""
+        return self.fields[-1]
+
+    def example(self, fields: Mapping[str, str]) -> str:
+        """Returns a whole example.
+
+        Raises:
+          UserError: A field of the pattern is missing.
+        """
+        return "".join(
+            text if name is None else text + self._value(fields, name) for text, name in self._parts
+        )
+
+    def query(self, fields: Mapping[str, str], *, strip: bool = True) -> str:
+        """Returns an example up to its answer, which is the model's to write.
+
+        Args:
+          fields: All fields but the answer, which is ignored.
+          strip: Whether the white space before the answer is left to the model. In the
+            vocabularies of most models a space belongs to the token after it, so a prompt that
+            ends with a space asks for tokens that hardly occur.
+
+        Raises:
+          UserError: A field of the pattern is missing.
+        """
+        *before, (last, _) = self._parts[: len(self.fields)]
+        text = "".join(text + self._value(fields, name) for text, name in before if name) + last
+        return text.rstrip() if strip else text
+
+    def answer(self, fields: Mapping[str, str]) -> str:
+        """Returns the answer, with the white space that ``query`` left out before it.
+
+        Raises:
+          UserError: The answer is missing.
+        """
+        before = self._parts[len(self.fields) - 1][0]
+        return before[len(before.rstrip()) :] + self._value(fields, self.answer_field)
+
+    @property
+    def stop(self) -> str:
+        """The text that ends an answer: what follows it, or a line feed if that is blank."""
+        after = self._parts[-1][0]
+        return after if after.strip() else "\n"
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts at which an answer ends: ``stop``, and the label that begins an example."""
+        label = self._parts[0][0].strip()
+        return (self.stop, label) if label else (self.stop,)
+
+    def _value(self, fields: Mapping[str, str], name: str) -> str:
+        if name not in fields:
+            has = ", ".join(fields) if fields else "none"
+            raise UserError(
+                f"an example has no field {name!r}, which the pattern {self.template!r} names: its "
+                f"fields are {has}"
+            )
+        return fields[name]
+
+
+PATTERNS = {
+    "grammar": PromptPattern("Poor English input: {input}\nGood English output: {output}\n"),
+    "words": PromptPattern(
+        "{definition} An example of a sentence that uses the word {word} is:\n{sentence}\n"
+    ),
+    "news": PromptPattern("Title: {title}\nSubtitle: {subtitle}\nArticle: {article}\n"),
+    "question": PromptPattern("Q: {question}\nA: {answer}\n"),
+    "arithmetic": PromptPattern("Q: {question} A: {answer}\n"),
+    "review": PromptPattern("Text: {text}\nLabel: {label}\n"),
+    "pair": PromptPattern("Text: {text}\nSecond text: {text_b}\nLabel: {label}\n"),
+    "translation": PromptPattern("{source} = {target}\n"),
+}
+"""Patterns by name. ``grammar``, ``words``, ``news`` and ``arithmetic`` are Brown et al.'s (figures
+3.17, 3.16, 3.14 and section 3.9.1)."""
+
+
+def prompt_pattern(name: str) -> PromptPattern:
+    r"""Returns a pattern by its name, or that of a template.
+
+    Args:
+      name: A key of ``PATTERNS``, or a template with fields in braces, in which ``\n`` and ``\t``
+        stand for a line feed and a tab.
+
+    Raises:
+      UserError: It is neither.
+    """
+    if name in PATTERNS:
+        return PATTERNS[name]
+    if "{" not in name:
+        raise UserError(
+            f"pattern {name!r} is unknown: {suggest(name, tuple(PATTERNS))} (or write a template, "
+            "as 'Q: {question} A: {answer}')"
+        )
+    return PromptPattern(name.replace("\\n", "\n").replace("\\t", "\t"))
+
+
+def pattern_for(fields: Sequence[str]) -> PromptPattern:
+    """Returns the first named pattern that has exactly these fields, in any order.
+
+    Raises:
+      UserError: There is none.
+    """
+    for pattern in PATTERNS.values():
+        if set(pattern.fields) == set(fields):
+            return pattern
+    raise UserError(
+        f"no pattern has the fields {', '.join(fields)}: write one with these names in braces, the "
+        "answer last"
+    )

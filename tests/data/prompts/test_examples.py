@@ -1,0 +1,83 @@
+"""Examples for prompts from files, labeled sources, pairs and memory."""
+
+import pytest
+from flaxzoo import data
+
+ROWS = [
+    {"input": "I eated.", "output": "I ate.", "score": 3},
+    {"input": "He go.", "output": "He goes.", "score": 1},
+]
+
+
+def fields_of(examples):
+    return [dict(example.fields) for example in examples]
+
+
+def test_files_have_the_fields_that_are_there(tmp_path):
+    json, table, tabs = (tmp_path / name for name in ("a.jsonl", "a.csv", "a.tsv"))
+    json.write_text(
+        '{"input": "I eated.", "output": "I ate.", "score": 3, "more": ["x"]}\n\n'
+        '{"input": "He go.", "output": "He goes.", "score": 1}\n'
+    )
+    table.write_text('input,output,score\nI eated.,I ate.,3\n"He go.",He goes.,1\n')
+    tabs.write_text("input\toutput\tscore\nI eated.\tI ate.\t3\nHe go.\tHe goes.\t1\n")
+    expected = [{**row, "score": str(row["score"])} for row in ROWS]
+    for name in (json, f"jsonl:{json}", table, f"csv:{table}", tabs, f"tsv:{tabs}"):
+        assert fields_of(data.prompt_examples(str(name))) == expected
+    assert fields_of(data.prompt_examples(ROWS)) == expected
+    for name in (f"jsonl:{json}#output,input", f"csv:{table}#output,input"):
+        two = fields_of(data.prompt_examples(name))
+        assert two[0] == {"output": "I ate.", "input": "I eated."}
+    filtered = data.prompt_examples(f"jsonl:{json}#input,output?score>=2")
+    assert [example.fields["input"] for example in filtered] == ["I eated."]
+
+
+def test_a_field_says_the_task(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"task": "upper", "input": "a", "output": "A"}\n')
+    [example] = data.prompt_examples(f"{tmp_path}/a.jsonl")
+    assert example.task == "upper"
+
+
+def test_labeled_sources_and_pairs(tmp_path):
+    reviews = data.prompt_examples("builtin:reviews")
+    assert set(reviews[0].fields) == {"text", "label"}
+    assert {example.fields["label"] for example in reviews} == {"positive", "negative"}
+    held_out = data.prompt_examples("builtin:reviews", "validation")
+    texts = {example.fields["text"] for example in reviews}
+    assert not texts & {example.fields["text"] for example in held_out}
+    (tmp_path / "a.tsv").write_text("yes\ta good one\nno\ta bad one\n")
+    numbered = data.prompt_examples(f"tsv:{tmp_path}/a.tsv#1,2")
+    assert fields_of(numbered)[0] == {"text": "a good one", "label": "yes"}
+    numbers = data.prompt_examples("builtin:numbers-en-fr", "validation")
+    assert set(numbers[0].fields) == {"source", "target"}
+    for name in ("en", "fr"):
+        (tmp_path / name).write_text(f"one {name}\ntwo {name}\n")
+    pairs = data.prompt_examples(f"pairs:{tmp_path}/en,{tmp_path}/fr")
+    assert fields_of(pairs)[1] == {"source": "two en", "target": "two fr"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "[1, 2]\n", r"a.jsonl line 1 .*object"),
+        ("a.jsonl", "\n", "no examples in .*a.jsonl"),
+        ("a.csv", "1,2\n3,4\n", "a.csv line 1 does not name the columns of the table"),
+        ("a.csv", "", "no examples in .*a.csv"),
+        ("a.txt", "text\n", "is no source of examples: name a file .jsonl, .csv or .tsv"),
+        ("b.jsonl", None, r"b.jsonl"),
+        ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl line 2"),
+    ],
+)
+def test_what_has_no_examples_is_refused_in_a_line(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(data.DataError, match=message) as caught:
+        data.prompt_examples(f"{tmp_path}/{name}")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_source_is_named():
+    with pytest.raises(data.DataError, match="revews"):
+        data.prompt_examples("builtin:revews")
+    with pytest.raises(data.DataError, match=r"examples\[0\]"):
+        data.prompt_examples(["a text"])

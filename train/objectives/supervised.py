@@ -1,0 +1,44 @@
+"""Supervised fine-tuning: next tokens, of which only the marked ones are learned."""
+
+import jax.numpy as jnp
+
+from ...models.nn.typing import Array, Float
+from .losses import cross_entropy
+from .objectives import CAUSAL, Batch, Objective, Outputs, Terms
+
+
+def supervised() -> Objective:
+    """Returns the objective of supervised fine-tuning of a causal language model.
+
+    The loss is -Σ log π(y_t | …) over the marked labels, divided by their number in the whole
+    batch, in nats (Ouyang et al. 2022, section 3.5, step 1). The arrays of a batch are those of
+    `CAUSAL` and `loss_mask`:
+
+    - `input_ids` int32 `[B, T]`, and `labels` int32 `[B, T]`, the token after each of them;
+    - `segment_ids` int32 `[B, T]`: the number of the example in a packed row, 0 for padding;
+      `position_ids` int32 `[B, T]` (optional);
+    - `loss_mask` int32 or bool `[B, T]`: 1 where the label is to be learned, as the tokens of an
+      answer and its end; 0 for prompts, padding, and the first token of a packed example.
+
+    Measures: `mean_token_accuracy`, the share of the marked labels that have the highest logit.
+    """
+    return Objective(
+        coefficients={"next_token": 1.0},
+        inputs=CAUSAL.inputs,
+        counts=_counts,
+        terms=_terms,
+    )
+
+
+def _weights(batch: Batch) -> Float[Array, "B T"]:
+    return ((batch["loss_mask"] != 0) & (batch["segment_ids"] != 0)).astype(jnp.float32)
+
+
+def _counts(batch: Batch) -> Terms:
+    number = jnp.sum(_weights(batch))
+    return {"next_token": number, "mean_token_accuracy": number}
+
+
+def _terms(outputs: Outputs, batch: Batch) -> Terms:
+    result = cross_entropy(outputs.projection, batch["labels"], _weights(batch))
+    return {"next_token": result.loss, "mean_token_accuracy": result.correct}
