@@ -7,9 +7,9 @@ the task from those before it. A task is of a kind and has a random part, its ke
 ==============  ===========================  =======================================
 kind            the key                      an example, in parentheses its key
 ==============  ===========================  =======================================
-``map``         a letter for each of a to d  ``bad > gcf`` (``cgbf``: a is c)
-``copy``        letters around the word      ``bad > gbade`` (``g*e``)
-``reverse``     the same                     ``bad > dabge`` (``*ge``)
+``map``         a letter for each of a to e  ``ba > gc`` (``cgbfa``: a is c)
+``copy``        an ending                    ``bad > badge`` (``ge``)
+``reverse``     an ending                    ``bad > dabge`` (``ge``)
 ``count``       a letter, and a digit for    ``dad > 7`` (``d2571``: two d are 7)
                 each number of them
 ``arithmetic``  a digit for each sum         ``3+4 > 0`` (``481529706``: 7 is 0)
@@ -34,14 +34,14 @@ LETTERS = "abcdefgh"
 """The letters of the words."""
 DIGITS = "0123456789"
 """The digits with which the numbers of ``count`` and ``arithmetic`` are written."""
-MAPPED = LETTERS[:4]
-"""The letters of the queries of ``map``."""
+MAPPED = LETTERS[:5]
+"""The letters of the queries of ``map``, which are all pairs of them."""
 WORD_LENGTH = 3
-"""The letters in a query of ``map``, ``copy``, ``reverse`` and ``count``."""
+"""The letters in a query of ``copy``, ``reverse`` and ``count``."""
 ADDENDS = DIGITS[:5]
 """The digits that ``arithmetic`` adds, so that it has 25 queries and nine sums."""
-NUM_AROUND = 2
-"""The letters around the word in an answer of ``copy`` and ``reverse``; all may be on one side."""
+ENDING_LENGTH = 2
+"""The letters of an ending."""
 KINDS = ("map", "copy", "reverse", "count", "arithmetic")
 """The kinds of tasks."""
 TEMPLATE = "{query} > {answer}\n"
@@ -83,7 +83,7 @@ class PatternTask:
 
     @property
     def queries(self) -> tuple[str, ...]:
-        """Everything that the task can be asked: 512 words, 64 words to map, or 25 sums."""
+        """Everything that the task can be asked: 512 words, 25 pairs of letters, or 25 sums."""
         return _QUERIES.get(self.kind, _WORDS)
 
     def answer(self, query: str) -> str:
@@ -99,7 +99,7 @@ class PatternTask:
         if self.kind == "arithmetic":
             first, second = query.split("+")
             return self.key[int(first) + int(second)]
-        return self.key.replace("*", query if self.kind == "copy" else query[::-1])
+        return (query if self.kind == "copy" else query[::-1]) + self.key
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,7 @@ def draw_task(rng: np.random.Generator, kind: str, *, held_out: bool = False) ->
         elif kind == "arithmetic":
             key = _in_order(DIGITS, rng.permutation(len(DIGITS)))[: 2 * len(ADDENDS) - 1]
         else:
-            key = _in_order(LETTERS, rng.integers(len(LETTERS), size=NUM_AROUND))
-            key.insert(rng.integers(NUM_AROUND + 1), "*")
+            key = _in_order(LETTERS, rng.integers(len(LETTERS), size=ENDING_LENGTH))
         task = PatternTask(kind, "".join(key))
         if task.held_out == held_out:
             return task
@@ -235,6 +234,6 @@ def _in_order(items: Sequence[str], order: np.ndarray) -> list[str]:
 
 _WORDS = tuple(map("".join, product(LETTERS, repeat=WORD_LENGTH)))
 _QUERIES = {
-    "map": tuple(map("".join, product(MAPPED, repeat=WORD_LENGTH))),
+    "map": tuple(map("".join, product(MAPPED, repeat=2))),
     "arithmetic": tuple(map("+".join, product(ADDENDS, repeat=2))),
 }

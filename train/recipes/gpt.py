@@ -83,6 +83,37 @@ QUICKSTART = TrainConfig(
     sample_prompt="The for statement is used to",
 )
 
+# The answer and its query are at fixed distances in most tasks, which rotary positions express; an
+# episode with 16 examples and a query has up to 208 characters.
+IN_CONTEXT = TrainConfig(
+    model=GPTConfig(
+        vocab_size=1,  # grows to the tokenizer's
+        max_length=208,
+        num_layers=2,
+        d_model=64,
+        num_heads=4,
+        dropout_rate=0.0,
+        activation="relu",
+        positions="rotary",
+        init_std=0.1,  # about 1 / √D
+        head_convolution=3,
+    ),
+    data=CausalLMData(
+        source="builtin:patterns#copy,reverse,count",
+        length=208,
+        tokenizer=TokenizerConfig(kind="characters"),
+    ),
+    optimizer=OptimizerConfig(
+        peak_learning_rate=2e-3, warmup_steps=50, beta2=0.99, weight_decay=0.0
+    ),
+    steps=2500,
+    batch_size=8,
+    log_every=50,
+    evaluate_every=500,
+    checkpoint_every=500,
+    sample_prompt="abc > cbahe\ndeg > gedhe\nhcb > bchhe\nfad >",
+)
+
 RECIPES: dict[str, Recipe] = {
     "quickstart": Recipe(
         summary=(
@@ -147,6 +178,20 @@ RECIPES: dict[str, Recipe] = {
             checkpoint_every=500,
             sample_prompt="ROMEO:",
         ),
+    ),
+    "in-context": Recipe(
+        summary=(
+            "A small GPT that learns a task from its prompt: no download, minutes on two CPU cores."
+        ),
+        details=(
+            "Run: flaxzoo train in-context\n"
+            "     flaxzoo evaluate runs/in-context --shots 0 1 2 4 8 16 --data builtin:patterns\n"
+            "It sees random tasks (builtin:patterns), each through examples of it alone, and is "
+            "asked about\n"
+            "tasks that it has never seen. Expect that no answer is right without examples and "
+            "XX % after 16."
+        ),
+        config=IN_CONTEXT,
     ),
     "gpt": Recipe(
         summary="A GPT of any published size on your own text.",
