@@ -65,6 +65,8 @@ from .plan.hardware import parse_topology as parse_topology
 from .plan.plan import make_plan as make_plan
 from .prompting.continuations import ContinuationScore as ContinuationScore
 from .prompting.continuations import ContinuationScorer as ContinuationScorer
+from .prompting.harness import evaluate_tasks as evaluate_tasks
+from .prompting.harness import harness_model as harness_model
 from .recipes import recipe as recipe
 from .runs.custom import Callback as Callback
 from .runs.load_run import open_run as open_run
