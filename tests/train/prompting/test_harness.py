@@ -54,11 +54,14 @@ def test_log_likelihoods_are_those_of_hf(name, request):
 @pytest.mark.parametrize("name", ["gpt2", "translator"])
 def test_texts_are_those_of_hf(name, request):
     theirs, ours = request.getfixturevalue(name)
-    settings = {"until": ["e", "\n"], "max_gen_toks": 9, "do_sample": False}
+    settings = {"until": ["e", " "], "max_gen_toks": 9, "do_sample": False}
     contexts = dict.fromkeys(context for context, _ in drawn(2, 6) if context.strip())
     given = instances("generate_until", [(context, settings) for context in contexts])
     found = ours.generate_until(given, True)
-    assert found == theirs.generate_until(given, True)
+    expected = theirs.generate_until(given, True)
+    if name == "translator":  # the length of the source counts there, and a target may be longer
+        expected = [text[:9] for text in expected]  # a token is a character
+    assert found == expected
     assert any(found)
 
 
