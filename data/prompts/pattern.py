@@ -11,6 +11,7 @@ from functools import cached_property
 from string import Formatter
 
 from ..errors import UserError, suggest
+from ..sources.patterns import TEMPLATE
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _SPACES = " \t"
@@ -174,6 +175,7 @@ PATTERNS = {
     "review": PromptPattern("Text: {text}\nLabel: {label}\n"),
     "pair": PromptPattern("Text: {text}\nSecond text: {text_b}\nLabel: {label}\n"),
     "translation": PromptPattern("{source} = {target}\n"),
+    "patterns": PromptPattern(TEMPLATE),
 }
 """Patterns by name. ``grammar``, ``words``, ``news`` and ``arithmetic`` are Brown et al.'s (figures
 3.17, 3.16, 3.14 and section 3.9.1)."""
