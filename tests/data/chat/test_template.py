@@ -111,7 +111,7 @@ def test_values_are_plain_data_and_reasoning_has_both_names():
     ],
 )
 def test_ways_out_and_faults_are_refused_in_a_line(source):
-    with pytest.raises(data.DataError, match="^the chat template ") as caught:
+    with pytest.raises(data.DataError, match=r"^the chat template ") as caught:
         data.ChatTemplate(source).render(TURNS)
     assert "\n" not in str(caught.value)
 
