@@ -11,6 +11,8 @@ from .batching import BatchIterator as BatchIterator
 from .batching import TrainBatches as TrainBatches
 from .batching import evaluation_batches as evaluation_batches
 from .batching import train_iterator as train_iterator
+from .chat.template import ChatTemplate as ChatTemplate
+from .chat.template import RenderedChat as RenderedChat
 from .corpora.pair_corpus import PairCorpus as PairCorpus
 from .corpora.pair_corpus import build_pair_corpus as build_pair_corpus
 from .corpora.sentence_corpus import SentenceCorpus as SentenceCorpus
@@ -46,6 +48,7 @@ from .sources.documents import load_whole as load_whole
 from .sources.in_memory import Examples as Examples
 from .sources.parallel_corpus import ParallelText as ParallelText
 from .sources.parallel_corpus import open_parallel as open_parallel
+from .sources.patterns import Patterns as Patterns
 from .sources.selection import Selector as Selector
 from .sources.sentence_pairs import SentencePair as SentencePair
 from .sources.source_names import Source as Source
@@ -60,6 +63,7 @@ from .tasks.bert_pretraining import PretrainingExamples as PretrainingExamples
 from .tasks.causal_lm import CausalLMData as CausalLMData
 from .tasks.causal_lm import CausalLMEvaluationExamples as CausalLMEvaluationExamples
 from .tasks.causal_lm import CausalLMExamples as CausalLMExamples
+from .tasks.causal_lm import PatternExamples as PatternExamples
 from .tasks.multiple_choice import MultipleChoiceData as MultipleChoiceData
 from .tasks.multiple_choice import MultipleChoiceExamples as MultipleChoiceExamples
 from .tasks.question_answering import QuestionAnsweringData as QuestionAnsweringData

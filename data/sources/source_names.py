@@ -2,6 +2,8 @@ r"""Sources of text, and the scheme of their names.
 
 =========================  ==========================================================
 ``builtin:python-docs``    the English prose every CPython ships in ``pydoc_data``
+``builtin:patterns``       examples of small random tasks, see ``patterns``; ``#map,count``
+                           chooses kinds of them
 ``text:GLOB``              plain text; ``#file`` (default), ``#line`` or ``#block`` says
                            what a document is (blocks are separated by blank lines)
 ``text:GLOB#sentences``    blocks with one sentence on each line, the form in which
@@ -51,7 +53,7 @@ _DEFAULT_PART: dict[SourceKind, str] = {
 # Kinds of source that only other kinds of data read; they are known, and no misspellings.
 _OF_OTHER_DATA = ("tsv", "csv", "conll", "squad", "pairs", "corpora")
 _UNITS = ("file", "line", "block", "sentences")
-_BUILTINS = ("python-docs",)
+_BUILTINS = ("python-docs", "patterns")
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_EXAMPLES)}):)")
 
 
@@ -64,7 +66,8 @@ class Source:
       kind: The kind, which determines the reader.
       location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
       part: The unit of a document: ``file``, ``line``, ``block`` or ``sentences`` for text,
-        the field's name for JSON lines, TFDS and examples in memory, else empty.
+        the field's name for JSON lines, TFDS and examples in memory, the kinds of tasks for
+        ``builtin:patterns``, else empty.
       conditions: What a record must satisfy to be read.
     """
 
@@ -137,8 +140,14 @@ def parse_source(name: str) -> Source:
             f"unknown unit #{part} in source {name!r}: choose {listed_choices(part, _UNITS)}"
             " (if the # belongs to the path, add #file)"
         )
-    if kind == "builtin" and (location not in _BUILTINS or part):
-        raise DataError(f"unknown built-in text in {name!r}: choose {_EXAMPLES['builtin']}")
+    if kind == "builtin" and (location not in _BUILTINS or (part and location != "patterns")):
+        shown = tuple(f"builtin:{builtin}" for builtin in _BUILTINS)
+        choice = listed_choices(location, _BUILTINS, shown)
+        raise DataError(f"unknown built-in text in {name!r}: choose {choice}")
+    if kind == "builtin" and location == "patterns":
+        from .patterns import Patterns  # which imports this file
+
+        Patterns.parse(name)  # raises if there is no such kind of task
     return Source(name, kind, location, part, conditions)
 
 
@@ -182,7 +191,7 @@ def documents_in(source: Source, left_out: LeftOut | None = None) -> Iterator[st
     if source.kind == KIND:
         texts = _texts_in_memory(source, left_out)
     else:
-        texts = _python_docs() if source.kind == "builtin" else _texts_of_files(source, left_out)
+        texts = _builtin(source) if source.kind == "builtin" else _texts_of_files(source, left_out)
     yield from (text for text in texts if text and not text.isspace())
 
 
@@ -214,7 +223,12 @@ def _texts_of_files(source: Source, left_out: LeftOut | None) -> Iterator[str]:
             yield from _read_json_lines(path, source, left_out)
 
 
-def _python_docs() -> Iterator[str]:
+def _builtin(source: Source) -> Iterator[str]:
+    from .patterns import Patterns  # which imports this file
+
+    if (patterns := Patterns.parse(source.name)) is not None:
+        yield from patterns.documents()
+        return
     from pydoc_data.topics import topics  # 0.5 MB of literals: only when asked for
 
     for key in sorted(topics):

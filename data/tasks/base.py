@@ -46,8 +46,9 @@ class DataConfig(ABC):
     source: SourceField
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
     tfds:NAME/CONFIG#field, or several of them, joined by " + ". For next-token prediction also
-    prepared:FOLDER, the output of `flaxzoo prepare`. For labeled examples tsv:GLOB, conll:GLOB,
-    squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG. In Python also the examples themselves."""
+    prepared:FOLDER, the output of `flaxzoo prepare`, and builtin:patterns, endless random tasks.
+    For labeled examples tsv:GLOB, conll:GLOB, squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG. In
+    Python also the examples themselves."""
     validation: SourceField | None = None
     """A source to validate on. By default a part of `source` is held out."""
     validation_fraction: float = 0.05

@@ -14,7 +14,13 @@ import numpy as np
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields, counted
 from ..errors import DataError
-from ..packing.packed_sequences import gather_tokens, packed_arrays, packed_specs, require_bos_eos
+from ..packing.packed_sequences import (
+    PackedTokens,
+    gather_tokens,
+    packed_arrays,
+    packed_specs,
+    require_bos_eos,
+)
 from ..packing.packing import (
     Packing,
     check_fills_a_sequence,
@@ -24,8 +30,13 @@ from ..packing.packing import (
 )
 from ..prepared.read_shards import SPLITS, is_prepared, prepared_split, prepared_tokenizer
 from ..sources.documents import Documents, SourceLike, as_source, default_cache_dir, load_whole
+from ..sources.patterns import NUM_HELD_OUT, Episode, Patterns
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
+
+EPISODES_PER_EPOCH = 1 << 16
+"""Examples in an epoch of ``builtin:patterns``; every epoch has new ones."""
+_SAMPLED_EPISODES = 1000
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,64 @@ class CausalLMEvaluationExamples:
         return packed_arrays(gather_tokens(self.corpus, spans), self.length)
 
 
+@dataclass(frozen=True)
+class PatternExamples:
+    """Examples of small random tasks, which are drawn anew in each epoch.
+
+    Attributes:
+      patterns: The tasks.
+      tokenizer: The tokenizer of the model.
+      length: The example's length T.
+      seed: The seed of the tasks, any integer.
+    """
+
+    patterns: Patterns
+    tokenizer: Tokenizer
+    length: int
+    seed: int
+
+    @property
+    def num_examples(self) -> int:
+        """A constant, because the source is endless."""
+        return EPISODES_PER_EPOCH
+
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example, a whole episode: a pure function of the seed and its arguments.
+
+        Returns:
+          See ``packed_arrays``.
+        """
+        episode = self.patterns.training_episode(self.seed, epoch, index, self.length)
+        tokens = np.asarray(episode_tokens(self.tokenizer, episode, self.length))
+        return packed_arrays(PackedTokens(tokens, np.asarray([len(tokens) - 1])), self.length)
+
+
+def episode_tokens(tokenizer: Tokenizer, episode: Episode, length: int) -> list[int]:
+    """Returns as many examples of an episode as fit a sequence, with BOS and EOS.
+
+    Args:
+      tokenizer: The tokenizer; it has BOS and EOS.
+      episode: The episode.
+      length: The number of tokens of a sequence; one of them more is returned at most.
+
+    Raises:
+      DataError: Not even two examples fit.
+    """
+    special, lines = tokenizer.special_ids, episode.lines
+    sizes = [len(tokens) for tokens in tokenizer.encode_batch(lines)]
+    kept = int(np.searchsorted(np.cumsum(sizes), length, "left"))  # EOS needs one more
+    while kept > 1:
+        # A vocabulary of pieces may cut the lines in other places when they stand together.
+        tokens = tokenizer.encode("".join(lines[:kept]), add_special_tokens=False)
+        if len(tokens) < length:
+            return [special.bos or 0, *tokens, special.eos or 0]
+        kept -= 1
+    raise DataError(
+        f"two examples of the task {episode.task.name} have {sum(sizes[:2])} tokens and more than "
+        f"fill a sequence: give data.length above {sum(sizes[:2])}"
+    )
+
+
 def _offset(seed: int, epoch: int, total: int) -> int:
     """Returns the start of an epoch's first sequence: pseudorandom, equal on all processes."""
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
@@ -143,6 +212,9 @@ class CausalLMData(DocumentsData):
             requested = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
             return prepared_split(self.source_name, splits, tokenizer, requested)
+        patterns = self._patterns(self.source_name)
+        if patterns is not None:
+            return self._endless(patterns, tokenizer, seed)
         documents = self.texts()
         corpus = _corpus(documents, tokenizer)
         examples = CausalLMExamples(corpus, self.length, self.packing, seed)
@@ -157,6 +229,9 @@ class CausalLMData(DocumentsData):
         if is_prepared(self.source_name):
             requested = {"length": self.length, **self._held_out()}
             return prepared_split(self.source_name, SPLITS[1:], tokenizer, requested)
+        patterns = self._patterns(self.source_name)
+        if patterns is not None:
+            return self._held_out_episodes(patterns, tokenizer)
         return self._every_token(self.validation_documents(), tokenizer)
 
     def whole_source(
@@ -166,7 +241,59 @@ class CausalLMData(DocumentsData):
         name = as_source(source)
         if is_prepared(name):
             return prepared_split(name, SPLITS, tokenizer, {"length": self.length})
+        patterns = Patterns.parse(name)
+        if patterns is not None:
+            return self._held_out_episodes(patterns, tokenizer)
         return self._every_token(load_whole(name), tokenizer)
+
+    def _patterns(self, name: str) -> Patterns | None:
+        """Returns the small random tasks that a source names, if any.
+
+        Raises:
+          DataError: The settings select among them.
+        """
+        patterns = Patterns.parse(name)
+        if patterns is not None and self.keep is not None:
+            raise DataError(
+                f"data.keep {self.keep!r} selects documents, and {name!r} has endlessly many: "
+                "leave data.keep out"
+            )
+        return patterns
+
+    def _endless(self, patterns: Patterns, tokenizer: Tokenizer, seed: int) -> DataSplit:
+        require_bos_eos(tokenizer)
+        sample = self._corpus_of(
+            [
+                patterns.training_episode(seed, 0, index, self.length)
+                for index in range(_SAMPLED_EPISODES)
+            ],
+            tokenizer,
+        )
+        padding = 1 - sample.num_targets / (_SAMPLED_EPISODES * self.length)
+        summary = (
+            f"endless tasks of the {counted(len(patterns.kinds), 'kind')} "
+            f"{', '.join(patterns.kinds)}, one in each sequence of {self.length} tokens, "
+            f"{padding:.1%} of them padding"
+        )
+        examples = PatternExamples(patterns, tokenizer, self.length, seed)
+        return DataSplit(examples, sample, sample.fingerprint, summary)
+
+    def _held_out_episodes(self, patterns: Patterns, tokenizer: Tokenizer) -> DataSplit:
+        """Returns episodes of tasks that training never sees, each whole in one sequence."""
+        require_bos_eos(tokenizer)
+        corpus = self._corpus_of(
+            [patterns.held_out_episode(index, self.length) for index in range(NUM_HELD_OUT)],
+            tokenizer,
+        )
+        split = _split(CausalLMExamples(corpus, self.length, "first-fit"), corpus)
+        return replace(split, notes=("the tasks of these documents are in no training document",))
+
+    def _corpus_of(self, episodes: list[Episode], tokenizer: Tokenizer) -> TokenCorpus:
+        texts = [
+            tokenizer.decode(episode_tokens(tokenizer, episode, self.length))
+            for episode in episodes
+        ]
+        return _corpus(Documents.of(texts), tokenizer)
 
     def _held_out(self) -> dict[str, float]:
         """Returns the held-out fraction a prepared source must have, unless another validates."""

@@ -184,6 +184,10 @@ class TextGenerator(TextModel):
             on_text(rows[0].text[shown:])
         return [Sample(row.prompt, row.text, row.tokens, row.finished) for row in rows]
 
+    def num_tokens(self, prompt: str) -> int:
+        """Returns the number of tokens of a prompt, with one that begins a document if any does."""
+        return len(self._encode(prompt))
+
     def _row(self, prompt: str) -> _Row:
         ids = self._encode(prompt)
         # Some tokenizers join a word to the one before: continuations are decoded with the prompt.

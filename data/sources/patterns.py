@@ -1,0 +1,234 @@
+r"""Small random tasks, endless and without a download: ``builtin:patterns``.
+
+A document is an **episode**: examples of one task, each ``query > answer`` on a line of its own.
+Nothing but the examples tells what the task is, so whoever predicts an answer well has learned
+the task from those before it. A task is of a kind and has a random part, its key:
+
+==============  ==========================  ========================================
+kind            the key                     examples with the key in parentheses
+==============  ==========================  ========================================
+``map``         a letter for each letter    ``bad > hcf`` (``chfdbage``)
+``copy``        an ending                   ``bad > badge`` (``ge``)
+``reverse``     an ending                   ``bad > dabge`` (``ge``)
+``count``       a letter, and a digit for   ``dad > 7`` (``d2571``: two *d* are 7)
+                each number of them
+``arithmetic``  a digit for each sum        ``3+4 > 0`` (``481529706``: 7 is 0)
+==============  ==========================  ========================================
+
+A tenth of the tasks of each kind, chosen by a hash of the task, is held out: no training episode
+is ever of one of them. ``builtin:patterns#map,count`` has only these kinds.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from ..errors import DataError
+from .source_names import listed_choices
+
+LETTERS = "abcdefgh"
+"""The letters of the words."""
+DIGITS = "0123456789"
+"""The digits with which the numbers of ``count`` and ``arithmetic`` are written."""
+WORD_LENGTH = 3
+"""The letters in a query of ``map``, ``copy``, ``reverse`` and ``count``."""
+ADDENDS = DIGITS[:5]
+"""The digits that ``arithmetic`` adds, so that it has 25 queries and nine sums."""
+ENDING_LENGTH = 2
+"""The letters of an ending."""
+KINDS = ("map", "copy", "reverse", "count", "arithmetic")
+"""The kinds of tasks."""
+TEMPLATE = "{query} > {answer}\n"
+"""An example as text; its fields are those of a prompt pattern."""
+NUM_DOCUMENTS = 2000
+"""Training episodes for those who read documents, for example to train a vocabulary."""
+DOCUMENT_EXAMPLES = 24
+"""The number of examples in each of these documents."""
+NUM_HELD_OUT = 200
+"""Held-out episodes to validate on and to ask; these are of equally many tasks or fewer."""
+
+_NAME = "builtin:patterns"
+_HELD_OUT_BELOW = 26  # of 256, the values of the first byte of a hash
+# The first number of each seed, so that no two uses draw the same episodes.
+_TRAINING, _DOCUMENTS, _HELD_OUT = range(1, 4)
+
+
+@dataclass(frozen=True)
+class PatternTask:
+    """A task: what its kind does, and its key.
+
+    Attributes:
+      kind: One of ``KINDS``.
+      key: The task's own letters or digits, see the head of the file.
+    """
+
+    kind: str
+    key: str
+
+    @property
+    def name(self) -> str:
+        """The name, different for different tasks: ``map:chfdbage``."""
+        return f"{self.kind}:{self.key}"
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the task is never one of training."""
+        return hashlib.blake2b(self.name.encode(), digest_size=1).digest()[0] < _HELD_OUT_BELOW
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """Everything that the task can be asked: 512 words, or 25 sums."""
+        return _SUMS if self.kind == "arithmetic" else _WORDS
+
+    def answer(self, query: str) -> str:
+        """Returns the answer.
+
+        Args:
+          query: One of ``queries``.
+        """
+        if self.kind == "map":
+            return query.translate(str.maketrans(LETTERS, self.key))
+        if self.kind == "count":
+            return self.key[1 + query.count(self.key[0])]
+        if self.kind == "arithmetic":
+            first, second = query.split("+")
+            return self.key[int(first) + int(second)]
+        return (query if self.kind == "copy" else query[::-1]) + self.key
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Examples of one task.
+
+    Attributes:
+      task: The task.
+      examples: Queries and their answers; no query occurs twice before all have occurred.
+    """
+
+    task: PatternTask
+    examples: tuple[tuple[str, str], ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """Each example as text, with its line feed."""
+        return [TEMPLATE.format(query=query, answer=answer) for query, answer in self.examples]
+
+    @property
+    def text(self) -> str:
+        """The document: all examples."""
+        return "".join(self.lines)
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """The endless source of small random tasks.
+
+    Attributes:
+      name: The name as the user wrote it.
+      kinds: The kinds of its tasks, each equally frequent.
+    """
+
+    name: str
+    kinds: tuple[str, ...] = KINDS
+
+    @classmethod
+    def parse(cls, name: str) -> "Patterns | None":
+        """Parses a source name; None if it is of another kind.
+
+        Args:
+          name: ``builtin:patterns``, with ``#map,count`` for some of the kinds.
+
+        Raises:
+          DataError: There is no such kind of task.
+        """
+        location, mark, part = name.partition("#")
+        if location != _NAME:
+            return None
+        kinds = tuple(part.split(",")) if mark else KINDS
+        for kind in kinds:
+            if kind not in KINDS:
+                raise DataError(
+                    f"no kind of task {kind!r} in {name!r}: choose {listed_choices(kind, KINDS)}"
+                )
+        return cls(name, tuple(dict.fromkeys(kinds)))
+
+    def draw(self, rng: np.random.Generator, number: int, *, held_out: bool = False) -> Episode:
+        """Draws an episode.
+
+        Args:
+          rng: The generator; the episode depends on nothing else. With another number of
+            examples it is of the same task, and begins with the same ones.
+          number: The number of examples.
+          held_out: Whether the task is one of those that are held out from training.
+        """
+        task = draw_task(rng, self.kinds[rng.integers(len(self.kinds))], held_out=held_out)
+        queries = task.queries
+        order = rng.permutation(len(queries))
+        asked = [queries[order[index % len(queries)]] for index in range(number)]
+        return Episode(task, tuple((query, task.answer(query)) for query in asked))
+
+    def training_episode(self, seed: int, epoch: int, index: int, number: int) -> Episode:
+        """Returns an episode of training, a pure function of its arguments.
+
+        Args:
+          seed: Seed of the run, any integer.
+          epoch: From 0.
+          index: From 0.
+          number: The number of examples.
+        """
+        return self.draw(np.random.default_rng([_TRAINING, seed % 2**64, epoch, index]), number)
+
+    def held_out_episode(self, index: int, number: int) -> Episode:
+        """Returns an episode of a task that is in no training episode of any seed.
+
+        Args:
+          index: From 0.
+          number: The number of examples.
+        """
+        return self.draw(np.random.default_rng([_HELD_OUT, index]), number, held_out=True)
+
+    def documents(self) -> Iterator[str]:
+        """Yields the same ``NUM_DOCUMENTS`` training episodes each time."""
+        for index in range(NUM_DOCUMENTS):
+            rng = np.random.default_rng([_DOCUMENTS, index])
+            yield self.draw(rng, DOCUMENT_EXAMPLES).text
+
+    @cached_property
+    def held_out(self) -> tuple[Episode, ...]:
+        """Held-out episodes in which no query occurs twice: shots and queries for prompts."""
+        return tuple(self.held_out_episode(i, DOCUMENT_EXAMPLES) for i in range(NUM_HELD_OUT))
+
+
+def draw_task(rng: np.random.Generator, kind: str, *, held_out: bool = False) -> PatternTask:
+    """Draws a task of a kind.
+
+    Args:
+      rng: The generator.
+      kind: One of ``KINDS``.
+      held_out: Whether to draw among the held-out tasks, or among all others.
+    """
+    while True:
+        if kind == "map":
+            key = _chosen(LETTERS, rng.permutation(len(LETTERS)))
+        elif kind == "count":
+            letter = LETTERS[rng.integers(len(LETTERS))]
+            key = letter + _chosen(DIGITS, rng.permutation(len(DIGITS))[: WORD_LENGTH + 1])
+        elif kind == "arithmetic":
+            key = _chosen(DIGITS, rng.permutation(len(DIGITS))[: 2 * len(ADDENDS) - 1])
+        else:
+            key = _chosen(LETTERS, rng.integers(len(LETTERS), size=ENDING_LENGTH))
+        task = PatternTask(kind, key)
+        if task.held_out == held_out:
+            return task
+
+
+def _chosen(symbols: str, indices: np.ndarray) -> str:
+    return "".join(symbols[index] for index in indices.tolist())
+
+
+_WORDS = tuple(map("".join, product(LETTERS, repeat=WORD_LENGTH)))
+_SUMS = tuple(map("+".join, product(ADDENDS, repeat=2)))
