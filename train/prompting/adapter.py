@@ -92,11 +92,6 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         return self.first_id
 
     @property
-    def max_length(self) -> int:
-        """The number of tokens that the model reads."""
-        return self._model.config.max_length
-
-    @property
     def tokenizer_name(self) -> str:
         """Names the tokenizer where the harness stores requests."""
         return self._tokenizer.fingerprint

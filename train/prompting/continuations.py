@@ -133,6 +133,11 @@ class ContinuationScorer(TextModel):
         """Whether contexts are the encoder's input and continuations the decoder's."""
         return self._model.config.head == "seq2seq_lm"
 
+    @property
+    def max_length(self) -> int:
+        """The number of tokens that the model reads."""
+        return self._model.config.max_length
+
     def __call__(
         self, pairs: Sequence[tuple[str, str]], *, log: LogFn = print
     ) -> list[ContinuationScore]:
