@@ -67,6 +67,8 @@ from .prompting.answer import Answer as Answer
 from .prompting.answer import answer_queries as answer_queries
 from .prompting.continuations import ContinuationScore as ContinuationScore
 from .prompting.continuations import ContinuationScorer as ContinuationScorer
+from .prompting.harness import evaluate_tasks as evaluate_tasks
+from .prompting.harness import harness_model as harness_model
 from .recipes import recipe as recipe
 from .runs.custom import Callback as Callback
 from .runs.load_run import open_run as open_run

@@ -183,7 +183,8 @@ class ContinuationScorer(TextModel):
             UserError: the vocabulary has neither.
         """
         special = self._tokenizer.special_ids
-        first = special.eos if special.bos is None else special.bos
+        # What begins the target of an encoder-decoder never stands in its source.
+        first = special.eos if special.bos is None or self.is_encoder_decoder else special.bos
         if first is None:
             raise UserError(
                 f"a context is empty, and this {self._tokenizer.kind} tokenizer has no token to "
