@@ -49,8 +49,8 @@ def prompt_examples(source: SourceLike, split: Split | None = None) -> list[Prom
     the fields that are there; a field ``task`` says which examples belong together. A labeled
     source (``builtin:reviews``, ``tfds:glue/cola``, ``tsv:GLOB#1,2``) has the fields ``label``,
     ``text`` and perhaps ``text_b``; ``squad:GLOB`` has ``context``, ``question`` and ``answer``
-    (the first of several, ``no answer`` if there is none); sentence pairs (``pairs:A,B``, ``builtin:numbers-en-fr``,
-    other published data) ``source`` and ``target``; ``builtin:patterns`` ``query`` and ``answer``,
+    (the first of several, ``no answer`` if there is none); sentence pairs (``pairs:A,B``,
+    ``builtin:numbers-en-fr``, other published data) ``source`` and ``target``; ``builtin:patterns`` ``query`` and ``answer``,
     and its examples are of held-out tasks, of which no model was trained.
 
     Args:
