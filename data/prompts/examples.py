@@ -50,8 +50,9 @@ def prompt_examples(source: SourceLike, split: Split | None = None) -> list[Prom
     source (``builtin:reviews``, ``tfds:glue/cola``, ``tsv:GLOB#1,2``) has the fields ``label``,
     ``text`` and perhaps ``text_b``; ``squad:GLOB`` has ``context``, ``question`` and ``answer``
     (the first of several, ``no answer`` if there is none); sentence pairs (``pairs:A,B``,
-    ``builtin:numbers-en-fr``, other published data) ``source`` and ``target``; ``builtin:patterns`` ``query`` and ``answer``,
-    and its examples are of held-out tasks, of which no model was trained.
+    ``builtin:numbers-en-fr``, other published data) ``source`` and ``target``;
+    ``builtin:patterns`` ``query`` and ``answer``, and its examples are of held-out tasks, on which
+    no model was trained.
 
     Args:
       source: The name of a file or a source, or a list of dicts.
