@@ -141,6 +141,17 @@ class PromptPattern:
         return before[len(before.rstrip()) :] + self._value(fields, self.answer_field)
 
     @property
+    def line_feeds(self) -> str:
+        """White space before the answer up to its last line feed; empty if there is none.
+
+        ``query`` leaves it out. Append it to a prompt that a model is to continue up to a line
+        feed, which would otherwise end the answer before it begins.
+        """
+        before = self._parts[len(self.fields) - 1][0]
+        blank = before[len(before.rstrip()) :]
+        return blank[: blank.rfind("\n") + 1]
+
+    @property
     def stop(self) -> str:
         """The text that ends an answer: what follows it, or a line feed if that is blank."""
         after = self._parts[-1][0]

@@ -44,9 +44,9 @@ class Prompt:
         if "" in (self.stop or ()):
             raise UserError("a stop string is empty: every text would end before it begins")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens {self.max_new_tokens} must be at least 1")
+            raise UserError(f"a prompt has 'max_new_tokens' {self.max_new_tokens}: give at least 1")
         if self.seed is not None and not 0 <= self.seed < 2**32:
-            raise UserError(f"seed {self.seed} must be from 0 to {2**32 - 1}")
+            raise UserError(f"a prompt has 'seed' {self.seed}: give one from 0 to {2**32 - 1}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,12 +131,12 @@ def _prompt(row: JsonObject, location: str) -> Prompt:
     if stops is not None and not (
         isinstance(stops, list) and all(isinstance(part, str) for part in stops)
     ):
-        raise DataError(f"{location} has the stop {to_json(stop)}: give a text, or a list of texts")
+        raise DataError(f"{location} has 'stop' {to_json(stop)}: give a text, or a list of texts")
     numbers: dict[str, int | None] = {}
     for name in ("seed", "max_new_tokens"):
         value = row.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise DataError(f"{location} has the {name} {to_json(value)}: give a whole number")
+            raise DataError(f"{location} has {name!r} {to_json(value)}: give a whole number")
         numbers[name] = value
     others = {name: value for name, value in row.items() if name not in _OWN}
     for name in others:
@@ -148,7 +148,7 @@ def _prompt(row: JsonObject, location: str) -> Prompt:
         similar = difflib.get_close_matches(name, _OWN, n=1, cutoff=_TOO_SIMILAR)
         if similar:
             raise DataError(
-                f"{location} has the unknown field {name!r}: did you mean {similar[0]}?"
+                f"{location} has the unknown field {name!r}: did you mean {similar[0]!r}?"
             )
     try:
         chosen = None if stops is None else tuple(str(part) for part in stops)

@@ -187,7 +187,7 @@ class TextGenerator(TextModel):
         log: LogFn = print,
         **options: JsonValue,
     ) -> list[Completed]:
-        """Completes many prompts, those of similar length in one batch.
+        r"""Completes many prompts, those of similar length in one batch.
 
         The completions of a prompt depend on its text, its seed and the options alone, not on the
         prompts beside it. Prompts that are longer than the model reads lose their first tokens; a

@@ -65,6 +65,8 @@ def test_invented_words_as_printed():
         "uses the word farduddle is:"
     )
     assert pattern.answer(whatpu) == f"\n{whatpu['sentence']}"
+    assert pattern.line_feeds == "\n"  # what a prompt ends with, lest the answer end at once
+    assert data.PATTERNS["grammar"].line_feeds == ""
 
 
 def test_the_news_article_as_printed_ends_with_a_space_unless_it_is_left_to_the_model():
