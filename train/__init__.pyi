@@ -68,6 +68,8 @@ from .optim.schedules import make_schedule as make_schedule
 from .optimizer_config import OptimizerConfig as OptimizerConfig
 from .plan.hardware import parse_topology as parse_topology
 from .plan.plan import make_plan as make_plan
+from .prompting.answer import Answer as Answer
+from .prompting.answer import answer_queries as answer_queries
 from .prompting.continuations import ContinuationScore as ContinuationScore
 from .prompting.continuations import ContinuationScorer as ContinuationScorer
 from .recipes import recipe as recipe

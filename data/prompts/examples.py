@@ -13,6 +13,7 @@ from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, parse_labelled
 from ..sources.labelled_records import read_fields
 from ..sources.parallel_corpus import open_parallel
+from ..sources.patterns import Patterns
 from ..sources.sentence_pairs import SentencePair
 from ..sources.spelled_numbers import NumberWords
 from ..sources.tables import ColumnRoles, column_names
@@ -46,7 +47,8 @@ def prompt_examples(source: SourceLike, split: Split | None = None) -> list[Prom
     the fields that are there; a field ``task`` says which examples belong together. A labeled
     source (``builtin:reviews``, ``tfds:glue/cola``, ``tsv:GLOB#1,2``) has the fields ``label``,
     ``text`` and perhaps ``text_b``; sentence pairs (``pairs:A,B``, ``builtin:numbers-en-fr``,
-    other published data) ``source`` and ``target``.
+    other published data) ``source`` and ``target``; ``builtin:patterns`` ``query`` and ``answer``,
+    and its examples are of held-out tasks, of which no model was trained.
 
     Args:
       source: The name of a file or a source, or a list of dicts.
@@ -74,6 +76,12 @@ def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
                 f"{name!r} is no source of examples: name a file .jsonl, .csv or .tsv, or a source "
                 "such as builtin:reviews"
             )
+    if (patterns := Patterns.parse(name)) is not None:
+        return (
+            PromptExample({"query": query, "answer": answer}, episode.task.name)
+            for episode in patterns.held_out
+            for query, answer in episode.examples
+        )
     location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
     if kind == "jsonl" and not mark:
         return _objects(name, location)

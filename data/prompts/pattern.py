@@ -11,8 +11,10 @@ from functools import cached_property
 from string import Formatter
 
 from ..errors import UserError, suggest
+from ..sources.patterns import TEMPLATE
 
 _NAME = re.compile(r"[^\W\d]\w*")
+_SPACES = " \t"
 
 
 @dataclass(frozen=True)
@@ -120,36 +122,25 @@ class PromptPattern:
 
         Args:
           fields: All fields but the answer, which is ignored.
-          strip: Whether the white space before the answer is left to the model. In the
+          strip: Whether spaces and tabs before the answer are left to the model. In the
             vocabularies of most models a space belongs to the token after it, so a prompt that
-            ends with a space asks for tokens that hardly occur.
+            ends with a space asks for tokens that hardly occur. A line feed stays.
 
         Raises:
           UserError: A field of the pattern is missing.
         """
         *before, (last, _) = self._parts[: len(self.fields)]
         text = "".join(text + self._value(fields, name) for text, name in before if name) + last
-        return text.rstrip() if strip else text
+        return text.rstrip(_SPACES) if strip else text
 
     def answer(self, fields: Mapping[str, str]) -> str:
-        """Returns the answer, with the white space that ``query`` left out before it.
+        """Returns the answer, with the spaces that ``query`` left out before it.
 
         Raises:
           UserError: The answer is missing.
         """
         before = self._parts[len(self.fields) - 1][0]
-        return before[len(before.rstrip()) :] + self._value(fields, self.answer_field)
-
-    @property
-    def line_feeds(self) -> str:
-        """White space before the answer up to its last line feed; empty if there is none.
-
-        ``query`` leaves it out. Append it to a prompt that a model is to continue up to a line
-        feed, which would otherwise end the answer before it begins.
-        """
-        before = self._parts[len(self.fields) - 1][0]
-        blank = before[len(before.rstrip()) :]
-        return blank[: blank.rfind("\n") + 1]
+        return before[len(before.rstrip(_SPACES)) :] + self._value(fields, self.answer_field)
 
     @property
     def stop(self) -> str:
@@ -184,6 +175,7 @@ PATTERNS = {
     "review": PromptPattern("Text: {text}\nLabel: {label}\n"),
     "pair": PromptPattern("Text: {text}\nSecond text: {text_b}\nLabel: {label}\n"),
     "translation": PromptPattern("{source} = {target}\n"),
+    "patterns": PromptPattern(TEMPLATE),
 }
 """Patterns by name. ``grammar``, ``words``, ``news`` and ``arithmetic`` are Brown et al.'s (figures
 3.17, 3.16, 3.14 and section 3.9.1)."""

@@ -42,7 +42,7 @@ ENDING_LENGTH = 2
 """The letters of an ending."""
 KINDS = ("map", "copy", "reverse", "count", "arithmetic")
 """The kinds of tasks."""
-TEMPLATE = "{input} > {output}\n"
+TEMPLATE = "{query} > {answer}\n"
 """An example as text; its fields are those of a prompt pattern."""
 NUM_DOCUMENTS = 2000
 """Training episodes for those who read documents, for example to train a vocabulary."""
@@ -115,7 +115,7 @@ class Episode:
     @property
     def lines(self) -> list[str]:
         """Each example as text, with its line feed."""
-        return [TEMPLATE.format(input=query, output=answer) for query, answer in self.examples]
+        return [TEMPLATE.format(query=query, answer=answer) for query, answer in self.examples]
 
     @property
     def text(self) -> str:

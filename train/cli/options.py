@@ -99,6 +99,8 @@ FAMILIAR_NAMES: dict[str, str] = {
         "top-k": "topk",
         "top-p": "topp",
         "input": "file input-file",
+        "query-file": "queries",
+        "prompt-file": "prompts prompts-file",
         "output": "output-file o",
     }.items()
     for familiar in names.split()

@@ -205,7 +205,7 @@ class TextGenerator(TextModel):
             seed: the seed of the first prompt, one more for each that follows; those of prompts
               that have none themselves.
             batch_size: completions of a batch.
-            on_batch: told after each batch how many more prompts it had, and how many new tokens.
+            on_batch: told after each batch how many more completions it had, and how many tokens.
             log: told how much of the batches was padding, and of prompts that are too long.
             **options: arguments of `models.generate`, as for `request`.
 
@@ -237,13 +237,13 @@ class TextGenerator(TextModel):
         assert request is not None
         note_batch = on_batch or (lambda prompts, tokens: None)
         if isinstance(request.method, BeamSearch):
-            note = self._search(rows, request, batch_size, note_batch)
+            note = self._search(rows, request, batch_size=batch_size, on_batch=note_batch)
         else:
             self._note_truncation([len(samples[0].prompt_ids) for samples in rows], log)
             seeds = [prompt.seed for prompt in used if prompt.seed is not None]
             keys = jnp.concatenate([sampling_keys(s, request.num_return_sequences) for s in seeds])
             flat = [row for samples in rows for row in samples]
-            note = self._sample(flat, keys, request, batch_size, note_batch)
+            note = self._sample(flat, keys, request, batch_size=batch_size, on_batch=note_batch)
         if len(prompts) > 1:
             log(f"{len(prompts):,} prompts: {note}")
         return [
@@ -256,6 +256,7 @@ class TextGenerator(TextModel):
         rows: Sequence[GrowingText],
         keys: RowKeys,
         request: GenerationRequest,
+        *,
         batch_size: int,
         on_batch: Callable[[int, int], None],
     ) -> str:
@@ -294,6 +295,7 @@ class TextGenerator(TextModel):
         self,
         rows: Sequence[Sequence[GrowingText]],
         request: GenerationRequest,
+        *,
         batch_size: int,
         on_batch: Callable[[int, int], None],
     ) -> str:
@@ -317,7 +319,10 @@ class TextGenerator(TextModel):
                         row.grow_to(hypothesis)
                 read.add(sum(map(len, ids)), len(ids) * max(map(len, ids)))
                 num_batches += 1
-                on_batch(len(batch), sum(row.num_chosen for i in batch for row in rows[i]))
+                on_batch(
+                    len(batch) * request.num_return_sequences,
+                    sum(row.num_chosen for i in batch for row in rows[i]),
+                )
         return f"{num_batches:,} batches, {read.padding:.1%} of the positions read were padding"
 
     def _row(self, prompt: Prompt, request: GenerationRequest) -> GrowingText:
@@ -332,11 +337,6 @@ class TextGenerator(TextModel):
     def num_tokens(self, prompt: str) -> int:
         """Returns the number of tokens of a prompt, that which begins a document included."""
         return len(self._encode(prompt))
-
-    @property
-    def max_length(self) -> int:
-        """The number of tokens that the model reads at once."""
-        return self._model.config.max_length
 
     def _note_truncation(self, lengths: Sequence[int], log: LogFn) -> None:
         """Tells of prompts that lose their first tokens."""

@@ -38,9 +38,9 @@ class GrowingText:
         self.tokens: list[int] = []
         """The new tokens, those of a stop string included."""
         self.log_probabilities: list[float] = []
-        """That of each token, as far as they are known."""
+        """The log-probability of each token, as far as it is known."""
         self.log_probability = 0.0
-        """That of all tokens and the end token."""
+        """The log-probability of all tokens and the end token."""
         self.reason: FinishReason | None = None
         """Why the text ended; None: it still grows."""
         self.finished = False

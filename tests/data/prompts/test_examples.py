@@ -81,3 +81,17 @@ def test_an_unknown_source_is_named():
         data.prompt_examples("builtin:revews")
     with pytest.raises(data.DataError, match=r"examples\[0\]"):
         data.prompt_examples(["a text"])
+
+
+def test_random_tasks_are_held_out_and_explain_each_other():
+    examples = data.prompt_examples("builtin:patterns")
+    assert len({example.task for example in examples}) > 100
+    pattern = data.pattern_for(list(examples[0].fields))
+    assert pattern is data.PATTERNS["patterns"]
+    episode = data.Patterns.parse("builtin:patterns").held_out[0]
+    assert "".join(pattern.example(example.fields) for example in examples).startswith(episode.text)
+    prompt = data.FewShot(pattern, examples, 16).prompt(examples[3])
+    *lines, query = prompt.split("\n")
+    assert len(lines) == 16
+    assert {f"{line}\n" for line in lines} < set(episode.lines)
+    assert query == f"{examples[3].fields['query']} >"

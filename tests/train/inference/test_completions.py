@@ -1,6 +1,7 @@
 """Completions of many prompts: alone as in a batch, in order, with log-probabilities."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from flaxzoo import data, train
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.models.decoding.padding import pad_rows
 
+LECTURES = Path(__file__).parents[3] / "colab" / "prompts.jsonl"
 LETTERS = CharacterTokenizer(" abcdefghijklmnopqrstuvwxy\n")
 PROMPTS = ["one", "a longer prompt than the others", "two", "", "three", "one"]
 
@@ -185,3 +187,46 @@ def test_lines_that_are_no_prompts_are_refused(tmp_path, line, message):
 def test_bad_options_are_refused(speaker, prompts, options, message):
     with pytest.raises(data.UserError, match=message):
         speaker.complete(prompts, **{"max_new_tokens": 3, **options})
+
+
+def test_the_prompts_of_the_lectures_are_those_that_patterns_make():
+    """The strings themselves are in tests/data/prompts/test_pattern.py, as printed."""
+    prompts = {str(prompt.fields["name"]): prompt for prompt in train.read_prompts(str(LECTURES))}
+    assert len(prompts) == 10
+    grammar = prompts["grammar"]
+    lines = [line.partition(": ")[2] for line in grammar.text.splitlines()]
+    rows = [
+        {"input": poor, "output": good} for poor, good in zip(lines[::2], lines[1::2], strict=True)
+    ]
+    pattern = data.PATTERNS["grammar"]
+    assert rows[0] == {
+        "input": "I eated the purple berries.",
+        "output": "I ate the purple berries.",
+    }
+    assert grammar.text == "".join(map(pattern.example, rows[:3])) + pattern.query(rows[3])
+    assert grammar.stop == ("\n",)
+    assert grammar.fields["answer"] == pattern.answer(
+        {"output": "I'd be more than happy to work with you on another project."}
+    )
+    other = prompts["grammar with typographic apostrophes"].text
+    assert other == grammar.text.replace("'", "’")
+    assert other.count("’") == 2
+    first, second = prompts["farduddle"], prompts["yalubalu"]
+    assert second.text.startswith(f"{first.text}{first.fields['answer']}\n")
+    words = {
+        "definition": 'A "yalubalu" is a type of vegetable that looks like a big pumpkin.',
+        "word": "yalubalu",
+    }
+    assert second.text.endswith(f"\n{data.PATTERNS['words'].query(words)}")
+    news = {
+        "title": "Star’s Tux Promise Draws Megyn Kelly’s Sarcasm",
+        "subtitle": "Joaquin Phoenix pledged to not change for each awards event",
+    }
+    assert prompts["news"].text == data.PATTERNS["news"].query(news, strip=False)
+    sum_ = {"question": "What is 48 plus 76?", "answer": "124."}
+    assert prompts["arithmetic"].text == data.PATTERNS["arithmetic"].query(sum_)
+    assert prompts["arithmetic"].fields["answer"] == data.PATTERNS["arithmetic"].answer(sum_)
+    assert prompts["Borealis"].text == "Borealis AI is a great place to work because"
+    assert prompts["serendipity"].fields["demonstration"] == (
+        "Running into Margaret and being introduced to Tom was a fortunate stroke of serendipity."
+    )

@@ -2,16 +2,13 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ....data.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
 
-if TYPE_CHECKING:
-    from ...inference.completions import Completed, Prompt
-    from ...inference.generate import TextGenerator
+SEPARATOR = "\n----\n"
+"""Stands between texts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,8 +91,9 @@ def generate_command(arguments: list[str]) -> None:
     if parsed.prompt_file is not None and parsed.prompt != ("",):
         raise UserError("--prompt and --prompt-file are both given: leave one out")
     enable_compilation_cache()
-    from ...inference.completions import read_prompts
+    from ...inference.completions import completed_to_json, read_prompts
     from ...inference.generate import TextGenerator, samples_to_json
+    from ...progress import Progress
 
     requested = parsed.requested()
     check_requested(parsed)
@@ -104,8 +102,22 @@ def generate_command(arguments: list[str]) -> None:
         parsed.run, step=parsed.step, log=log, max_length=parsed.max_length
     )
     if prompts is not None:
-        completed = complete(generator, prompts, parsed)
-        print_completed(completed, json=parsed.json)
+        number = len(prompts) * (parsed.num_samples or 1)
+        with Progress().counter("completions", number) as advance:
+            completed = generator.complete(
+                prompts,
+                stop=parsed.stop,
+                seed=parsed.seed,
+                batch_size=parsed.batch_size,
+                on_batch=advance,
+                log=log,
+                **requested,
+            )
+        if parsed.json:
+            print("\n".join(map(completed_to_json, completed)))
+        else:
+            texts = [each.prompt.text + one.text for each in completed for one in each.completions]
+            print(SEPARATOR.join(texts))
         return
     request = generator.request(parsed.prompt, **requested)
     alone = len(parsed.prompt) * request.num_return_sequences == 1
@@ -125,7 +137,7 @@ def generate_command(arguments: list[str]) -> None:
     elif streaming:
         print()
     else:
-        print("\n----\n".join(sample.prompt + sample.text for sample in samples))
+        print(SEPARATOR.join(sample.prompt + sample.text for sample in samples))
 
 
 def check_requested(parsed: DecodingArguments) -> None:
@@ -142,39 +154,6 @@ def check_requested(parsed: DecodingArguments) -> None:
     if not parsed.num_beams:
         known.pop("length_penalty", None)
     merged_request({}, known)
-
-
-def complete(
-    generator: "TextGenerator",
-    prompts: "Sequence[Prompt]",
-    parsed: DecodingArguments,
-    **options: "int | float",
-) -> "list[Completed]":
-    """Completes prompts as the options say, with a bar; `options` are defaults."""
-    from ...progress import Progress
-
-    with Progress().counter("prompts", len(prompts)) as advance:
-        return generator.complete(
-            prompts,
-            stop=parsed.stop,
-            seed=parsed.seed,
-            batch_size=parsed.batch_size,
-            on_batch=advance,
-            log=log,
-            **{**options, **parsed.requested()},
-        )
-
-
-def print_completed(completed: "Sequence[Completed]", *, json: bool) -> None:
-    """Prints prompts with their completions, as JSON lines or as text."""
-    from ...inference.completions import completed_to_json
-
-    if json:
-        for each in completed:
-            print(completed_to_json(each))
-        return
-    texts = [each.prompt.text + one.text for each in completed for one in each.completions]
-    print("\n----\n".join(texts))
 
 
 def _write(text: str) -> None:

@@ -2,225 +2,160 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ....data.errors import UserError
+from ....data.io.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
-from .generate import (
-    RENAMED,
-    DecodingArguments,
-    check_requested,
-    complete,
-    print_completed,
-)
+from .generate import RENAMED, DecodingArguments, check_requested
 
 if TYPE_CHECKING:
     from ....data.prompts.examples import PromptExample
     from ....data.prompts.few_shot import FewShot
     from ....data.prompts.pattern import PromptPattern
-    from ...inference.generate import TextGenerator
 
-NO_MODEL = "-"
-SHOTS = 4
-NEW_TOKENS = 64
+MOST_SHOTS = 8
+"""The number of examples without --shots, if there are so many."""
 TABLES = (".jsonl", ".csv", ".tsv")
+"""Files with named fields."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptArguments(DecodingArguments):
-    """Answers queries with a trained model, which is shown some examples in the same prompt.
+    """Shows a model examples of a task in its prompt, and prints its answers to queries.
 
-    The prompt repeats one pattern: instance, label, instance, label, …, and last the query. The
-    answer ends at a line feed, or where the label of the next example begins.
+    The prompt repeats one pattern: instance, label, instance, label, …, and last the query.
     """
 
     run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub; with
-    --show, - for none."""
-    examples: str | None = None
-    """The examples: a file .jsonl, .csv or .tsv with the names of the fields, or a source such as
-    builtin:reviews or tsv:GLOB#1,2. Without them the model is asked with no example."""
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     query: tuple[str, ...] = ()
-    """The text to answer; several are answered one by one. Where a pattern has several fields
-    before the answer: a JSON object with them."""
+    """The texts to answer. If the pattern has several fields before the answer, JSON objects with
+    these fields."""
     query_file: str | None = None
-    """The queries of a file, one on each line, or with named fields as for --examples. - reads
-    lines from standard input."""
+    """A file of queries, one on each line; or a file or source with named fields, as for
+    --examples, whose answers are not read. - reads lines from standard input."""
+    examples: str | None = None
+    """A file of examples (.jsonl, or .csv and .tsv with a line of names), or a source: tsv:GLOB#1,2
+    (labels and texts), pairs:A,B, builtin:reviews, …"""
     shots: int | None = None
-    """The number of examples in the prompt. By default 4, or all if there are fewer."""
-    balanced: bool = False
-    """Choose equally many examples of each answer."""
-    drop: bool = True
-    """Leave out the first examples of a prompt that is longer than the model reads. With --no-drop
-    it is an error."""
+    """The number of examples in a prompt. By default all that there are, at most 8."""
     pattern: str | None = None
-    """A template with the fields in braces, the answer last, such as 'Q: {question} A: {answer}',
-    or one of the names grammar, words, news, question, arithmetic, review, pair, translation. By
-    default the named one that has the fields of the examples."""
+    r"""The name of a pattern (grammar, words, news, question, arithmetic, review, pair,
+    translation, patterns), or a template with fields in braces, the answer last: 'Q:
+    {question}\nA: {answer}\n'. By default the named pattern with the fields of the examples."""
     labels: tuple[str, ...] = ()
-    r"""Instead of a pattern: the label that begins the line of each field, such as
-    'Poor English input: ' 'Good English output: '."""
+    """Instead of a pattern: the label before each field of the examples, which has a line of its
+    own: 'Poor English input: ' 'Good English output: '."""
     task: str | None = None
-    """The task of --query, where the examples say theirs."""
-    max_new_tokens: int | None = None
-    """Longest answer, in tokens. By default 64, or a quarter of what the model reads if that is
-    less."""
-    temperature: float | None = None
-    """Above 0 samples the answers: the higher, the more varied. By default, unless another option
-    makes tokens be sampled, the most probable token is taken each time."""
-    seed: int = 0
-    """Decides which examples are chosen, and is the seed for sampling the first answer; each that
-    follows has one more."""
+    """The task of --query, where the examples have a field task: only its own are shown."""
+    balanced: bool = False
+    """Choose equally many examples of each answer, as far as there are."""
+    full_context: Literal["drop", "error"] = "drop"
+    """A prompt that is too long loses its first examples (drop), or is an error."""
     show: bool = False
-    """Print the prompts, and do not answer them."""
+    """Print the prompts themselves, without an answer; the model is not read."""
     json: bool = False
-    """Print a JSON object for each query, with the prompt, the answers, why they ended and their
-    log-probabilities, as generate --prompt-file does."""
+    """Print a JSON object for each query: the prompt, the answer, and for each of its "completions"
+    what generate --prompt-file says of it."""
+    max_new_tokens: int | None = None
+    """Longest answer, in tokens. By default 64, or a quarter of what the model reads."""
+    temperature: float | None = None
+    """Above 0 samples tokens; by default the most probable token is taken each time."""
+    stop: tuple[str, ...] = ()
+    """Further strings that end an answer; a line feed and the first label always do."""
+    seed: int = 0
+    """Decides which examples are chosen. It is the first query's seed for sampling, too; each query
+    that follows has one more."""
 
 
 def prompt_command(arguments: list[str]) -> None:
-    """Runs `flaxzoo prompt RUN --examples FILE --query TEXT`."""
+    """Runs `flaxzoo prompt RUN --examples FILE --shots K --query TEXT`."""
     parsed = parse(PromptArguments, arguments, "flaxzoo prompt", renamed=RENAMED)
-    _check(parsed)
-    few, queries = read_shots(parsed)
-    if parsed.run == NO_MODEL:
-        print("\n----\n".join(few.prompt(query) + few.pattern.line_feeds for query in queries))
+    if bool(parsed.query) == (parsed.query_file is not None):
+        raise UserError("prompt needs either --query TEXT or --query-file FILE")
+    if parsed.pattern is not None and parsed.labels:
+        raise UserError("--pattern and --labels are two ways to say the same: give one of them")
+    few_shot, queries = _few_shot(parsed)
+    prompts = [few_shot.prompt(query) for query in queries]  # a field may be missing
+    if parsed.show:
+        print("\n----\n".join(prompts))
         return
     enable_compilation_cache()
-    from ...inference.completions import Prompt
     from ...inference.generate import TextGenerator
+    from ...progress import Progress
+    from ...prompting.answer import answer_queries
 
     check_requested(parsed)
     generator = TextGenerator.of_run(
         parsed.run, step=parsed.step, log=log, max_length=parsed.max_length
     )
-    new_tokens = parsed.max_new_tokens or max(1, min(NEW_TOKENS, generator.max_length // 4))
-    texts = _fitting(few, queries, generator, new_tokens, drop=parsed.drop)
-    if parsed.show:
-        print("\n----\n".join(texts))
-        return
-    stop = parsed.stop or few.pattern.stops
-    prompts = [
-        Prompt(text, stop=stop, fields={"query": dict(query.fields)})
-        for text, query in zip(texts, queries, strict=True)
-    ]
-    options: dict[str, int | float] = {"max_new_tokens": new_tokens}
-    chosen = (parsed.temperature, parsed.top_k, parsed.top_p, parsed.num_beams, parsed.num_samples)
-    if all(value is None for value in chosen):
-        options["temperature"] = 0.0
-    completed = complete(generator, prompts, parsed, **options)
-    if parsed.json:
-        print_completed(completed, json=True)
-        return
-    for each in completed:
-        for one in each.completions:
-            print(one.text.strip())
-
-
-def _check(parsed: PromptArguments) -> None:
-    if bool(parsed.query) == (parsed.query_file is not None):
-        raise UserError(
-            "prompt needs either --query TEXT or --query-file FILE (see flaxzoo prompt --help)"
+    with Progress().counter("answers", len(queries) * (parsed.num_samples or 1)) as advance:
+        answers = answer_queries(
+            generator,
+            few_shot,
+            queries,
+            stop=parsed.stop,
+            drop=parsed.full_context == "drop",
+            seed=parsed.seed,
+            batch_size=parsed.batch_size,
+            on_batch=advance,
+            log=log,
+            **parsed.requested(),
         )
-    if parsed.labels and parsed.pattern is not None:
-        raise UserError("--labels and --pattern are both given: leave one out")
-    if parsed.examples is None and parsed.shots:
-        raise UserError(f"--shots {parsed.shots} needs --examples: name a file or a source of them")
-    if parsed.examples is None and parsed.pattern is None:
-        raise UserError(
-            "prompt needs --examples FILE, or a --pattern such as 'Q: {question} A: {answer}'"
-        )
-    if parsed.run == NO_MODEL and not parsed.show:
-        raise UserError("- is no run: it stands for none, with --show")
+    for answer in answers:
+        if parsed.json:
+            print(to_json(dataclasses.asdict(answer)))
+        else:
+            print("\n".join(each.text.strip() for each in answer.completions))
 
 
-def read_shots(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
-    """Reads the examples and the queries that the options name.
-
-    Raises:
-        UserError: they are not there, or do not fit the pattern.
-    """
-    from ....data.prompts.examples import TASK, prompt_examples
+def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
+    from ....data.io.files import read_lines
+    from ....data.prompts.examples import prompt_examples
     from ....data.prompts.few_shot import FewShot
-    from ....data.prompts.pattern import PromptPattern, pattern_for, prompt_pattern
 
     examples = [] if parsed.examples is None else prompt_examples(parsed.examples)
-    if parsed.pattern is not None:
-        pattern = prompt_pattern(parsed.pattern)
-    else:
-        names = [name for name in examples[0].fields if name != TASK]
-        pattern = (
-            PromptPattern.of_labels(parsed.labels, names) if parsed.labels else pattern_for(names)
-        )
-    shots = min(SHOTS, len(examples)) if parsed.shots is None else parsed.shots
-    few = FewShot(pattern, examples, shots, seed=parsed.seed, balanced=parsed.balanced)
-    queries = _queries(parsed, pattern)
-    for query in queries:
-        few.prompt(query)  # a field may be missing, or examples of its task
-    return few, queries
+    file = parsed.query_file
+    named = file is not None and (":" in file or Path(file.removesuffix(".gz")).suffix in TABLES)
+    queries = prompt_examples(file, "validation") if file is not None and named else []
+    pattern = _pattern(parsed, (examples or queries)[:1])
+    if not named:
+        texts = parsed.query if file is None else read_lines(file)
+        queries = [_query(text, pattern, parsed.task) for text in texts]
+    shots = min(MOST_SHOTS, len(examples)) if parsed.shots is None else parsed.shots
+    if shots and not examples:
+        raise UserError(f"--shots {shots} needs examples to choose from: give --examples FILE")
+    return FewShot(pattern, examples, shots, parsed.seed, parsed.balanced), queries
 
 
-def _queries(parsed: PromptArguments, pattern: "PromptPattern") -> "list[PromptExample]":
-    """Returns the queries, each with the fields of the pattern before the answer."""
-    from ....data.io.files import read_lines
+def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExample":
+    """Returns the fields of a query: a JSON object, or the text where there is one field."""
     from ....data.io.json_text import parse_object
-    from ....data.prompts.examples import PromptExample, prompt_examples
+    from ....data.prompts.examples import TASK, PromptExample
 
-    texts, name = parsed.query, parsed.query_file
-    if name is not None:
-        if Path(name.removesuffix(".gz")).suffix in TABLES or ":" in name:
-            return prompt_examples(name, "validation")
-        texts = tuple(read_lines(name))
-    before = pattern.fields[:-1]
-    queries = []
-    for text in texts:
-        if len(before) == 1:
-            fields = {before[0]: text}
-        elif text.startswith("{"):
-            fields = parse_object(text, f"the query {text!r}", "correct it", UserError)
-        elif before:
-            named = ", ".join(f'"{name}": "…"' for name in before)
-            raise UserError(
-                f"the query {text!r} is one text, and the pattern has the fields "
-                f"{', '.join(before)} before the answer: give them as {{{named}}}"
-            )
-        else:
-            raise UserError(
-                f"the pattern {pattern.template!r} has no field for a query: add one before the "
-                "answer"
-            )
-        strings = {name: str(value) for name, value in fields.items()}
-        queries.append(PromptExample(strings, parsed.task or strings.get("task")))
-    return queries
-
-
-def _fitting(
-    few: "FewShot",
-    queries: "list[PromptExample]",
-    generator: "TextGenerator",
-    new_tokens: int,
-    *,
-    drop: bool,
-) -> list[str]:
-    """Returns prompts that leave the model room for an answer; says how many lost examples."""
-    room, ending = generator.max_length - new_tokens, few.pattern.line_feeds
-    if room < 1:
-        raise UserError(
-            f"max_new_tokens {new_tokens} leaves no room for a prompt: the model reads "
-            f"{generator.max_length} tokens"
-        )
-    texts = [
-        few.fitting(query, lambda text: generator.num_tokens(text + ending), room, drop=drop)
-        for query in queries
-    ]
-    shortened = sum(
-        len(text) < len(few.prompt(query)) for text, query in zip(texts, queries, strict=True)
+    *before, _ = pattern.fields
+    if len(before) == 1:
+        return PromptExample({before[0]: text}, task)
+    if before and text.startswith("{"):
+        row = parse_object(text, "--query", "correct it", UserError)
+        fields = {
+            name: value if isinstance(value, str) else to_json(value) for name, value in row.items()
+        }
+        return PromptExample(fields, task or fields.get(TASK))
+    raise UserError(
+        f"--query {text!r} is one text, and the pattern has {len(before)} fields before the answer "
+        f"({', '.join(before)}): give a JSON object with them, or a file by --query-file"
     )
-    if shortened:
-        log(
-            f"{shortened:,} of {len(queries):,} prompts have fewer examples than requested: the "
-            f"model reads {generator.max_length:,} tokens, and {new_tokens:,} of them are for the "
-            "answer"
-        )
-    return [text + ending for text in texts]
+
+
+def _pattern(parsed: PromptArguments, first: "list[PromptExample]") -> "PromptPattern":
+    from ....data.prompts.pattern import PromptPattern, pattern_for, prompt_pattern
+
+    if parsed.pattern is not None:
+        return prompt_pattern(parsed.pattern)
+    if not first:
+        raise UserError("without examples there is no pattern: give --pattern")
+    fields = [name for name in first[0].fields if name != "task"]
+    return PromptPattern.of_labels(parsed.labels, fields) if parsed.labels else pattern_for(fields)

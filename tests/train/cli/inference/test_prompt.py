@@ -53,7 +53,7 @@ def flaxzoo(place, monkeypatch, capsys):
 
 
 def test_a_prompt_is_shown_without_a_model(flaxzoo):
-    asked = 'prompt - --show --examples a.jsonl --query "She have a dog."'
+    asked = 'prompt run --show --examples a.jsonl --query "She have a dog."'
     status, out, messages = flaxzoo(asked)
     assert (status, messages) == (0, "")
     few = data.FewShot(data.PATTERNS["grammar"], data.prompt_examples(EXAMPLES), 3)
@@ -62,23 +62,23 @@ def test_a_prompt_is_shown_without_a_model(flaxzoo):
     labels = '--labels "Poor English input: " "Good English output: "'
     assert flaxzoo(f"{asked} {labels}")[1] == out
     assert flaxzoo(f"{asked} --seed 1")[1] != out
-    shown = flaxzoo("prompt - --show --pattern 'Q: {q} A: {a}' --query-file q.txt")[1]
+    shown = flaxzoo("prompt run --show --pattern 'Q: {q} A: {a}' --query-file q.txt")[1]
     assert shown == "Q: one A:\n----\nQ: two A:\n"
-    assert flaxzoo("prompt - --show --examples a.jsonl --shots 0 --query-file q.tsv")[1] == (
+    assert flaxzoo("prompt run --show --examples a.jsonl --shots 0 --query-file q.tsv")[1] == (
         "Poor English input: three\nGood English output:\n"
     )
 
 
 def test_a_pattern_with_several_fields_takes_an_object(flaxzoo):
     fields = '{"definition": "To yalubalu is to sing.", "word": "yalubalu"}'
-    _, out, _ = flaxzoo(f"prompt - --show --pattern words --query '{fields}'")
+    _, out, _ = flaxzoo(f"prompt run --show --pattern words --query '{fields}'")
     assert out == (
         "To yalubalu is to sing. An example of a sentence that uses the word yalubalu is:\n\n"
     )  # the line feed before the answer is in the prompt: one after it ends the answer
 
 
 def test_examples_of_the_querys_task_are_shown(flaxzoo):
-    asked = "prompt - --show --examples tasks.jsonl --pattern question --shots 2 --query new"
+    asked = "prompt run --show --examples tasks.jsonl --pattern question --shots 2 --query new"
     _, out, _ = flaxzoo(f"{asked} --task y")
     assert out.count("Q: y") == 2
     assert "Q: x" not in out
@@ -88,33 +88,34 @@ def test_examples_of_the_querys_task_are_shown(flaxzoo):
 
 
 def test_a_full_context_loses_examples_or_is_an_error(flaxzoo):
-    asked = 'prompt run --show --examples a.jsonl --query "She have a dog." --max-new-tokens 30'
+    asked = (
+        'prompt run --examples a.jsonl --query "She have a dog." "He go" --max-new-tokens 40 --json'
+    )
     status, out, messages = flaxzoo(asked)
-    assert (status, out) == (0, f"{PRINTED}\n")
-    assert "1 of 1 prompts have fewer examples than requested: the model reads 100 tok" in messages
-    status, out, messages = flaxzoo(f"{asked} --no-drop")
+    assert status == 0, messages
+    assert json.loads(out.splitlines()[0])["prompt"] == PRINTED
+    assert "2 of 2 prompts lost their first examples: with 40 tokens for the answer" in messages
+    status, out, messages = flaxzoo(f"{asked} --full-context error")
     assert (status, out) == (2, "")
     assert "the prompt of 3 examples and the query has" in messages
     assert messages.count("\n") == 1
 
 
-def test_answers_end_at_a_line_feed_or_a_label(flaxzoo):
-    asked = "prompt run --examples a.jsonl --shots 0 --query one two --max-new-tokens 40 --seed 1"
-    status, out, messages = flaxzoo(f"{asked} --num-samples 6 --json")
+def test_every_answer_says_why_it_ended(flaxzoo):
+    asked = "prompt run --examples a.jsonl --shots 0 --query one two --max-new-tokens 20 --stop a e"
+    status, out, messages = flaxzoo(f"{asked} --num-samples 6 --json --seed 1")
     assert status == 0, messages
-    assert "2 prompts: " in messages
+    assert "2 prompts: 2 batches of 6 rows" in messages
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["query"] for row in rows] == [{"input": "one"}, {"input": "two"}]
     assert rows[1]["prompt"] == "Poor English input: two\nGood English output:"
-    reasons = set()
-    for row in rows:
-        for one in row["completions"]:
-            assert "\n" not in one["text"]
-            reasons.add(one["finish_reason"])
-            if one["finish_reason"] == "stop":
-                assert one["pieces"][-1] == "\\n"
-    assert "stop" in reasons
-    status, out, _ = flaxzoo(f"{asked} --top-k 20 --num-samples 6")
+    answers = [one for row in rows for one in row["completions"]]
+    assert {one["finish_reason"] for one in answers} == {"stop", "length"}
+    for one in answers:
+        assert not set("ae\n") & set(one["text"])
+        stopped = one["pieces"][-1] in ("a", "e", "\n")
+        assert one["finish_reason"] == ("stop" if stopped else "length")
+    status, out, _ = flaxzoo(f"{asked} --num-samples 6")
     assert (status, out.count("\n")) == (0, 12)  # one line each
     greedy = [flaxzoo(f"{asked} --seed {seed}")[1] for seed in (3, 4)]  # by default
     assert greedy[0] == greedy[1]
@@ -139,13 +140,12 @@ def test_completions_of_a_file(flaxzoo):
     ("command", "message"),
     [
         ("prompt run --examples a.jsonl", "prompt needs either --query TEXT or --query-file FILE"),
-        ("prompt run --query a", "prompt needs --examples FILE, or a --pattern"),
-        ("prompt run --query a --shots 2 --pattern question", "--shots 2 needs --examples"),
-        ("prompt - --query a --pattern question", "- is no run: it stands for none, with --show"),
+        ("prompt run --query a", "without examples there is no pattern: give --pattern"),
         (
-            "prompt run --query a --examples a.jsonl --pattern grammar --labels a b",
-            "--labels and --pattern are both given",
+            "prompt run --query a --shots 2 --pattern question",
+            "--shots 2 needs examples to choose from",
         ),
+        ("prompt run --query a --queries b", "unknown option --queries: here it is --query-file"),
         ("prompt run --query a --examples a.jsonl --pattern gramar", "did you mean grammar"),
         (
             "prompt run --query a --examples a.jsonl --pattern question",
@@ -161,11 +161,11 @@ def test_completions_of_a_file(flaxzoo):
             "4 shots are requested of 3 examples",
         ),
         ("prompt run --query a --examples none.jsonl", "none.jsonl"),
-        ("prompt run --query a --pattern words", 'give them as {"definition": "…", "word": "…"}'),
-        ("prompt run --query a --pattern '{a}'", "has no field for a query"),
+        ("prompt run --query a --pattern words", "the pattern has 2 fields before the answer"),
+        ("prompt run --query a --pattern '{a}'", "the pattern has 0 fields before the answer"),
         (
             "prompt run --query a --pattern question --max-new-tokens 100",
-            "--max-new-tokens 100 leaves no room for a prompt: the model reads 100 tokens",
+            "--max-new-tokens 100 leaves no room for a prompt in the 100 tokens",
         ),
         (
             f"prompt run --query {'a' * 99} --pattern question",
