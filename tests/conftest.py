@@ -60,14 +60,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives each test one of the three marks that `tests/README.md` states budgets for."""
+    """Gives each test one of the three marks that `tests/README.md` states budgets for.
+
+    Modules of quick tests alone come last: a worker of pytest-xdist that has nothing more to do
+    takes tests from the end of another's, and must not wait there for a long one.
+    """
     here = Path(__file__).parent
+    modules_of_long_tests = set()
     for item in items:
         room = item.path.relative_to(here).parts[0]
         if room in ("integration", "parity"):
             item.add_marker(pytest.mark.integration)
         elif item.get_closest_marker("slow") is None:
             item.add_marker(pytest.mark.unit)
+        if item.get_closest_marker("slow") is not None:
+            modules_of_long_tests.add(item.path)
+    items.sort(key=lambda item: item.path not in modules_of_long_tests)
 
 
 def check_shapes() -> None:

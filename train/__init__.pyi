@@ -72,6 +72,10 @@ from .prompting.answer import Answer as Answer
 from .prompting.answer import answer_queries as answer_queries
 from .prompting.continuations import ContinuationScore as ContinuationScore
 from .prompting.continuations import ContinuationScorer as ContinuationScorer
+from .prompting.few_shot import FewShotAccuracy as FewShotAccuracy
+from .prompting.few_shot import few_shot_accuracy as few_shot_accuracy
+from .prompting.harness import evaluate_tasks as evaluate_tasks
+from .prompting.harness import harness_model as harness_model
 from .recipes import recipe as recipe
 from .runs.custom import Callback as Callback
 from .runs.load_run import open_run as open_run

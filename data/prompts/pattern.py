@@ -172,6 +172,7 @@ PATTERNS = {
     "news": PromptPattern("Title: {title}\nSubtitle: {subtitle}\nArticle: {article}\n"),
     "question": PromptPattern("Q: {question}\nA: {answer}\n"),
     "arithmetic": PromptPattern("Q: {question} A: {answer}\n"),
+    "passage": PromptPattern("{context}\nQ: {question}\nA: {answer}\n"),
     "review": PromptPattern("Text: {text}\nLabel: {label}\n"),
     "pair": PromptPattern("Text: {text}\nSecond text: {text_b}\nLabel: {label}\n"),
     "translation": PromptPattern("{source} = {target}\n"),

@@ -133,6 +133,11 @@ class ContinuationScorer(TextModel):
         """Whether contexts are the encoder's input and continuations the decoder's."""
         return self._model.config.head == "seq2seq_lm"
 
+    @property
+    def max_length(self) -> int:
+        """The number of tokens that the model reads."""
+        return self._model.config.max_length
+
     def __call__(
         self, pairs: Sequence[tuple[str, str]], *, log: LogFn = print
     ) -> list[ContinuationScore]:
@@ -183,7 +188,8 @@ class ContinuationScorer(TextModel):
             UserError: the vocabulary has neither.
         """
         special = self._tokenizer.special_ids
-        first = special.eos if special.bos is None else special.bos
+        # What begins the target of an encoder-decoder never stands in its source.
+        first = special.eos if special.bos is None or self.is_encoder_decoder else special.bos
         if first is None:
             raise UserError(
                 f"a context is empty, and this {self._tokenizer.kind} tokenizer has no token to "

@@ -77,6 +77,7 @@ def test_by_hand():
         assert result.is_top1.tolist() == [[False, True]]
 
 
+@pytest.mark.slow
 def test_a_label_that_does_not_exist_is_nan_there_and_harms_no_gradient():
     hidden, kernel, bias, labels, _ = problem()
     labels = labels.at[0, 3].set(-100).at[1, 4].set(50)

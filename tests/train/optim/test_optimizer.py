@@ -358,6 +358,7 @@ def test_eight_devices_update_as_one(name, sizes, tiny):
     assert_close(ours, one(one(state)), rtol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_the_first_moment_in_half_precision(name):
     config = dataclasses.replace(CONFIG, name=name)
