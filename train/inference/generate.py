@@ -8,6 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from ...data.dataset import counted
 from ...data.errors import UserError
 from ...data.io.json_text import JsonValue, to_json
 from ...data.tokenizers.base import Tokenizer
@@ -287,8 +288,8 @@ class TextGenerator(TextModel):
             written.add(count, num_rows * steps)
             on_batch(len(batch), count)
         return (
-            f"{num_batches:,} batches of {num_rows:,} rows, {read.padding:.1%} of the positions "
-            f"read and {written.padding:.1%} of the tokens written were padding"
+            f"{num_batches:,} batch{'es' if num_batches > 1 else ''} of {counted(num_rows, 'row')}, "
+            f"{read.padding:.1%} of the positions read and {written.padding:.1%} of the tokens written were padding"
         )
 
     def _search(
