@@ -287,9 +287,10 @@ class TextGenerator(TextModel):
             count = sum(row.num_chosen for row in texts)
             written.add(count, num_rows * steps)
             on_batch(len(batch), count)
+        batches = "1 batch" if num_batches == 1 else f"{num_batches:,} batches"
         return (
-            f"{num_batches:,} batch{'es' if num_batches > 1 else ''} of {counted(num_rows, 'row')}, "
-            f"{read.padding:.1%} of the positions read and {written.padding:.1%} of the tokens written were padding"
+            f"{batches} of {counted(num_rows, 'row')}, {read.padding:.1%} of the positions read and "
+            f"{written.padding:.1%} of the tokens written were padding"
         )
 
     def _search(
