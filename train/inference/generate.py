@@ -289,8 +289,8 @@ class TextGenerator(TextModel):
             on_batch(len(batch), count)
         batches = "1 batch" if num_batches == 1 else f"{num_batches:,} batches"
         return (
-            f"{batches} of {counted(num_rows, 'row')}, {read.padding:.1%} of the positions read and "
-            f"{written.padding:.1%} of the tokens written were padding"
+            f"{batches} of {counted(num_rows, 'row')}, {read.padding:.1%} of the positions read "
+            f"and {written.padding:.1%} of the tokens written were padding"
         )
 
     def _search(
