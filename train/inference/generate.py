@@ -8,6 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from ...data.dataset import counted
 from ...data.errors import UserError
 from ...data.io.json_text import JsonValue, to_json
 from ...data.tokenizers.base import Tokenizer
@@ -286,9 +287,10 @@ class TextGenerator(TextModel):
             count = sum(row.num_chosen for row in texts)
             written.add(count, num_rows * steps)
             on_batch(len(batch), count)
+        batches = "1 batch" if num_batches == 1 else f"{num_batches:,} batches"
         return (
-            f"{num_batches:,} batches of {num_rows:,} rows, {read.padding:.1%} of the positions "
-            f"read and {written.padding:.1%} of the tokens written were padding"
+            f"{batches} of {counted(num_rows, 'row')}, {read.padding:.1%} of the positions read "
+            f"and {written.padding:.1%} of the tokens written were padding"
         )
 
     def _search(
