@@ -87,6 +87,11 @@ PROOFS: dict[int, tuple[str, ...]] = {
     39: ("tests/models/decoding/test_sample.py::test_filter_top_k_top_p_by_hand",),
     41: (f"{HERE}::test_the_printed_numbers_of_gpt_3",),
     42: (f"{PATTERNS}::test_the_correction_of_grammar_as_the_lectures_print_it",),
+    43: (
+        f"{PATTERNS}::test_sums_and_questions_as_printed",
+        "tests/data/prompts/test_examples.py::test_questions_about_passages",
+        "tests/data/prompts/test_examples.py::test_labeled_sources_and_pairs",
+    ),
     44: ("tests/parity/test_transformer_against_torch.py::test_logits_and_hidden_states",),
     45: (f"{OPTIONS}::test_unscaled_scores_are_the_scaled_ones_times_the_root",),
     # 001: tokens, the model of the notes, norms, training and evaluation.
@@ -183,13 +188,23 @@ PROOFS: dict[int, tuple[str, ...]] = {
     117: ("tests/data/sources/test_selection.py::test_prepare_counts_what_a_filter_leaves_out",),
     119: ("tests/train/runs/test_quality.py::test_prepare_drops_planted_junk",),
     123: (f"{PATTERNS}::test_invented_words_as_printed",),
+    121: (
+        "tests/data/prompts/test_few_shot.py::"
+        "test_the_same_seed_makes_the_same_prompt_and_more_shots_include_fewer",
+        "tests/train/prompting/test_answer.py::test_answers_end_at_the_line_feed",
+    ),
     124: (f"{PRESETS}::test_where_the_architectures_differ",),
+    128: (
+        "tests/train/prompting/test_prefix_tree.py::"
+        "test_examples_that_all_queries_share_are_computed_once",
+    ),
     141: (f"{HERE}::test_a_model_does_not_see_the_letters_of_a_token",),
 }
 """Number of a thing in the lectures → what proves that it works here."""
 
 ELSEWHERE: dict[str, tuple[int, ...]] = {
-    "prompts with examples": (43, 120, 121, 122, 127, 128),
+    "a service, and styles that a prompt chooses": (122, 127),
+    "accuracy by the number of examples and the size of the model": (120,),
     "instructions, rewards and conversations": (
         *(79, 125, 126, 129, 130, 131, 132, 133, 134, 135, 136, 137, 139, 140),
     ),
