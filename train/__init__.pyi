@@ -25,6 +25,11 @@ from .errors import RunError as RunError
 from .inference.attend import Attention as Attention
 from .inference.attend import TextAttention as TextAttention
 from .inference.attend import draw_attention as draw_attention
+from .inference.completions import Completed as Completed
+from .inference.completions import Completion as Completion
+from .inference.completions import Prompt as Prompt
+from .inference.completions import completed_to_json as completed_to_json
+from .inference.completions import read_prompts as read_prompts
 from .inference.embed import TextEmbedder as TextEmbedder
 from .inference.evaluate import losses_without_heads as losses_without_heads
 from .inference.evaluate import score_run as score_run

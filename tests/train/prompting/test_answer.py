@@ -111,13 +111,13 @@ def test_the_command(generator, tmp_path, capsys):
     assert said.out.rstrip("\n") == "\n----\n".join(few.prompt({"input": q}) for q in "xy")
     status, said = flaxzoo("--shots", "2", "--query", "x", "y")
     assert said.out == "yx\nxy\n"
-    status, said = flaxzoo("--shots", "2", "--queries", str(shots), "--json")
+    status, said = flaxzoo("--shots", "2", "--query-file", str(shots), "--json")
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert [row["query"] for row in rows] == [dict(shot.fields) for shot in SHOTS]
     assert rows[0]["prompt"] == few.prompt(SHOTS[0])
     for wrong, message in (
         (["--query", "x", "--shots", "9"], "9 shots are requested of 3 examples"),
-        (["--query", "x", "--queries", "y"], "needs either --query TEXT or --queries FILE"),
+        (["--query", "x", "--query-file", "y"], "needs either --query TEXT or --query-file FILE"),
         (["--query", "x", "--labels", "a"], "--pattern and --labels are two ways"),
         (["--query", "x" * 99], "the query alone has"),
     ):
