@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from string import Formatter
 
-from ..errors import UserError, suggest
+from ..errors import UserError, similar_names, suggest
 from ..sources.patterns import TEMPLATE
 
 _NAME = re.compile(r"[^\W\d]\w*")
@@ -157,9 +157,11 @@ class PromptPattern:
     def _value(self, fields: Mapping[str, str], name: str) -> str:
         if name not in fields:
             has = ", ".join(fields) if fields else "none"
+            similar = similar_names(name, tuple(fields))
+            hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
             raise UserError(
                 f"an example has no field {name!r}, which the pattern {self.template!r} names: its "
-                f"fields are {has}"
+                f"fields are {has}{hint}"
             )
         return fields[name]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def harness_model(
     folder: str | Path, *, step: int | None = None, log: LogFn | None = None
 ) -> "HarnessModel":
-    """Opens a model for `lm_eval.simple_evaluate(model=…)`, which needs neither torch nor more.
+    """Opens a model for `lm_eval.simple_evaluate(model=…)`, without torch or transformers.
 
     Example::
 

@@ -128,7 +128,7 @@ def test_a_pattern_by_name_template_or_fields():
         ),
         (
             lambda: data.PATTERNS["question"].example({"questoin": "a", "answer": "b"}),
-            r"no field 'question', which the pattern .* its fields are questoin, answer",
+            r"no field 'question', which .* its fields are questoin, answer; did you mean questoin",
         ),
         (lambda: data.PATTERNS["question"].answer({}), "no field 'answer', .* fields are none"),
     ],

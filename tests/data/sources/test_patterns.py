@@ -40,7 +40,9 @@ def test_the_answers_follow_from_the_key_alone(kind):
         assert len(lines) == len(episode.examples) == 40
         key = episode.task.key
         for line in lines:
-            query, answer = re.fullmatch(r"(\S{3}) > (\w+)", line).groups()
+            match = re.fullmatch(r"(\S{3}) > (\w+)", line)
+            assert match is not None
+            query, answer = match.groups()
             if kind == "map":
                 expected = "".join(key["abcdefgh".index(letter)] for letter in query)
             elif kind == "count":
@@ -132,7 +134,7 @@ def test_documents_are_training_episodes():
         pairs = (line.split(" > ") for line in text.splitlines())
         table = {a: b for query, answer in pairs for a, b in zip(query, answer, strict=True)}
         if len(table) == len(source.LETTERS):
-            assert not PatternTask("map", "".join(map(table.get, source.LETTERS))).held_out
+            assert not PatternTask("map", "".join(map(table.__getitem__, source.LETTERS))).held_out
 
 
 @pytest.fixture(scope="module")

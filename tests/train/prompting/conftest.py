@@ -68,7 +68,10 @@ def marian_folder(tmp_path_factory):
 
 def both(folder: Any, batch_size: int) -> Any:
     """Return the harness's own model of a folder, and ours."""
+    import torch
     from lm_eval.models.huggingface import HFLM
+
+    torch.set_num_threads(1)  # more would wait for each other where other tests run
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it recommends another package

@@ -23,15 +23,15 @@ def instances(kind, arguments):
 
 
 def drawn(seed, longest):
-    """Return contexts and continuations of drawn lengths; some share their beginning."""
+    """Return short and long contexts and continuations; some share their beginning."""
     draw = random.Random(seed)
 
     def text(low, high):
-        return " ".join(draw.choices(WORDS, k=draw.randint(low, high)))
+        return " ".join(draw.choices(WORDS, k=draw.choice((low, high))))
 
-    pairs = [(text(1, longest), " " + text(1, 3)) for _ in range(12)]
+    pairs = [(text(2, longest), " " + text(1, 3)) for _ in range(8)]
     pairs += [(pairs[0][0], f" {word}") for word in WORDS[:6]]
-    return [*pairs, (text(2, 5) + " ", text(1, 2)), ("", text(1, 3)), ("it", "."), ("it\n", "it")]
+    return [*pairs, (text(2, 4) + " ", text(1, 2)), ("", text(1, 3)), ("it", "."), ("it\n", "it")]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "translator"])
@@ -44,7 +44,7 @@ def test_log_likelihoods_are_those_of_hf(name, request):
     found = ours.loglikelihood(given, disable_tqdm=True)
     np.testing.assert_allclose([x for x, _ in found], [x for x, _ in expected], atol=1e-5)
     assert [x for _, x in found] == [x for _, x in expected]
-    lines = [(f"{a} {b} {a}",) for a, b in pairs]
+    lines = [(f"{a} {b} {a}",) for a, b in pairs[:3]]
     given = instances("loglikelihood_rolling", lines)
     expected = theirs.loglikelihood_rolling(given, disable_tqdm=True)
     found = ours.loglikelihood_rolling(given, disable_tqdm=True)
@@ -55,7 +55,7 @@ def test_log_likelihoods_are_those_of_hf(name, request):
 def test_texts_are_those_of_hf(name, request):
     theirs, ours = request.getfixturevalue(name)
     settings = {"until": ["e", " "], "max_gen_toks": 9, "do_sample": False}
-    contexts = dict.fromkeys(context for context, _ in drawn(2, 6) if context.strip())
+    contexts = dict.fromkeys(context for context, _ in drawn(2, 6)[:9] if context.strip())
     given = instances("generate_until", [(context, settings) for context in contexts])
     found = ours.generate_until(given, True)
     expected = theirs.generate_until(given, True)
@@ -87,7 +87,7 @@ def tasks(tmp_path_factory):
 
     lines = [
         {"question": words(3), "choices": [words(1), words(2), words(1)], "answer": number % 3}
-        for number in range(8)
+        for number in range(4)
     ]
     file.write_text("\n".join(map(json.dumps, lines)))
     metrics = ["word_perplexity", "byte_perplexity", "bits_per_byte"]
