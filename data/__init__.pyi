@@ -11,6 +11,8 @@ from .batching import BatchIterator as BatchIterator
 from .batching import TrainBatches as TrainBatches
 from .batching import evaluation_batches as evaluation_batches
 from .batching import train_iterator as train_iterator
+from .chat.template import ChatTemplate as ChatTemplate
+from .chat.template import RenderedChat as RenderedChat
 from .corpora.pair_corpus import PairCorpus as PairCorpus
 from .corpora.pair_corpus import build_pair_corpus as build_pair_corpus
 from .corpora.sentence_corpus import SentenceCorpus as SentenceCorpus

@@ -60,18 +60,48 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives each test one of the three marks that `tests/README.md` states budgets for."""
+    """Gives each test one of the three marks that `tests/README.md` states budgets for.
+
+    Modules of quick tests alone come last: a worker of pytest-xdist that has nothing more to do
+    takes tests from the end of another's, and must not wait there for a long one.
+    """
     here = Path(__file__).parent
+    modules_of_long_tests = set()
     for item in items:
         room = item.path.relative_to(here).parts[0]
         if room in ("integration", "parity"):
             item.add_marker(pytest.mark.integration)
         elif item.get_closest_marker("slow") is None:
             item.add_marker(pytest.mark.unit)
+        if item.get_closest_marker("slow") is not None:
+            modules_of_long_tests.add(item.path)
+    items.sort(key=lambda item: item.path not in modules_of_long_tests)
+
+
+CHECKED = ("models", "train/engine", "train/objectives", "train/optim", "train/distributed")
+"""Folders whose long tests check shapes too."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """Checks shapes in the tests of parts; whole runs and comparisons are a sixth quicker without.
+
+    A fixture that several tests share is checked or not as the first of them.
+    """
+    folder = item.path.parent.relative_to(Path(__file__).parent)
+    rooms = [Path(name) for name in CHECKED]
+    checked = item.get_closest_marker("unit") is not None or any(
+        room in (folder, *folder.parents) for room in rooms
+    )
+    jaxtyping.config.update("jaxtyping_disable", not checked)
+    return (yield)
 
 
 def check_shapes() -> None:
-    """Has every annotated function of ours check its arguments and its answer."""
+    """Has every annotated function of ours check its arguments and its answer, if it is asked to.
+
+    All but functions within others, which are made anew at each call, as their checks would be.
+    """
     import flax.struct
 
     make_node = flax.struct.dataclass
@@ -83,6 +113,15 @@ def check_shapes() -> None:
         return node
 
     flax.struct.dataclass = unchecked  # type: ignore[assignment]
+    jaxtyped = jaxtyping.jaxtyped
+
+    def jaxtyped_once(*args: Any, **kwargs: Any) -> Any:
+        check = jaxtyped(*args, **kwargs)
+        if args:
+            return check  # called by another package
+        return lambda made: made if "<locals>" in getattr(made, "__qualname__", "") else check(made)
+
+    jaxtyping.jaxtyped = jaxtyped_once  # type: ignore[assignment]  # which the hook calls
     jaxtyping.install_import_hook(["flaxzoo.models", "flaxzoo.train"], "beartype.beartype")
 
 

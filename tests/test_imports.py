@@ -41,7 +41,7 @@ ORDER = {
     ],
     "data": [
         {"dataset", "errors", "lazy_names"},
-        {"batching", "io"},
+        {"batching", "chat", "io"},
         {"sources", "tokenizers"},
         {"corpora"},
         {"features", "packing"},

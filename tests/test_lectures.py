@@ -31,6 +31,7 @@ KINDS, ORDER = f"{NN}/test_position_kinds.py", "tests/models/test_order.py"
 SIMPLE, OPTIONS = f"{NN}/test_simple_attention.py", f"{NN}/test_block_options.py"
 SUBWORDS = "tests/data/tokenizers/test_subwords.py"
 SCORES = "tests/train/inference/test_score_text.py"
+PATTERNS = "tests/data/prompts/test_pattern.py"
 AGAINST_TORCH = "tests/parity/test_gpt_against_torch.py"
 ATTENTION_BOOK = "colab/06_lectures.ipynb"
 POSITIONS_BOOK = "colab/07_lectures_positions.ipynb"
@@ -85,6 +86,12 @@ PROOFS: dict[int, tuple[str, ...]] = {
     38: ("tests/models/decoding/test_cached_decoding.py::test_pieces_are_the_full_pass",),
     39: ("tests/models/decoding/test_sample.py::test_filter_top_k_top_p_by_hand",),
     41: (f"{HERE}::test_the_printed_numbers_of_gpt_3",),
+    42: (f"{PATTERNS}::test_the_correction_of_grammar_as_the_lectures_print_it",),
+    43: (
+        f"{PATTERNS}::test_sums_and_questions_as_printed",
+        "tests/data/prompts/test_examples.py::test_questions_about_passages",
+        "tests/data/prompts/test_examples.py::test_labeled_sources_and_pairs",
+    ),
     44: ("tests/parity/test_transformer_against_torch.py::test_logits_and_hidden_states",),
     45: (f"{OPTIONS}::test_unscaled_scores_are_the_scaled_ones_times_the_root",),
     # 001: tokens, the model of the notes, norms, training and evaluation.
@@ -107,6 +114,9 @@ PROOFS: dict[int, tuple[str, ...]] = {
     ),
     59: ("tests/models/decoding/test_sample.py::test_yields_tokens_as_they_come",),
     60: (f"{POSITIONS_BOOK}::5. Attention against recurrent and convolutional layers",),
+    61: (
+        f"{PATTERNS}::test_the_news_article_as_printed_ends_with_a_space_unless_it_is_left_to_the_model",
+    ),
     62: (f"{TRANSFORMER}::test_what_the_encoder_said_may_be_given",),
     63: ("tests/data/tasks/test_translation.py::test_sequences_have_whole_and_separate_pairs",),
     64: ("tests/models/decoding/test_beam_search.py::test_greedy_takes_the_best_token_each_time",),
@@ -177,13 +187,24 @@ PROOFS: dict[int, tuple[str, ...]] = {
     115: ("tests/data/features/test_token_windows.py::test_windows_without_next_sentence",),
     117: ("tests/data/sources/test_selection.py::test_prepare_counts_what_a_filter_leaves_out",),
     119: ("tests/train/runs/test_quality.py::test_prepare_drops_planted_junk",),
+    123: (f"{PATTERNS}::test_invented_words_as_printed",),
+    121: (
+        "tests/data/prompts/test_few_shot.py::"
+        "test_the_same_seed_makes_the_same_prompt_and_more_shots_include_fewer",
+        "tests/train/prompting/test_answer.py::test_answers_end_at_the_line_feed",
+    ),
     124: (f"{PRESETS}::test_where_the_architectures_differ",),
+    128: (
+        "tests/train/prompting/test_prefix_tree.py::"
+        "test_examples_that_all_queries_share_are_computed_once",
+    ),
     141: (f"{HERE}::test_a_model_does_not_see_the_letters_of_a_token",),
 }
 """Number of a thing in the lectures → what proves that it works here."""
 
 ELSEWHERE: dict[str, tuple[int, ...]] = {
-    "prompts with examples": (42, 43, 61, 120, 121, 122, 123, 127, 128),
+    "a service, and styles that a prompt chooses": (122, 127),
+    "accuracy by the number of examples and the size of the model": (120,),
     "instructions, rewards and conversations": (
         *(79, 125, 126, 129, 130, 131, 132, 133, 134, 135, 136, 137, 139, 140),
     ),

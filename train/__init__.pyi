@@ -25,6 +25,11 @@ from .errors import RunError as RunError
 from .inference.attend import Attention as Attention
 from .inference.attend import TextAttention as TextAttention
 from .inference.attend import draw_attention as draw_attention
+from .inference.completions import Completed as Completed
+from .inference.completions import Completion as Completion
+from .inference.completions import Prompt as Prompt
+from .inference.completions import completed_to_json as completed_to_json
+from .inference.completions import read_prompts as read_prompts
 from .inference.embed import TextEmbedder as TextEmbedder
 from .inference.evaluate import losses_without_heads as losses_without_heads
 from .inference.evaluate import score_run as score_run
@@ -63,8 +68,14 @@ from .optim.schedules import make_schedule as make_schedule
 from .optimizer_config import OptimizerConfig as OptimizerConfig
 from .plan.hardware import parse_topology as parse_topology
 from .plan.plan import make_plan as make_plan
+from .prompting.answer import Answer as Answer
+from .prompting.answer import answer_queries as answer_queries
 from .prompting.continuations import ContinuationScore as ContinuationScore
 from .prompting.continuations import ContinuationScorer as ContinuationScorer
+from .prompting.few_shot import FewShotAccuracy as FewShotAccuracy
+from .prompting.few_shot import few_shot_accuracy as few_shot_accuracy
+from .prompting.harness import evaluate_tasks as evaluate_tasks
+from .prompting.harness import harness_model as harness_model
 from .recipes import recipe as recipe
 from .runs.custom import Callback as Callback
 from .runs.load_run import open_run as open_run

@@ -16,8 +16,10 @@ from ..sources.parallel_corpus import open_parallel
 from ..sources.patterns import Patterns
 from ..sources.sentence_pairs import SentencePair
 from ..sources.spelled_numbers import NumberWords
+from ..sources.squad import read_questions
 from ..sources.tables import ColumnRoles, column_names
 from ..sources.tfds_records import open_published
+from ..tasks.question_answering import NO_ANSWER
 from ..tasks.sequence_classification import SequenceClassificationData
 from ..tokenizers.training import TokenizerConfig
 
@@ -46,9 +48,11 @@ def prompt_examples(source: SourceLike, split: Split | None = None) -> list[Prom
     JSON lines and tables (``examples.jsonl``, ``csv:GLOB``, ``tsv:GLOB``, or dicts in memory) have
     the fields that are there; a field ``task`` says which examples belong together. A labeled
     source (``builtin:reviews``, ``tfds:glue/cola``, ``tsv:GLOB#1,2``) has the fields ``label``,
-    ``text`` and perhaps ``text_b``; sentence pairs (``pairs:A,B``, ``builtin:numbers-en-fr``,
-    other published data) ``source`` and ``target``; ``builtin:patterns`` ``query`` and ``answer``,
-    and its examples are of held-out tasks, of which no model was trained.
+    ``text`` and perhaps ``text_b``; ``squad:GLOB`` has ``context``, ``question`` and ``answer``
+    (the first of several, ``no answer`` if there is none); sentence pairs (``pairs:A,B``,
+    ``builtin:numbers-en-fr``, other published data) ``source`` and ``target``;
+    ``builtin:patterns`` ``query`` and ``answer``, and its examples are of held-out tasks, on which
+    no model was trained.
 
     Args:
       source: The name of a file or a source, or a list of dicts.
@@ -95,6 +99,8 @@ def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
     published = SequenceClassificationData.published_fields
     if kind in (*_FILES, "corpora") or (kind, rest) == ("builtin", "reviews"):
         return _labeled(name, split)
+    if kind == "squad":
+        return _questions(name)
     if kind == "tfds" and rest.partition("#")[0] in published:
         return _labeled(name, split)
     return (
@@ -143,6 +149,14 @@ def _labeled(name: str, split: Split) -> Iterator[PromptExample]:
     for example in whole.examples:
         texts = dict(zip(("text", "text_b"), example.texts, strict=False))
         yield PromptExample({**texts, "label": str(example.label)})
+
+
+def _questions(name: str) -> Iterator[PromptExample]:
+    source = parse_labelled(name, {"squad": ""})
+    for question in read_questions(source):
+        answer = question.answers[0].text if question.answers else NO_ANSWER
+        fields = {"context": question.passage, "question": question.question, "answer": answer}
+        yield PromptExample(fields)
 
 
 def _pairs(name: str, split: Split) -> Iterable[SentencePair]:

@@ -49,8 +49,12 @@ class FewShot:
                 "fewer, or give more examples"
             )
         if self.num_shots:
-            for example in self.examples:
-                self.pattern.example(example.fields)  # a field may be missing
+            for number, example in enumerate(self.examples, start=1):
+                try:
+                    self.pattern.example(example.fields)
+                except UserError as error:  # a field is missing
+                    of = f"number {number} of {len(self.examples)}"
+                    raise UserError(f"{error} (the example is {of})") from None
 
     @cached_property
     def _order(self) -> dict[str | None, list[PromptExample]]:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from string import Formatter
 
-from ..errors import UserError, suggest
+from ..errors import UserError, similar_names, suggest
 from ..sources.patterns import TEMPLATE
 
 _NAME = re.compile(r"[^\W\d]\w*")
+_SPACES = " \t"
 
 
 @dataclass(frozen=True)
@@ -121,25 +122,25 @@ class PromptPattern:
 
         Args:
           fields: All fields but the answer, which is ignored.
-          strip: Whether the white space before the answer is left to the model. In the
+          strip: Whether spaces and tabs before the answer are left to the model. In the
             vocabularies of most models a space belongs to the token after it, so a prompt that
-            ends with a space asks for tokens that hardly occur.
+            ends with a space asks for tokens that hardly occur. A line feed stays.
 
         Raises:
           UserError: A field of the pattern is missing.
         """
         *before, (last, _) = self._parts[: len(self.fields)]
         text = "".join(text + self._value(fields, name) for text, name in before if name) + last
-        return text.rstrip() if strip else text
+        return text.rstrip(_SPACES) if strip else text
 
     def answer(self, fields: Mapping[str, str]) -> str:
-        """Returns the answer, with the white space that ``query`` left out before it.
+        """Returns the answer, with the spaces that ``query`` left out before it.
 
         Raises:
           UserError: The answer is missing.
         """
         before = self._parts[len(self.fields) - 1][0]
-        return before[len(before.rstrip()) :] + self._value(fields, self.answer_field)
+        return before[len(before.rstrip(_SPACES)) :] + self._value(fields, self.answer_field)
 
     @property
     def stop(self) -> str:
@@ -156,9 +157,11 @@ class PromptPattern:
     def _value(self, fields: Mapping[str, str], name: str) -> str:
         if name not in fields:
             has = ", ".join(fields) if fields else "none"
+            similar = similar_names(name, tuple(fields))
+            hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
             raise UserError(
                 f"an example has no field {name!r}, which the pattern {self.template!r} names: its "
-                f"fields are {has}"
+                f"fields are {has}{hint}"
             )
         return fields[name]
 
@@ -171,6 +174,7 @@ PATTERNS = {
     "news": PromptPattern("Title: {title}\nSubtitle: {subtitle}\nArticle: {article}\n"),
     "question": PromptPattern("Q: {question}\nA: {answer}\n"),
     "arithmetic": PromptPattern("Q: {question} A: {answer}\n"),
+    "passage": PromptPattern("{context}\nQ: {question}\nA: {answer}\n"),
     "review": PromptPattern("Text: {text}\nLabel: {label}\n"),
     "pair": PromptPattern("Text: {text}\nSecond text: {text_b}\nLabel: {label}\n"),
     "translation": PromptPattern("{source} = {target}\n"),

@@ -12,7 +12,7 @@ import numpy as np
 from ...data.errors import UserError
 from ..model import Model
 from ..nn.heads import require_head
-from ..nn.layers import row_keys
+from ..nn.layers import RowKeys, row_keys
 from ..nn.typing import Params
 from .banned_sequences import last_tokens
 from .beam_adapters import CausalBeams, EncoderDecoderBeams, beams_of
@@ -83,13 +83,52 @@ class Generator:
             method is no `Sampling`; the model is an encoder-decoder; or its logits are NaN or
             infinite.
         """
+        keys = sampling_keys(seed, len(prompts))
+        new = self._continue(prompts, request, keys, tokens_per_call, with_log_probs=False)
+        return (tokens for tokens, _ in new)
+
+    def stream_with_log_probs(
+        self,
+        prompts: Sequence[Sequence[int]],
+        request: GenerationRequest,
+        *,
+        keys: RowKeys,
+        tokens_per_call: int | None = None,
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Continues prompts as `stream` does, with a key for each row.
+
+        Args:
+          prompts: as for `stream`.
+          request: as for `stream`.
+          keys: a key for each row, as of `sampling_keys`. The result of a row depends on its prompt
+            and its key alone.
+          tokens_per_call: as for `stream`.
+
+        Yields:
+          New tokens int[B, n], and the logarithm of each one's probability float32[B, n], in nats.
+          It is the model's own: before temperature, penalties and filters.
+
+        Raises:
+          UserError: as `stream`.
+        """
+        new = self._continue(prompts, request, keys, tokens_per_call, with_log_probs=True)
+        return ((tokens, np.asarray(log_probs)) for tokens, log_probs in new)
+
+    def _continue(
+        self,
+        prompts: Sequence[Sequence[int]],
+        request: GenerationRequest,
+        keys: RowKeys,
+        tokens_per_call: int | None,
+        *,
+        with_log_probs: bool,
+    ) -> Iterator[tuple[np.ndarray, jax.Array | None]]:
         config, sampling = self.config, self._checked_sampling(prompts, request)
         assert request.max_new_tokens is not None
         per_call = tokens_per_call or TOKENS_PER_CALL.get(
             jax.default_backend(), DEFAULT_TOKENS_PER_CALL
         )
         arrays = sampling_params(sampling, request.banned, config.vocab_size)
-        keys = row_keys(jax.random.key(seed, impl="threefry2x32"), len(prompts))
         contexts = [list(prompt) for prompt in prompts]
         used = [set(prompt) for prompt in prompts]  # tokens that fell out stay in these
         done = 0
@@ -99,7 +138,7 @@ class Generator:
             longest = max(map(len, contexts))
             # Tokens until a row is full; the last one is written but never read.
             steps = min(config.max_length - longest + 1, request.max_new_tokens - done)
-            length = min(round_up(longest, PROMPT_BUCKET), config.max_length)
+            length = self._padded_length(longest)
             ids, mask = pad_rows(contexts, length=length, left=True)  # [B, length]
             state = prefill(
                 self._model,
@@ -113,20 +152,31 @@ class Generator:
                 sampling=arrays,
                 # The last call may choose more tokens than are wanted.
                 cache_length=round_up(length + steps + per_call, CACHE_BUCKET),
+                with_log_probs=with_log_probs,
             )
             new = _checked_tokens(state.tokens[:, None])  # [B, 1], later [B, per_call]
+            log_probs = None if state.log_probs is None else state.log_probs[:, None]
             while True:
-                yield new
+                yield new, log_probs
                 for row, tokens in enumerate(new.tolist()):
                     contexts[row].extend(tokens)
                     used[row].update(tokens)
                 done, steps = done + new.shape[1], steps - new.shape[1]
                 if steps == 0:
                     break
-                state, tokens = advance(
+                state, tokens, log_probs = advance(
                     self._model, self._params, state, sampling=arrays, num_tokens=per_call
                 )
                 new = _checked_tokens(tokens[:, :steps])  # more may be beyond the positions
+                log_probs = None if log_probs is None else log_probs[:, :steps]
+
+    def _padded_length(self, longest: int) -> int:
+        return min(round_up(longest, PROMPT_BUCKET), self.config.max_length)
+
+    def positions_read(self, prompts: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """Returns the positions that hold a token when `stream` reads prompts, and all of them."""
+        lengths = [len(_shortened(list(prompt), self.config.max_length)) for prompt in prompts]
+        return sum(lengths), len(lengths) * self._padded_length(max(lengths))
 
     def _checked_sampling(
         self, prompts: Sequence[Sequence[int]], request: GenerationRequest
@@ -228,6 +278,11 @@ class Generator:
                     f"{name} {token} is not within the vocabulary of {config.vocab_size}"
                 )
         return method
+
+
+def sampling_keys(seed: int, num_rows: int) -> RowKeys:
+    """Returns a key for each row of a batch, made of its number and a seed."""
+    return row_keys(jax.random.key(seed, impl="threefry2x32"), num_rows)
 
 
 def _checked_tokens(tokens: jax.Array) -> np.ndarray:

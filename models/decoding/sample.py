@@ -120,10 +120,12 @@ class DecodeState:
     keys: Key[Array, " B"]
     count: Int[Array, ""]
     """The number of tokens that were chosen for each row."""
+    log_probs: Float[Array, " B"] | None = None
+    """The log-probability of each of `tokens`, in nats; None: not computed."""
 
 
 # Module-level, so that all `Generator`s share the compilation cache.
-@functools.partial(jax.jit, static_argnames=("model", "cache_length"))
+@functools.partial(jax.jit, static_argnames=("model", "cache_length", "with_log_probs"))
 def prefill(
     model: Model,
     params: Params,
@@ -136,6 +138,7 @@ def prefill(
     count: Int[Array, ""],
     sampling: SamplingParams,
     cache_length: int,
+    with_log_probs: bool = False,
 ) -> DecodeState:
     """Reads contexts, padded on the left, and chooses the token that follows each."""
     rows, length = ids.shape
@@ -143,7 +146,8 @@ def prefill(
     cache = init_cache(model.config, model.execution, rows, cache_length)
     output = model.apply({"params": params}, ids, mask, cache=cache)
     empty = jnp.zeros((rows,), jnp.int32)
-    state = DecodeState(output.cache, mask, empty, seen, recent, keys, jnp.int32(count))
+    log_probs = jnp.zeros((rows,), jnp.float32) if with_log_probs else None
+    state = DecodeState(output.cache, mask, empty, seen, recent, keys, jnp.int32(count), log_probs)
     return _with_next_token(state, output, sampling)
 
 
@@ -155,22 +159,22 @@ def advance(
     *,
     sampling: SamplingParams,
     num_tokens: int,
-) -> tuple[DecodeState, Int[Array, "B {num_tokens}"]]:
-    """Chooses the next `num_tokens` tokens of each row."""
+) -> tuple[DecodeState, Int[Array, "B {num_tokens}"], Float[Array, "B {num_tokens}"] | None]:
+    """Chooses the next `num_tokens` tokens of each row; returns their log-probabilities, too."""
 
-    def step(state: DecodeState, _: None = None) -> tuple[DecodeState, Array]:
+    def step(state: DecodeState, _: None = None) -> tuple[DecodeState, tuple[Array, Array | None]]:
         output = model.apply(
             {"params": params}, state.tokens[:, None], state.attention_mask, cache=state.cache
         )
         state = dataclasses.replace(state, cache=output.cache)
         state = _with_next_token(state, output, sampling)
-        return state, state.tokens
+        return state, (state.tokens, state.log_probs)
 
     if num_tokens == 1:
-        state, tokens = step(state)
-        return state, tokens[:, None]
-    state, tokens = jax.lax.scan(step, state, length=num_tokens)  # [num_tokens, B]
-    return state, tokens.T
+        state, (tokens, log_probs) = step(state)
+        return state, tokens[:, None], None if log_probs is None else log_probs[:, None]
+    state, (tokens, log_probs) = jax.lax.scan(step, state, length=num_tokens)  # [num_tokens, B]
+    return state, tokens.T, None if log_probs is None else log_probs.T
 
 
 def _with_next_token(
@@ -182,10 +186,19 @@ def _with_next_token(
     tokens = sample_token(logits, state.seen, state.recent, keys, sampling=sampling)
     # A token from NaN or infinity would mean nothing. Of many logits, -inf may be one.
     tokens = jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), tokens, NO_TOKEN)
+    log_probs = state.log_probs
+    if log_probs is not None:
+        every = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)  # [B, V]
+        log_probs = jnp.take_along_axis(every, tokens[:, None], axis=-1)[:, 0]
     seen = state.seen
     if seen is not None:
         seen = seen.at[jnp.arange(tokens.shape[0]), tokens].set(True)
     recent = append_recent(state.recent, tokens)
     return dataclasses.replace(
-        state, tokens=tokens, seen=seen, recent=recent, count=state.count + 1
+        state,
+        tokens=tokens,
+        seen=seen,
+        recent=recent,
+        count=state.count + 1,
+        log_probs=log_probs,
     )

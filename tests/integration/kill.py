@@ -45,6 +45,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import matplotlib.backends.backend_agg  # noqa: E402  (else imported in each run)
+import matplotlib.figure  # noqa: E402, F401
+import sentencepiece  # noqa: E402, F401
+import tensorboardX.summary  # noqa: E402, F401
+import tokenizers  # noqa: E402, F401
+from flaxzoo.data.sources import local_dataset  # noqa: E402, F401
 from flaxzoo.models.loading import steps  # noqa: E402
 from flaxzoo.train.engine import loop  # noqa: E402
 from support.objective_runs import RUNS, write_sources  # noqa: E402

@@ -58,6 +58,7 @@ def test_every_execution_computes_the_same(params, assert_close, name):
         jax.tree.map(assert_close, *gradients)
 
 
+@pytest.mark.slow
 def test_cached_calls_equal_a_full_call(params, assert_close):
     """The prompts are padded on the left; the cache holds only the key/value heads."""
     mask = np.ones((8, 12), np.int32)
@@ -75,6 +76,7 @@ def test_cached_calls_equal_a_full_call(params, assert_close):
     assert_close(np.concatenate(found, axis=1) * real, full * real)
 
 
+@pytest.mark.slow
 def test_packed_documents_equal_documents_alone(params, assert_close):
     segments = np.array([[1] * 5 + [2] * 7])
     packed = logits_of(params, input_ids=IDS[:1], segment_ids=segments)

@@ -106,6 +106,7 @@ def test_parameter_count(name):
     check_printed(preset, total, name in wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODERS)
 def test_parameter_count_of_encoders(name):
     preset, (V, P, L, D, N, types) = models.presets()[name], ENCODERS[name]

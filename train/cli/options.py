@@ -99,6 +99,8 @@ FAMILIAR_NAMES: dict[str, str] = {
         "top-k": "topk",
         "top-p": "topp",
         "input": "file input-file",
+        "query-file": "queries",
+        "prompt-file": "prompts prompts-file",
         "output": "output-file o",
     }.items()
     for familiar in names.split()
@@ -140,7 +142,9 @@ def parse(
     docs = field_docs(cls) if helping else {}
     parser = OptionParser(command, (inspect.getdoc(cls) or "").strip())
     words = [command]
-    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    # A command's own options come before those that it shares with others.
+    for field in sorted(fields, key=lambda field: field.name not in vars(cls)["__annotations__"]):
         default, text = field.default, docs.get(field.name, "")
         required = default is dataclasses.MISSING
         if isinstance(default, str | int | float) and default != "" and default is not False:
@@ -150,7 +154,7 @@ def parse(
         )
         if required:
             words.append(" ".join([*action.option_strings[:1], str(action.metavar)]))
-    optional = len(words) <= len(dataclasses.fields(cls))  # pyright: ignore[reportArgumentType]
+    optional = len(words) <= len(fields)
     parser.usage = " ".join([*words, *(["[options]"] if optional else [])])
     given = vars(parser.read(arguments))
     _flags.update(renamed)

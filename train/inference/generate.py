@@ -5,21 +5,31 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
+
+from ...data.dataset import counted
 from ...data.errors import UserError
 from ...data.io.json_text import JsonValue, to_json
 from ...data.tokenizers.base import Tokenizer
-from ...models.decoding.generator import Generator
+from ...models.decoding.generator import Generator, sampling_keys
 from ...models.decoding.request import BeamSearch, GenerationRequest, Sampling
 from ...models.hf.generate import search_all
 from ...models.hf.generation_config import request_from_hf
 from ...models.model import Model
+from ...models.nn.layers import RowKeys
 from ...models.nn.typing import Params
 from ..progress import LogFn
 from ..runs.load_run import generation_defaults
+from .bucketing import batches_by_length
+from .completions import Completed, Positions, Prompt
+from .growing_text import GrowingText
 from .text_model import TextModel
 
 NEW_TOKENS = 200
 """The number of new tokens by default."""
+BATCH_SIZE = 8
+"""The number of completions of a batch by default."""
 SAMPLING = ("temperature", "top_k", "top_p")
 """Options that make tokens be sampled."""
 
@@ -35,19 +45,6 @@ class Sample:
     """The new tokens, those of a stop string included."""
     finished: bool
     """Whether the model or a stop string ended it, before its length did."""
-
-
-@dataclasses.dataclass
-class _Row:
-    """One continuation as it grows."""
-
-    prompt: str
-    prompt_ids: list[int]
-    prompt_length: int
-    """The number of characters of the decoded prompt."""
-    tokens: list[int]
-    text: str = ""
-    finished: bool = False
 
 
 class TextGenerator(TextModel):
@@ -146,20 +143,14 @@ class TextGenerator(TextModel):
         Prompts that are longer than the model reads lose their first tokens, of which `log` is
         told; a beam search refuses them.
         """
-        if "" in stop:
-            raise UserError("a stop string is empty: every text would end before it begins")
-        rows = [
-            self._row(prompt) for prompt in prompts for _ in range(request.num_return_sequences)
+        given = [
+            Prompt(prompt, stop=tuple(stop), max_new_tokens=request.max_new_tokens)
+            for prompt in prompts
+            for _ in range(request.num_return_sequences)
         ]
-        longest = self._model.config.max_length
-        lengths = [len(self._encode(prompt)) for prompt in prompts]
-        too_long = [length for length in lengths if length > longest]
-        if too_long and isinstance(request.method, Sampling):
-            number = f"{len(too_long):,} of {len(prompts):,} prompts"
-            log(
-                f"{number} exceed the {longest:,} tokens that the model reads (the longest has "
-                f"{max(too_long):,}): only the last {longest - longest // 4:,} of each are read"
-            )
+        rows = [self._row(prompt, request) for prompt in given]
+        if isinstance(request.method, Sampling):
+            self._note_truncation([self.num_tokens(prompt) for prompt in prompts], log)
         shown = 0
         if isinstance(request.method, BeamSearch):
             found = search_all(
@@ -167,27 +158,198 @@ class TextGenerator(TextModel):
             )
             hypotheses = [hypothesis for best in found for hypothesis in best]
             for row, hypothesis in zip(rows, hypotheses, strict=True):
-                self._grow(row, hypothesis.tokens, stop, request)
-                row.finished |= hypothesis.ended
+                row.grow_to(hypothesis)
         else:
             stream = self._generator.stream([row.prompt_ids for row in rows], request, seed=seed)
             for new in stream:  # [B, n]
                 for row, tokens in zip(rows, new.tolist(), strict=True):
-                    self._grow(row, tokens, stop, request)
+                    row.grow(tokens)
                 if on_text is not None:
-                    ready = _num_settled(rows[0], stop)
+                    ready = rows[0].num_settled
                     on_text(rows[0].text[shown:ready])
                     shown = max(shown, ready)
-                if all(row.finished for row in rows):
+                if all(row.reason for row in rows):
                     break
         if on_text is not None:
             on_text(rows[0].text[shown:])
-        return [Sample(row.prompt, row.text, row.tokens, row.finished) for row in rows]
+        return [
+            Sample(prompt.text, row.text, row.tokens, row.finished)
+            for prompt, row in zip(given, rows, strict=True)
+        ]
 
-    def _row(self, prompt: str) -> _Row:
-        ids = self._encode(prompt)
-        # Some tokenizers join a word to the one before: continuations are decoded with the prompt.
-        return _Row(prompt, ids, len(self._tokenizer.decode(ids)), [])
+    def complete(
+        self,
+        prompts: Sequence[str | Prompt],
+        *,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        on_batch: Callable[[int, int], None] | None = None,
+        log: LogFn = print,
+        **options: JsonValue,
+    ) -> list[Completed]:
+        r"""Completes many prompts, those of similar length in one batch.
+
+        The completions of a prompt depend on its text, its seed and the options alone, not on the
+        prompts beside it. Prompts that are longer than the model reads lose their first tokens; a
+        beam search refuses them.
+
+        Example::
+
+            generator = train.TextGenerator.of_run("runs/quickstart")
+            answers = generator.complete(["Q: 2 + 3\nA:", "Q: 4 + 4\nA:"], stop=["\n"])
+            print([answer.completions[0].text for answer in answers])
+
+        Args:
+            prompts: texts, or prompts with settings of their own.
+            stop: strings that end a completion, and are not part of it.
+            seed: the seed of the first prompt, one more for each that follows; those of prompts
+              that have none themselves.
+            batch_size: completions of a batch.
+            on_batch: told after each batch how many more completions it had, and how many tokens.
+            log: told how much of the batches was padding, and of prompts that are too long.
+            **options: arguments of `models.generate`, as for `request`.
+
+        Returns:
+            The prompts, with the settings that were used, and their completions, in order.
+
+        Raises:
+            UserError: there is no prompt, one is empty and the tokenizer has no token to begin a
+              document with, a stop string is empty, or an option is out of range.
+        """
+        if not prompts:
+            raise UserError("there is no prompt: give at least one text")
+        if batch_size < 1:
+            raise UserError(f"batch_size {batch_size} must be at least 1")
+        used, rows = [], []
+        request = None
+        for i, given in enumerate(prompts):
+            prompt = given if isinstance(given, Prompt) else Prompt(given)
+            own = {"max_new_tokens": prompt.max_new_tokens} if prompt.max_new_tokens else {}
+            request = self.request([prompt.text], **{**options, **own})
+            prompt = dataclasses.replace(
+                prompt,
+                seed=seed + i if prompt.seed is None else prompt.seed,
+                stop=tuple(stop) if prompt.stop is None else prompt.stop,
+                max_new_tokens=request.max_new_tokens,
+            )
+            used.append(prompt)
+            rows.append([self._row(prompt, request) for _ in range(request.num_return_sequences)])
+        assert request is not None
+        note_batch = on_batch or (lambda prompts, tokens: None)
+        if isinstance(request.method, BeamSearch):
+            note = self._search(rows, request, batch_size=batch_size, on_batch=note_batch)
+        else:
+            self._note_truncation([len(samples[0].prompt_ids) for samples in rows], log)
+            seeds = [prompt.seed for prompt in used if prompt.seed is not None]
+            keys = jnp.concatenate([sampling_keys(s, request.num_return_sequences) for s in seeds])
+            flat = [row for samples in rows for row in samples]
+            note = self._sample(flat, keys, request, batch_size=batch_size, on_batch=note_batch)
+        if len(prompts) > 1:
+            log(f"{len(prompts):,} prompts: {note}")
+        return [
+            Completed(prompt, tuple(row.completion() for row in samples))
+            for prompt, samples in zip(used, rows, strict=True)
+        ]
+
+    def _sample(
+        self,
+        rows: Sequence[GrowingText],
+        keys: RowKeys,
+        request: GenerationRequest,
+        *,
+        batch_size: int,
+        on_batch: Callable[[int, int], None],
+    ) -> str:
+        """Samples the text of each row; returns how much of the batches was padding."""
+        num_batches = -(-len(rows) // batch_size)
+        num_rows = -(-len(rows) // num_batches)
+        read, written = Positions(), Positions()
+        for batch in batches_by_length([row.prompt_ids for row in rows], num_rows):
+            texts = [rows[i] for i in batch]
+            # All batches have the same number of rows, so that one program serves them.
+            filled = batch + batch[-1:] * (num_rows - len(batch))
+            stream = self._generator.stream_with_log_probs(
+                [rows[i].prompt_ids for i in filled],
+                dataclasses.replace(request, max_new_tokens=max(row.limit or 1 for row in texts)),
+                keys=keys[np.asarray(filled)],
+            )
+            steps = 0
+            for tokens, log_probs in stream:  # [B, n] each
+                new = zip(texts, tokens.tolist(), log_probs.tolist(), strict=False)  # B is larger
+                for row, ids, logs in new:
+                    row.grow(ids, logs)
+                steps += tokens.shape[1]
+                if all(row.reason for row in texts):
+                    break
+            real, computed = self._generator.positions_read([row.prompt_ids for row in texts])
+            read.add(real, computed // len(texts) * num_rows)
+            count = sum(row.num_chosen for row in texts)
+            written.add(count, num_rows * steps)
+            on_batch(len(batch), count)
+        batches = "1 batch" if num_batches == 1 else f"{num_batches:,} batches"
+        return (
+            f"{batches} of {counted(num_rows, 'row')}, {read.padding:.1%} of the positions read "
+            f"and {written.padding:.1%} of the tokens written were padding"
+        )
+
+    def _search(
+        self,
+        rows: Sequence[Sequence[GrowingText]],
+        request: GenerationRequest,
+        *,
+        batch_size: int,
+        on_batch: Callable[[int, int], None],
+    ) -> str:
+        """Searches for the texts of each prompt; returns how much of the batches was padding."""
+        prompts = [samples[0] for samples in rows]
+        for i, prompt in enumerate(prompts):
+            if len(prompt.prompt_ids) > self.max_length:
+                raise UserError(
+                    f"prompt {i} has {len(prompt.prompt_ids)} tokens: the model takes 1 to "
+                    f"{self.max_length}"
+                )
+        read, num_batches = Positions(), 0
+        for limit in dict.fromkeys(prompt.limit for prompt in prompts):
+            same = [i for i, prompt in enumerate(prompts) if prompt.limit == limit]
+            for chosen in batches_by_length([prompts[i].prompt_ids for i in same], batch_size):
+                batch = [same[i] for i in chosen]
+                ids = [prompts[i].prompt_ids for i in batch]
+                limited = dataclasses.replace(request, max_new_tokens=limit)
+                for i, best in zip(batch, search_all(self._generator, ids, limited), strict=True):
+                    for row, hypothesis in zip(rows[i], best, strict=True):
+                        row.grow_to(hypothesis)
+                read.add(sum(map(len, ids)), len(ids) * max(map(len, ids)))
+                num_batches += 1
+                on_batch(
+                    len(batch) * request.num_return_sequences,
+                    sum(row.num_chosen for i in batch for row in rows[i]),
+                )
+        return f"{num_batches:,} batches, {read.padding:.1%} of the positions read were padding"
+
+    def _row(self, prompt: Prompt, request: GenerationRequest) -> GrowingText:
+        return GrowingText(
+            self._tokenizer,
+            prompt,
+            self._encode(prompt.text),
+            end_ids=request.eos_ids,
+            forced_end=request.forced_eos_id is not None,
+        )
+
+    def num_tokens(self, prompt: str) -> int:
+        """Returns the number of tokens of a prompt, that which begins a document included."""
+        return len(self._encode(prompt))
+
+    def _note_truncation(self, lengths: Sequence[int], log: LogFn) -> None:
+        """Tells of prompts that lose their first tokens."""
+        longest = self.max_length
+        too_long = [length for length in lengths if length > longest]
+        if too_long:
+            number = f"{len(too_long):,} of {len(lengths):,} prompts"
+            log(
+                f"{number} exceed the {longest:,} tokens that the model reads (the longest has "
+                f"{max(too_long):,}): only the last {longest - longest // 4:,} of each are read"
+            )
 
     def _encode(self, prompt: str) -> list[int]:
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
@@ -202,26 +364,6 @@ class TextGenerator(TextModel):
                 "give a --prompt"
             )
         return [bos]
-
-    def _grow(
-        self, row: _Row, tokens: list[int], stop: Sequence[str], request: GenerationRequest
-    ) -> None:
-        """Appends tokens to a row, up to its end or a stop string."""
-        for token in tokens:
-            if row.finished:
-                return
-            # The last token of the longest row may be a forced end.
-            forced = request.forced_eos_id is not None and (
-                len(row.tokens) + 1 == request.max_new_tokens
-            )
-            if forced or token in request.eos_ids:
-                row.finished = True
-                return
-            row.tokens.append(token)
-            row.text = self._tokenizer.decode(row.prompt_ids + row.tokens)[row.prompt_length :]
-            found = [index for s in stop if (index := row.text.find(s)) >= 0]
-            if found:
-                row.text, row.finished = row.text[: min(found)], True
 
 
 def merged_request(
@@ -265,17 +407,6 @@ def merged_request(
         fields = {name: value for name, value in fields.items() if name not in SAMPLING}
     fields |= {**options, "num_beams": num_beams, "do_sample": do_sample}
     return request_from_hf(fields, "generate", causal=True, prompt_length=prompt_length)
-
-
-def _num_settled(row: _Row, stop: Sequence[str]) -> int:
-    """Returns how many characters of a growing text no later token can change."""
-    if row.finished:
-        return len(row.text)
-    # A character of several tokens decodes to U+FFFD until its last one; a
-    # stop string may have begun.
-    text = row.text.rstrip("�")
-    begun = [n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])]
-    return len(text) - max(begun, default=0)
 
 
 def samples_to_json(samples: list[Sample]) -> str:

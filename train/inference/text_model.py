@@ -40,6 +40,11 @@ class TextModel:
         require_head(model.config, self.heads, self.refusal, self.remedy)
         self._model, self._params, self._tokenizer = model, params, tokenizer
 
+    @property
+    def max_length(self) -> int:
+        """The number of tokens that the model reads."""
+        return self._model.config.max_length
+
     @classmethod
     def of_run(
         cls: type[Opened],

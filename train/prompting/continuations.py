@@ -22,7 +22,7 @@ from ...models.nn.cache import Cache, init_cache
 from ...models.nn.heads import Projection
 from ...models.nn.masks import AnyArray
 from ...models.nn.typing import Array, Bool, Int, Params
-from ..distributed.sharding import BATCH_AXES, num_batch_shards
+from ..distributed.sharding import BATCH_AXES, num_batch_shards, parameter_shardings
 from ..inference.text_model import TextModel
 from ..objectives.losses import token_log_probs
 from ..progress import LogFn
@@ -113,8 +113,8 @@ class ContinuationScorer(TextModel):
 
     Args:
         model: a causal language model or an encoder-decoder.
-        params: its parameters. Sharded over a mesh (`train.parameter_shardings`), the rows of a
-          batch are sharded over it, too.
+        params: its parameters. If they are sharded over a mesh, so are the rows of each batch; see
+          `shard`.
         tokenizer: its tokenizer.
 
     Raises:
@@ -132,6 +132,11 @@ class ContinuationScorer(TextModel):
     def is_encoder_decoder(self) -> bool:
         """Whether contexts are the encoder's input and continuations the decoder's."""
         return self._model.config.head == "seq2seq_lm"
+
+    @property
+    def max_length(self) -> int:
+        """The number of tokens that the model reads."""
+        return self._model.config.max_length
 
     def __call__(
         self, pairs: Sequence[tuple[str, str]], *, log: LogFn = print
@@ -183,7 +188,8 @@ class ContinuationScorer(TextModel):
             UserError: the vocabulary has neither.
         """
         special = self._tokenizer.special_ids
-        first = special.eos if special.bos is None else special.bos
+        # What begins the target of an encoder-decoder never stands in its source.
+        first = special.eos if special.bos is None or self.is_encoder_decoder else special.bos
         if first is None:
             raise UserError(
                 f"a context is empty, and this {self._tokenizer.kind} tokenizer has no token to "
@@ -267,7 +273,19 @@ class ContinuationScorer(TextModel):
                     f"not within the vocabulary of {size}: use the model's own tokenizer"
                 )
 
-    @functools.cached_property
+    def shard(self, mesh: Mesh) -> None:
+        """Shards the parameters over a mesh, and from now on the rows of each batch.
+
+        Args:
+            mesh: from `train.make_mesh`.
+
+        Raises:
+            UserError: a parameter cannot be divided over the mesh.
+        """
+        shardings = parameter_shardings(self._params, mesh, self._model.config)
+        self._params = jax.device_put(self._params, shardings)
+
+    @property
     def _mesh(self) -> Mesh | None:
         """The mesh that the parameters are sharded over, if there is one."""
         sharding = getattr(jax.tree.leaves(self._params)[0], "sharding", None)
@@ -487,7 +505,7 @@ def tree_mask(last: Int[AnyArray, "B T"]) -> Bool[Array, "B T T"]:
 def bucket(number: int) -> int:
     """Returns the least of 16, 20, 24, 28, 32, 40, 48, 56, 64 … that is not below `number`.
 
-    At most a fifth of it is more than needed, and few programs are compiled.
+    Beyond 16, at most a fifth of it is more than needed, and few programs are compiled.
     """
     step = max(4, power_of_two(number) // 8)
     return max(16, round_up(number, step))

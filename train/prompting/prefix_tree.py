@@ -130,7 +130,7 @@ class _Node:
     """The length of the prefix."""
     children: "list[_Node]" = dataclasses.field(default_factory=list)
     requests: list[Request] = dataclasses.field(default_factory=list)
-    """Those of a leaf, whose inputs are the prefix."""
+    """Requests whose inputs are the prefix; only a leaf has some."""
     total: int = 0
     """The number of tokens of the subtree, the prefix included."""
     unscored: int = 0

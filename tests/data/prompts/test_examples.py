@@ -1,5 +1,7 @@
 """Examples for prompts from files, labeled sources, pairs and memory."""
 
+import json
+
 import pytest
 from flaxzoo import data
 
@@ -14,21 +16,21 @@ def fields_of(examples):
 
 
 def test_files_have_the_fields_that_are_there(tmp_path):
-    json, table, tabs = (tmp_path / name for name in ("a.jsonl", "a.csv", "a.tsv"))
-    json.write_text(
+    lines, table, tabs = (tmp_path / name for name in ("a.jsonl", "a.csv", "a.tsv"))
+    lines.write_text(
         '{"input": "I eated.", "output": "I ate.", "score": 3, "more": ["x"]}\n\n'
         '{"input": "He go.", "output": "He goes.", "score": 1}\n'
     )
     table.write_text('input,output,score\nI eated.,I ate.,3\n"He go.",He goes.,1\n')
     tabs.write_text("input\toutput\tscore\nI eated.\tI ate.\t3\nHe go.\tHe goes.\t1\n")
     expected = [{**row, "score": str(row["score"])} for row in ROWS]
-    for name in (json, f"jsonl:{json}", table, f"csv:{table}", tabs, f"tsv:{tabs}"):
+    for name in (lines, f"jsonl:{lines}", table, f"csv:{table}", tabs, f"tsv:{tabs}"):
         assert fields_of(data.prompt_examples(str(name))) == expected
     assert fields_of(data.prompt_examples(ROWS)) == expected
-    for name in (f"jsonl:{json}#output,input", f"csv:{table}#output,input"):
+    for name in (f"jsonl:{lines}#output,input", f"csv:{table}#output,input"):
         two = fields_of(data.prompt_examples(name))
         assert two[0] == {"output": "I ate.", "input": "I eated."}
-    filtered = data.prompt_examples(f"jsonl:{json}#input,output?score>=2")
+    filtered = data.prompt_examples(f"jsonl:{lines}#input,output?score>=2")
     assert [example.fields["input"] for example in filtered] == ["I eated."]
 
 
@@ -54,6 +56,20 @@ def test_labeled_sources_and_pairs(tmp_path):
         (tmp_path / name).write_text(f"one {name}\ntwo {name}\n")
     pairs = data.prompt_examples(f"pairs:{tmp_path}/en,{tmp_path}/fr")
     assert fields_of(pairs)[1] == {"source": "two en", "target": "two fr"}
+
+
+def test_questions_about_passages(tmp_path):
+    answers = [{"text": "the box", "answer_start": 0}, {"text": "box", "answer_start": 4}]
+    questions = [
+        {"id": "1", "question": "What?", "answers": answers},
+        {"id": "2", "question": "Who?", "answers": [], "is_impossible": True},
+    ]
+    paragraph = {"context": "the box is red", "qas": questions}
+    content = {"version": "2", "data": [{"title": "t", "paragraphs": [paragraph]}]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    found = data.prompt_examples(f"squad:{tmp_path}/a.json")
+    assert [example.fields["answer"] for example in found] == ["the box", "no answer"]
+    assert data.PATTERNS["passage"].query(found[0].fields) == "the box is red\nQ: What?\nA:"
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_full_context_loses_its_first_examples():
         ((PATTERN, POOL, -1), "the number of shots is -1"),
         (
             (PATTERN, [data.PromptExample({"text": "a"})], 1),
-            r"no field 'label', which the pattern .* names: its fields are text",
+            r"no field 'label', which the pattern .* names: its fields are text .* number 1 of 1",
         ),
     ],
 )

@@ -62,9 +62,9 @@ def test_invented_words_as_printed():
         "uses the word whatpu is:\n"
         "We were traveling in Africa and we saw these very cute whatpus.\n"
         'To do a "farduddle" means to jump up and down really fast. An example of a sentence that '
-        "uses the word farduddle is:"
+        "uses the word farduddle is:\n"  # an answer ends with a line feed and must not begin so
     )
-    assert pattern.answer(whatpu) == f"\n{whatpu['sentence']}"
+    assert pattern.answer(whatpu) == whatpu["sentence"]
 
 
 def test_the_news_article_as_printed_ends_with_a_space_unless_it_is_left_to_the_model():
@@ -94,7 +94,7 @@ def test_query_answer_and_end_make_up_the_example(pattern):
     whole = pattern.example(fields)
     assert whole.startswith(pattern.query(fields) + pattern.answer(fields))
     assert whole.endswith(pattern.stop)
-    assert pattern.query(fields) == pattern.query(fields).rstrip()
+    assert not pattern.query(fields).endswith((" ", "\t"))
 
 
 def test_an_answer_ends_with_the_text_after_it():
@@ -128,7 +128,7 @@ def test_a_pattern_by_name_template_or_fields():
         ),
         (
             lambda: data.PATTERNS["question"].example({"questoin": "a", "answer": "b"}),
-            r"no field 'question', which the pattern .* its fields are questoin, answer",
+            r"no field 'question', which .* its fields are questoin, answer; did you mean questoin",
         ),
         (lambda: data.PATTERNS["question"].answer({}), "no field 'answer', .* fields are none"),
     ],

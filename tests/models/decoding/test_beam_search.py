@@ -117,6 +117,7 @@ def test_wide_beams_find_what_exhaustive_search_finds(form, alpha):
 SOURCES = [[5, 9, 30, 2], [7, 2], [11, 12, 13, 14, 15, 16, 17, 18, 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_scores_are_what_a_forward_pass_gives(large, num_beams):
     model, params, generator = large
@@ -147,6 +148,7 @@ def test_greedy_takes_the_best_token_each_time(large):
         assert np.argmax(scores, axis=-1).tolist() == tokens
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_each_other(large):
     *_, generator = large
     settings = search(num_return_sequences=4, max_extra_tokens=8)
@@ -167,6 +169,7 @@ def test_an_early_end_loses_nothing(large):
     assert [row[0].tokens for row in ours] == [row[0].tokens for row in longer]
 
 
+@pytest.mark.slow
 def test_suppressed_tokens_do_not_occur(large):
     *_, generator = large
     plain = generator.search(SOURCES, search(max_extra_tokens=5))
@@ -177,6 +180,7 @@ def test_suppressed_tokens_do_not_occur(large):
     assert not {token for [h] in found for token in h.tokens} & set(unwanted)
 
 
+@pytest.mark.slow
 def test_the_end_may_be_forced(large):
     *_, generator = large
     settings = search(max_new_tokens=3, forced_eos_id=EOS, banned=[(EOS,)])
@@ -185,6 +189,7 @@ def test_the_end_may_be_forced(large):
         assert len(found.tokens) == 2
 
 
+@pytest.mark.slow
 def test_another_value_compiles_nothing_anew(large):
     *_, generator = large
     generator.search(SOURCES, search(max_extra_tokens=8))

@@ -125,6 +125,7 @@ def test_the_seed_decides(generator):
     assert not np.array_equal(runs[0][0], runs[0][1])  # rows differ too
 
 
+@pytest.mark.slow
 def test_repetition_penalty_counts_all_that_was_seen(small, generator):
     sampling = Sampling(temperature=0.0, repetition_penalty=1.7)
     for prompt in ([3, 1, 4], list(range(28, 6, -1))):
@@ -184,6 +185,7 @@ def test_filter_top_k_top_p_takes_the_first_of_equals_as_argmax_does():
     assert kept(rows, 4, 0.55) == [[1, 2], [0, 1, 2]]  # 0.29 each; 0.25 each
 
 
+@pytest.mark.slow
 def test_top_k_1_and_a_tiny_p_are_greedy(generator):
     greedy = stream(generator, [[4, 2]], 12, sampling=GREEDY)
     for sampling in (Sampling(top_k=1), Sampling(top_p=1e-6), Sampling(temperature=1e-6)):
@@ -246,6 +248,7 @@ def test_another_prompt_or_value_compiles_nothing(tiny, caplog):
     assert not compiled([[1]])
 
 
+@pytest.mark.slow
 def test_banned_sequences_do_not_occur(small, generator):
     # Forbidden are one token of the best continuation, and a pair of two, also across calls.
     prompt, number = [3, 1, 4], 30

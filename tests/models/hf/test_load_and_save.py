@@ -33,6 +33,7 @@ def equal(tree, other):
     return jax.tree.all(jax.tree.map(np.array_equal, tree, other))
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read_bit_for_bit(folder, params):
     model, again = models.load(folder)
     assert model.config == CONFIG
@@ -58,6 +59,7 @@ def test_several_files_and_their_index(tmp_path, params):
     assert equal(models.load(tmp_path)[1], params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(tmp_path, params, dtype):
     write_weights(tmp_path, CONFIG, params, dtype=dtype)
@@ -142,6 +144,7 @@ def test_broken_folders_are_refused_in_a_line(folder, change, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_tied_tensor_that_differs_is_refused(tmp_path):
     config = models.BertConfig(**{**vars(CONFIG), "head": "masked_lm", "labels": ()})
     model = models.create(config)
@@ -211,6 +214,7 @@ def test_a_decoder_that_is_none_is_refused(architecture, is_decoder):
         bert.config_from_hf(theirs, "here")
 
 
+@pytest.mark.slow
 def test_a_body_saved_without_its_pooler_has_none(tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

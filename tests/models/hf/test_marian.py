@@ -73,6 +73,7 @@ def test_positions_of_another_layout_are_refused(tmp_path, saved):
         models.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_half_precision(tmp_path, saved):
     theirs, _ = saved()
     _, params = models.load(tmp_path)
@@ -90,6 +91,7 @@ def test_several_files(tmp_path, saved):
     assert equal(models.load(tmp_path / "parts")[1], params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["shared", "own source", "untied"])
 def test_a_body_without_logits(tmp_path, saved, shape):
     theirs, _ = saved(name="MarianModel", **marian.SHAPES[shape])

@@ -42,6 +42,7 @@ def answer(theirs):
     return output.get("logits"), output.decoder_hidden_states[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
 def test_answers_in_and_out(tmp_path, name):
     theirs, model, params = make(name, tmp_path / "theirs")

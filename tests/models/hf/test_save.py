@@ -27,6 +27,7 @@ def same(tree, other):
     return True
 
 
+@pytest.mark.slow
 def test_it_comes_back_with_and_without_a_tokenizer(gpt, tmp_path):
     model, params, tokenizer = gpt
     for name, given in (("with", [tokenizer]), ("without", [])):

@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flaxzoo import models
 from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.models.nn.attention import MultiHeadAttention, attention_weights
@@ -16,6 +17,7 @@ LLAMA = LlamaConfig(
 )
 
 
+@pytest.mark.slow
 def test_attention_by_hand():
     # H = 4, so scores are halved: ln 3 and 0 give 3/4 and 1/4.
     query = jnp.array([2 * math.log(3), 0, 0, 0]).reshape(1, 1, 1, 4)
@@ -28,6 +30,7 @@ def test_attention_by_hand():
     np.testing.assert_allclose(nothing.ravel(), [1 / 3] * 3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_relative_biases_reach_the_scores():
     """Attention with biases, two key/value heads for four query heads, one head at a time."""
     rng = np.random.default_rng(0)

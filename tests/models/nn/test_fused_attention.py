@@ -172,13 +172,14 @@ def kernel_calls(jaxpr):
     [
         pytest.param(GPT, id="gpt"),
         pytest.param(LLAMA, id="llama"),
-        pytest.param(TRANSFORMER, id="transformer", marks=pytest.mark.slow),
+        pytest.param(TRANSFORMER, id="transformer"),
     ],
 )
+@pytest.mark.slow
 def test_a_model_by_splash(config, splash):
     """Layers inside a scan, every second banded; grouped heads; an encoder with packed targets."""
     inputs, segments = _inputs(config)
-    params = models.create(config).init(jax.random.key(0), **inputs)
+    params = jax.jit(models.create(config).init)(jax.random.key(0), **inputs)
 
     def loss(params, execution):
         out = models.create(config, execution).apply(params, **inputs)
@@ -246,7 +247,7 @@ def test_cudnn_is_called_on_a_gpu(config, monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
     model = models.create(config, models.Execution(dtype="bfloat16", attention="cudnn"))
     inputs, _ = _inputs(GPT)
-    params = models.create(config).init(jax.random.key(0), **inputs)
+    params = jax.eval_shape(models.create(config).init, jax.random.key(0), **inputs)
 
     def calls(inputs):
         def loss(params):

@@ -457,6 +457,7 @@ def test_another_configuration_is_refused(flaxzoo, run, text):
     assert "has checkpoints up to step 4: leave out --no-resume" in messages
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_has_its_own_status(flaxzoo, text, tmp_path):
     options = ("--optimizer.peak-learning-rate", "1e38", "--skip-bad-steps", "0")
     status, out, messages = flaxzoo(*train(text, tmp_path / "run", *options))

@@ -7,6 +7,7 @@ from flaxzoo.data.errors import UserError
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.inference.embed import EmbedArguments
 from flaxzoo.train.cli.inference.generate import GenerateArguments
+from flaxzoo.train.cli.inference.prompt import PromptArguments
 from flaxzoo.train.cli.options import FAMILIAR_NAMES, field_docs, forget_flags, with_flags
 from flaxzoo.train.cli.recipe_options import MOST_USED, RecipeParser
 from flaxzoo.train.config import MeshConfig
@@ -132,7 +133,7 @@ def test_every_familiar_name_leads_to_an_option():
     known |= {
         flag.strip("-") for flag in RecipeParser("train", ["bert-tag"])._option_string_actions
     }
-    for arguments in (GenerateArguments, EmbedArguments):
+    for arguments in (GenerateArguments, PromptArguments, EmbedArguments):
         known |= {field.name.replace("_", "-") for field in dataclasses.fields(arguments)}
     assert {ours.split()[0] for ours in FAMILIAR_NAMES.values()} <= known
     assert not FAMILIAR_NAMES.keys() & RecipeParser("train", ["gpt2"])._option_string_actions.keys()

@@ -34,6 +34,7 @@ def ended(train_config, tmp_path_factory):
     return config, folder
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_last_two(ended, tmp_path):
     _, folder = ended
     assert average_checkpoints(folder, tmp_path / "mean", last=2) == [2, 3]
@@ -56,6 +57,7 @@ def test_the_mean_of_one_is_itself_and_scores_alike(ended, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_averaged_checkpoints_are_begun_with_and_not_gone_on_with(ended, tmp_path):
     config, folder = ended
     average_checkpoints(folder, tmp_path / "mean", last=2)

@@ -47,6 +47,7 @@ def needed(config, tmp_path, capsys):
     return float(line.split()[3]) * 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_one_device")
 def test_a_step_that_does_not_fit_is_refused_before_it(
     config, tmp_path, capsys, available, monkeypatch
@@ -91,6 +92,7 @@ def test_a_run_that_was_begun_keeps_its_files(config, tmp_path, monkeypatch):
     assert sorted((tmp_path / "run").iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_one_device")
 def test_a_step_that_hardly_fits_is_warned_of(config, tmp_path, capsys, available):
     size = needed(config, tmp_path, capsys)
@@ -102,6 +104,7 @@ def test_a_step_that_hardly_fits_is_warned_of(config, tmp_path, capsys, availabl
     assert "should it not suffice" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_one_device")
 def test_a_begun_run_keeps_its_folder_and_its_batch_size(config, tmp_path, available, monkeypatch):
     train.train(config, tmp_path / "run", quiet=True)

@@ -64,6 +64,7 @@ def assert_equal(one, other):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_initial_model_and_stays(one_device):
     _, initial, state, metrics = one_device
     assert_equal(state.frozen, initial)

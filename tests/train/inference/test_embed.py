@@ -150,6 +150,7 @@ def test_a_causal_model_saved_from_python_is_embedded_alike(tmp_path, assert_clo
     assert ("sentence-transformers" in card) == (settings is not None)
 
 
+@pytest.mark.slow
 def test_options_replace_what_the_folder_says(body, tmp_path, capsys, assert_close):
     raw = saved(body, tmp_path / "raw", "mean")
     unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)

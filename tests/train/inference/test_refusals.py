@@ -132,6 +132,7 @@ def test_a_tokenizer_that_pads_with_another_token_is_another_models(tmp_path, ca
     assert "has 10 tokens and pads with 0, the model has 16 and pads with 1" in line
 
 
+@pytest.mark.slow
 def test_padded_embeddings_are_fine_and_many_rows_without_a_token_are_mentioned(tmp_path, capsys):
     large = dataclasses.replace(CLASSIFIER, vocab_size=len(PIECES) + 1025)
     write(tmp_path / "model", large)

@@ -52,6 +52,7 @@ def kind(monkeypatch):
     return task
 
 
+@pytest.mark.slow
 def test_one_row_registers_a_kind_and_a_step_learns_it(kind, train_config):
     settings = train_config().data
     fields = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}

@@ -153,8 +153,11 @@ def trained(head, way):
 @pytest.mark.parametrize(
     ("head", "way"),
     [
-        *(("pretraining", way) for way in WAYS),
-        *(("translation", way) for way in WAYS),
+        # Span has an encoder in the first way, and others the losses of the last.
+        ("pretraining", "rows and context, micro-batches"),
+        ("pretraining", "pmap"),
+        ("translation", "rows and tensor"),
+        ("translation", "rows and context, micro-batches"),
         ("token", "pmap"),
         ("span", "rows and tensor"),
         ("choice", "rows and context, micro-batches"),

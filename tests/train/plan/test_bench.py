@@ -32,6 +32,7 @@ def bare(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_other_commands_name_the_missing_package():
     done = bare("tokenizer", "train", "builtin:python-docs", "out", "--vocab-size", "300")
     assert done.returncode == 2

@@ -39,10 +39,10 @@ class Numbers(Tokenizer):
         raise NotImplementedError
 
 
-def scorer_of(config, placed=lambda params: params):
+def scorer_of(config):
     model = models.create(config)
     params = models.init_params(model, jax.random.key(0))
-    return train.ContinuationScorer(model, placed(params), Numbers())
+    return train.ContinuationScorer(model, params, Numbers())
 
 
 SIZES = {
@@ -135,13 +135,10 @@ def test_scores_are_those_of_each_request_by_itself(name, monkeypatch):
 def test_scores_on_a_mesh_are_those_of_one_device(monkeypatch):
     monkeypatch.setattr(continuations, "CAPACITY", {"cpu": 40})
     config = CONFIGS["llama"]
-    mesh = train.make_mesh(train.MeshConfig(data=2, fsdp=4))
-    sharded = scorer_of(
-        config,
-        lambda params: jax.device_put(params, train.parameter_shardings(params, mesh, config)),
-    )
-    requests = drawn(7, long=50)
-    assert_equal(sharded.score(requests), list(plain(scorer_of(config), requests)))
+    scorer, requests = scorer_of(config), drawn(7, long=50)
+    expected = list(plain(scorer, requests))
+    scorer.shard(train.make_mesh(train.MeshConfig(data=2, fsdp=4)))
+    assert_equal(scorer.score(requests), expected)
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +189,10 @@ def test_bad_requests_are_refused(scorer, request_, message):
 def test_a_model_that_sees_later_tokens_is_refused():
     with pytest.raises(UserError, match="sees later tokens"):
         scorer_of(models.GPTConfig(**SIZES, causal=False)).score([([2], [3])])
+
+
+def test_buckets_are_few_and_waste_little():
+    sizes = range(17, 3000)
+    assert all(number <= continuations.bucket(number) < 1.25 * number for number in sizes)
+    assert len({continuations.bucket(number) for number in sizes}) < 32
+    assert continuations.bucket(1) == 16

@@ -48,11 +48,15 @@ def config(tmp_path):
     return make_config(tmp_path)
 
 
-@pytest.fixture
-def one_device(monkeypatch):
+def use_one_device(patch):
     """Compiles for one of the eight devices, which is quicker."""
     make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
-    monkeypatch.setattr(parallel, "make_mesh", make_mesh)
+    patch.setattr(parallel, "make_mesh", make_mesh)
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    use_one_device(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,9 @@ def ended(tmp_path_factory):
     """The configuration and the folder of a run that ended."""
     folder = tmp_path_factory.mktemp("ended")
     config = make_config(folder)
-    train.train(config, folder / "run", quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        use_one_device(patch)
+        train.train(config, folder / "run", quiet=True)
     return config, folder / "run"
 
 
@@ -106,6 +112,7 @@ def test_a_run_folder_describes_itself(ended):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_load_gives_the_model_that_was_trained(ended, monkeypatch, tmp_path):
     config, run = ended
     from flaxzoo.train.engine import loop
@@ -127,8 +134,9 @@ def test_load_gives_the_model_that_was_trained(ended, monkeypatch, tmp_path):
     train.train(config, tmp_path / "again", quiet=True)
     model, params = models.load(tmp_path / "again")
     ids = np.arange(8)[None]
-    logits = model.apply({"params": params}, input_ids=ids).logits
-    expected = model.apply({"params": states[-1]}, input_ids=ids).logits
+    apply = jax.jit(model.apply)
+    logits = apply({"params": params}, input_ids=ids).logits
+    expected = apply({"params": states[-1]}, input_ids=ids).logits
     assert np.array_equal(logits, expected)
     _, before = models.load(str(tmp_path / "again"), step=2)
     assert jax.tree.all(jax.tree.map(np.array_equal, before, states[1]))

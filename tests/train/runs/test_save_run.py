@@ -49,6 +49,7 @@ def run(capsys, *arguments):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_gpt_comes_back_and_is_taken_by_the_commands(gpt, tmp_path, capsys):
     model, params, tokenizer = gpt
     folder = tmp_path / "mine"
@@ -121,6 +122,7 @@ def test_heads_with_labels(wordpiece, place, tmp_path, capsys, kind):
         tmp_path / "vectors.npy")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_masks_are_filled_and_unknown_data_are_not_evaluated(wordpiece, tmp_path, capsys):
     model, params = made(
         models.BertConfig(vocab_size=wordpiece.vocab_size, **SIZES, head="masked_lm")
@@ -207,6 +209,7 @@ def test_parameters_that_are_not_finite_are_refused(gpt, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_half_precision_is_stored_as_float32(gpt, tmp_path):
     model, params, tokenizer = gpt
     half = jax.tree.map(lambda x: x.astype("bfloat16"), params)
@@ -220,6 +223,7 @@ def test_layers_for_decoding_are_refused(gpt, tmp_path):
         train.save_run(tmp_path / "mine", model, params, gpt[2])
 
 
+@pytest.mark.slow
 def test_a_tokenizer_of_another_size_is_refused(gpt, wordpiece, tmp_path):
     small = made(models.GPTConfig(vocab_size=48, **SIZES))
     with pytest.raises(UserError, match="290 tokens, more than the 48 of its model"):

@@ -1,6 +1,8 @@
 """The command `flaxzoo evaluate`."""
 
 import dataclasses
+from pathlib import Path
+from typing import Literal
 
 from ....data.errors import UserError
 from ....data.io.json_text import to_json
@@ -10,12 +12,18 @@ from ..options import RunName, log, parse
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateArguments:
-    """Prints the validation loss (nats) and the metrics of a trained model as JSON."""
+    """Prints the validation loss (nats) and the metrics of a trained model as JSON.
+
+    With --shots, instead: the accuracy of its answers after so many examples in the prompt. With
+    --tasks: its results in tasks of lm-evaluation-harness (pip install 'flaxzoo[eval]').
+    """
 
     run: RunName
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     data: str | None = None
-    """A source of the kind that the model was trained on. By default its validation data."""
+    """A source of the kind that the model was trained on. By default its validation data. With
+    --shots: examples and questions, as flaxzoo prompt reads them (.jsonl, .csv, builtin:reviews,
+    builtin:patterns …)."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     num_beams: int | None = None
@@ -25,12 +33,40 @@ class EvaluateArguments:
     model whose positions are a table (learned ones) has no others."""
     without_heads: bool = False
     """Print a table instead: by how much the loss rises without each attention head."""
+    shots: tuple[int, ...] = ()
+    """The numbers of examples in a prompt: --shots 0 1 4 16. With --tasks one number; by default
+    that of each task."""
+    tasks: str | None = None
+    """Names of the harness's tasks, groups or tags, separated by commas: hellaswag,arc_easy."""
+    limit: int | None = None
+    """The number of questions; of each task by default all, otherwise at most 500."""
+    queries: str | None = None
+    """With --shots: a source of other questions than those of --data."""
+    pattern: str | None = None
+    r"""With --shots: the name of a pattern or a template, the answer last: 'Q: {question}\nA:
+    {answer}\n'. By default the named pattern with the fields of the examples."""
+    answers: Literal["labels", "texts"] | None = None
+    """With --shots: choose the most probable label, or compare with greedy decoding. By default
+    labels if there are at most 20."""
+    balanced: bool = False
+    """With --shots: as many examples of each answer, as far as there are."""
+    seed: int = 0
+    """With --shots: decides which examples and questions are chosen."""
+    plot: Path | None = None
+    """With --shots: a file for a picture of the accuracy, such as shots.png."""
 
 
 def evaluate_command(arguments: list[str]) -> None:
-    """Runs `flaxzoo evaluate RUN [--data SOURCE] [--without-heads]`."""
+    """Runs `flaxzoo evaluate RUN [--data SOURCE] [--without-heads | --shots … | --tasks …]`."""
     parsed = parse(EvaluateArguments, arguments, "flaxzoo evaluate")
+    _check(parsed)
     enable_compilation_cache()
+    if parsed.tasks is not None:
+        _evaluate_tasks(parsed, parsed.tasks)
+        return
+    if parsed.shots:
+        _evaluate_shots(parsed)
+        return
     from ...inference.evaluate import losses_without_heads, score_run
 
     if parsed.without_heads:
@@ -61,3 +97,83 @@ def evaluate_command(arguments: list[str]) -> None:
         log=log,
     )
     print(to_json(scores))
+
+
+def _check(parsed: EvaluateArguments) -> None:
+    """Raises UserError if options do not go together."""
+    prompting = parsed.tasks is not None or bool(parsed.shots)
+    fields = [field.name for field in dataclasses.fields(EvaluateArguments)]
+    defaults = EvaluateArguments(parsed.run)
+    given = [name for name in fields if getattr(parsed, name) != getattr(defaults, name)]
+    option = {name: f"--{name.replace('_', '-')}" for name in fields}
+    if prompting:
+        refused = {"num_beams", "max_length", "without_heads"} & {*given}
+        if refused:
+            raise UserError(f"{option[min(refused)]} does not go with prompts: leave it out")
+    for_shots = ("queries", "pattern", "answers", "balanced", "seed", "plot")
+    lone = [name for name in (*for_shots, "limit") if name in given]
+    if lone and not prompting:
+        raise UserError(f"{option[lone[0]]} is for prompts: give --shots or --tasks, too")
+    if parsed.tasks is None:
+        if parsed.shots and parsed.data is None:
+            raise UserError("--shots needs examples: give --data SOURCE, or --tasks")
+        return
+    lone = [name for name in ("data", *for_shots) if name in given]
+    if lone:
+        raise UserError(
+            f"{option[lone[0]]} is for local data, and --tasks have their own: give one of them"
+        )
+    if len(parsed.shots) > 1:
+        raise UserError(
+            f"--tasks are evaluated with one number of examples, not {len(parsed.shots)}: give "
+            "--shots K"
+        )
+
+
+def _evaluate_tasks(parsed: EvaluateArguments, tasks: str) -> None:
+    """Prints the results of tasks of the harness, as a table and as JSON."""
+    from ...prompting.harness import evaluate_tasks, harness_model
+
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    results = evaluate_tasks(
+        harness_model(parsed.run, step=parsed.step, log=log),
+        names,
+        shots=parsed.shots[0] if parsed.shots else None,
+        limit=parsed.limit,
+    )
+    for name, metrics in results.items():
+        for metric, value in metrics.items():
+            print(f"{name:<32} {metric:<20} {value:>10.4f}")
+    print(to_json({"tasks": results}))
+
+
+def _evaluate_shots(parsed: EvaluateArguments) -> None:
+    """Prints the accuracy by the number of examples, as a table and as JSON."""
+    from ....data.prompts.examples import prompt_examples
+    from ....data.prompts.pattern import pattern_for, prompt_pattern
+    from ...prompting.continuations import ContinuationScorer
+    from ...prompting.few_shot import LIMIT, draw_accuracy, few_shot_accuracy, table_of
+
+    assert parsed.data is not None
+    examples = prompt_examples(parsed.data)
+    queries = prompt_examples(parsed.queries or parsed.data, "validation")
+    if parsed.pattern is None:
+        pattern = pattern_for([name for name in examples[0].fields if name != "task"])
+    else:
+        pattern = prompt_pattern(parsed.pattern)
+    found = few_shot_accuracy(
+        ContinuationScorer.of_run(parsed.run, step=parsed.step, log=log),
+        pattern,
+        examples,
+        queries,
+        shots=parsed.shots,
+        answers=parsed.answers,
+        limit=LIMIT if parsed.limit is None else parsed.limit,
+        seed=parsed.seed,
+        balanced=parsed.balanced,
+        log=log,
+    )
+    print("\n".join(table_of(found)))
+    if parsed.plot is not None:
+        draw_accuracy(found, parsed.plot, f"{parsed.run} on {parsed.queries or parsed.data}")
+    print(to_json({"shots": {str(number): x.to_json() for number, x in found.items()}}))

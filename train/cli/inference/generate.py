@@ -3,18 +3,18 @@
 import dataclasses
 import sys
 
+from ....data.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
 
+SEPARATOR = "\n----\n"
+"""Stands between texts."""
 
-@dataclasses.dataclass(frozen=True)
-class GenerateArguments:
-    """Continues prompts with a trained model."""
 
-    run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
-    prompt: tuple[str, ...] = ("",)
-    """The text to continue. Several prompts go through the model in one batch."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodingArguments:
+    """How a model writes text; the options that several commands share."""
+
     max_new_tokens: int | None = None
     """Longest continuation, in tokens. By default 200. (A folder in the Hugging Face format, or a
     run imported from one, may set its own defaults for this and the next options in
@@ -38,35 +38,87 @@ class GenerateArguments:
     num_samples: int | None = None
     """Continuations of each prompt. By default 1."""
     seed: int = 0
-    """Seed for sampling. The same seed gives the same text."""
+    """Seed for sampling. The same seed gives the same text. Of several prompts that each have a
+    seed, this is the first one's, and each that follows has one more."""
+    batch_size: int = 8
+    """With many prompts: completions that are written at once."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     max_length: int | None = None
     """The tokens that the model may look back on, also more than in training. By default as in
     training. A model whose positions are a table (learned ones) looks back on no others."""
+
+    def requested(self) -> dict[str, int | float]:
+        """Returns the given options as keyword arguments of `models.generate`."""
+        options = {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "repetition_penalty": self.repetition_penalty,
+            "num_beams": self.num_beams,
+            "length_penalty": self.length_penalty,
+            "num_return_sequences": self.num_samples,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+
+RENAMED = {"num_return_sequences": "--num-samples"}
+"""Names of `models.generate` → options."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateArguments(DecodingArguments):
+    """Continues prompts with a trained model."""
+
+    run: RunName
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
+    prompt: tuple[str, ...] = ("",)
+    """The text to continue. Several prompts go through the model in one batch."""
+    prompt_file: str | None = None
+    """Complete the prompts of a file instead, each with a seed of its own: one on each line, or in
+    .jsonl objects with "prompt" and perhaps "seed", "stop" and "max_new_tokens". Other fields are
+    repeated in the answer. - reads lines from standard input."""
     json: bool = False
-    """Print one JSON object instead of text."""
+    """Print one JSON object instead of text. With --prompt-file one for each prompt: "prompt",
+    "seed", and for each of its "completions" the text, why it ended ("finish_reason": stop, end or
+    length), and the log-probabilities of the whole and of each token."""
 
 
 def generate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo generate RUN --prompt TEXT`."""
-    parsed = parse(
-        GenerateArguments,
-        arguments,
-        "flaxzoo generate",
-        renamed={"num_return_sequences": "--num-samples"},
-    )
+    parsed = parse(GenerateArguments, arguments, "flaxzoo generate", renamed=RENAMED)
+    if parsed.prompt_file is not None and parsed.prompt != ("",):
+        raise UserError("--prompt and --prompt-file are both given: leave one out")
     enable_compilation_cache()
-    from ...inference.generate import TextGenerator, merged_request, samples_to_json
+    from ...inference.completions import completed_to_json, read_prompts
+    from ...inference.generate import TextGenerator, samples_to_json
+    from ...progress import Progress
 
-    requested = _requested(parsed)
-    # Check the options before anything is read. The folder may set the number of beams, so without
-    # --num-beams the length penalty cannot be checked yet.
-    known = requested if parsed.num_beams else {**requested, "length_penalty": None}
-    merged_request({}, {name: value for name, value in known.items() if value is not None})
+    requested = parsed.requested()
+    check_requested(parsed)
+    prompts = None if parsed.prompt_file is None else read_prompts(parsed.prompt_file)
     generator = TextGenerator.of_run(
         parsed.run, step=parsed.step, log=log, max_length=parsed.max_length
     )
+    if prompts is not None:
+        number = len(prompts) * (parsed.num_samples or 1)
+        with Progress().counter("completions", number) as advance:
+            completed = generator.complete(
+                prompts,
+                stop=parsed.stop,
+                seed=parsed.seed,
+                batch_size=parsed.batch_size,
+                on_batch=advance,
+                log=log,
+                **requested,
+            )
+        if parsed.json:
+            print("\n".join(map(completed_to_json, completed)))
+        else:
+            texts = [each.prompt.text + one.text for each in completed for one in each.completions]
+            print(SEPARATOR.join(texts))
+        return
     request = generator.request(parsed.prompt, **requested)
     alone = len(parsed.prompt) * request.num_return_sequences == 1
     streaming = alone and not parsed.json
@@ -85,22 +137,23 @@ def generate_command(arguments: list[str]) -> None:
     elif streaming:
         print()
     else:
-        print("\n----\n".join(sample.prompt + sample.text for sample in samples))
+        print(SEPARATOR.join(sample.prompt + sample.text for sample in samples))
 
 
-def _requested(parsed: GenerateArguments) -> dict[str, int | float]:
-    """Returns the given options as keyword arguments of `models.generate`."""
-    options = {
-        "max_new_tokens": parsed.max_new_tokens,
-        "temperature": parsed.temperature,
-        "top_k": parsed.top_k,
-        "top_p": parsed.top_p,
-        "repetition_penalty": parsed.repetition_penalty,
-        "num_beams": parsed.num_beams,
-        "length_penalty": parsed.length_penalty,
-        "num_return_sequences": parsed.num_samples,
-    }
-    return {name: value for name, value in options.items() if value is not None}
+def check_requested(parsed: DecodingArguments) -> None:
+    """Checks the options before anything is read.
+
+    Raises:
+        UserError: an option is out of range.
+    """
+    from ...inference.generate import merged_request
+
+    # The folder may set the number of beams, so without --num-beams the length penalty cannot be
+    # checked yet.
+    known = parsed.requested()
+    if not parsed.num_beams:
+        known.pop("length_penalty", None)
+    merged_request({}, known)
 
 
 def _write(text: str) -> None:

@@ -1,0 +1,122 @@
+"""Chat templates: what the assistant wrote, folders, refusals, and ways out of the sandbox."""
+
+import enum
+import json
+
+import pytest
+from flaxzoo import data
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}bot: {% generation %}{{ m.content }}"
+    "<end>{% endgeneration %}\n{% else %}user: {{ m.content }}\n{% endif %}{% endfor %}"
+)
+REWRITING = (
+    "{% for m in messages %}{{ m.role }}: "
+    "{{ m.content if loop.last else m.content[:1] }}\n{% endfor %}"
+)
+TURNS = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello!"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": ""},
+]
+
+
+def answers(template, messages):
+    rendered = template.render_with_answers(messages)
+    return [rendered.text[start:end] for start, end in rendered.answers]
+
+
+def test_without_marks_the_answers_are_what_each_message_adds():
+    template = data.ChatTemplate(CHATML, {"eos_token": "<|im_end|>"})
+    # The end of the turn is learned; the line feed after it belongs to the template.
+    assert answers(template, TURNS) == ["Hello!<|im_end|>", "<|im_end|>"]
+    assert answers(data.ChatTemplate(CHATML), TURNS) == ["Hello!<|im_end|>\n", "<|im_end|>\n"]
+    assert template.render(TURNS[:1], add_generation_prompt=True) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_marks_say_what_the_assistant_wrote():
+    assert answers(data.ChatTemplate(MARKED), TURNS) == ["Hello!<end>", "<end>"]
+
+
+def test_a_template_that_rewrites_earlier_turns_needs_marks():
+    with pytest.raises(data.DataError, match=r"rewrites earlier turns, .* of message 2 .* unknown"):
+        data.ChatTemplate(REWRITING).render_with_answers(TURNS)
+
+
+@pytest.mark.parametrize("source", [CHATML, MARKED])
+def test_a_conversation_without_an_answer_is_an_error(source):
+    with pytest.raises(data.DataError, match=r"no answer to learn \(roles: user\)"):
+        data.ChatTemplate(source).render_with_answers(TURNS[:1])
+
+
+def test_templates_of_a_folder(tmp_path):
+    with pytest.raises(data.DataError, match="has no chat template"):
+        data.ChatTemplate.of_folder(tmp_path)
+    config = {
+        "bos_token": {"content": "<s>", "special": True},
+        "eos_token": "</s>",
+        "chat_template": [
+            {"name": "default", "template": "old"},
+            {"name": "tool_use", "template": "{{ tools[0].name }}"},
+        ],
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    template = data.ChatTemplate.of_folder(tmp_path)
+    assert template.tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert template.render(TURNS) == "old"
+    assert template.render(TURNS, tools=[{"name": "add"}]) == "add"
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}new")
+    more = tmp_path / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("{{ tools | tojson }}")
+    template = data.ChatTemplate.of_folder(tmp_path)
+    assert template.render(TURNS) == "<s>new"
+    assert template.render(TURNS, tools=[{"a": "<é>"}]) == '[{"a": "<é>"}]'  # HTML is not escaped
+
+
+def test_values_are_plain_data_and_reasoning_has_both_names():
+    class Role(enum.StrEnum):
+        USER = "user"
+
+    source = "{% for m in messages %}{{ m.role }} {{ m.thinking }} {{ m.x }};{% endfor %}"
+    messages = [{"role": Role.USER, "reasoning": "because", "x": object()}]
+    assert data.ChatTemplate(source).render(messages) == "user because <object>;"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{% set ns = namespace(__class__=1) %}",
+        "{% set ns = namespace() %}{% set ns.__init__ = 1 %}",
+        "{{ dict.__globals__.os }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ raise_exception('no\\nthanks') }}",
+        "{{ 1 / 0 }}",
+        "{{ messages | nonsense }}",
+        "{% if %}",
+    ],
+)
+def test_ways_out_and_faults_are_refused_in_a_line(source):
+    with pytest.raises(data.DataError, match=r"^the chat template ") as caught:
+        data.ChatTemplate(source).render(TURNS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_message_has_a_role():
+    for wrong in ({"content": "Hi"}, "Hi"):
+        with pytest.raises(data.DataError, match=r"message 2 is .*: write an object with role"):
+            data.ChatTemplate(CHATML).render([TURNS[0], wrong])

@@ -1,0 +1,187 @@
+"""`flaxzoo prompt` and `flaxzoo generate --prompt-file`, as a person types them."""
+
+import json
+import shlex
+import string
+
+import pytest
+from flaxzoo import data, train
+from flaxzoo.data.tokenizers.characters import CharacterTokenizer
+from flaxzoo.train.cli.main import main
+
+EXAMPLES = [
+    {"input": "I eated.", "output": "I ate."},
+    {"input": "He go home.", "output": "He goes home."},
+    {"input": "We is.", "output": "We are."},
+]
+PRINTED = """\
+Poor English input: She have a dog.
+Good English output:"""
+
+
+@pytest.fixture(scope="module")
+def place(tiny, tmp_path_factory):
+    """A folder with a run that reads 100 characters, and files of examples and prompts."""
+    place = tmp_path_factory.mktemp("prompt")
+    tokenizer = CharacterTokenizer(string.printable)
+    model = tiny(num_layers=1, max_length=100, vocab_size=tokenizer.vocab_size)
+    train.save_run(place / "run", model.model, model.params, tokenizer)
+    (place / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in EXAMPLES))
+    tasks = [
+        {"task": name, "question": f"{name} {i}", "answer": "b"} for name in "xy" for i in "12"
+    ]
+    (place / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in tasks))
+    (place / "bare.jsonl").write_text('{"input": "no label"}\n')
+    (place / "q.txt").write_text("one\ntwo\n")
+    (place / "q.tsv").write_text("input\nthree\n")
+    (place / "prompts.jsonl").write_text(
+        '{"prompt": "a", "name": "first"}\n{"prompt": "bb", "seed": 7, "stop": "e"}\n'
+    )
+    return place
+
+
+@pytest.fixture
+def flaxzoo(place, monkeypatch, capsys):
+    """Runs a command in that folder; its status, standard output and messages."""
+    monkeypatch.chdir(place)
+
+    def flaxzoo(command):
+        capsys.readouterr()
+        return main(shlex.split(command)), *capsys.readouterr()
+
+    return flaxzoo
+
+
+def test_a_prompt_is_shown_without_a_model(flaxzoo):
+    asked = 'prompt run --show --examples a.jsonl --query "She have a dog."'
+    status, out, messages = flaxzoo(asked)
+    assert (status, messages) == (0, "")
+    few = data.FewShot(data.PATTERNS["grammar"], data.prompt_examples(EXAMPLES), 3)
+    assert out == few.prompt({"input": "She have a dog."}) + "\n"
+    assert flaxzoo(f"{asked} --shots 0")[1] == f"{PRINTED}\n"
+    labels = '--labels "Poor English input: " "Good English output: "'
+    assert flaxzoo(f"{asked} {labels}")[1] == out
+    assert flaxzoo(f"{asked} --seed 1")[1] != out
+    shown = flaxzoo("prompt run --show --pattern 'Q: {q} A: {a}' --query-file q.txt")[1]
+    assert shown == "Q: one A:\n----\nQ: two A:\n"
+    assert flaxzoo("prompt run --show --examples a.jsonl --shots 0 --query-file q.tsv")[1] == (
+        "Poor English input: three\nGood English output:\n"
+    )
+
+
+def test_a_pattern_with_several_fields_takes_an_object(flaxzoo):
+    fields = '{"definition": "To yalubalu is to sing.", "word": "yalubalu"}'
+    _, out, _ = flaxzoo(f"prompt run --show --pattern words --query '{fields}'")
+    assert out == (
+        "To yalubalu is to sing. An example of a sentence that uses the word yalubalu is:\n\n"
+    )  # the line feed before the answer is in the prompt: one after it ends the answer
+
+
+def test_examples_of_the_querys_task_are_shown(flaxzoo):
+    asked = "prompt run --show --examples tasks.jsonl --pattern question --shots 2 --query new"
+    _, out, _ = flaxzoo(f"{asked} --task y")
+    assert out.count("Q: y") == 2
+    assert "Q: x" not in out
+    status, _, messages = flaxzoo(f"{asked} --task z")
+    assert status == 2
+    assert "there are 0 examples of the task 'z'" in messages
+
+
+def test_a_full_context_loses_examples_or_is_an_error(flaxzoo):
+    asked = (
+        'prompt run --examples a.jsonl --query "She have a dog." "He go" --max-new-tokens 40 --json'
+    )
+    status, out, messages = flaxzoo(asked)
+    assert status == 0, messages
+    assert json.loads(out.splitlines()[0])["prompt"] == PRINTED
+    assert "2 of 2 prompts lost their first examples: with 40 tokens for the answer" in messages
+    status, out, messages = flaxzoo(f"{asked} --full-context error")
+    assert (status, out) == (2, "")
+    assert "the prompt of 3 examples and the query has" in messages
+    assert messages.count("\n") == 1
+
+
+def test_every_answer_says_why_it_ended(flaxzoo):
+    asked = "prompt run --examples a.jsonl --shots 0 --query one two --max-new-tokens 20 --stop a e"
+    status, out, messages = flaxzoo(f"{asked} --num-samples 6 --json --seed 1")
+    assert status == 0, messages
+    assert "2 prompts: 2 batches of 6 rows" in messages
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["query"] for row in rows] == [{"input": "one"}, {"input": "two"}]
+    assert rows[1]["prompt"] == "Poor English input: two\nGood English output:"
+    answers = [one for row in rows for one in row["completions"]]
+    assert {one["finish_reason"] for one in answers} == {"stop", "length"}
+    for one in answers:
+        assert not set("ae\n") & set(one["text"])
+        stopped = one["pieces"][-1] in ("a", "e", "\n")
+        assert one["finish_reason"] == ("stop" if stopped else "length")
+    status, out, _ = flaxzoo(f"{asked} --num-samples 6")
+    assert (status, out.count("\n")) == (0, 12)  # one line each
+    greedy = [flaxzoo(f"{asked} --seed {seed}")[1] for seed in (3, 4)]  # by default
+    assert greedy[0] == greedy[1]
+
+
+def test_completions_of_a_file(flaxzoo):
+    asked = "generate run --prompt-file prompts.jsonl --max-new-tokens 8 --seed 3"
+    status, out, messages = flaxzoo(f"{asked} --json")
+    assert status == 0, messages
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert (first["name"], first["prompt"], first["seed"]) == ("first", "a", 3)
+    assert (second["prompt"], second["seed"]) == ("bb", 7)
+    texts = [row["prompt"] + row["completions"][0]["text"] for row in (first, second)]
+    assert flaxzoo(asked)[1] == "\n----\n".join(texts) + "\n"
+    [alone] = json.loads(
+        flaxzoo("generate run --prompt bb --max-new-tokens 8 --seed 7 --stop e --json")[1]
+    )["samples"]
+    assert alone["text"] == second["completions"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("prompt run --examples a.jsonl", "prompt needs either --query TEXT or --query-file FILE"),
+        ("prompt run --query a", "without examples there is no pattern: give --pattern"),
+        (
+            "prompt run --query a --shots 2 --pattern question",
+            "--shots 2 needs examples to choose from",
+        ),
+        ("prompt run --query a --queries b", "unknown option --queries: here it is --query-file"),
+        ("prompt run --query a --examples a.jsonl --pattern gramar", "did you mean grammar"),
+        (
+            "prompt run --query a --examples a.jsonl --pattern question",
+            "an example has no field 'question', which the pattern",
+        ),
+        ("prompt run --query a --examples bare.jsonl", "no pattern has the fields input"),
+        (
+            "prompt run --query a --examples bare.jsonl --labels x y",
+            "2 labels ('x', 'y') are given",
+        ),
+        (
+            "prompt run --query a --examples a.jsonl --shots 4",
+            "4 shots are requested of 3 examples",
+        ),
+        ("prompt run --query a --examples none.jsonl", "none.jsonl"),
+        ("prompt run --query a --pattern words", "the pattern has 2 fields before the answer"),
+        ("prompt run --query a --pattern '{a}'", "the pattern has 0 fields before the answer"),
+        (
+            "prompt run --query a --pattern question --max-new-tokens 100",
+            "--max-new-tokens 100 leaves no room for a prompt in the 100 tokens",
+        ),
+        (
+            f"prompt run --query {'a' * 99} --pattern question",
+            "the query alone has 105 tokens, and there is room for 75: shorten it",
+        ),
+        (
+            "generate run --prompt a --prompt-file q.txt",
+            "--prompt and --prompt-file are both given",
+        ),
+        ("generate run --prompt-file none.txt", "no such file: 'none.txt'"),
+        ("generate run --prompt-file q.txt --batch-size 0", "--batch-size 0 must be at least 1"),
+    ],
+)
+def test_mistakes_are_named_in_a_line(flaxzoo, command, message):
+    status, out, messages = flaxzoo(command)
+    assert (status, out) == (2, "")
+    assert message in messages
+    assert messages.startswith("flaxzoo: ")
+    assert messages.count("\n") == 1

@@ -1,0 +1,161 @@
+"""The command `flaxzoo prompt`."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ....data.errors import UserError
+from ....data.io.json_text import to_json
+from ...compilation_cache import enable_compilation_cache
+from ..options import RunName, log, parse
+from .generate import RENAMED, DecodingArguments, check_requested
+
+if TYPE_CHECKING:
+    from ....data.prompts.examples import PromptExample
+    from ....data.prompts.few_shot import FewShot
+    from ....data.prompts.pattern import PromptPattern
+
+MOST_SHOTS = 8
+"""The number of examples without --shots, if there are so many."""
+TABLES = (".jsonl", ".csv", ".tsv")
+"""Files with named fields."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptArguments(DecodingArguments):
+    """Shows a model examples of a task in its prompt, and prints its answers to queries.
+
+    The prompt repeats one pattern: instance, label, instance, label, …, and last the query.
+    """
+
+    run: RunName
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
+    query: tuple[str, ...] = ()
+    """The texts to answer. If the pattern has several fields before the answer, JSON objects with
+    these fields."""
+    query_file: str | None = None
+    """A file of queries, one on each line; or a file or source with named fields, as for
+    --examples, whose answers are not read. - reads lines from standard input."""
+    examples: str | None = None
+    """A file of examples (.jsonl, or .csv and .tsv with a line of names), or a source: tsv:GLOB#1,2
+    (labels and texts), pairs:A,B, builtin:reviews, …"""
+    shots: int | None = None
+    """The number of examples in a prompt. By default all that there are, at most 8."""
+    pattern: str | None = None
+    r"""The name of a pattern (grammar, words, news, question, arithmetic, review, pair,
+    translation, patterns), or a template with fields in braces, the answer last: 'Q:
+    {question}\nA: {answer}\n'. By default the named pattern with the fields of the examples."""
+    labels: tuple[str, ...] = ()
+    """Instead of a pattern: the label before each field of the examples, which has a line of its
+    own: 'Poor English input: ' 'Good English output: '."""
+    task: str | None = None
+    """The task of --query, where the examples have a field task: only its own are shown."""
+    balanced: bool = False
+    """Choose equally many examples of each answer, as far as there are."""
+    full_context: Literal["drop", "error"] = "drop"
+    """A prompt that is too long loses its first examples (drop), or is an error."""
+    show: bool = False
+    """Print the prompts themselves, without an answer; the model is not read."""
+    json: bool = False
+    """Print a JSON object for each query: the prompt, the answer, and for each of its "completions"
+    what generate --prompt-file says of it."""
+    max_new_tokens: int | None = None
+    """Longest answer, in tokens. By default 64, or a quarter of what the model reads."""
+    temperature: float | None = None
+    """Above 0 samples tokens; by default the most probable token is taken each time."""
+    stop: tuple[str, ...] = ()
+    """Further strings that end an answer; a line feed and the first label always do."""
+    seed: int = 0
+    """Decides which examples are chosen. It is the first query's seed for sampling, too; each query
+    that follows has one more."""
+
+
+def prompt_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo prompt RUN --examples FILE --shots K --query TEXT`."""
+    parsed = parse(PromptArguments, arguments, "flaxzoo prompt", renamed=RENAMED)
+    if bool(parsed.query) == (parsed.query_file is not None):
+        raise UserError("prompt needs either --query TEXT or --query-file FILE")
+    if parsed.pattern is not None and parsed.labels:
+        raise UserError("--pattern and --labels are two ways to say the same: give one of them")
+    few_shot, queries = _few_shot(parsed)
+    prompts = [few_shot.prompt(query) for query in queries]  # a field may be missing
+    if parsed.show:
+        print("\n----\n".join(prompts))
+        return
+    enable_compilation_cache()
+    from ...inference.generate import TextGenerator
+    from ...progress import Progress
+    from ...prompting.answer import answer_queries
+
+    check_requested(parsed)
+    generator = TextGenerator.of_run(
+        parsed.run, step=parsed.step, log=log, max_length=parsed.max_length
+    )
+    with Progress().counter("answers", len(queries) * (parsed.num_samples or 1)) as advance:
+        answers = answer_queries(
+            generator,
+            few_shot,
+            queries,
+            stop=parsed.stop,
+            drop=parsed.full_context == "drop",
+            seed=parsed.seed,
+            batch_size=parsed.batch_size,
+            on_batch=advance,
+            log=log,
+            **parsed.requested(),
+        )
+    for answer in answers:
+        if parsed.json:
+            print(to_json(dataclasses.asdict(answer)))
+        else:
+            print("\n".join(each.text.strip() for each in answer.completions))
+
+
+def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
+    from ....data.io.files import read_lines
+    from ....data.prompts.examples import prompt_examples
+    from ....data.prompts.few_shot import FewShot
+
+    examples = [] if parsed.examples is None else prompt_examples(parsed.examples)
+    file = parsed.query_file
+    named = file is not None and (":" in file or Path(file.removesuffix(".gz")).suffix in TABLES)
+    queries = prompt_examples(file, "validation") if file is not None and named else []
+    pattern = _pattern(parsed, (examples or queries)[:1])
+    if not named:
+        texts = parsed.query if file is None else read_lines(file)
+        queries = [_query(text, pattern, parsed.task) for text in texts]
+    shots = min(MOST_SHOTS, len(examples)) if parsed.shots is None else parsed.shots
+    if shots and not examples:
+        raise UserError(f"--shots {shots} needs examples to choose from: give --examples FILE")
+    return FewShot(pattern, examples, shots, parsed.seed, parsed.balanced), queries
+
+
+def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExample":
+    """Returns the fields of a query: a JSON object, or the text where there is one field."""
+    from ....data.io.json_text import parse_object
+    from ....data.prompts.examples import TASK, PromptExample
+
+    *before, _ = pattern.fields
+    if len(before) == 1:
+        return PromptExample({before[0]: text}, task)
+    if before and text.startswith("{"):
+        row = parse_object(text, "--query", "correct it", UserError)
+        fields = {
+            name: value if isinstance(value, str) else to_json(value) for name, value in row.items()
+        }
+        return PromptExample(fields, task or fields.get(TASK))
+    raise UserError(
+        f"--query {text!r} is one text, and the pattern has {len(before)} fields before the answer "
+        f"({', '.join(before)}): give a JSON object with them, or a file by --query-file"
+    )
+
+
+def _pattern(parsed: PromptArguments, first: "list[PromptExample]") -> "PromptPattern":
+    from ....data.prompts.pattern import PromptPattern, pattern_for, prompt_pattern
+
+    if parsed.pattern is not None:
+        return prompt_pattern(parsed.pattern)
+    if not first:
+        raise UserError("without examples there is no pattern: give --pattern")
+    fields = [name for name in first[0].fields if name != "task"]
+    return PromptPattern.of_labels(parsed.labels, fields) if parsed.labels else pattern_for(fields)

@@ -1,0 +1,175 @@
+"""Prompts of a file and their completions, as records and as JSON lines."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Literal
+
+from ...data.errors import DataError, UserError
+from ...data.io.files import input_lines
+from ...data.io.json_lines import parse_line
+from ...data.io.json_text import JsonObject, JsonValue, to_json
+
+FinishReason = Literal["stop", "end", "length"]
+"""Why a text ends: a stop string, the model's end token, or the number of tokens."""
+
+_OWN = ("prompt", "seed", "stop", "max_new_tokens")
+_FOR_ALL = (
+    *("temperature", "top_k", "top_p", "repetition_penalty"),
+    *("num_beams", "length_penalty", "num_samples", "num_return_sequences"),
+)
+_TOO_SIMILAR = 0.75
+"""A field whose name resembles one of ours by more than this is taken for a mistake."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A text to continue, with the settings that are its own.
+
+    Raises:
+      UserError: A stop string is empty, or a number is out of range.
+    """
+
+    text: str
+    seed: int | None = None
+    """The seed of its random choices; None: it follows from the prompt's place among all."""
+    stop: tuple[str, ...] | None = None
+    """Strings that end a completion and are not part of it; None: those of all prompts."""
+    max_new_tokens: int | None = None
+    """The longest completion, in tokens; None: that of all prompts."""
+    fields: Mapping[str, JsonValue] = dataclasses.field(default_factory=dict)
+    """Other fields of its line, which the answer repeats."""
+
+    def __post_init__(self) -> None:
+        if "" in (self.stop or ()):
+            raise UserError("a stop string is empty: every text would end before it begins")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise UserError(f"a prompt has 'max_new_tokens' {self.max_new_tokens}: give at least 1")
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise UserError(f"a prompt has 'seed' {self.seed}: give one from 0 to {2**32 - 1}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """A continuation of a prompt."""
+
+    text: str
+    """The text after the prompt, without the stop string."""
+    finish_reason: FinishReason
+    log_probability: float
+    """The logarithm of the probability that the model itself gives all tokens that were chosen, in
+    nats: the end token, too, and those of a stop string."""
+    tokens: tuple[int, ...]
+    """The new tokens, those of a stop string included, the end token not."""
+    pieces: tuple[str, ...]
+    """The tokens as the vocabulary writes them."""
+    log_probabilities: tuple[float, ...] | None
+    """The logarithm of each token's probability, in nats; None for a beam search."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Completed:
+    """A prompt and its completions."""
+
+    prompt: Prompt
+    """The prompt with the settings that were used."""
+    completions: tuple[Completion, ...]
+
+
+@dataclasses.dataclass
+class Positions:
+    """How many positions of some batches were for a token, and how many there were."""
+
+    used: int = 0
+    computed: int = 0
+
+    def add(self, used: int, computed: int) -> None:
+        """Adds the positions of another batch."""
+        self.used, self.computed = self.used + used, self.computed + computed
+
+    @property
+    def padding(self) -> float:
+        """The share that was padding."""
+        return 1 - self.used / max(self.computed, 1)
+
+
+def read_prompts(path: str) -> list[Prompt]:
+    """Reads prompts from a file.
+
+    Args:
+      path: A text with one prompt on each line; or JSON lines, if the name ends in ``.jsonl`` or
+        ``.jsonl.gz``: objects with ``prompt`` and perhaps ``seed``, ``stop`` (a string or several)
+        and ``max_new_tokens``. Other fields are kept. ``-`` reads text from standard input.
+
+    Raises:
+      DataError: The file is empty or cannot be read, or a line is not such an object.
+    """
+    is_json = path.removesuffix(".gz").endswith(".jsonl")
+    prompts = []
+    for file, number, line in input_lines(path):
+        location = f"{file} line {number}"
+        if not is_json:
+            prompts.append(Prompt(line))
+        elif line.strip():
+            prompts.append(_prompt(parse_line(line, location), location))
+    if not prompts:
+        raise DataError(f"no prompts in {path}: write one on each line")
+    return prompts
+
+
+def _prompt(row: JsonObject, location: str) -> Prompt:
+    """Returns the prompt of a line of JSON."""
+    text, stop = row.get("prompt"), row.get("stop")
+    if not isinstance(text, str):
+        seen = ", ".join(row) or "none"
+        problem = "has no field" if "prompt" not in row else "has no text in its field"
+        raise DataError(
+            f"{location} {problem} 'prompt' (its fields are {seen}): write "
+            '{"prompt": "a text to continue"}'
+        )
+    stops = [stop] if isinstance(stop, str) else stop
+    if stops is not None and not (
+        isinstance(stops, list) and all(isinstance(part, str) for part in stops)
+    ):
+        raise DataError(f"{location} has 'stop' {to_json(stop)}: give a text, or a list of texts")
+    numbers: dict[str, int | None] = {}
+    for name in ("seed", "max_new_tokens"):
+        value = row.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise DataError(f"{location} has {name!r} {to_json(value)}: give a whole number")
+        numbers[name] = value
+    others = {name: value for name, value in row.items() if name not in _OWN}
+    for name in others:
+        if name in _FOR_ALL:
+            raise DataError(
+                f"{location} has the field {name!r}, which is one for all prompts: give it as an "
+                "option"
+            )
+        similar = difflib.get_close_matches(name, _OWN, n=1, cutoff=_TOO_SIMILAR)
+        if similar:
+            raise DataError(
+                f"{location} has the unknown field {name!r}: did you mean {similar[0]!r}?"
+            )
+    try:
+        chosen = None if stops is None else tuple(str(part) for part in stops)
+        return Prompt(text, numbers["seed"], chosen, numbers["max_new_tokens"], others)
+    except UserError as error:
+        raise DataError(f"{location}: {error}") from None
+
+
+def completed_to_json(completed: Completed) -> str:
+    """Formats a prompt and its completions as one line of JSON.
+
+    ``{"prompt": …, "seed": …, "completions": [{"text", "finish_reason", "log_probability",
+    "tokens", "pieces", "log_probabilities"}, …]}``, before it the other fields of the prompt's own
+    line.
+    """
+    prompt = completed.prompt
+    return to_json(
+        {
+            **prompt.fields,
+            "prompt": prompt.text,
+            "seed": prompt.seed,
+            "completions": [dataclasses.asdict(each) for each in completed.completions],
+        }
+    )
