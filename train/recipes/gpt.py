@@ -83,8 +83,9 @@ QUICKSTART = TrainConfig(
     sample_prompt="The for statement is used to",
 )
 
-# The answer and its query are at fixed distances in most tasks, which rotary positions express; an
-# episode with 16 examples and a query has up to 208 characters.
+# Each letter of an answer is at a distance from its origin that most tasks share, which rotary
+# positions and the convolution express: without the latter, learning takes far longer. Sixteen
+# examples and a query have up to 204 characters.
 IN_CONTEXT = TrainConfig(
     model=GPTConfig(
         vocab_size=1,  # grows to the tokenizer's
@@ -185,11 +186,11 @@ RECIPES: dict[str, Recipe] = {
         ),
         details=(
             "Run: flaxzoo train in-context\n"
-            "     flaxzoo evaluate runs/in-context --shots 0 1 2 4 8 16 --data builtin:patterns\n"
-            "It sees random tasks (builtin:patterns), each through examples of it alone, and is "
-            "asked about\n"
-            "tasks that it has never seen. Expect that no answer is right without examples and "
-            "XX % after 16."
+            "     flaxzoo evaluate runs/in-context --shots 0 1 4 16 --data "
+            "builtin:patterns#copy,reverse,count\n"
+            "It sees random tasks, each through examples of it alone, and is asked about tasks that "
+            "it has never\n"
+            "seen: without examples it knows no answer, and its accuracy rises with their number."
         ),
         config=IN_CONTEXT,
     ),
