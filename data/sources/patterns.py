@@ -20,7 +20,7 @@ is ever of one of them. ``builtin:patterns#map,count`` has only these kinds.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -228,7 +228,7 @@ def draw_task(rng: np.random.Generator, kind: str, *, held_out: bool = False) ->
             return task
 
 
-def _in_order(items: Sequence[str], order: np.ndarray) -> list[str]:
+def _in_order(items: str | tuple[str, ...], order: np.ndarray) -> list[str]:
     return [items[index] for index in order.tolist()]
 
 

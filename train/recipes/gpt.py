@@ -188,9 +188,9 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train in-context\n"
             "     flaxzoo evaluate runs/in-context --shots 0 1 4 16 --data "
             "builtin:patterns#copy,reverse,count\n"
-            "It sees random tasks, each through examples of it alone, and is asked about tasks that "
-            "it has never\n"
-            "seen: without examples it knows no answer, and its accuracy rises with their number."
+            "It sees random tasks, each through examples of it alone, and is asked about tasks "
+            "that it has\n"
+            "never seen: without examples it knows no answer, and accuracy rises with their number."
         ),
         config=IN_CONTEXT,
     ),
