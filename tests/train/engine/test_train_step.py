@@ -24,7 +24,6 @@ from flaxzoo.train.objectives.tasks import score
 WAYS = {
     "data 8": {"mesh": MeshConfig(data=8)},
     "fsdp 8": {"mesh": MeshConfig(data=1, fsdp=8)},
-    "data 4 tensor 2": {"mesh": MeshConfig(data=4, tensor=2)},
     "data 2 fsdp 2 tensor 2": {"mesh": MeshConfig(data=2, fsdp=2, tensor=2)},
     "context 8": {"mesh": MeshConfig(data=1, context=8)},
     "fsdp 2 context 2 tensor 2": {"mesh": MeshConfig(data=1, fsdp=2, context=2, tensor=2)},

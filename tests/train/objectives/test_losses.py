@@ -113,19 +113,20 @@ def test_a_chunk_never_has_more():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sizes", "length"),
+    ("sizes", "length", "with_bias"),
     [
-        ({"data": 8}, 20),
-        ({"data": 1, "fsdp": 8}, 11),  # a chunk is padded
-        ({"data": 2, "fsdp": 2, "tensor": 2}, 20),
-        ({"data": 1, "fsdp": 2, "context": 2, "tensor": 2}, 20),
-        ({"data": 2, "context": 4}, 44),  # of four rows and 11 positions each
-        ({"data": 1, "context": 8}, 20),  # they cannot be cut
-        ({"data": 1, "context": 4, "tensor": 2}, 18),
+        ({"data": 8}, 20, True),
+        ({"data": 1, "fsdp": 8}, 11, False),  # a chunk is padded
+        ({"data": 1, "fsdp": 8}, 11, True),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, 20, False),
+        ({"data": 1, "fsdp": 2, "context": 2, "tensor": 2}, 20, True),
+        ({"data": 2, "context": 4}, 44, False),  # of four rows and 11 positions each
+        ({"data": 1, "context": 8}, 20, True),  # they cannot be cut
+        ({"data": 1, "context": 4, "tensor": 2}, 18, False),
+        ({"data": 1, "context": 4, "tensor": 2}, 18, True),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("with_bias", [False, True])
 def test_on_a_mesh_it_is_the_same(monkeypatch, sizes, length, with_bias):
     hidden, kernel, labels, weights = problem(B=8, T=length, D=8, V=50)
     bias = jax.random.normal(jax.random.key(1), (50,)) if with_bias else None
