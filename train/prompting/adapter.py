@@ -42,8 +42,10 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     """A model for `lm_eval.simple_evaluate(model=…)`.
 
     Its results are those of the harness's own model `hf`: requests are encoded as there, and a
-    context that is too long loses its first tokens. Two things differ: the continuation of an
-    encoder-decoder is encoded as a target, and requests that begin alike share their computation.
+    context that is too long loses its first tokens. Requests that begin alike share their
+    computation. With encoder-decoders three things differ from `hf`: continuations are encoded as
+    targets and not as sources, a target has at most `max_gen_toks` tokens (there, the length of the
+    source is added), and the position of a source's token does not depend on the batch.
 
     Args:
         model: a causal language model or an encoder-decoder.

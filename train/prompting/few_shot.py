@@ -221,6 +221,7 @@ def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title:
         axes.legend()
     axes.set(xlabel="examples in the prompt", ylabel="accuracy", ylim=(0, 1), title=title)
     axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(-0.2, max(*numbers, 1) * 1.3)
     axes.set_xticks(numbers, [str(n) for n in numbers])
     try:
         figure.savefig(file)

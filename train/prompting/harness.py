@@ -72,7 +72,8 @@ def evaluate_tasks(
 
     if not tasks:
         raise UserError("there is no task to evaluate: name at least one")
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    for package in ("lm_eval", "huggingface_hub"):  # the latter tells each of its retries
+        logging.getLogger(package).setLevel(logging.ERROR)
     names = [task for task in tasks if isinstance(task, str)]
     manager = TaskManager(include_defaults=bool(names))
     for name in names:

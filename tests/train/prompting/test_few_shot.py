@@ -144,6 +144,7 @@ def file(tmp_path):
     return str(file)
 
 
+@pytest.mark.integration
 def test_the_command_needs_no_harness(gpt2_folder, file, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     plot = str(tmp_path / "curve.png")
@@ -170,8 +171,8 @@ def test_the_command_needs_no_harness(gpt2_folder, file, tmp_path, monkeypatch, 
         (["--shots", "0", "--data", "nothing.jsonl"], "nothing.jsonl"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(gpt2_folder, options, message, capsys):
-    assert main(["evaluate", str(gpt2_folder), *options])
+def test_options_that_do_not_go_together_are_refused(options, message, capsys):
+    assert main(["evaluate", "run", *options])
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
