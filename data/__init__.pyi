@@ -30,6 +30,7 @@ from .errors import UserError as UserError
 from .features.masking import Masking as Masking
 from .features.segment_pairs import Segments as Segments
 from .io.files import read_lines as read_lines
+from .io.selection import Selector as Selector
 from .packing.packing import Packing as Packing
 from .prepared.read_shards import PreparedExamples as PreparedExamples
 from .prepared.write_shards import prepare as prepare
@@ -49,7 +50,6 @@ from .sources.in_memory import Examples as Examples
 from .sources.parallel_corpus import ParallelText as ParallelText
 from .sources.parallel_corpus import open_parallel as open_parallel
 from .sources.patterns import Patterns as Patterns
-from .sources.selection import Selector as Selector
 from .sources.sentence_pairs import SentencePair as SentencePair
 from .sources.source_names import Source as Source
 from .sources.source_names import parse_source as parse_source

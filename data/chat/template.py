@@ -106,7 +106,8 @@ class ChatTemplate:
         Raises:
           DataError: The template refuses the conversation, or is faulty.
         """
-        return self._run(messages, tools, documents, add_generation_prompt, variables)[0]
+        given = {**variables, "tools": tools, "documents": documents}
+        return self._run(messages, given, add_generation_prompt=add_generation_prompt)[0]
 
     def render_with_answers(
         self,
@@ -126,13 +127,11 @@ class ChatTemplate:
           DataError: There is no answer, the template neither marks answers nor keeps the earlier
             turns, or it refuses the conversation.
         """
-        source = self._source(tools)
-        if _MARKER.search(source):
-            text, answers = self._run(messages, tools, documents, False, variables)
-        else:
-            text, _ = self._run(messages, tools, documents, False, variables)
+        given = {**variables, "tools": tools, "documents": documents}
+        text, answers = self._run(messages, given)
+        if not _MARKER.search(self._source(given)):
             answers = [
-                self._by_prefix(messages, number, text, tools, documents, variables)
+                self._by_prefix(messages, number, text, given)
                 for number, message in enumerate(messages)
                 if message.get("role") == "assistant"
             ]
@@ -150,13 +149,11 @@ class ChatTemplate:
         messages: Sequence[Message],
         number: int,
         text: str,
-        tools: Sequence[Mapping[str, Any]] | None,
-        documents: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, object],
+        given: Mapping[str, object],
     ) -> tuple[int, int]:
         """Returns the range of an assistant's message, from the texts before and after it."""
-        before, _ = self._run(messages[:number], tools, documents, True, variables)
-        after, _ = self._run(messages[: number + 1], tools, documents, False, variables)
+        before, _ = self._run(messages[:number], given, add_generation_prompt=True)
+        after, _ = self._run(messages[: number + 1], given)
         if not after.startswith(before) or not text.startswith(after):
             raise DataError(
                 f"the chat template rewrites earlier turns, so which part of message {number + 1} "
@@ -168,32 +165,37 @@ class ChatTemplate:
         ends = trimmed.endswith(tuple(token for token in self.tokens.values() if token))
         return len(before), len(trimmed) if ends else len(after)
 
-    def _source(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        return self.source if tools is None or self.with_tools is None else self.with_tools
+    def _source(self, given: Mapping[str, object]) -> str:
+        if given["tools"] is None or self.with_tools is None:
+            return self.source
+        return self.with_tools
 
     def _run(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        documents: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        variables: Mapping[str, object],
+        given: Mapping[str, object],
+        *,
+        add_generation_prompt: bool = False,
     ) -> tuple[str, list[tuple[int, int]]]:
-        """Returns the text, and the ranges that the template marks."""
+        """Returns the text, and the ranges that the template marks.
+
+        Args:
+          messages: The messages.
+          given: Tools, documents and further variables by name.
+          add_generation_prompt: Whether the text ends with the beginning of the assistant's turn.
+        """
         for number, message in enumerate(messages, start=1):
             if not isinstance(message, Mapping) or "role" not in message:
                 raise DataError(
                     f"message {number} is {message!r}: write an object with role and content"
                 )
-        template, marks = _compiled(self._source(tools))
-        given = {**self.tokens, **{name: _plain(value) for name, value in variables.items()}}
+        template, marks = _compiled(self._source(given))
+        variables = {**self.tokens, **{name: _plain(value) for name, value in given.items()}}
         marks.begin()
         try:
             for block in template.generate(
-                **given,
+                **variables,
                 messages=[_with_reasoning(_plain(message)) for message in messages],
-                tools=_plain(tools),
-                documents=_plain(documents),
                 add_generation_prompt=add_generation_prompt,
             ):
                 marks.blocks.append(block)
@@ -322,6 +324,7 @@ def _to_json(
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
+    *,
     sort_keys: bool = False,
 ) -> str:
     """Formats JSON without jinja2's escapes for HTML."""

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..errors import DataError
+from ..io.selection import Selector
 from ..sources.documents import Split, check_validation_fraction
-from ..sources.selection import Selector
 from ..sources.source_names import Source
 
 FORMAT = 1

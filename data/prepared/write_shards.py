@@ -26,10 +26,10 @@ from ..errors import DataError
 from ..io.atomic_io import build_folder, write_file
 from ..io.conditions import LeftOut, left_out_note, written
 from ..io.files import matching_files
+from ..io.selection import Selector, count_left_out, decisions
 from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
 from ..sources.documents import HashSplit, Split, text_digest
-from ..sources.selection import Selector, count_left_out, decisions
 from ..sources.source_names import Source, documents_in, parse_sources
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from .shard_format import (

@@ -19,8 +19,8 @@ import numpy as np
 from ..errors import DataError
 from ..io.atomic_io import build_folder
 from ..io.conditions import LeftOut, left_out_note
+from ..io.selection import Selector, cached_decisions, count_left_out
 from .in_memory import Examples
-from .selection import Selector, cached_decisions, count_left_out
 from .source_names import Source, parse_sources, read_documents
 
 Split = Literal["train", "validation"]

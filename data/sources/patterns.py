@@ -4,16 +4,16 @@ A document is an **episode**: examples of one task, each ``query > answer`` on a
 Nothing but the examples tells what the task is, so whoever predicts an answer well has learned
 the task from those before it. A task is of a kind and has a random part, its key:
 
-==============  ==========================  ========================================
-kind            the key                     examples with the key in parentheses
-==============  ==========================  ========================================
-``map``         a letter for each letter    ``bad > hcf`` (``chfdbage``)
-``copy``        an ending                   ``bad > badge`` (``ge``)
-``reverse``     an ending                   ``bad > dabge`` (``ge``)
-``count``       a letter, and a digit for   ``dad > 7`` (``d2571``: two *d* are 7)
+==============  ===========================  =======================================
+kind            the key                      an example, in parentheses its key
+==============  ===========================  =======================================
+``map``         a letter for each of a to e  ``ba > gc`` (``cgbfa``: a is c)
+``copy``        an ending                    ``bad > badge`` (``ge``)
+``reverse``     an ending                    ``bad > dabge`` (``ge``)
+``count``       a letter, and a digit for    ``dad > 7`` (``d2571``: two d are 7)
                 each number of them
-``arithmetic``  a digit for each sum        ``3+4 > 0`` (``481529706``: 7 is 0)
-==============  ==========================  ========================================
+``arithmetic``  a digit for each sum         ``3+4 > 0`` (``481529706``: 7 is 0)
+==============  ===========================  =======================================
 
 A tenth of the tasks of each kind, chosen by a hash of the task, is held out: no training episode
 is ever of one of them. ``builtin:patterns#map,count`` has only these kinds.
@@ -34,8 +34,10 @@ LETTERS = "abcdefgh"
 """The letters of the words."""
 DIGITS = "0123456789"
 """The digits with which the numbers of ``count`` and ``arithmetic`` are written."""
+MAPPED = LETTERS[:5]
+"""The letters of the queries of ``map``, which are all pairs of them."""
 WORD_LENGTH = 3
-"""The letters in a query of ``map``, ``copy``, ``reverse`` and ``count``."""
+"""The letters in a query of ``copy``, ``reverse`` and ``count``."""
 ADDENDS = DIGITS[:5]
 """The digits that ``arithmetic`` adds, so that it has 25 queries and nine sums."""
 ENDING_LENGTH = 2
@@ -81,8 +83,8 @@ class PatternTask:
 
     @property
     def queries(self) -> tuple[str, ...]:
-        """Everything that the task can be asked: 512 words, or 25 sums."""
-        return _SUMS if self.kind == "arithmetic" else _WORDS
+        """Everything that the task can be asked: 512 words, 25 pairs of letters, or 25 sums."""
+        return _QUERIES.get(self.kind, _WORDS)
 
     def answer(self, query: str) -> str:
         """Returns the answer.
@@ -91,7 +93,7 @@ class PatternTask:
           query: One of ``queries``.
         """
         if self.kind == "map":
-            return query.translate(str.maketrans(LETTERS, self.key))
+            return query.translate(str.maketrans(MAPPED, self.key))
         if self.kind == "count":
             return self.key[1 + query.count(self.key[0])]
         if self.kind == "arithmetic":
@@ -166,10 +168,10 @@ class Patterns:
           held_out: Whether the task is one of those that are held out from training.
         """
         task = draw_task(rng, self.kinds[rng.integers(len(self.kinds))], held_out=held_out)
-        queries = task.queries
-        order = rng.permutation(len(queries))
-        asked = [queries[order[index % len(queries)]] for index in range(number)]
-        return Episode(task, tuple((query, task.answer(query)) for query in asked))
+        asked: list[str] = []
+        while len(asked) < number:
+            asked += _in_order(task.queries, rng.permutation(len(task.queries)))
+        return Episode(task, tuple((query, task.answer(query)) for query in asked[:number]))
 
     def training_episode(self, seed: int, epoch: int, index: int, number: int) -> Episode:
         """Returns an episode of training, a pure function of its arguments.
@@ -213,22 +215,25 @@ def draw_task(rng: np.random.Generator, kind: str, *, held_out: bool = False) ->
     """
     while True:
         if kind == "map":
-            key = _chosen(LETTERS, rng.permutation(len(LETTERS)))
+            key = _in_order(LETTERS, rng.permutation(len(LETTERS)))[: len(MAPPED)]
         elif kind == "count":
             letter = LETTERS[rng.integers(len(LETTERS))]
-            key = letter + _chosen(DIGITS, rng.permutation(len(DIGITS))[: WORD_LENGTH + 1])
+            key = [letter, *_in_order(DIGITS, rng.permutation(len(DIGITS)))[: WORD_LENGTH + 1]]
         elif kind == "arithmetic":
-            key = _chosen(DIGITS, rng.permutation(len(DIGITS))[: 2 * len(ADDENDS) - 1])
+            key = _in_order(DIGITS, rng.permutation(len(DIGITS)))[: 2 * len(ADDENDS) - 1]
         else:
-            key = _chosen(LETTERS, rng.integers(len(LETTERS), size=ENDING_LENGTH))
-        task = PatternTask(kind, key)
+            key = _in_order(LETTERS, rng.integers(len(LETTERS), size=ENDING_LENGTH))
+        task = PatternTask(kind, "".join(key))
         if task.held_out == held_out:
             return task
 
 
-def _chosen(symbols: str, indices: np.ndarray) -> str:
-    return "".join(symbols[index] for index in indices.tolist())
+def _in_order(items: str | tuple[str, ...], order: np.ndarray) -> list[str]:
+    return [items[index] for index in order.tolist()]
 
 
 _WORDS = tuple(map("".join, product(LETTERS, repeat=WORD_LENGTH)))
-_SUMS = tuple(map("+".join, product(ADDENDS, repeat=2)))
+_QUERIES = {
+    "map": tuple(map("".join, product(MAPPED, repeat=2))),
+    "arithmetic": tuple(map("+".join, product(ADDENDS, repeat=2))),
+}

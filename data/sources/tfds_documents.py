@@ -25,9 +25,9 @@ import tensorflow_datasets as tfds
 from ..errors import DataError, similar_names
 from ..io.atomic_io import write_file
 from ..io.conditions import LeftOut, keeps, left_out_note, written
+from ..io.selection import Selector, cached_decisions, count_left_out
 from .documents import Documents, HashSplit, Records, Split, text_digest
 from .in_memory import plain
-from .selection import Selector, cached_decisions, count_left_out
 from .source_names import Source
 
 # TFDS retries a failing download for minutes; a missing network is to be detected in seconds.

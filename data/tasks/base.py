@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
 from ..errors import DataError, UserError
+from ..io.selection import Selector
 from ..sources.documents import (
     Documents,
     SourceLike,
@@ -20,7 +21,6 @@ from ..sources.documents import (
     load_documents,
     load_whole,
 )
-from ..sources.selection import Selector
 from ..tokenizers.base import Tokenizer, load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
 

@@ -16,9 +16,9 @@ from .losses import TokenLogProbs, token_log_probs
 from .objectives import Batch, Objective, Outputs, Terms, select_inputs
 
 PolicyLoss = Literal["dapo", "grpo", "bnpo", "dr_grpo"]
-"""How GRPO averages over tokens; see `grpo`."""
+"""A way to average over tokens; see `grpo`."""
 Scale = Literal["group", "batch", "none"]
-"""What `group_advantages` divides by."""
+"""The divisor of `group_advantages`: a standard deviation, or none."""
 
 
 def grpo(

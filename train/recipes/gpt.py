@@ -83,6 +83,38 @@ QUICKSTART = TrainConfig(
     sample_prompt="The for statement is used to",
 )
 
+# Each letter of an answer is at a distance from its origin that most tasks share, which rotary
+# positions and the convolution express: without the latter, learning takes far longer. Sixteen
+# examples and a query have up to 204 characters.
+IN_CONTEXT = TrainConfig(
+    model=GPTConfig(
+        vocab_size=1,  # grows to the tokenizer's
+        max_length=208,
+        num_layers=2,
+        d_model=64,
+        num_heads=4,
+        dropout_rate=0.0,
+        activation="relu",
+        positions="rotary",
+        init_std=0.1,  # about 1 / √D
+        head_convolution=3,
+    ),
+    data=CausalLMData(
+        source="builtin:patterns#copy,reverse,count",
+        length=208,
+        tokenizer=TokenizerConfig(kind="characters"),
+    ),
+    optimizer=OptimizerConfig(
+        peak_learning_rate=2e-3, warmup_steps=50, beta2=0.99, weight_decay=0.0
+    ),
+    steps=2500,
+    batch_size=8,
+    log_every=50,
+    evaluate_every=500,
+    checkpoint_every=500,
+    sample_prompt="abc > cbahe\ndeg > gedhe\nhcb > bchhe\nfad >",
+)
+
 RECIPES: dict[str, Recipe] = {
     "quickstart": Recipe(
         summary=(
@@ -147,6 +179,20 @@ RECIPES: dict[str, Recipe] = {
             checkpoint_every=500,
             sample_prompt="ROMEO:",
         ),
+    ),
+    "in-context": Recipe(
+        summary=(
+            "A small GPT that learns a task from its prompt: no download, minutes on two CPU cores."
+        ),
+        details=(
+            "Run: flaxzoo train in-context\n"
+            "     flaxzoo evaluate runs/in-context --shots 0 1 4 16 --data "
+            "builtin:patterns#copy,reverse,count\n"
+            "It sees random tasks, each through examples of it alone, and is asked about tasks "
+            "that it has\n"
+            "never seen: without examples it knows no answer, and accuracy rises with their number."
+        ),
+        config=IN_CONTEXT,
     ),
     "gpt": Recipe(
         summary="A GPT of any published size on your own text.",

@@ -16,7 +16,7 @@ ALL = Patterns.parse("builtin:patterns")
 @pytest.mark.parametrize(
     ("kind", "key", "query", "answer"),
     [
-        ("map", "chfdbage", "bad", "hcd"),
+        ("map", "cgbfa", "ba", "gc"),
         ("copy", "ge", "bad", "badge"),
         ("reverse", "ge", "bad", "dabge"),
         ("count", "d2571", "dad", "7"),
@@ -40,11 +40,11 @@ def test_the_answers_follow_from_the_key_alone(kind):
         assert len(lines) == len(episode.examples) == 40
         key = episode.task.key
         for line in lines:
-            match = re.fullmatch(r"(\S{3}) > (\w+)", line)
+            match = re.fullmatch(r"(\S+) > (\w+)", line)
             assert match is not None
             query, answer = match.groups()
             if kind == "map":
-                expected = "".join(key["abcdefgh".index(letter)] for letter in query)
+                expected = "".join(key["abcde".index(letter)] for letter in query)
             elif kind == "count":
                 expected = key[1:][Counter(query)[key[0]]]
             elif kind == "arithmetic":
@@ -63,8 +63,7 @@ def test_an_episode_is_a_function_of_its_arguments():
     assert longer.task == episode.task
     assert longer.examples[:10] == episode.examples
     assert episode.text == (
-        "hac > bdc\ndah > hdb\ndbe > hge\nhdc > bhc\nfhg > fba\n"
-        "bdd > ghh\ndgb > hag\nahe > dbe\nggd > aah\ncfa > cfd\n"
+        "ba > gd\nbc > gc\ncb > cg\nca > cd\ncd > ch\nea > ed\nbe > ge\ndb > hg\ndd > hh\nda > hd\n"
     ), "the same on every machine, and in every version"
 
 
@@ -90,13 +89,13 @@ def test_no_held_out_task_is_ever_drawn_in_training():
     assert len(endings) > 120, "nearly all tasks of these kinds have been drawn"
     asymmetric = (re.match(r"(a(.)(?!a).) > \1(..)\n", text, re.M) for text in ALL.documents())
     copied = {found[3] for found in asymmetric if found}
-    assert len(copied) > 20
+    assert len(copied) > 10
     assert not {f"copy:{ending}" for ending in copied} & held_out
 
 
 def test_a_tenth_of_the_tasks_is_held_out():
     rng = np.random.default_rng(0)
-    keys = ["".join(rng.permutation(list(source.LETTERS))) for _ in range(4000)]
+    keys = {"".join(rng.permutation(list(source.LETTERS))[:5]) for _ in range(4000)}
     fraction = np.mean([PatternTask("map", key).held_out for key in keys])
     assert 0.08 < fraction < 0.12
 
@@ -107,7 +106,8 @@ def test_no_query_of_a_held_out_episode_occurs_twice():
         assert len(set(queries)) == len(queries) == source.DOCUMENT_EXAMPLES
     sums = Patterns.parse("builtin:patterns#arithmetic").training_episode(0, 0, 0, 60)
     queries = [query for query, _ in sums.examples]
-    assert queries[25:50] == queries[:25], "after all 25 sums they begin anew"
+    assert set(queries[25:50]) == set(queries[:25]), "after all 25 sums they begin anew"
+    assert queries[25:50] != queries[:25]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,9 @@ def test_documents_are_training_episodes():
     for text in documents[:300]:
         pairs = (line.split(" > ") for line in text.splitlines())
         table = {a: b for query, answer in pairs for a, b in zip(query, answer, strict=True)}
-        if len(table) == len(source.LETTERS):
-            assert not PatternTask("map", "".join(map(table.__getitem__, source.LETTERS))).held_out
+        if len(table) == len(source.MAPPED):
+            key = "".join(table[letter] for letter in source.MAPPED)
+            assert not PatternTask("map", key).held_out
 
 
 @pytest.fixture(scope="module")

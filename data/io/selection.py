@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ..io.atomic_io import write_file
-from ..io.conditions import LeftOut
+from .atomic_io import write_file
+from .conditions import LeftOut
 
 _AT_ONCE = 1024
 
