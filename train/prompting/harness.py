@@ -57,7 +57,7 @@ def evaluate_tasks(
 
     Args:
         lm: from `harness_model`.
-        tasks: names of tasks, groups or tags of the harness, or configurations of tasks.
+        tasks: names of tasks, groups or tags of the harness, its YAML files, or configurations.
         shots: the number of examples in each prompt; by default that of each task.
         limit: the number of questions of each task; by default all.
 
@@ -74,10 +74,10 @@ def evaluate_tasks(
         raise UserError("there is no task to evaluate: name at least one")
     for package in ("lm_eval", "huggingface_hub"):  # the latter tells each of its retries
         logging.getLogger(package).setLevel(logging.ERROR)
-    names = [task for task in tasks if isinstance(task, str)]
+    names = [task for task in tasks if isinstance(task, str) and not Path(task).is_file()]
     manager = TaskManager(include_defaults=bool(names))
     for name in names:
-        if name not in manager.task_index and not Path(name).is_file():
+        if name not in manager.task_index:
             raise UserError(_unknown(name, manager.all_tasks))
     loaded = []
     for task in tasks:

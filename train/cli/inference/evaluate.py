@@ -37,7 +37,8 @@ class EvaluateArguments:
     """The numbers of examples in a prompt: --shots 0 1 4 16. With --tasks one number; by default
     that of each task."""
     tasks: str | None = None
-    """Names of the harness's tasks, groups or tags, separated by commas: hellaswag,arc_easy."""
+    """Names of the harness's tasks, groups or tags, or YAML files of your own, separated by commas:
+    hellaswag,arc_easy."""
     limit: int | None = None
     """The number of questions; of each task by default all, otherwise at most 500."""
     queries: str | None = None
