@@ -3,8 +3,10 @@
 `models`, `data` and `train` all import this file; it imports nothing of ours.
 """
 
+import dataclasses
 import difflib
 from collections.abc import Sequence
+from typing import Literal, get_args, get_origin
 
 
 class UserError(ValueError):
@@ -28,3 +30,20 @@ def suggest(name: str, valid: Sequence[str]) -> str:
     """Returns `valid` as text for an error message, the names most like `name` first."""
     similar = similar_names(name, valid)
     return f"did you mean {' or '.join(similar)}?" if similar else f"choose from {', '.join(valid)}"
+
+
+def check_choices(record: object) -> None:
+    """Checks the fields of a dataclass whose type is a `Literal`, or that or None.
+
+    Raises:
+      UserError: A field has a value that its type does not name.
+    """
+    for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]
+        kinds = [field.type, *get_args(field.type)]
+        literals = [kind for kind in kinds if get_origin(kind) is Literal]
+        choices = [choice for kind in literals for choice in get_args(kind)]
+        value = getattr(record, field.name)
+        if choices and value is not None and value not in choices:
+            raise UserError(
+                f"{field.name} {value!r} is unknown: {suggest(str(value), list(map(str, choices)))}"
+            )

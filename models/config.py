@@ -6,9 +6,9 @@ rematerialization); it may change from one machine to the next without changing 
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from ..data.errors import UserError, suggest
+from ..data.errors import UserError, check_choices
 
 Settings: TypeAlias = dict[str, Any]
 """Fields of a configuration by name. They are checked when the configuration is made."""
@@ -121,6 +121,7 @@ class TransformerConfig:
     float32[max_length, D] they are `tuple(array.ravel().tolist())`."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in (
             *("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"),
             *("d_k", "d_v", "head_convolution"),
@@ -160,9 +161,6 @@ class TransformerConfig:
 
     def _check_positions(self) -> None:
         """Raises UserError if the options of positions contradict each other."""
-        for name, kinds in (("positions", PositionKind), ("positions_at", PositionPlace)):
-            if (value := getattr(self, name)) not in get_args(kinds):
-                raise UserError(f"{name} {value!r} is unknown: {suggest(value, get_args(kinds))}")
         kind, place = self.positions, self.positions_at
         if kind in NOT_ADDED and place != "input":
             raise UserError(

@@ -133,6 +133,14 @@ def _example(row: object, location: str) -> PromptExample:
             f"{location} is a {type(row).__name__}, no object of fields: write "
             '{"question": "…", "answer": "…"}'
         )
+    for key, value in row.items():
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise DataError(
+                    f"{location} has half a character in its field {key!r}: remove it"
+                ) from None
     texts = {
         str(key): value if isinstance(value, str) else json.dumps(value)
         for key, value in row.items()

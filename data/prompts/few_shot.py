@@ -60,8 +60,12 @@ class FewShot:
     def _order(self) -> dict[str | None, list[PromptExample]]:
         """The examples of each task in the order in which they are taken."""
         of_task: defaultdict[str | None, list[PromptExample]] = defaultdict(list)
+        seen = set()
         for example in self.examples:
-            of_task[example.task].append(example)
+            key = (example.task, self._text_of(example.fields, self.pattern.fields))
+            if key not in seen:  # the same example twice tells nothing more
+                of_task[example.task].append(example)
+            seen.add(key)
         for task, examples in of_task.items():
             random.Random(f"{self.seed} {task}").shuffle(examples)
             if self.balanced:
@@ -79,6 +83,11 @@ class FewShot:
         order = sorted(range(len(examples)), key=rounds.__getitem__)  # stable
         return [examples[i] for i in order]
 
+    @staticmethod
+    def _text_of(fields: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
+        """Returns some fields without the spaces around them, to compare examples."""
+        return tuple(fields.get(name, "").strip() for name in names)
+
     def shots(self, query: PromptExample | Mapping[str, str]) -> list[PromptExample]:
         """Returns the examples for a query, the one taken first nearest to the query.
 
@@ -88,11 +97,11 @@ class FewShot:
         fields, task = _query(query)
         if not self.num_shots:
             return []
-        before = self.pattern.fields[:-1]
-        asked = [fields.get(name) for name in before]
+        compared = self.pattern.fields[:-1] or self.pattern.fields
+        asked = self._text_of(fields, compared)
         chosen = []
         for example in self._order.get(task, ()):
-            if not before or [example.fields[name] for name in before] != asked:
+            if self._text_of(example.fields, compared) != asked:
                 chosen.append(example)
             if len(chosen) == self.num_shots:
                 return chosen[::-1]

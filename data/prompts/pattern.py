@@ -150,9 +150,9 @@ class PromptPattern:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts at which an answer ends: ``stop``, and the label that begins an example."""
+        """The texts at which an answer ends: ``stop``, and a line that begins the next example."""
         label = self._parts[0][0].strip()
-        return (self.stop, label) if label else (self.stop,)
+        return (self.stop, f"\n{label}") if label and self.stop != "\n" else (self.stop,)
 
     def _value(self, fields: Mapping[str, str], name: str) -> str:
         if name not in fields:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
-from ..errors import DataError, UserError
+from ..errors import DataError, UserError, check_choices
 from ..io.selection import Selector
 from ..sources.documents import (
     Documents,
@@ -60,6 +60,7 @@ class DataConfig(ABC):
     """Processes that prepare batches; 0 prepares them in a thread."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.length < 1:
             raise UserError(f"data.length {self.length} must be at least 1")
         check_validation_fraction(self.validation_fraction, "data.validation_fraction")

@@ -17,6 +17,7 @@ from ...data.errors import UserError
 from ...data.tasks.translation import encode_source, start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.padding import pad_rows, power_of_two
+from ...models.model import Model
 from ...models.nn.typing import Array, Params
 from ..objectives.losses import token_log_probs
 from ..progress import LogFn
@@ -142,6 +143,13 @@ class TextScorer(TextModel):
     refusal = "gives a text no probability"
     remedy = "give a run of a causal language model or of a translation model"
 
+    def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
+        super().__init__(model, params, tokenizer)
+        if not getattr(model.config, "causal", True):
+            raise UserError(
+                "the model sees later tokens (causal is false): no text has a probability under it"
+            )
+
     def __call__(
         self,
         texts: Sequence[str],
@@ -231,7 +239,7 @@ class TextScorer(TextModel):
         """Returns the probability of each word after a text, the best first.
 
         Exactly one space separates text and word, however many spaces the text ends with; the space
-        belongs to the word. The probability is that the text continues with exactly the word's
+        belongs to the word. After a line feed there is none. The probability is that the text continues with exactly the word's
         tokens, which may also begin a longer word.
 
         Raises:
@@ -240,8 +248,9 @@ class TextScorer(TextModel):
         """
         if not words:
             raise UserError("there are no words to compare: give at least one")
-        before = text.rstrip()
-        joined = [f"{before} {word}" if before else word for word in words]
+        before = text.rstrip(" ")
+        between = " " if before and not before[-1].isspace() else ""
+        joined = [f"{before}{between}{word.strip()}" for word in words]
         if blank := [word for word in words if not word.strip()]:
             raise UserError(f"the word {blank[0]!r} is empty: leave it out")
         found = []
@@ -253,8 +262,10 @@ class TextScorer(TextModel):
                 if end > len(before)
             )
             check_known(word, [token.id for token in own], self._tokenizer)
-            total = sum(token.log_probability or 0.0 for token in own)
-            found.append(NextWord(word, own, total))
+            known = [token.log_probability for token in own if token.log_probability is not None]
+            if len(known) < len(own):
+                self._beginning("")  # no token begins a document: the first has no probability
+            found.append(NextWord(word, own, sum(known)))
         return sorted(found, key=lambda candidate: -candidate.log_probability)
 
     def _beginning(self, text: str) -> list[int]:

@@ -5,6 +5,7 @@ answer. Other answers are right if greedy decoding writes them and the text that
 """
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,8 +52,10 @@ class _Question(NamedTuple):
     prompt: str
     answers: Sequence[str]
     """The continuations that are scored, in which a space before the answer is a part of it."""
-    right: int
-    """The index of the right one."""
+    right: int | None
+    """The index of the right one; None if the only answer is a text to be written."""
+    letters: Sequence[int]
+    """The number of letters of each label."""
 
 
 def few_shot_accuracy(
@@ -104,7 +107,9 @@ def few_shot_accuracy(
         raise UserError("no number of examples is given: name at least one, such as --shots 0 4")
     if limit is not None and limit < 1:
         raise UserError(f"limit {limit} must be at least 1")
-    labels = _labels(pattern, [*examples, *queries], answers)
+    labels = _labels(pattern, examples, queries, answers)
+    way = "written by greedy decoding" if labels is None else f"one of {len(labels)} labels"
+    log(f"an answer is {way}")
     if limit is not None and limit < len(queries):
         log(f"{limit:,} of {len(queries):,} questions are asked, chosen by the seed (--limit)")
         chosen = sorted(random.Random(seed).sample(range(len(queries)), limit))
@@ -137,13 +142,24 @@ def few_shot_accuracy(
 
 
 def _labels(
-    pattern: PromptPattern, examples: Sequence[PromptExample], kind: AnswerKind | None
+    pattern: PromptPattern,
+    examples: Sequence[PromptExample],
+    queries: Sequence[PromptExample],
+    kind: AnswerKind | None,
 ) -> list[str] | None:
     """Returns the labels that an answer may be, in alphabetic order; None if it may be any text."""
-    found = sorted({pattern.answer(example.fields) for example in examples})
+    given = examples or queries  # which may be the same, so that each would count twice
+    different = {pattern.answer(example.fields) for example in given}
     if kind is None:
-        kind = "labels" if len(found) <= min(MOST_LABELS, len(examples) / 2) else "texts"
-    return found if kind == "labels" else None
+        kind = "labels" if len(different) <= min(MOST_LABELS, len(given) / 2) else "texts"
+    if kind == "texts":
+        return None
+    return sorted(different | {pattern.answer(query.fields) for query in queries})
+
+
+def _begin_others(labels: Sequence[str]) -> bool:
+    """Returns whether any of some sorted labels begins the next one."""
+    return any(b.startswith(a) for a, b in itertools.pairwise(labels))
 
 
 def _questions(
@@ -156,16 +172,22 @@ def _questions(
 ) -> list[_Question]:
     """Returns the prompt of each query, without the first examples where they do not fit."""
     pattern, dropped, questions = few_shot.pattern, 0, []
+    # A label that begins another one is at least as probable unless its end counts, too.
+    end = "" if labels is None or not _begin_others(labels) else pattern.stop
     for query in queries:
         answer = pattern.answer(query.fields)
-        answers = [f"{answer}{pattern.stop}"] if labels is None else labels
+        if labels is None:
+            answers = [f"{answer}{pattern.stop}"]
+        else:
+            answers = [f"{label}{end}" for label in labels]
         room = scorer.max_length
         if not scorer.is_encoder_decoder:  # a context and its continuation but the last token
             room += 1 - max(len(scorer.encode_pair("", text)[1]) for text in answers)
         prompt = few_shot.fitting(query, lambda text: len(scorer.encode_pair(text, "")[0]), room)
         dropped += prompt != few_shot.prompt(query)
-        right = 0 if labels is None else labels.index(answer)
-        questions.append(_Question(few_shot.num_shots, prompt, answers, right))
+        right = None if labels is None else labels.index(answer)
+        letters = [max(len(label.lstrip()), 1) for label in labels or ()]
+        questions.append(_Question(few_shot.num_shots, prompt, answers, right, letters))
     if dropped:
         log(
             f"{dropped:,} of {len(questions):,} prompts with {few_shot.num_shots} examples are "
@@ -177,11 +199,10 @@ def _questions(
 
 def _is_right(question: _Question, scores: Sequence[ContinuationScore]) -> tuple[bool, bool]:
     """Returns whether the right answer wins, and whether it does by log-probability per letter."""
-    if len(scores) == 1:
+    if question.right is None:
         return scores[0].is_greedy, scores[0].is_greedy
     plain = [score.log_probability for score in scores]
-    lengths = [max(len(answer.lstrip()), 1) for answer in question.answers]
-    normalized = [value / length for value, length in zip(plain, lengths, strict=True)]
+    normalized = [value / length for value, length in zip(plain, question.letters, strict=True)]
     best = [values.index(max(values)) == question.right for values in (plain, normalized)]
     return best[0], best[1]
 
@@ -196,6 +217,19 @@ def table_of(found: Mapping[int, FewShotAccuracy]) -> list[str]:
             line += f"  {result.accuracy_normalized:>10.1%}"
         lines.append(f"{line}  {result.questions:>9,}")
     return lines
+
+
+def check_picture(file: str | Path) -> None:
+    """Raises UserError if no picture can be written to a file, before there is one to write."""
+    from matplotlib.figure import Figure
+
+    path, known = Path(file), Figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in known:
+        raise UserError(
+            f"the picture {file} has the suffix {path.suffix!r}: choose one of {', '.join(known)}"
+        )
+    if not path.parent.is_dir():
+        raise UserError(f"the picture {file} cannot be written: there is no folder {path.parent}")
 
 
 def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title: str = "") -> None:

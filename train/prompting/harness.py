@@ -79,27 +79,41 @@ def evaluate_tasks(
     for name in names:
         if name not in manager.task_index:
             raise UserError(_unknown(name, manager.all_tasks))
-    loaded = []
-    for task in tasks:
+    if limit is not None and limit < 1:
+        raise UserError(f"limit {limit} must be at least 1")
+    if shots is not None and shots < 0:
+        raise UserError(f"the number of shots is {shots}: it must not be negative")
+    given = [task if isinstance(task, str) else dict(task) for task in tasks]
+    for task in given:
+        name = task if isinstance(task, str) else task.get("task")
         try:
-            found = manager.load([task if isinstance(task, str) else dict(task)])
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
-            name = task if isinstance(task, str) else task.get("task")
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            manager.load([task])
+        except (ImportError, OSError) as error:
             raise UserError(
-                f"the data of task {name} is not at hand ({reason}): fetch it on a machine with a "
-                "network, or evaluate local data with --shots and --data"
+                f"the data of task {name} is not at hand ({_reason(error)}): fetch it on a machine "
+                "with a network, or evaluate local data with --shots and --data"
             ) from error
-        loaded += [*found["tasks"].values()]
-    results = simple_evaluate(
-        model=lm,
-        tasks=loaded,
-        num_fewshot=shots,
-        limit=limit,
-        bootstrap_iters=0,
-        log_samples=False,
-        task_manager=manager,
-    )
+        except Exception as error:  # a task's file may say anything
+            raise UserError(
+                f"the task {name} cannot be read ({_reason(error)}): correct it"
+            ) from error
+    try:
+        results = simple_evaluate(
+            model=lm,
+            tasks=given,
+            num_fewshot=shots,
+            limit=limit,
+            bootstrap_iters=0,
+            log_samples=False,
+            task_manager=manager,
+        )
+    except UserError:
+        raise
+    except Exception as error:  # templates and metrics of tasks are programs
+        raise UserError(
+            f"the harness cannot evaluate {', '.join(map(str, names or tasks))} "
+            f"({_reason(error)}): correct the task, or ask for fewer shots"
+        ) from error
     assert results is not None  # only a process beside the first has none
     return {
         name: {
@@ -109,6 +123,11 @@ def evaluate_tasks(
         }
         for name, metrics in results.get("results", {}).items()
     }
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first line of an error's message, or the name of its class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:

@@ -122,6 +122,12 @@ class QualityClassifier(PickledByFields):
                 "flaxzoo train bert-classify --data.source 'corpora:good=text:good/*.txt | "
                 "crawl=text:crawl/*.txt'"
             )
+        if data.target == "binary" and GOOD not in labels:
+            raise RunError(
+                f"{self.folder} tells {labels[0]!r} from all else, and of a binary target nothing "
+                f"says whether that is what to keep: train it with --data.target single_label, or "
+                f"name the labels so that {GOOD!r} is the second in order"
+            )
         if GOOD not in labels and len(labels) > 2:
             raise RunError(
                 f"{self.folder} has the labels {', '.join(labels)}, and none is {GOOD!r}: train a "

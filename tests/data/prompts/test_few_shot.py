@@ -55,6 +55,18 @@ def test_the_query_is_never_among_the_examples():
         data.FewShot(PATTERN, POOL, 24, 1).shots(POOL[0])
 
 
+def test_what_is_asked_is_never_shown_nor_an_example_twice():
+    spaced = data.PromptExample({"text": " text 3 ", "label": "b"})
+    shots = data.FewShot(PATTERN, [*POOL, spaced, *POOL], 23).shots(POOL[3])
+    assert len({shot.fields["text"].strip() for shot in shots}) == 23
+    assert "text 3" not in {shot.fields["text"].strip() for shot in shots}
+    only = data.PromptPattern("Label: {label}\n")
+    assert data.FewShot(only, examples("abc"), 2).parts({"label": "a"})[:2] in (
+        ["Label: b\n", "Label: c\n"],
+        ["Label: c\n", "Label: b\n"],
+    )
+
+
 def test_examples_are_of_the_querys_task():
     pool = [*examples("ab", "first"), *examples("abc", "second")]
     few = data.FewShot(PATTERN, pool, 2)

@@ -41,7 +41,7 @@ def test_the_correction_of_grammar_as_the_lectures_print_it(apostrophe):
     asked = {"input": QUERY.replace("'", apostrophe), "output": ANSWER}
     assert "".join(shots) + pattern.query(asked) == GRAMMAR.replace("'", apostrophe)
     assert pattern.answer(asked) == f" {ANSWER}"  # with the space, as printed
-    assert pattern.stops == ("\n", "Poor English input:")
+    assert pattern.stops == ("\n",)
     labels = ["Poor English input: ", "Good English output: "]
     assert data.PromptPattern.of_labels(labels, ["input", "output"]) == pattern
 
@@ -100,7 +100,7 @@ def test_query_answer_and_end_make_up_the_example(pattern):
 def test_an_answer_ends_with_the_text_after_it():
     assert data.PromptPattern("{a} > {b}").example({"a": "x", "b": "y"}) == "x > y\n"
     assert data.PromptPattern("{a} > {b}").stops == ("\n",)
-    assert data.PromptPattern("Q {a}: {b}\n###\n").stops == ("\n###\n", "Q")
+    assert data.PromptPattern("Q {a}: {b}\n###\n").stops == ("\n###\n", "\nQ")
     assert data.PromptPattern("{{{a}}} {b}").query({"a": "x"}) == "{x}"
 
 

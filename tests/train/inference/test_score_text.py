@@ -88,7 +88,10 @@ def test_next_tokens_are_sorted_and_sum_to_one(sizes, tokenizer):
     assert probabilities == sorted(probabilities, reverse=True)
     assert sum(probabilities) == pytest.approx(1, abs=1e-5)
     assert found[:3] == whole.next_tokens("The train pulled into the", top_k=3)
-    assert whole.next_tokens(" courage" * 99, top_k=1)  # of a longer text the end counts
+    # Of a longer text the end counts.
+    end = whole.next_tokens(" courage" * 99, top_k=3)
+    assert whole.next_tokens("It takes" + " courage" * 99, top_k=3) == end
+    assert whole.next_tokens(" courage" * 99 + " great", top_k=3) != end
 
 
 def test_a_word_of_several_tokens_has_their_product(scorer):
@@ -104,6 +107,24 @@ def test_a_word_of_several_tokens_has_their_product(scorer):
         )
     spaced = scorer.next_words("The train pulled in  ", ["peanut", "weak"])
     assert [word.probability for word in spaced] == [best.probability, worse.probability]
+
+
+def test_one_space_before_a_word_and_none_after_a_line_feed(scorer):
+    [word] = scorer.next_words("It takes  ", [" great "])
+    [same] = scorer.next_words("It takes", ["great"])
+    assert word.tokens == same.tokens
+    [first] = scorer.next_words("It takes\n", ["great"])
+    assert first.tokens[0].token != same.tokens[0].token
+    assert first.log_probability == pytest.approx(
+        scorer(["It takes\ngreat"])[0].log_probability - scorer(["It takes\n"])[0].log_probability,
+        abs=1e-4,
+    )
+
+
+def test_a_model_that_sees_later_tokens_scores_nothing(sizes, tokenizer):
+    config = models.GPTConfig(**{**sizes, "vocab_size": tokenizer.vocab_size}, causal=False)
+    with pytest.raises(ValueError, match=r"sees later tokens \(causal is false\)"):
+        scorer_of(config, tokenizer)
 
 
 def test_a_longer_text_is_scored_in_windows(scorer, tokenizer):
@@ -127,6 +148,7 @@ def test_a_longer_text_is_scored_in_windows(scorer, tokenizer):
 
 
 def test_a_vocabulary_without_a_beginning_leaves_the_first_token_out(sizes):
+    """No probability is stated for a word that would be the first token."""
     pieces = train_tokenizer([SENTENCE * 9], TokenizerConfig("wordpiece", 60))
     assert pieces.special_ids.bos is None
     [score] = scorer_of(models.GPTConfig(**sizes), pieces)(["great courage"])

@@ -108,13 +108,34 @@ def test_the_most_probable_label_is_the_answer_also_per_letter():
     ]
 
 
+def test_answers_that_are_all_different_are_texts_however_few():
+    lines = []
+    different = [data.PromptExample({"word": f"dog {n}", "size": f"{n}"}) for n in range(9)]
+    train.few_shot_accuracy(Stub({}), PATTERN, different, shots=(0,), log=lines.append)
+    assert lines == ["an answer is written by greedy decoding"]
+
+
+def test_the_end_of_a_label_counts_if_it_begins_another():
+    numbers = [
+        data.PromptExample({"word": f"dog {n}", "size": s})
+        for n, s in enumerate("1 11".split() * 2)
+    ]
+    scorer = Stub({" 1\n": -3.0, " 11\n": -2.0})
+    found = train.few_shot_accuracy(scorer, PATTERN, numbers, shots=(0,), log=silent)
+    assert {answer for _, answer in scorer.asked} == {" 1\n", " 11\n"}
+    assert found == {0: FewShotAccuracy(0.5, 0.5, 4)}
+
+
 def test_prompts_that_are_too_long_lose_their_first_examples():
     lines = []
     scorer = Stub({})
     many = [data.PromptExample({"word": f"dog {n}", "size": "big"}) for n in range(9)]
     train.few_shot_accuracy(scorer, PATTERN, many, shots=(8,), limit=2, log=lines.append)
-    assert lines[0] == "2 of 9 questions are asked, chosen by the seed (--limit)"
-    assert "2 of 2 prompts with 8 examples are longer than the 60 tokens" in lines[1]
+    assert lines[:2] == [
+        "an answer is one of 1 labels",
+        "2 of 9 questions are asked, chosen by the seed (--limit)",
+    ]
+    assert "2 of 2 prompts with 8 examples are longer than the 60 tokens" in lines[2]
     whole = [data.FewShot(PATTERN, many, 8).prompt(query) for query in many]
     assert all(any(full.endswith(prompt) for full in whole) for prompt, _ in scorer.asked)
     assert all(len(prompt) + 3 <= 60 for prompt, _ in scorer.asked)

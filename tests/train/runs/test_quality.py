@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pickle
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -106,6 +107,12 @@ def test_train_drops_planted_junk(place, capsys):
     assert (config["keep"], config["threshold"]) == (str(place / "quality"), 0.9)
     assert cli.main(["train", "quickstart", *options]) == 0  # the same data, resumed
 
+    named = json.loads((place / "quality" / "config.json").read_text())
+    shutil.copytree(place / "quality", place / "other")
+    named["model"]["labels"] = ["web"]
+    (place / "other" / "config.json").write_text(json.dumps(named))
+    with pytest.raises(train.RunError, match=r"other tells 'web' from all else, .* single_label"):
+        train.QualityClassifier(str(place / "other"))(["a"])
     quality = train.QualityClassifier(str(folder))
     with pytest.raises(train.RunError, match="run is no classifier of single texts: train one"):
         quality(["a"])

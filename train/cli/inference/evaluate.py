@@ -153,9 +153,17 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
     from ....data.prompts.examples import prompt_examples
     from ....data.prompts.pattern import pattern_for, prompt_pattern
     from ...prompting.continuations import ContinuationScorer
-    from ...prompting.few_shot import LIMIT, draw_accuracy, few_shot_accuracy, table_of
+    from ...prompting.few_shot import (
+        LIMIT,
+        check_picture,
+        draw_accuracy,
+        few_shot_accuracy,
+        table_of,
+    )
 
     assert parsed.data is not None
+    if parsed.plot is not None:
+        check_picture(parsed.plot)
     examples = prompt_examples(parsed.data)
     queries = prompt_examples(parsed.queries or parsed.data, "validation")
     if parsed.pattern is None:

@@ -64,7 +64,8 @@ class PromptArguments(DecodingArguments):
     temperature: float | None = None
     """Above 0 samples tokens; by default the most probable token is taken each time."""
     stop: tuple[str, ...] = ()
-    """Further strings that end an answer; a line feed and the first label always do."""
+    """Further strings that end an answer; a line feed always does, or what follows the answer in
+    the pattern, or a line that begins with the first label."""
     seed: int = 0
     """Decides which examples are chosen. It is the first query's seed for sampling, too; each query
     that follows has one more."""
@@ -120,6 +121,10 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
     file = parsed.query_file
     named = file is not None and (":" in file or Path(file.removesuffix(".gz")).suffix in TABLES)
     queries = prompt_examples(file, "validation") if file is not None and named else []
+    if named and parsed.task is not None:
+        queries = [query for query in queries if query.task == parsed.task]
+        if not queries:
+            raise UserError(f"{file} has no query of the task {parsed.task!r}: check --task")
     pattern = _pattern(parsed, (examples or queries)[:1])
     if not named:
         texts = parsed.query if file is None else read_lines(file)
