@@ -239,8 +239,8 @@ class TextScorer(TextModel):
         """Returns the probability of each word after a text, the best first.
 
         Exactly one space separates text and word, however many spaces the text ends with; the space
-        belongs to the word. After a line feed there is none. The probability is that the text continues with exactly the word's
-        tokens, which may also begin a longer word.
+        belongs to the word. After a line feed there is none. The probability is that the text
+        continues with exactly the word's tokens, which may also begin a longer word.
 
         Raises:
             UserError: a word is empty or has a character that the vocabulary lacks; also for the
