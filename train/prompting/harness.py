@@ -100,7 +100,7 @@ def evaluate_tasks(
     try:
         results = simple_evaluate(
             model=lm,
-            tasks=given,
+            tasks=[*given],
             num_fewshot=shots,
             limit=limit,
             bootstrap_iters=0,
