@@ -34,6 +34,13 @@ BY_DISTANCE = ("relative", "buckets")
 """The kinds of positions that change the scores of attention by the distance of two tokens."""
 NOT_ADDED = (*BY_DISTANCE, "rotary", "none")
 """The kinds of positions that are no vectors to add."""
+_POSITION_OPTIONS = {
+    "position_base": ("sinusoidal", "rotary"),
+    "position_layout": ("sinusoidal",),
+    "position_distance": BY_DISTANCE,
+    "position_buckets": ("buckets",),
+}
+"""Options of positions, and the kinds that read each."""
 MOST_BITS = 31
 """The most binary digits of a position."""
 
@@ -195,6 +202,14 @@ class TransformerConfig:
                 f"max_length {self.max_length} has more positions than {self.d_model} binary "
                 "digits: raise d_model or choose other positions"
             )
+        for field in dataclasses.fields(self):
+            read_by = _POSITION_OPTIONS.get(field.name, (kind,))
+            value = getattr(self, field.name)
+            if kind not in read_by and value != field.default:
+                raise UserError(
+                    f"{field.name} {value!r} belongs to positions {' or '.join(read_by)}, and "
+                    f"these are {kind}: leave it out"
+                )
         if (kind == "table") != (self.position_table is not None):
             raise UserError(
                 "positions 'table' and position_table belong together: give both or neither"

@@ -57,14 +57,15 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
       Configuration and parameters of an equivalent model.
     """
     flat: Params = flatten_dict(params, sep="/")
-    if config.positions == "sinusoidal" and config.position_layout == "interleaved":
+    layout = config.position_layout
+    if config.positions == "sinusoidal" and layout == "interleaved":
+        layout = "halves"
         order = np.arange(config.d_model)
         order = np.concatenate([order[0::2], order[1::2]])
         for path, x in flat.items():
             if not path.endswith(WITHIN):
                 axis = 1 if path.endswith(FROM_STREAM) else -1
                 flat[path] = np.take(np.asarray(x), order, axis=axis)
-    layout = "halves" if config.position_layout == "interleaved" else config.position_layout
     equivalent = dataclasses.replace(
         config, attention_bias=True, output_bias=True, position_layout=layout
     )
