@@ -290,7 +290,6 @@ TINY_SIZES = {"vocab_size": 2, "max_length": 16, "num_layers": 1, "d_model": 4, 
         ({"position_buckets": 8}, "position_buckets 8 belongs to positions buckets, and these are"),
         ({"position_distance": 4}, "position_distance 4 belongs to positions relative or buckets"),
         ({"positions": "relative", "position_layout": "halves"}, "belongs to positions sinusoidal"),
-        ({"attention": "simpel"}, "attention 'simpel' is unknown: did you mean simple"),
         ({"positions": "relative", "position_distance": 0}, "position_distance 0 must be at least"),
         ({"positions": "buckets", "position_distance": 16}, "position_distance 16 .* least 17"),
         ({"positions": "binary", "max_length": 17}, "max_length 17 .* 4 binary digits"),
@@ -308,10 +307,19 @@ def test_refused_options(fields, message):
         models.GPTConfig(**{**TINY_SIZES, **fields})
 
 
-def test_kinds_that_do_not_exist():
+@pytest.mark.parametrize(
+    ("name", "value", "similar"),
+    [
+        ("positions", "sinusoid", "sinusoidal"),
+        ("attention", "simpel", "simple"),
+        ("activation", "gelo", "gelu"),
+        ("position_layout", "halfs", "halves"),
+    ],
+)
+def test_kinds_that_do_not_exist(name, value, similar):
     config = models.GPTConfig(**TINY_SIZES)  # as from a file: the tests check types of arguments
-    object.__setattr__(config, "positions", "sinusoid")
-    with pytest.raises(ValueError, match="positions 'sinusoid' is unknown: did you mean sinusoida"):
+    object.__setattr__(config, name, value)
+    with pytest.raises(ValueError, match=f"{name} '{value}' is unknown: did you mean {similar}"):
         config.__post_init__()
 
 
