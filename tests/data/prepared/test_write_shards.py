@@ -328,6 +328,6 @@ def test_a_folder_of_something_else_is_refused(texts, letters, tmp_path):
 
 def test_wordpiece_has_no_ends(texts, tmp_path, tokenizer):
     tokenizer.save(tmp_path / "wordpiece")
-    with pytest.raises(DataError, match="no token that begins"):
+    with pytest.raises(DataError, match="lacks the tokens that begin and end"):
         prepare(source_of(texts), tmp_path / "out", tmp_path / "wordpiece", length=LENGTH)
     assert parse_source("prepared:a#b").location == "a#b"

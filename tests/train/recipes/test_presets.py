@@ -15,7 +15,8 @@ BUILT_IN = [name for name, x in RECIPES.items() if x.config.data.source_name.sta
 def test_text_that_is_built_in_fills_the_vocabulary(name):
     data = train.recipe(name).data
     size = data.make_tokenizer().vocab_size
-    assert size == (data.tokenizer.vocab_size or size) > 40  # a vocabulary of words has no size
+    # Vocabularies of words or characters have no size; the patterns have 22 characters.
+    assert size == (data.tokenizer.vocab_size or size) > 20
 
 
 @pytest.mark.parametrize("family", families())
