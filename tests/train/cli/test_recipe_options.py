@@ -55,6 +55,13 @@ def test_without_options_a_recipe_is_unchanged(name):
     assert RecipeParser("train", [name]).read_recipe()[1] == RECIPES[name].config
 
 
+def test_a_recipe_whose_data_were_read_takes_options():
+    config = RECIPES["reviews-bag"].config
+    assert config.data.labels() == ("negative", "positive")  # the data keep what they have read
+    _, changed = RecipeParser("train", ["reviews-bag", "--data.length", "24"]).read_recipe()
+    assert changed.data.length == 24
+
+
 def help_of(arguments, capsys, option="--help-all"):
     """The lines that a command prints for `--help-all`."""
     with pytest.raises(SystemExit) as ended:
