@@ -204,7 +204,7 @@ def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -
         elif hasattr(parsed, name):
             read = getattr(parsed, name)
             given[field.name] = tuple(read) if isinstance(read, list) else read
-    return dataclasses.replace(config, **given)
+    return dataclasses.replace(config, **given)  # pyright: ignore[reportArgumentType]
 
 
 def _fields(
