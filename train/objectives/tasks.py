@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+from ...data.chat.supervised import SupervisedData
 from ...data.dataset import DataSplit
 from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
@@ -32,6 +33,7 @@ from .metrics import (
     translation_scores,
 )
 from .objectives import Batch, Inputs, Objective
+from .supervised import supervised
 
 Scores = Mapping[str, object]
 """Metrics by name: numbers, and for BLEU and chrF also their signatures."""
@@ -117,6 +119,15 @@ def _causal_scores(evaluation: Evaluation, split: DataSplit, data: CausalLMData)
         "perplexity": _perplexity(evaluation.loss),
         "bits_per_byte": evaluation.loss * tokens / (math.log(2) * split.content.num_bytes),
         "tokens": tokens,
+    }
+
+
+def _supervised_scores(evaluation: Evaluation, split: DataSplit, data: SupervisedData) -> Scores:
+    del split, data
+    return {
+        "perplexity": _perplexity(evaluation.loss),
+        "mean_token_accuracy": evaluation.means["mean_token_accuracy"],
+        "num_tokens": int(evaluation.counts["next_token"]),
     }
 
 
@@ -236,6 +247,14 @@ _TABLE: tuple[Task[Any], ...] = (
         progress_metrics=("perplexity", "bits_per_byte"),
         next_command="generate {run} --prompt TEXT",
         baseline=_entropy_baseline("loss"),
+    ),
+    Task(
+        data=SupervisedData,
+        objective=lambda config, data: supervised(),
+        heads=lambda data: ("causal_lm",),
+        scores=_supervised_scores,
+        progress_metrics=("perplexity", "mean_token_accuracy"),
+        next_command="chat {run}",
     ),
     Task(
         data=PretrainingData,

@@ -151,6 +151,7 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
     labels = None if own_examples else config.data.labels()
     if tokenizer is None:
         tokenizer = config.data.make_tokenizer()
+    tokenizer = config.data.with_chat_template(tokenizer)
     return fit_model(config, model, tokenizer.target.vocab_size, labels), tokenizer
 
 
