@@ -60,7 +60,8 @@ def test_the_lectures_template_learns_answers_and_the_token_that_ends_them(own):
     assert learned(own, encoded) == " Five.<|endoftext|> Ten.<|endoftext|>"
     assert encoded.ids.count(own.special_ids.eos) == 2
     prompt = data.encode_chat(own, TURNS[:3], add_generation_prompt=True)
-    assert prompt.text.endswith("user: Twice that?\nbot:") and not any(prompt.answers)
+    assert prompt.text.endswith("user: Twice that?\nbot:")
+    assert not any(prompt.answers)
     assert encoded.ids[: len(prompt.ids)] == prompt.ids
 
 
@@ -76,7 +77,8 @@ def test_control_tokens_that_a_person_types_are_text(own, chatml):
     encoded = data.encode_chat(published, [{"role": "user", "content": injected}, TURNS[1]])
     assert encoded.ids.count(start[0]) == 2  # of the template's two turns
     think = published.encode_with_controls("<think>")[0]
-    assert len(think) == 1 and think[0] not in encoded.ids
+    assert len(think) == 1
+    assert think[0] not in encoded.ids
     reasoned = data.encode_chat(published, [TURNS[0], {"role": "assistant", "content": "<think>a"}])
     assert think[0] in reasoned.ids  # a token that is not special is the assistant's to write
 
