@@ -15,6 +15,9 @@ from .chat.chat_data import ChatData as ChatData
 from .chat.encoding import EncodedChat as EncodedChat
 from .chat.encoding import encode_chat as encode_chat
 from .chat.encoding import encode_completion as encode_completion
+from .chat.preference_pairs import DPOData as DPOData
+from .chat.preference_pairs import PairExamples as PairExamples
+from .chat.preference_pairs import RewardData as RewardData
 from .chat.records import Dialogue as Dialogue
 from .chat.records import Preference as Preference
 from .chat.records import PromptedText as PromptedText
