@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from ..corpora.token_corpus import Texts
 from ..dataset import DataSplit
-from ..errors import DataError
+from ..errors import DataError, suggest
 from ..io.hashing import digest
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
 from ..tasks.base import DataConfig
@@ -43,6 +43,9 @@ class ChatData(DataConfig, Generic[R]):
     template: str | None = None
     """A folder or a file with the chat template. By default that of the tokenizer's folder, or
     lines of `user: …` and `bot: …` for a tokenizer without one."""
+    hold_out: tuple[str, ...] = ()
+    """Names of tasks that are validated on, and not trained on; records name theirs in the field
+    `task`."""
 
     def with_chat_template(self, tokenizer: Tokenizer) -> Tokenizer:
         """Returns the tokenizer with the chat template of the data, which is stored with the run.
@@ -112,6 +115,8 @@ class ChatData(DataConfig, Generic[R]):
         if split == "validation" and self.validation is not None:
             return self.read(self.validation, "validation")
         records = self.read(self.source)
+        if self.hold_out:
+            return self._of_tasks(records, split)
         fraction = 0.0 if self.validation is not None else self.validation_fraction
         if fraction == 0 and split == "train":
             return records
@@ -124,6 +129,25 @@ class ChatData(DataConfig, Generic[R]):
         division = HashSplit.of(digests, fraction, self.source_name, number=len(records))
         of_each = zip(records, digests, strict=True)
         return [record for record, digest in of_each if division.split(digest) == split]
+
+    def _of_tasks(self, records: Sequence[R], split: Split) -> list[R]:
+        """Returns the records of the tasks that are held out, or all others."""
+        tasks = [self.demonstrations_of(record)[0].task for record in records]
+        known = {task for task in tasks if task is not None}
+        if unknown := sorted(set(self.hold_out) - known):
+            raise DataError(
+                f"data.hold_out {unknown[0]!r} is no task of {self.source_name}: "
+                f"{suggest(unknown[0], sorted(known)) if known else 'its records name none'}"
+            )
+        held_out = split == "validation"
+        of_each = zip(records, tasks, strict=True)
+        kept = [record for record, task in of_each if (task in self.hold_out) == held_out]
+        if not kept:
+            raise DataError(
+                f"data.hold_out {', '.join(self.hold_out)} leaves no task of {self.source_name} to "
+                "train on: hold out fewer"
+            )
+        return kept
 
     def fingerprint(self, records: Sequence[R], tokenizer: Tokenizer, *settings: object) -> str:
         """Returns a hash of all that decides the examples."""

@@ -15,14 +15,15 @@ keys                                                a record is
 ``prompt``, ``ranked``                              answers, the best first; equal ones in a list
 ==================================================  ===========================================
 
-The first line of the table whose keys a record has decides.
+The first line of the table whose keys a record has decides. A field ``task`` names what a
+demonstration shows.
 """
 
 import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import DataError
@@ -59,11 +60,13 @@ class Dialogue:
       messages: The messages, each with ``role`` and ``content``.
       tools: JSON schemas of the functions that the assistant may call, if any.
       first: The number of messages that are a prompt, whose answers are not to be learned.
+      task: The name of the task that it shows, if the data say so.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] | None = None
     first: int = 0
+    task: str | None = None
 
     def encode(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> EncodedChat:
         """Returns the tokens; see ``encode_chat``."""
@@ -100,10 +103,12 @@ class PromptedText:
     Attributes:
       prompt: The prompt; empty for a document.
       completion: What follows.
+      task: The name of the task that it shows, if the data say so.
     """
 
     prompt: str
     completion: str
+    task: str | None = None
 
     def encode(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> EncodedChat:
         """Returns the tokens; see ``encode_completion``."""
@@ -152,6 +157,11 @@ def demonstration(row: Row, location: str) -> Demonstration:
     Raises:
       DataError: The keys are those of no form, or a value has another type.
     """
+    task = row.get("task")
+    return replace(_demonstration(row, location), task=None if task is None else str(task))
+
+
+def _demonstration(row: Row, location: str) -> Demonstration:
     if "text" in row:
         return PromptedText("", _text(row, "text", location))
     if "prompt" in row and "completion" in row:

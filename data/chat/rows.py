@@ -10,6 +10,8 @@ from ..io.json_lines import parse_line
 from ..sources.documents import SourceLike, Split, as_source, load_documents
 from ..sources.in_memory import Examples, plain
 from ..sources.source_names import Source, parse_sources
+from .instructions import KIND as INSTRUCTIONS
+from .instructions import read_instructions
 
 Row = Mapping[str, Any]
 
@@ -20,7 +22,8 @@ def read_rows(source: SourceLike, split: Split = "train") -> Iterator[tuple[str,
     Args:
       source: ``jsonl:GLOB``, the name of a file of JSON lines, ``tfds:NAME``, or a list of dicts;
         several of them joined by `` + ``; after ``#?`` conditions on fields. The documents of
-        other sources are records with the field ``text``.
+        other sources are records with the field ``text``. ``instructions:FILE.toml`` makes
+        conversations of labeled data; see ``instructions``.
       split: The split of a source that has some.
 
     Raises:
@@ -37,6 +40,10 @@ def read_rows(source: SourceLike, split: Split = "train") -> Iterator[tuple[str,
         return
     if ":" not in name and name.removesuffix(".gz").endswith((".jsonl", ".json")):
         name = f"jsonl:{name}"
+    kind, _, rest = name.partition(":")
+    if kind == INSTRUCTIONS:
+        yield from read_instructions(rest, split)
+        return
     found = False
     for part in parse_sources(name):
         for location, row in _read(part, split):
