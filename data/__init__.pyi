@@ -11,7 +11,6 @@ from .batching import BatchIterator as BatchIterator
 from .batching import TrainBatches as TrainBatches
 from .batching import evaluation_batches as evaluation_batches
 from .batching import train_iterator as train_iterator
-from .chat.chat_data import ChatData as ChatData
 from .chat.encoding import EncodedChat as EncodedChat
 from .chat.encoding import encode_chat as encode_chat
 from .chat.encoding import encode_completion as encode_completion

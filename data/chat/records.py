@@ -92,7 +92,7 @@ class Dialogue:
 
     @property
     def opening(self) -> str:
-        """What the conversation begins with, which keeps its variants in one split."""
+        """The first text, by which variants of a conversation are kept in one split."""
         return next((text for text in self.texts if text.strip()), "")
 
 
