@@ -54,6 +54,7 @@ ORDER = {
         {"config", "optim"},
         {"distributed", "recipes"},
         {"objectives"},
+        {"rewards"},
         {"runs"},
         {"inference"},
         {"engine", "prompting"},

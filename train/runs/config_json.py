@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from ...data.errors import UserError
 from ...data.tasks.base import DataConfig
+from ...data.tasks.policy import RolloutConfig
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution
 from ...models.registry import config_from_dict
@@ -14,7 +15,14 @@ from ..objectives.tasks import data_class
 from ..optimizer_config import OptimizerConfig
 
 T = TypeVar(
-    "T", bound=TrainConfig | DataConfig | TokenizerConfig | OptimizerConfig | Execution | MeshConfig
+    "T",
+    bound=TrainConfig
+    | DataConfig
+    | TokenizerConfig
+    | RolloutConfig
+    | OptimizerConfig
+    | Execution
+    | MeshConfig,
 )
 
 
@@ -32,6 +40,8 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
         data = dict(fields["data"])
         data["tokenizer"] = _record(TokenizerConfig, data["tokenizer"], "data.tokenizer.")
         kind = data_class(data.pop("kind"))
+        if "rollout" in data:
+            data["rollout"] = _record(RolloutConfig, data["rollout"], "data.rollout.")
         records = {
             "model": config_from_dict(fields["model"]),
             "data": _record(kind, data, "data."),
