@@ -210,7 +210,7 @@ def completion_metrics(rollout: Rollout) -> tuple[Terms, Terms]:
 def reward_metrics(
     rollout: Rollout, rewards: Float[Array, "R F"], total: Float[Array, " R"], names: list[str]
 ) -> tuple[Terms, Terms]:
-    """Returns sums and counts of the rewards, under TRL's names, over the answers that are judged."""
+    """Returns sums and counts of the rewards under TRL's names, over answers that are judged."""
     columns = {"reward": total} | {
         f"rewards/{name}/mean": rewards[:, i] for i, name in enumerate(names)
     }
