@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from ...data.errors import UserError
 from ...data.tasks.base import DataConfig
 from ...data.tokenizers.training import TokenizerConfig
+from ...models.adapters.lora import LoRAConfig
 from ...models.config import Execution
 from ...models.registry import config_from_dict
 from ..config import MeshConfig, TrainConfig
@@ -14,7 +15,14 @@ from ..objectives.tasks import data_class
 from ..optimizer_config import OptimizerConfig
 
 T = TypeVar(
-    "T", bound=TrainConfig | DataConfig | TokenizerConfig | OptimizerConfig | Execution | MeshConfig
+    "T",
+    bound=TrainConfig
+    | DataConfig
+    | TokenizerConfig
+    | OptimizerConfig
+    | Execution
+    | MeshConfig
+    | LoRAConfig,
 )
 
 
@@ -39,6 +47,8 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
             "execution": _record(Execution, fields["execution"], "execution."),
             "mesh": _record(MeshConfig, fields["mesh"], "mesh."),
         }
+        if fields.get("lora") is not None:
+            records["lora"] = _record(LoRAConfig, fields["lora"], "lora.")
         return _record(TrainConfig, {**fields, **records}, "")
     except KeyError as error:
         raise UserError(f"{error} is not known, or is missing") from error
