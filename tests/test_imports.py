@@ -41,13 +41,14 @@ ORDER = {
     ],
     "data": [
         {"dataset", "errors", "lazy_names"},
-        {"batching", "chat", "io"},
+        {"batching", "io"},
         {"sources", "tokenizers"},
         {"corpora"},
         {"features", "packing"},
         {"prepared"},
         {"tasks"},
         {"prompts"},
+        {"chat"},
     ],
     "train": [
         {"compilation_cache", "errors", "optimizer_config", "progress", "state"},

@@ -80,6 +80,7 @@ from .recipes import recipe as recipe
 from .runs.custom import Callback as Callback
 from .runs.load_run import open_run as open_run
 from .runs.quality import QualityClassifier as QualityClassifier
+from .runs.reference import ReferenceModel as ReferenceModel
 from .runs.save_run import save_run as save_run
 from .state import TrainState as TrainState
 from .state import count_parameters as count_parameters

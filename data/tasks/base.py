@@ -83,6 +83,10 @@ class DataConfig(ABC):
             return load_tokenizer(self.tokenizer.path)
         return train_tokenizer(self.texts(), self.tokenizer)
 
+    def with_chat_template(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Returns the tokenizer with the chat template that the data are written with, if any."""
+        return tokenizer
+
     def labels(self) -> tuple[str, ...]:
         """Returns the names of the labels in the training examples, in the order of their ids."""
         return ()

@@ -1,14 +1,18 @@
 """The interface of all tokenizers, and the loader that recognizes their files."""
 
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import DataError
+from ..io.atomic_io import write_file
+from .chat_template import LECTURES, TEMPLATE_FILE, WITH_TOOLS_FILE, ChatTemplate, find_template
 
 JsonObject = dict[str, Any]
 """A JSON object as it was read."""
@@ -41,12 +45,14 @@ class Tokenizer(ABC):
       vocab_size: The number of ids; ids are in ``[0, vocab_size)``.
       special_ids: The ids of the special tokens.
       fingerprint: A stable hash of everything that determines the ids.
+      own_chat_template: The chat template of its folder; None if that has none.
     """
 
     kind: str
     vocab_size: int
     special_ids: SpecialIds
     fingerprint: str
+    own_chat_template: ChatTemplate | None = None
 
     @property
     def target(self) -> "Tokenizer":
@@ -90,9 +96,96 @@ class Tokenizer(ABC):
     def token(self, id: int) -> str:
         """Returns the piece of an id with unprintable characters escaped, for tables and plots."""
 
-    @abstractmethod
     def save(self, folder: str | PathLike[str]) -> None:
-        """Writes the files from which ``load_tokenizer(folder)`` loads an equal tokenizer."""
+        """Writes the files from which ``load_tokenizer(folder)`` loads an equal tokenizer.
+
+        Its chat template is among them, unless that is the one for folders without any.
+        """
+        self.save_vocabulary(folder)
+        own = self.own_chat_template
+        if own is not None:
+            write_file(Path(folder) / TEMPLATE_FILE, own.source.encode())
+            if own.with_tools is not None:
+                write_file(Path(folder) / WITH_TOOLS_FILE, own.with_tools.encode())
+
+    @abstractmethod
+    def save_vocabulary(self, folder: str | PathLike[str]) -> None:
+        """Writes the files that determine the ids."""
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The chat template: that of its folder, or ``user: …`` and ``bot: …`` in turns."""
+        own = self.own_chat_template or ChatTemplate(LECTURES)
+        roles = asdict(self.special_ids).items()
+        named = {f"{role}_token": self.token(id) for role, id in roles if id is not None}
+        return replace(own, tokens={**named, **own.tokens})
+
+    def control_tokens(self) -> dict[str, bool]:
+        """Returns the tokens that a chat template may write by name, and whether each is special.
+
+        A token that is not special, as ``<think>`` of some vocabularies, is text that a model
+        writes and a person reads.
+        """
+        ids = asdict(self.special_ids).items()
+        return {self.token(id): True for role, id in ids if id is not None and role != "unk"}
+
+    def encode_with_controls(
+        self, text: str, literal: Iterable[tuple[int, int]] = ()
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encodes a text of a chat template, in which the names of control tokens are these tokens.
+
+        Args:
+          text: The text.
+          literal: Half-open ranges of characters, in order, that are ordinary text: each is the
+            name of a control token that somebody typed.
+
+        Returns:
+          The ids and their ranges of characters; see ``encode_with_offsets``.
+        """
+        edges = [0, *(edge for span in literal for edge in span), len(text)]
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        for number, (start, end) in enumerate(pairwise(edges)):
+            part = text[start:end]
+            found = (
+                self._encode_typed(part)
+                if number % 2
+                else self._encode_written(part, is_first=start == 0)
+            )
+            ids += found[0]
+            offsets += ((a + start, b + start) for a, b in found[1])
+        return ids, offsets
+
+    def _encode_typed(self, name: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encodes the name of a control token as ordinary text."""
+        return self.encode_with_offsets(name, add_special_tokens=False)
+
+    def _encode_written(
+        self, text: str, *, is_first: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encodes a text in which the names of control tokens are these tokens.
+
+        Args:
+          text: A part of a text.
+          is_first: Whether nothing is before it.
+        """
+        del is_first  # vocabularies made here put no space before a text
+        special = asdict(self.special_ids)
+        known = {self.token(id): id for role, id in special.items() if id is not None}
+        names = sorted(self.control_tokens(), key=len, reverse=True)
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        start = 0
+        for part in re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]:
+            if part in known:
+                ids.append(known[part])
+                offsets.append((start, start + len(part)))
+            elif part:
+                more, ranges = self.encode_with_offsets(part, add_special_tokens=False)
+                ids += more
+                offsets += ((a + start, b + start) for a, b in ranges)
+            start += len(part)
+        return ids, offsets
 
     def export(
         self,
@@ -190,6 +283,12 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
       DataError: The path does not exist, or is not a supported tokenizer.
     """
     path = Path(path).expanduser()
+    tokenizer = _load_vocabulary(path)
+    tokenizer.own_chat_template = find_template(path if path.is_dir() else path.parent)
+    return tokenizer
+
+
+def _load_vocabulary(path: Path) -> Tokenizer:
     if path.is_dir():
         from .marian import MODELS, MarianTokenizer
 

@@ -86,7 +86,7 @@ class CharacterTokenizer(Tokenizer):
             return (END_OF_TEXT, UNKNOWN)[id]
         return printable(self.characters[id - _NUM_SPECIAL])
 
-    def save(self, folder: str | PathLike[str]) -> None:
+    def save_vocabulary(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes ``characters.json``."""
         write_file(Path(folder) / "characters.json", self._json())
 

@@ -132,7 +132,8 @@ def _config(tokenizer: Tokenizer, closing: bool) -> dict[str, object]:
     named: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": special.mask is None,
+        # A chat template writes the names of special tokens, which must then become these tokens.
+        "split_special_tokens": special.mask is None and tokenizer.own_chat_template is None,
         "padding_side": "left" if continues_text else "right",
     }
     if isinstance(tokenizer, HuggingFaceTokenizer):

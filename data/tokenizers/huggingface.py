@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
@@ -82,6 +83,37 @@ class HuggingFaceTokenizer(Tokenizer):
         encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return encoding.ids, encoding.offsets
 
+    def control_tokens(self) -> dict[str, bool]:
+        """See ``Tokenizer``; every added token that is not white space is one."""
+        added = self._backend.get_added_tokens_decoder().values()
+        return {token.content: token.special for token in added if not token.content.isspace()}
+
+    def _encode_typed(self, name: str) -> tuple[list[int], list[tuple[int, int]]]:
+        # Whole, the library would recognize an added token that is not special.
+        first, rest = self._encode_inside(name[:1]), self._encode_inside(name[1:])
+        return [*first[0], *rest[0]], [*first[1], *((a + 1, b + 1) for a, b in rest[1])]
+
+    def _encode_inside(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encodes a part of a text as ordinary characters, without a space in front of it."""
+        check_unicode(text)
+        return _after_line_feed(self._backend, text)
+
+    def _encode_written(
+        self, text: str, *, is_first: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        check_unicode(text)
+        if not is_first:
+            return _after_line_feed(self._recognizing, text)
+        encoding = self._recognizing.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    @cached_property
+    def _recognizing(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, for which the name of a special token in a text is that token."""
+        backend = self.backend()
+        backend.encode_special_tokens = False
+        return backend
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -98,7 +130,7 @@ class HuggingFaceTokenizer(Tokenizer):
             raise IndexError(f"id {id} is not in a vocabulary of {self.vocab_size}")
         return printable(piece)
 
-    def save(self, folder: str | PathLike[str]) -> None:
+    def save_vocabulary(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; transformers reads the files too."""
         config = self.transformers_config()
         if config["tokenizer_class"] == _BERT:
@@ -131,6 +163,21 @@ class HuggingFaceTokenizer(Tokenizer):
             "strip_accents": normalizer["strip_accents"],
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
+
+
+def _after_line_feed(
+    backend: tokenizers.Tokenizer, text: str
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Encodes a text as after a line feed: some vocabularies put a space before a text."""
+    if not text:
+        return [], []
+    alone = backend.encode("\n", add_special_tokens=False).ids
+    feed = len(alone)
+    found = backend.encode("\n" + text, add_special_tokens=False)
+    if found.ids[:feed] == alone and found.offsets[feed][0] >= 1:
+        return found.ids[feed:], [(a - 1, b - 1) for a, b in found.offsets[feed:]]
+    found = backend.encode(text, add_special_tokens=False)
+    return found.ids, found.offsets
 
 
 def byte_level_backend(model: models.BPE) -> tokenizers.Tokenizer:

@@ -145,7 +145,7 @@ class MarianTokenizer(Tokenizer):
             raise IndexError(f"id {id} is not in a vocabulary of {self.vocab_size}")
         return printable(self._pieces.get(id, self._unknown))
 
-    def save(self, folder: str | PathLike[str]) -> None:
+    def save_vocabulary(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes the files of both sides as they were."""
         for name, content in self.files.items():
             write_file(Path(folder) / name, content)

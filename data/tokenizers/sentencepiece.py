@@ -154,7 +154,7 @@ class SentencePieceTokenizer(Tokenizer):
         """See ``Tokenizer``."""
         return printable(self._processor.id_to_piece(id))
 
-    def save(self, folder: str | PathLike[str]) -> None:
+    def save_vocabulary(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes ``sentencepiece.model``."""
         write_file(Path(folder) / "sentencepiece.model", self.model)
 

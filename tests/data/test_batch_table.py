@@ -8,18 +8,23 @@ from flaxzoo import data
 from flaxzoo.data import TokenizerConfig
 
 PAGE = Path(__file__).parents[2] / "data" / "README.md"
-SIZES = {"B": 2, "T": 32, "S": 32, "L": 5, "M": 5, "C": 3}
+SIZES = {"B": 2, "T": 32, "S": 32, "L": 5, "M": 5, "C": 3, "2": 2}
 
 
 def rows():
-    """Name of the class, and its arrays with their shapes, for each class in the table."""
+    """Name of the class, and its arrays with shapes and types, for each class in the table."""
     section = PAGE.read_text(encoding="utf-8").split("## What is in a batch\n")[1]
     section = section.split("\n## ")[0]
-    tables: dict[str, dict[str, str]] = {}
+    tables: dict[str, dict[str, tuple[str, str]]] = {}
     kind = ""
-    for cells in re.findall(r"^\| (?:`(\w+)`)? ?\| `(\w+)` \| \[(.*?)\] \| .+ \|$", section, re.M):
+    for cells in re.findall(
+        r"^\| (?:`(\w+)`)? ?\| `(\w+)` \| \[(.*?)\] \| (.+) \|$", section, re.M
+    ):
         kind = cells[0] or kind
-        tables.setdefault(kind, {})[cells[1]] = cells[2]
+        tables.setdefault(kind, {})[cells[1]] = (
+            cells[2],
+            "float32" if "float32" in cells[3] else "int32",
+        )
     return tables
 
 
@@ -28,8 +33,8 @@ def test_the_table_has_the_arrays_of_every_kind_of_data(name):
     config = getattr(data, name)(source="text:a", length=32, tokenizer=TokenizerConfig())
     spec = config.batch_spec(SIZES["L"], SIZES["C"])
     stated = {
-        array: tuple(SIZES[axis] for axis in shape.split(", "))
-        for array, shape in rows()[name].items()
+        array: (tuple(SIZES[axis] for axis in shape.split(", ")), dtype)
+        for array, (shape, dtype) in rows()[name].items()
     }
-    assert stated == {array: (SIZES["B"], *one.shape) for array, one in spec.items()}
-    assert {one.dtype for one in spec.values()} == {"int32"}
+
+    assert stated == {array: ((SIZES["B"], *one.shape), one.dtype) for array, one in spec.items()}

@@ -154,6 +154,12 @@ def write_data(folder):
         "squad.json.gz": json.dumps({"version": "1.1", "data": articles}),
         "questions.jsonl": json.dumps({"context": sentences[0], "question": "who"}),
         "english.txt": "\n".join(sentences[:3]),
+        "alpaca.train.jsonl.gz": "\n".join(
+            json.dumps({"instruction": s, "input": "", "output": "there"}) for s in sentences
+        ),
+        "hh.train.jsonl.gz": "\n".join(
+            json.dumps({"prompt": s, "chosen": " there", "rejected": " here"}) for s in sentences
+        ),
         **{
             f"{split}.{side}.gz": "\n".join(sentences)
             for split in ("train", "val")

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ...data.batching import evaluation_batches
+from ...data.chat.preference_pairs import DPOData
 from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
 from ...data.tokenizers.base import Tokenizer
@@ -28,6 +29,7 @@ from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import beam_search_defaults, open_run
 from ..runs.params_only_run import SAVED_FROM_PYTHON
 from ..runs.quality import with_quality
+from ..runs.reference import with_reference
 from .translate import TextTranslator, note_of_empty
 
 
@@ -107,6 +109,9 @@ class Opened(NamedTuple):
 def _open_config(folder: str | Path, max_length: int | None) -> tuple[TrainConfig, Tokenizer]:
     """Opens a run's configuration, with model and data of another length if one is given."""
     config, tokenizer = open_run(folder)
+    if isinstance(config.data, DPOData):  # an evaluation has no frozen parameters
+        data = dataclasses.replace(config.data, reference="precomputed")
+        config = dataclasses.replace(config, data=data)
     if max_length is None:
         return config, tokenizer
     model = config.model.with_max_length(max_length)
@@ -140,7 +145,7 @@ def _opened(
             f"{folder} has the head {config.model.head}, which is not scored on "
             f"{config.data.kind} data: evaluate it in Python"
         )
-    data, labels = with_quality(config).data, config.model.labels
+    data, labels = with_reference(with_quality(config), log).data, config.model.labels
     model, params = load_finite(folder, step=step, max_length=max_length)
     if source is None:
         split = data.validation_split(tokenizer, labels)

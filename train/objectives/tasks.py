@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+from ...data.chat.preference_pairs import DPOData, RewardData
+from ...data.chat.supervised import SupervisedData
 from ...data.dataset import DataSplit
 from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
@@ -32,6 +34,8 @@ from .metrics import (
     translation_scores,
 )
 from .objectives import Batch, Inputs, Objective
+from .preferences import dpo, reward
+from .supervised import supervised
 
 Scores = Mapping[str, object]
 """Metrics by name: numbers, and for BLEU and chrF also their signatures."""
@@ -118,6 +122,29 @@ def _causal_scores(evaluation: Evaluation, split: DataSplit, data: CausalLMData)
         "bits_per_byte": evaluation.loss * tokens / (math.log(2) * split.content.num_bytes),
         "tokens": tokens,
     }
+
+
+def _supervised_scores(evaluation: Evaluation, split: DataSplit, data: SupervisedData) -> Scores:
+    del split, data
+    return {
+        "perplexity": _perplexity(evaluation.loss),
+        "mean_token_accuracy": evaluation.means["mean_token_accuracy"],
+        "num_tokens": int(evaluation.counts["next_token"]),
+    }
+
+
+def _preference_scores(
+    evaluation: Evaluation, split: DataSplit, data: RewardData | DPOData
+) -> Scores:
+    del data
+    measures = {name: x for name, x in evaluation.means.items() if name != "preference"}
+    return {**measures, "pairs": split.examples.num_examples}
+
+
+def _reward_scores(evaluation: Evaluation, split: DataSplit, data: RewardData) -> Scores:
+    rewards = evaluation.predictions["rewards"]
+    extreme = {"min_reward": float(rewards.min()), "max_reward": float(rewards.max())}
+    return {**_preference_scores(evaluation, split, data), **extreme}
 
 
 def _perplexity(nats: float) -> float:
@@ -236,6 +263,35 @@ _TABLE: tuple[Task[Any], ...] = (
         progress_metrics=("perplexity", "bits_per_byte"),
         next_command="generate {run} --prompt TEXT",
         baseline=_entropy_baseline("loss"),
+    ),
+    Task(
+        data=SupervisedData,
+        objective=lambda config, data: supervised(),
+        heads=lambda data: ("causal_lm",),
+        scores=_supervised_scores,
+        progress_metrics=("perplexity", "mean_token_accuracy"),
+        next_command="chat {run}",
+    ),
+    Task(
+        data=RewardData,
+        objective=lambda config, data: reward(margin=data.margin, centering=data.centering),
+        heads=lambda data: ("sequence_classification",),
+        scores=_reward_scores,
+        progress_metrics=("accuracy", "margin"),
+        next_command="evaluate {run} --data SOURCE",
+    ),
+    Task(
+        data=DPOData,
+        objective=lambda config, data: dpo(
+            beta=data.beta,
+            loss=data.loss,
+            label_smoothing=data.wrong_labels,
+            frozen_reference=data.reference == "frozen",
+        ),
+        heads=lambda data: ("causal_lm",),
+        scores=_preference_scores,
+        progress_metrics=("rewards/accuracies", "rewards/margins"),
+        next_command="chat {run}",
     ),
     Task(
         data=PretrainingData,

@@ -13,10 +13,11 @@ from ..config import Recipe, TrainConfig
 
 RECIPES: dict[str, Recipe] = {
     name: recipe
-    for family in FAMILIES
-    for name, recipe in import_module(f".{family}", __name__).RECIPES.items()
+    for file in (*FAMILIES, "post_training")
+    for name, recipe in import_module(f".{file}", __name__).RECIPES.items()
 }
-"""Every recipe by name: the `RECIPES` of the file that each family has in this folder."""
+"""Every recipe by name: the `RECIPES` of the file that each family has in this folder, and of
+that of post-training."""
 
 
 def recipe(name: str, preset: str | None = None) -> TrainConfig:

@@ -29,6 +29,7 @@ from .init_from import InitFromPlan, plan_init_from
 from .load_run import open_run
 from .params_only_run import TOKENIZER, check_trainable
 from .quality import with_quality
+from .reference import with_reference
 
 SHOWN_CHANGES = 3
 """Number of differences that a message names; the others are counted."""
@@ -109,7 +110,8 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
         log(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
     check_length(config)
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
-    data, labels = config.data, config.model.labels
+    # The configuration that is stored has no open model.
+    data, labels = with_reference(config, log).data, config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     own = custom.splits(tokenizer)
     train = data.train_split(tokenizer, labels, config.seed) if own is None else own[0]
@@ -170,6 +172,7 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
     labels = None if own_examples else config.data.labels()
     if tokenizer is None:
         tokenizer = config.data.make_tokenizer()
+    tokenizer = config.data.with_chat_template(tokenizer)
     return fit_model(config, model, tokenizer.target.vocab_size, labels), tokenizer
 
 

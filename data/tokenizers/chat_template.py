@@ -18,9 +18,31 @@ from ..errors import DataError
 Message = Mapping[str, Any]
 """A message: ``role``, ``content``, and what else its template reads, such as ``tool_calls``."""
 
-_FILE = "chat_template.jinja"
+TEMPLATE_FILE = "chat_template.jinja"
+"""The file of a folder that has its template."""
+
+LECTURES = """\
+{%- for message in messages -%}
+    {%- if message.role == "system" -%}
+        {{ message.content | trim }}{{ "\\n" }}
+    {%- elif message.role == "assistant" -%}
+        {{ "bot:" }}
+        {%- generation %}{{ " " + message.content | trim }}{{ eos_token }}{% endgeneration %}
+        {{- "\\n" }}
+    {%- else -%}
+        {{ message.role + ": " + message.content | trim + "\\n" }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "bot:" }}{% endif -%}
+"""
+"""A template for models that have none: instructions, then ``user: …`` and ``bot: …`` in turns.
+
+The token that ends a document also ends an answer. The space after ``bot:`` belongs to the answer.
+"""
 _MORE = "additional_chat_templates"
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
+WITH_TOOLS_FILE = f"{_MORE}/{_WITH_TOOLS}.jinja"
+"""The file of a folder that has its template for conversations with tools, if that is another."""
 _OLDEST_JINJA = (3, 1, 6)
 _MARKER = re.compile(r"{%-?\s*generation\s*-?%}")
 # Names under which a model's reasoning is found; templates read the first or the second.
@@ -70,20 +92,13 @@ class ChatTemplate:
         Raises:
           DataError: The folder has no template.
         """
-        folder = Path(folder)
-        path = folder / "tokenizer_config.json"
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        named = _templates(config.get("chat_template"))
-        if (file := folder / _FILE).is_file():
-            named[_DEFAULT] = file.read_text(encoding="utf-8")
-        for file in sorted((folder / _MORE).glob("*.jinja")):
-            named[file.stem] = file.read_text(encoding="utf-8")
-        if _DEFAULT not in named:
+        found = find_template(folder)
+        if found is None:
             raise DataError(
-                f"{folder} has no chat template: give a folder with {_FILE}, or use a template for "
-                "models without one"
+                f"{folder} has no chat template: give a folder with {TEMPLATE_FILE}, or use a "
+                "template for models without one"
             )
-        return cls(named[_DEFAULT], _special_tokens(config), named.get(_WITH_TOOLS))
+        return found
 
     def render(
         self,
@@ -204,6 +219,21 @@ class ChatTemplate:
                 f"the chat template refuses the conversation: {' '.join(str(error).split())}"
             ) from None
         return "".join(marks.blocks), marks.ranges
+
+
+def find_template(folder: str | Path) -> ChatTemplate | None:
+    """Returns the chat template of a folder in Hugging Face's format; None if it has none."""
+    folder = Path(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    named = _templates(config.get("chat_template"))
+    if (file := folder / TEMPLATE_FILE).is_file():
+        named[_DEFAULT] = file.read_text(encoding="utf-8")
+    for file in sorted((folder / _MORE).glob("*.jinja")):
+        named[file.stem] = file.read_text(encoding="utf-8")
+    if _DEFAULT not in named:
+        return None
+    return ChatTemplate(named[_DEFAULT], _special_tokens(config), named.get(_WITH_TOOLS))
 
 
 @dataclass

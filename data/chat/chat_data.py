@@ -1,0 +1,161 @@
+"""The base of the data of post-training: records, their split, and the chat template."""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from ..corpora.token_corpus import Texts
+from ..dataset import DataSplit
+from ..errors import DataError, suggest
+from ..io.hashing import digest
+from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
+from ..tasks.base import DataConfig
+from ..tokenizers.base import Tokenizer
+from ..tokenizers.chat_template import ChatTemplate, find_template
+from .records import Demonstration
+from .rows import Row, read_rows
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class ChatTexts:
+    """The texts of demonstrations, to train a vocabulary on; see ``token_corpus.Texts``."""
+
+    demonstrations: Sequence[Demonstration]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal texts in equal order."""
+        return digest(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return (text for example in self.demonstrations for text in example.texts if text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatData(DataConfig, Generic[R]):
+    """Data whose records are recognized by their keys; see the data guide."""
+
+    template: str | None = None
+    """A folder or a file with the chat template. By default that of the tokenizer's folder, or
+    lines of `user: …` and `bot: …` for a tokenizer without one."""
+    hold_out: tuple[str, ...] = ()
+    """Names of tasks that are validated on, and not trained on; records name theirs in the field
+    `task`."""
+
+    def with_chat_template(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Returns the tokenizer with the chat template of the data, which is stored with the run.
+
+        Raises:
+          DataError: `template` names no chat template.
+        """
+        found = tokenizer.chat_template
+        if self.template is not None:
+            path = Path(self.template).expanduser()
+            named = (
+                ChatTemplate(path.read_text(encoding="utf-8"))
+                if path.is_file()
+                else find_template(path)
+            )
+            if named is None:
+                raise DataError(
+                    f"data.template {self.template!r} is no chat template: name a folder with "
+                    "chat_template.jinja, or such a file"
+                )
+            found = dataclasses.replace(named, tokens={**found.tokens, **named.tokens})
+        tokenizer.own_chat_template = found
+        return tokenizer
+
+    @abstractmethod
+    def records_of(self, row: Row, location: str) -> Iterator[R]:
+        """Yields what is made of a record of the source."""
+
+    @abstractmethod
+    def demonstrations_of(self, record: R) -> tuple[Demonstration, ...]:
+        """Returns the texts of a record, the first of which decides its split."""
+
+    @abstractmethod
+    def encode(self, records: Sequence[R], tokenizer: Tokenizer, seed: int | None) -> DataSplit:
+        """Makes the examples of records; without a seed those of an evaluation."""
+
+    def read(self, source: SourceLike, split: Split = "train") -> list[R]:
+        """Reads all records of a source.
+
+        Raises:
+          DataError: The source cannot be read, or a record is of no known form.
+        """
+        rows = read_rows(source, split)
+        return [record for location, row in rows for record in self.records_of(row, location)]
+
+    def texts(self) -> Texts:
+        """Returns the texts of the records that are not held out."""
+        records = self._part("train")
+        return ChatTexts([one for record in records for one in self.demonstrations_of(record)])
+
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """Returns the examples of the records that are not held out."""
+        return self.encode(self._part("train"), tokenizer, seed)
+
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Returns the examples of `validation`, or those that are held out."""
+        return self.encode(self._part("validation"), tokenizer, None)
+
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
+        """Returns all examples of another source."""
+        return self.encode(self.read(source, "validation"), tokenizer, None)
+
+    def _part(self, split: Split) -> list[R]:
+        """Returns the records of a split: records that begin alike are in the same one."""
+        if split == "validation" and self.validation is not None:
+            return self.read(self.validation, "validation")
+        records = self.read(self.source)
+        if self.hold_out:
+            return self._of_tasks(records, split)
+        fraction = 0.0 if self.validation is not None else self.validation_fraction
+        if fraction == 0 and split == "train":
+            return records
+        if fraction == 0:
+            raise DataError(
+                f"{as_source(self.source)!r} has no validation split: set validation_fraction "
+                "above 0, or name data.validation"
+            )
+        digests = [text_digest(self.demonstrations_of(record)[0].opening) for record in records]
+        division = HashSplit.of(digests, fraction, self.source_name, number=len(records))
+        of_each = zip(records, digests, strict=True)
+        return [record for record, digest in of_each if division.split(digest) == split]
+
+    def _of_tasks(self, records: Sequence[R], split: Split) -> list[R]:
+        """Returns the records of the tasks that are held out, or all others."""
+        tasks = [self.demonstrations_of(record)[0].task for record in records]
+        known = {task for task in tasks if task is not None}
+        if unknown := sorted(set(self.hold_out) - known):
+            raise DataError(
+                f"data.hold_out {unknown[0]!r} is no task of {self.source_name}: "
+                f"{suggest(unknown[0], sorted(known)) if known else 'its records name none'}"
+            )
+        held_out = split == "validation"
+        of_each = zip(records, tasks, strict=True)
+        kept = [record for record, task in of_each if (task in self.hold_out) == held_out]
+        if not kept:
+            raise DataError(
+                f"data.hold_out {', '.join(self.hold_out)} leaves no task of {self.source_name} to "
+                "train on: hold out fewer"
+            )
+        return kept
+
+    def fingerprint(self, records: Sequence[R], tokenizer: Tokenizer, *settings: object) -> str:
+        """Returns a hash of all that decides the examples."""
+        template = tokenizer.chat_template
+        decisive = [repr((self.length, *settings)), tokenizer.fingerprint]
+        decisive += [
+            template.source,
+            template.with_tools or "",
+            repr(sorted(template.tokens.items())),
+        ]
+        return digest(decisive, map(repr, records))

@@ -1,0 +1,264 @@
+"""Preferences: pairs of texts, as examples for reward models and for DPO.
+
+The arrays of a batch have the chosen text before the rejected one; see ``train.reward`` and
+``train.dpo``. Both texts of a pair are one example, so nothing divides a pair.
+"""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted
+from ..errors import DataError, UserError
+from ..tokenizers.base import Tokenizer
+from .chat_data import ChatData
+from .encoding import EncodedChat
+from .records import Demonstration, Preference, preferences
+from .rows import Row
+
+Encoded = tuple[np.ndarray, np.ndarray]
+"""The tokens of a text, int32 [n], and whether each is part of the answer, bool [n]."""
+
+
+@dataclass(frozen=True)
+class PairExamples(PickledByFields):
+    """Pairs of texts, each padded to a sequence; see ``dataset.ExampleSource``.
+
+    Attributes:
+      chosen: The better text of each pair.
+      rejected: The other.
+      weights: The weight of each pair, float32 [n].
+      margins: By how much the first is better, float32 [n]; None if the data do not say so.
+      length: The length of a sequence, T.
+      shifted: Whether there are labels, the token after each token, and a mask of the answer: then
+        a text has up to T + 1 tokens, of which the first T are read.
+      reference_log_probs: The log-probability of each answer under a reference, in nats, float32
+        [n, 2]; None if the step computes it, or if none is needed.
+    """
+
+    chosen: tuple[Encoded, ...]
+    rejected: tuple[Encoded, ...]
+    weights: np.ndarray
+    margins: np.ndarray | None
+    length: int
+    shifted: bool
+    reference_log_probs: np.ndarray | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """The number of pairs."""
+        return len(self.weights)
+
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one pair, the same in every epoch; see the top of this file."""
+        names = ["input_ids", "attention_mask", *(("labels", "loss_mask") if self.shifted else ())]
+        arrays = {name: np.zeros((2, self.length), np.int32) for name in names}
+        for side, (ids, answer) in enumerate((self.chosen[index], self.rejected[index])):
+            read = ids[:-1] if self.shifted else ids
+            arrays["input_ids"][side, : len(read)] = read
+            arrays["attention_mask"][side, : len(read)] = 1
+            if self.shifted:
+                arrays["labels"][side, : len(read)] = ids[1:]
+                arrays["loss_mask"][side, : len(read)] = answer[1:]
+        arrays["pair_weights"] = self.weights[index]
+        if self.margins is not None:
+            arrays["margin"] = self.margins[index]
+        if self.reference_log_probs is not None:
+            arrays["reference_log_probs"] = self.reference_log_probs[index]
+        return arrays
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceData(ChatData[Preference]):
+    """Pairs of answers, of which one is better."""
+
+    shifted: ClassVar[bool]
+
+    def records_of(self, row: Row, location: str) -> Iterator[Preference]:
+        """Yields the preferences of a record."""
+        return preferences(row, location)
+
+    def demonstrations_of(self, record: Preference) -> tuple[Demonstration, ...]:
+        """Returns both texts."""
+        return record.chosen, record.rejected
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``."""
+        del num_labels, num_choices
+        row = (2, self.length)
+        spec = {
+            "input_ids": ArraySpec(row, Values.SOURCE_TOKEN),
+            "attention_mask": ArraySpec(row, Values.MASK),
+        }
+        if self.shifted:
+            spec["labels"] = ArraySpec(row, Values.TARGET_TOKEN)
+            spec["loss_mask"] = ArraySpec(row, Values.MASK)
+        return spec | {"pair_weights": ArraySpec((), Values.LABEL, "float32")}
+
+    @abstractmethod
+    def cut(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded | None:
+        """Returns the tokens that are read of a text; None if it is too long for the objective."""
+
+    def encode(
+        self, records: Sequence[Preference], tokenizer: Tokenizer, seed: int | None
+    ) -> DataSplit:
+        """Returns the pairs; see ``PairExamples``."""
+        del seed
+        kept: list[tuple[Preference, Encoded, Encoded]] = []
+        equal = 0
+        for record in records:
+            both = [
+                self.cut(text.encode(tokenizer), tokenizer)
+                for text in (record.chosen, record.rejected)
+            ]
+            if both[0] is None or both[1] is None:
+                continue
+            if np.array_equal(both[0][0], both[1][0]):
+                equal += 1
+                continue
+            kept.append((record, both[0], both[1]))
+        if not kept:
+            raise DataError(
+                f"none of {counted(len(records), 'pair')} fits {self.length} tokens: give a larger "
+                "data.length"
+            )
+        margins = np.asarray([record.margin for record, _, _ in kept], np.float32)
+        examples = PairExamples(
+            chosen=tuple(chosen for _, chosen, _ in kept),
+            rejected=tuple(rejected for _, _, rejected in kept),
+            weights=np.asarray([record.weight for record, _, _ in kept], np.float32),
+            margins=margins if margins.any() else None,
+            length=self.length,
+            shifted=self.shifted,
+        )
+        notes = []
+        if too_long := len(records) - len(kept) - equal:
+            notes.append(f"{too_long:,} are left out: they exceed {self.length} tokens")
+        if equal:
+            notes.append(f"{equal:,} are left out: both texts are equal")
+        fingerprint = self.fingerprint(records, tokenizer)
+        return DataSplit(
+            examples, [record for record, _, _ in kept], fingerprint,
+            counted(len(kept), "pair"), tuple(notes),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardData(PreferenceData):
+    """Pairs of answers from which a reward model learns."""
+
+    kind: ClassVar[str] = "reward"
+    shifted: ClassVar[bool] = False
+
+    margin: float = 0.0
+    """The least difference of the rewards of a pair for which the loss asks."""
+    centering: float = 0.0
+    """The weight of the squared sum of both rewards, which keeps rewards near 0; TRL recommends
+    0.01."""
+
+    def labels(self) -> tuple[str, ...]:
+        """Returns the name of the only output, the reward."""
+        return ("reward",)
+
+    def assumed_labels(self) -> tuple[str, ...]:
+        """See ``labels``."""
+        return ("reward",)
+
+    def cut(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded | None:
+        """Returns a whole text, as a model with a classifier reads it; None if it is too long."""
+        ids, answers = encoded.ids, encoded.answers
+        if tokenizer.special_ids.cls is not None:  # an encoder reads [CLS] … [SEP]
+            before, after = tokenizer.added_tokens()
+            ids = [*before, *ids, *after]
+            answers = [*([False] * len(before)), *answers, *([False] * len(after))]
+        if len(ids) > self.length:
+            return None
+        return np.asarray(ids, np.int32), np.asarray(answers)
+
+
+ReferenceFn = Callable[[PairExamples], np.ndarray]
+"""From pairs to the log-probabilities of their answers under a reference, float32 [n, 2]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOData(PreferenceData):
+    """Pairs of answers from which a language model learns directly (DPO)."""
+
+    kind: ClassVar[str] = "dpo"
+    shifted: ClassVar[bool] = True
+
+    beta: float = 0.1
+    """The strength with which the model is held near the reference, its initial parameters."""
+    loss: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
+    """The loss of a pair; see `train.dpo`."""
+    wrong_labels: float = 0.0
+    """For the loss `robust`: the share of pairs whose answers are in the wrong order."""
+    reference: Literal["precomputed", "frozen"] = "precomputed"
+    """precomputed: the log-probabilities of the reference are computed before training, and kept
+    for later runs. frozen: each step computes them from frozen parameters."""
+
+    _reference: ClassVar[ReferenceFn | None] = None  # of an instance; see with_reference
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        super().__post_init__()
+        if not self.beta > 0:
+            raise UserError(f"data.beta {self.beta} must be positive, for example 0.1")
+        if not 0 <= self.wrong_labels < 0.5:
+            raise UserError(f"data.wrong_labels {self.wrong_labels} must be from 0 to below 0.5")
+        if self.wrong_labels and self.loss != "robust":
+            raise UserError(
+                f"data.wrong_labels {self.wrong_labels} belongs to data.loss robust, and this is "
+                f"{self.loss}"
+            )
+
+    def with_reference(self, reference: ReferenceFn) -> "DPOData":
+        """Returns the same data, whose examples have log-probabilities of a reference.
+
+        Args:
+          reference: Computes them. It is lost by ``dataclasses.replace``, which copies only the
+            settings.
+        """
+        bound = dataclasses.replace(self)
+        object.__setattr__(bound, "_reference", reference)
+        return bound
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``."""
+        spec = super().batch_spec(num_labels, num_choices)
+        if self.reference == "precomputed":
+            spec["reference_log_probs"] = ArraySpec((2,), Values.LABEL, "float32")
+        return spec
+
+    def cut(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded | None:
+        """Returns the beginning of a text; None if no part of the answer is in it."""
+        del tokenizer
+        ids = np.asarray(encoded.ids[: self.length + 1], np.int32)
+        answers = np.asarray(encoded.answers[: self.length + 1])
+        return (ids, answers) if answers[1:].any() else None
+
+    def encode(
+        self, records: Sequence[Preference], tokenizer: Tokenizer, seed: int | None
+    ) -> DataSplit:
+        """Returns the pairs, with log-probabilities of the reference if they are precomputed.
+
+        Raises:
+          DataError: They are to be precomputed, and nobody has opened the reference.
+        """
+        split = super().encode(records, tokenizer, seed)
+        if self.reference == "frozen":
+            return split
+        if self._reference is None:
+            raise DataError(
+                "data.reference precomputed needs the reference, which training opens: in Python "
+                "call with_reference(train.ReferenceModel(folder)) on the data, or give "
+                "reference='frozen'"
+            )
+        assert isinstance(split.examples, PairExamples)
+        found = self._reference(split.examples)
+        examples = dataclasses.replace(split.examples, reference_log_probs=found)
+        return dataclasses.replace(split, examples=examples)

@@ -1,0 +1,353 @@
+r"""Demonstrations and preferences, recognized by the keys of their records.
+
+==================================================  ===========================================
+keys                                                a record is
+==================================================  ===========================================
+``text``                                            a document
+``prompt``, ``completion``                          two texts, or two lists of messages
+``messages`` (and ``tools``)                        a conversation
+``conversations`` of ``from`` and ``value``         a conversation (ShareGPT)
+``instruction``, ``output`` (and ``input``)         a question and its answer (Alpaca)
+``prompt``, ``chosen``, ``rejected``                a preference; texts or lists of messages
+``chosen``, ``rejected``                            the same; the prompt is what both begin with.
+                                                    Texts of ``\n\nHuman:`` and
+                                                    ``\n\nAssistant:`` are dialogues (HH)
+``prompt``, ``ranked``                              answers, the best first; equal ones in a list
+==================================================  ===========================================
+
+The first line of the table whose keys a record has decides. A field ``task`` names what a
+demonstration shows.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import DataError
+from ..tokenizers.base import Tokenizer
+from ..tokenizers.chat_template import ChatTemplate, Message
+from .encoding import EncodedChat, encode_chat, encode_completion
+from .rows import Row
+
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""ShareGPT's names of those who speak, and the roles of chat templates."""
+_HH_TURN = re.compile(r"\n\n(Human|Assistant):")
+_DEMONSTRATIONS = "text; prompt and completion; messages; conversations; or instruction and output"
+_PREFERENCES = "prompt, chosen and rejected; chosen and rejected; or prompt and ranked"
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A conversation.
+
+    Attributes:
+      messages: The messages, each with ``role`` and ``content``.
+      tools: JSON schemas of the functions that the assistant may call, if any.
+      first: The number of messages that are a prompt, whose answers are not to be learned.
+      task: The name of the task that it shows, if the data say so.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    first: int = 0
+    task: str | None = None
+
+    def encode(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> EncodedChat:
+        """Returns the tokens; see ``encode_chat``."""
+        whole = encode_chat(tokenizer, self.messages, tools=self.tools, template=template)
+        if self.first == 0:
+            return whole
+        prompt = encode_chat(
+            tokenizer,
+            self.messages[: self.first],
+            tools=self.tools,
+            template=template,
+            add_generation_prompt=True,
+        )
+        pairs = zip(prompt.ids, whole.ids, strict=False)
+        common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        answers = [learned and i >= common for i, learned in enumerate(whole.answers)]
+        return EncodedChat(whole.text, whole.ids, answers)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts of the messages."""
+        return tuple(str(message.get("content") or "") for message in self.messages)
+
+    @property
+    def opening(self) -> str:
+        """The first text, by which variants of a conversation are kept in one split."""
+        return next((text for text in self.texts if text.strip()), "")
+
+
+@dataclass(frozen=True)
+class PromptedText:
+    """A prompt and the text that follows it.
+
+    Attributes:
+      prompt: The prompt; empty for a document.
+      completion: What follows.
+      task: The name of the task that it shows, if the data say so.
+    """
+
+    prompt: str
+    completion: str
+    task: str | None = None
+
+    def encode(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> EncodedChat:
+        """Returns the tokens; see ``encode_completion``."""
+        del template
+        return encode_completion(tokenizer, self.prompt, self.completion)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text."""
+        return (self.prompt + self.completion,)
+
+    @property
+    def opening(self) -> str:
+        """The prompt, or the text if there is none."""
+        return self.prompt or self.completion
+
+
+Demonstration = Dialogue | PromptedText
+"""An example of what a model should write."""
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Two answers to a prompt, of which one is better.
+
+    Attributes:
+      chosen: The prompt with the better answer.
+      rejected: The prompt with the other.
+      weight: 1 / the number of pairs that were made of the same ranking.
+      margin: By how much the first is better, if the data say so.
+    """
+
+    chosen: Demonstration
+    rejected: Demonstration
+    weight: float = 1.0
+    margin: float = 0.0
+
+
+def demonstration(row: Row, location: str) -> Demonstration:
+    """Reads a demonstration by the keys of a record.
+
+    Args:
+      row: The record.
+      location: Its location, for messages.
+
+    Raises:
+      DataError: The keys are those of no form, or a value has another type.
+    """
+    task = row.get("task")
+    return replace(_demonstration(row, location), task=None if task is None else str(task))
+
+
+def _demonstration(row: Row, location: str) -> Demonstration:
+    if "text" in row:
+        return PromptedText("", _text(row, "text", location))
+    if "prompt" in row and "completion" in row:
+        return _prompted(row["prompt"], row["completion"], _tools(row, location), location)
+    if "messages" in row:
+        messages = _messages(row["messages"], "messages", location)
+        return Dialogue(messages, _tools(row, location))
+    if "conversations" in row:
+        return Dialogue(_share_gpt(row["conversations"], location), _tools(row, location))
+    if "instruction" in row and "output" in row:
+        parts = [_text(row, "instruction", location)]
+        if row.get("input"):
+            parts.append(_text(row, "input", location))
+        return Dialogue(
+            (
+                {"role": "user", "content": "\n\n".join(parts)},
+                {"role": "assistant", "content": _text(row, "output", location)},
+            )
+        )
+    raise DataError(
+        f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a demonstration has "
+        f"{_DEMONSTRATIONS}"
+    )
+
+
+def preferences(row: Row, location: str) -> Iterator[Preference]:
+    """Reads the preferences of a record by its keys; a ranking gives several.
+
+    Args:
+      row: The record.
+      location: Its location, for messages.
+
+    Raises:
+      DataError: The keys are those of no form, or a value has another type.
+    """
+    margin = row.get("margin", 0.0)
+    if not isinstance(margin, int | float):
+        raise DataError(f"{location}: margin {margin!r} is no number")
+    tools = _tools(row, location)
+    if "prompt" in row and "ranked" in row:
+        yield from _ranking(row["prompt"], row["ranked"], tools, location)
+        return
+    if not {"chosen", "rejected"} <= row.keys():
+        raise DataError(
+            f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a preference has "
+            f"{_PREFERENCES}"
+        )
+    chosen, rejected = row["chosen"], row["rejected"]
+    if "prompt" in row:
+        both = [_prompted(row["prompt"], answer, tools, location) for answer in (chosen, rejected)]
+    elif isinstance(chosen, str) and isinstance(rejected, str):
+        both = _implicit(chosen, rejected)
+    else:
+        lists = [_messages(row[side], side, location) for side in ("chosen", "rejected")]
+        first = _num_common(*lists)
+        both = [Dialogue(messages, tools, first) for messages in lists]
+    yield Preference(both[0], both[1], margin=float(margin))
+
+
+def _ranking(
+    prompt: object, ranked: object, tools: tuple[Mapping[str, Any], ...] | None, location: str
+) -> Iterator[Preference]:
+    """Yields all pairs of different rank, which together weigh as much as one preference."""
+    if not isinstance(ranked, list) or len(ranked) < 2:
+        raise DataError(
+            f"{location}: ranked is {ranked!r}, and must be a list of at least two answers, the "
+            "best first"
+        )
+    ranks = [rank if _is_tie(rank) else [rank] for rank in ranked]
+    pairs = [
+        (better, worse)
+        for above, below in itertools.combinations(ranks, 2)
+        for better in above
+        for worse in below
+    ]
+    for better, worse in pairs:
+        yield Preference(
+            _prompted(prompt, better, tools, location),
+            _prompted(prompt, worse, tools, location),
+            weight=1 / len(pairs),
+        )
+
+
+def _is_tie(rank: object) -> bool:
+    """Returns whether a rank holds several equal answers; a list of messages is one answer."""
+    return isinstance(rank, list) and not all(isinstance(item, Mapping) for item in rank)
+
+
+def _prompted(
+    prompt: object,
+    answer: object,
+    tools: tuple[Mapping[str, Any], ...] | None,
+    location: str,
+) -> Demonstration:
+    if isinstance(prompt, str) and isinstance(answer, str):
+        return PromptedText(prompt, answer)
+    if isinstance(prompt, list):
+        before = _messages(prompt, "prompt", location)
+        if isinstance(answer, str):
+            answer = [{"role": "assistant", "content": answer}]
+        return Dialogue((*before, *_messages(answer, "answer", location)), tools, len(before))
+    raise DataError(
+        f"{location}: the prompt is a {type(prompt).__name__} and the answer a "
+        f"{type(answer).__name__}: give two texts, or two lists of messages"
+    )
+
+
+def _implicit(chosen: str, rejected: str) -> list[Demonstration]:
+    """Returns both texts with the prompt that they share; dialogues of HH become conversations."""
+    if all(_HH_TURN.match(text) for text in (chosen, rejected)):
+        lists = [_hh_messages(text) for text in (chosen, rejected)]
+        first = _num_common(*lists)
+        return [Dialogue(messages, None, first) for messages in lists]
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
+    prompt = chosen[: len(list(same))]
+    # A space before the point of division belongs to the answers, as in TRL.
+    prompt = prompt[:-1] if prompt.endswith(" ") else prompt
+    return [PromptedText(prompt, text[len(prompt) :]) for text in (chosen, rejected)]
+
+
+def _hh_messages(text: str) -> tuple[Message, ...]:
+    """Returns the turns of a dialogue of Anthropic's HH data; an empty last one stays."""
+    _, *parts = _HH_TURN.split(text)
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return tuple(
+        {"role": roles[name], "content": said.strip()}
+        for name, said in zip(parts[::2], parts[1::2], strict=True)
+    )
+
+
+def _num_common(a: Sequence[Message], b: Sequence[Message]) -> int:
+    """Returns how many messages at the beginning are equal, at most all but the last."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    return min(len(list(same)), len(a) - 1, len(b) - 1)
+
+
+def _share_gpt(turns: object, location: str) -> tuple[Message, ...]:
+    if not isinstance(turns, list):
+        raise DataError(
+            f"{location}: conversations is a {type(turns).__name__}, and must be a list"
+        )
+    messages = []
+    for turn in turns:
+        if not isinstance(turn, Mapping) or not {"from", "value"} <= turn.keys():
+            raise DataError(f"{location}: the turn {turn!r} must have from and value")
+        if turn["from"] not in _ROLES:
+            raise DataError(
+                f"{location}: the role {turn['from']!r} is unknown: it should be one of "
+                f"{', '.join(_ROLES)}"
+            )
+        messages.append({"role": _ROLES[turn["from"]], "content": turn["value"]})
+    return _messages(messages, "conversations", location)
+
+
+def _messages(value: object, field: str, location: str) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise DataError(
+            f"{location}: {field} is {str(value)[:60]!r}, and must be a list of messages, each an "
+            "object with role and content"
+        )
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(
+                f"{location}: the message {str(message)[:60]!r} must be an object with role and "
+                "content"
+            )
+    return tuple(value)
+
+
+def _tools(row: Row, location: str) -> tuple[Mapping[str, Any], ...] | None:
+    """Returns the tools of a record; some data sets hold them as a text of JSON."""
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise DataError(f"{location}: tools is not valid JSON ({error})") from None
+    if not tools:
+        return None
+    if not isinstance(tools, list):
+        raise DataError(f"{location}: tools is a {type(tools).__name__}, and must be a list")
+    return tuple(tools)
+
+
+def _text(row: Row, field: str, location: str) -> str:
+    value = row[field]
+    if not isinstance(value, str):
+        raise DataError(f"{location}: {field} is a {type(value).__name__}, and must be a text")
+    return value

@@ -1,0 +1,99 @@
+"""Records of any form: the objects of JSON lines, of a published data set, or in memory."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import DataError
+from ..io.conditions import LeftOut, keeps, split_conditions
+from ..io.files import file_lines, matching_files
+from ..io.json_lines import parse_line
+from ..sources.documents import SourceLike, Split, as_source, load_documents
+from ..sources.in_memory import Examples, plain
+from ..sources.source_names import Source, parse_sources
+from .instructions import KIND as INSTRUCTIONS
+from .instructions import read_instructions
+
+Row = Mapping[str, Any]
+
+
+def read_rows(source: SourceLike, split: Split = "train") -> Iterator[tuple[str, Row]]:
+    """Yields each record of a source with its location, for messages.
+
+    Args:
+      source: ``jsonl:GLOB``, the name of a file of JSON lines, ``tfds:NAME``, or a list of dicts;
+        several of them joined by `` + ``; after ``#?`` conditions on fields. The documents of
+        other sources are records with the field ``text``. ``instructions:FILE.toml`` makes
+        conversations of labeled data; see ``instructions``.
+      split: The split of a source that has some.
+
+    Raises:
+      DataError: A source is unknown, unreadable or empty, or a record is no object.
+    """
+    name = as_source(source)
+    if isinstance(name, Examples):
+        conditions = split_conditions(name.partition(":")[2], name)[1]
+        for i, row in enumerate(name.rows):
+            location = f"examples[{i}]"
+            row = {"text": row} if isinstance(row, str) else row
+            if keeps(conditions, checked(row, location), location, LeftOut()):
+                yield location, checked(row, location)
+        return
+    if ":" not in name and name.removesuffix(".gz").endswith((".jsonl", ".json")):
+        name = f"jsonl:{name}"
+    kind, _, rest = name.partition(":")
+    if kind == INSTRUCTIONS:
+        yield from read_instructions(rest, split)
+        return
+    found = False
+    for part in parse_sources(name):
+        for location, row in _read(part, split):
+            found = True
+            yield location, row
+    if not found:
+        raise DataError(f"no records in {name!r}: it is empty, or its conditions keep none")
+
+
+def _read(source: Source, split: Split) -> Iterator[tuple[str, Row]]:
+    if source.kind == "jsonl":
+        for path in matching_files(source.location, source.name):
+            for file, number, line in file_lines(path):
+                if line.strip():
+                    location = f"{file} line {number}"
+                    row = checked(parse_line(line, location), location)
+                    if keeps(source.conditions, row, location, LeftOut()):
+                        yield location, row
+    elif source.kind == "tfds":
+        yield from _read_published(source, split)
+    else:
+        for number, text in enumerate(load_documents(source.name, "train", validation_fraction=0)):
+            yield f"{source.name} document {number + 1}", {"text": text}
+
+
+def _read_published(source: Source, split: Split) -> Iterator[tuple[str, Row]]:
+    from ..sources.tfds_documents import download, open_builder, open_split
+
+    builder = open_builder(source)
+    if not builder.is_prepared():
+        download(builder, source)
+    has = list(builder.info.splits)
+    wanted = "train" if split == "train" else next((s for s in _VALIDATION if s in has), None)
+    if wanted not in has:
+        raise DataError(f"{source.name!r} has no {split} split: it has {', '.join(has)}")
+    for number, row in enumerate(open_split(builder, wanted, source.name), start=1):
+        location = f"{source.name} {wanted} example {number}"
+        fields = checked(plain(row), location)
+        if keeps(source.conditions, fields, location, LeftOut()):
+            yield location, fields
+
+
+_VALIDATION = ("validation", "dev", "test")
+
+
+def checked(row: object, location: str) -> Row:
+    """Returns a record; raises DataError if it is no object of fields."""
+    if not isinstance(row, Mapping):
+        raise DataError(
+            f"{location} is a {type(row).__name__}, no object of fields: write "
+            '{"prompt": "…", "completion": "…"}'
+        )
+    return row

@@ -1,0 +1,149 @@
+"""Supervised fine-tuning: conversations and completions, of which the answers are learned.
+
+The arrays of a batch are those of causal language modeling, and ``loss_mask``, int32 [B, T]: 1
+where the label is to be learned.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted
+from ..errors import DataError
+from ..packing.packed_sequences import PackedTokens, packed_arrays, packed_specs
+from ..packing.packing import first_fit
+from ..tokenizers.base import Tokenizer
+from .chat_data import ChatData
+from .records import Demonstration, demonstration
+from .rows import Row
+
+
+@dataclass(frozen=True)
+class SupervisedExamples(PickledByFields):
+    """Sequences of whole demonstrations; see ``dataset.ExampleSource``.
+
+    Attributes:
+      tokens: The tokens of all demonstrations, one after another, int32 [num_tokens].
+      learned: Whether each of them is to be learned, bool [num_tokens].
+      starts: The start of each demonstration, and the end of the last one, int64 [n + 1].
+      length: The length of a sequence, T. A demonstration has at most T + 1 tokens.
+      packed: Whether several share a sequence.
+    """
+
+    tokens: np.ndarray
+    learned: np.ndarray
+    starts: np.ndarray
+    length: int
+    packed: bool
+
+    @property
+    def num_examples(self) -> int:
+        """The number of sequences, at least 1."""
+        return len(self._plan) if self.packed else len(self.starts) - 1
+
+    @property
+    def num_learned(self) -> int:
+        """The number of tokens that are learned in an epoch."""
+        first = np.zeros(len(self.tokens), bool)
+        first[self.starts[:-1]] = True  # the first token of a demonstration follows nothing
+        return int(np.sum(self.learned & ~first))
+
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one sequence, the same in every epoch; see the top of this file."""
+        chosen = self._plan[index] if self.packed else [index]
+        spans = [(self.starts[i], self.starts[i + 1]) for i in chosen]
+        tokens = np.concatenate([self.tokens[a:b] for a, b in spans])
+        sizes = np.asarray([b - a - 1 for a, b in spans])
+        arrays = packed_arrays(PackedTokens(tokens, sizes), self.length)
+        learned = np.concatenate([self.learned[a + 1 : b] for a, b in spans])
+        arrays["loss_mask"] = np.zeros(self.length, np.int32)
+        arrays["loss_mask"][: len(learned)] = learned
+        return arrays
+
+    @cached_property
+    def _plan(self) -> list[list[int]]:
+        """The demonstrations of each sequence."""
+        sizes = np.diff(self.starts) - 1
+        spans, sequence_starts = first_fit(sizes, self.length)
+        # No demonstration is divided, so each span begins where a demonstration does.
+        firsts = np.searchsorted(np.cumsum(sizes) - sizes, spans[:, 0]).tolist()
+        edges = sequence_starts.tolist()
+        return [firsts[a:b] for a, b in pairwise(edges)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedData(ChatData[Demonstration]):
+    """Demonstrations of what an assistant should answer."""
+
+    kind: ClassVar[str] = "supervised"
+
+    learn: Literal["answers", "all"] = "answers"
+    """answers: learn what the assistant wrote, and the end of its turns. all: every token."""
+    packing: Literal["first-fit", "none"] = "first-fit"
+    """first-fit: demonstrations share a sequence, and see nothing of each other. none: one
+    demonstration in each sequence."""
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``."""
+        del num_labels, num_choices
+        return {**packed_specs(self.length), "loss_mask": ArraySpec((self.length,), Values.MASK)}
+
+    def records_of(self, row: Row, location: str) -> Iterator[Demonstration]:
+        """Yields the demonstration of a record."""
+        yield demonstration(row, location)
+
+    def demonstrations_of(self, record: Demonstration) -> tuple[Demonstration, ...]:
+        """Returns the record."""
+        return (record,)
+
+    def encode(
+        self, records: Sequence[Demonstration], tokenizer: Tokenizer, seed: int | None
+    ) -> DataSplit:
+        """Returns the demonstrations as sequences; see ``SupervisedExamples``."""
+        del seed
+        ids: list[np.ndarray] = []
+        learned: list[np.ndarray] = []
+        truncated = dropped = 0
+        for record in records:
+            encoded = record.encode(tokenizer)
+            kept = slice(None, self.length + 1)
+            answers = np.asarray(encoded.answers)[kept]
+            if self.learn == "all":
+                answers = np.ones_like(answers)
+            if not answers[1:].any():
+                dropped += 1
+                continue
+            truncated += len(encoded.ids) > self.length + 1
+            ids.append(np.asarray(encoded.ids, np.int32)[kept])
+            learned.append(answers)
+        if not ids:
+            raise DataError(
+                f"none of {counted(len(records), 'demonstration')} has an answer within "
+                f"{self.length} tokens: give a larger data.length"
+            )
+        examples = SupervisedExamples(
+            np.concatenate(ids),
+            np.concatenate(learned),
+            np.cumsum([0, *map(len, ids)]),
+            self.length,
+            self.packing == "first-fit",
+        )
+        summary = (
+            f"{counted(len(ids), 'demonstration')} in "
+            f"{counted(examples.num_examples, 'sequence')}, "
+            f"{counted(examples.num_learned, 'token')} of {len(examples.tokens):,} to learn"
+        )
+        notes = []
+        if truncated:
+            notes.append(f"{truncated:,} are longer than {self.length} tokens and lose their end")
+        if dropped:
+            notes.append(
+                f"{dropped:,} are left out, for nothing to learn is within their first "
+                f"{self.length} tokens"
+            )
+        fingerprint = self.fingerprint(records, tokenizer, self.learn, self.packing)
+        return DataSplit(examples, list(records), fingerprint, summary, tuple(notes))

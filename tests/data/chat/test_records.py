@@ -1,0 +1,230 @@
+"""Demonstrations and preferences by their keys, templates of instructions, and their splits."""
+
+import json
+
+import numpy as np
+import pytest
+from flaxzoo import data
+from flaxzoo.data.chat.rows import read_rows
+
+USER, BOT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+TOKENIZER = data.TokenizerConfig(kind="characters")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"text": "A."}, data.PromptedText("", "A.")),
+        ({"prompt": "A", "completion": " b"}, data.PromptedText("A", " b")),
+        ({"prompt": [USER], "completion": [BOT]}, data.Dialogue((USER, BOT), first=1)),
+        ({"messages": [USER, BOT]}, data.Dialogue((USER, BOT))),
+        ({"messages": [USER, BOT], "tools": '[{"name": "f"}]'},
+         data.Dialogue((USER, BOT), ({"name": "f"},))),
+        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+         data.Dialogue((USER, BOT))),
+        ({"instruction": "Add.", "input": "1 1", "output": "2", "task": "sums"},
+         data.Dialogue(({"role": "user", "content": "Add.\n\n1 1"},
+                        {"role": "assistant", "content": "2"}), task="sums")),
+        ({"instruction": "Hi", "input": "", "output": "Hello"}, data.Dialogue((USER, BOT))),
+    ],
+)  # fmt: skip
+def test_demonstrations_are_recognized_by_their_keys(row, expected):
+    assert data.demonstration(row, "here") == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "?"}, "has the fields question: a demonstration has text; prompt and"),
+        ({"text": 3}, "text is a int"),
+        ({"messages": "Hi"}, "messages is 'Hi', and must be a list"),
+        ({"messages": [{"content": "Hi"}]}, "must be an object with role and content"),
+        ({"conversations": [{"from": "alien", "value": "?"}]}, "the role 'alien' is unknown"),
+        ({"prompt": [USER], "completion": 3}, "answer is '3', and must be a list of messages"),
+        ({"messages": [USER], "tools": "{"}, "tools is not valid JSON"),
+    ],
+)
+def test_what_is_no_demonstration_is_told_with_its_location(row, message):
+    with pytest.raises(data.DataError, match="^file line 3.*" + message):
+        data.demonstration(row, "file line 3")
+
+
+def test_the_prompt_of_a_preference_may_be_implicit():
+    [pair] = data.preferences({"chosen": "I am fine", "rejected": "I am bad"}, "here")
+    assert pair.chosen == data.PromptedText("I am", " fine")
+    assert pair.rejected == data.PromptedText("I am", " bad")
+    hh = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Who?\n\nAssistant:"
+    [pair] = data.preferences({"chosen": f"{hh} I.", "rejected": f"{hh} You."}, "here")
+    assert pair.chosen.first == 3
+    assert [m["role"] for m in pair.chosen.messages] == ["user", "assistant", "user", "assistant"]
+    assert (pair.chosen.messages[-1]["content"], pair.rejected.messages[-1]["content"]) == (
+        "I.", "You.",
+    )  # fmt: skip
+    [pair] = data.preferences({"chosen": [USER, BOT], "rejected": [USER, USER]}, "here")
+    assert pair.rejected == data.Dialogue((USER, USER), first=1)
+
+
+def test_a_ranking_gives_all_pairs_of_different_rank_which_weigh_one_together():
+    found = list(data.preferences({"prompt": "P", "ranked": ["a", ["b", "c"], "d"]}, "here"))
+    pairs = [(pair.chosen.completion, pair.rejected.completion) for pair in found]
+    assert pairs == [("a", "b"), ("a", "c"), ("a", "d"), ("b", "d"), ("c", "d")]
+    assert sum(pair.weight for pair in found) == pytest.approx(1)
+    with pytest.raises(data.DataError, match="ranked is 'a', and must be a list"):
+        list(data.preferences({"prompt": "P", "ranked": "a"}, "here"))
+
+
+def test_rows_come_from_files_memory_and_documents(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "a", "n": 1}\n\n{"text": "b", "n": 2}\n')
+    assert [row["text"] for _, row in read_rows(f"jsonl:{path}")] == ["a", "b"]
+    assert [row["text"] for _, row in read_rows(str(path))] == ["a", "b"]
+    assert [row["text"] for _, row in read_rows(f"jsonl:{path}#text?n>=2")] == ["b"]
+    assert [row["text"] for _, row in read_rows(["a", "b"])] == ["a", "b"]
+    plain = tmp_path / "x.txt"
+    plain.write_text("one\n\ntwo\n")
+    assert [row for _, row in read_rows(f"text:{plain}#block")] == [
+        {"text": "one"},
+        {"text": "two"},
+    ]
+    path.write_text("[1]\n")
+    with pytest.raises(data.DataError, match=r"x.jsonl line 1.*object"):
+        list(read_rows(f"jsonl:{path}"))
+
+
+@pytest.fixture
+def instructions(tmp_path):
+    for name, labels in (("mood", "01"), ("topic", "ab")):
+        lines = [f"{labels[i % 2]}\tThis is text {name} {i}." for i in range(20)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    file = tmp_path / "tasks.toml"
+    file.write_text(
+        f"""
+        [[tasks]]
+        name = "mood"
+        source = "tsv:{tmp_path}/mood.tsv#1,2"
+        labels = {{ 0 = "sad", 1 = "glad" }}
+        forms = ["{{text}} Is that sad or glad? {{label}}", "Mood?\\n{{text}}\\n{{label}}"]
+
+        [[tasks]]
+        name = "topic"
+        source = "tsv:{tmp_path}/topic.tsv#1,2"
+        forms = ["Topic of {{text}}: {{label}}"]
+        """
+    )
+    return file
+
+
+def test_templates_make_instructions_of_labeled_data_in_several_forms(instructions):
+    rows = [row for _, row in read_rows(f"instructions:{instructions}")]
+    moods = [row["messages"] for row in rows if row["task"] == "mood"]
+    assert len(moods) == 20
+    assert {m[1]["content"] for m in moods} == {"sad", "glad"}
+    endings = {m[0]["content"].endswith("glad?") for m in moods}
+    assert endings == {True, False}  # each form is drawn
+    assert rows == [row for _, row in read_rows(f"instructions:{instructions}")]
+    instructions.write_text("seed = 1\n" + instructions.read_text())
+    assert rows != [row for _, row in read_rows(f"instructions:{instructions}")]
+
+
+def test_a_task_that_is_held_out_is_validated_on_and_never_trained_on(instructions):
+    config = data.SupervisedData(
+        source=f"instructions:{instructions}", length=80, tokenizer=TOKENIZER, hold_out=("topic",)
+    )
+    tokenizer = config.with_chat_template(config.make_tokenizer())
+    train = config.train_split(tokenizer, (), seed=0).content
+    validation = config.validation_split(tokenizer, ()).content
+    assert {example.task for example in train} == {"mood"}
+    assert {example.task for example in validation} == {"topic"}
+    with pytest.raises(data.DataError, match=r"'topics' is no task of .*did you mean topic"):
+        data.SupervisedData(
+            source=f"instructions:{instructions}", length=80, tokenizer=TOKENIZER,
+            hold_out=("topics",),
+        ).train_split(tokenizer, (), 0)  # fmt: skip
+
+
+@pytest.mark.parametrize("packing", ["first-fit", "none"])
+def test_sequences_have_each_answer_once_and_no_prompt(packing):
+    rows = [{"prompt": f"Say {i}:", "completion": f" {i}{i}."} for i in range(30)]
+    config = data.SupervisedData(source=rows, length=40, tokenizer=TOKENIZER, packing=packing)
+    tokenizer = config.with_chat_template(config.make_tokenizer())
+    examples = config.whole_source(rows, tokenizer, ()).examples
+    texts = []
+    for index in range(examples.num_examples):
+        arrays = examples.example(0, index)
+        for segment in range(1, arrays["segment_ids"].max() + 1):
+            mine = arrays["segment_ids"] == segment
+            learned = arrays["labels"][mine & (arrays["loss_mask"] == 1)].tolist()
+            assert learned[-1] == tokenizer.special_ids.eos
+            texts.append(tokenizer.decode(learned))
+            assert arrays["position_ids"][mine].tolist() == list(range(mine.sum()))
+        assert not arrays["loss_mask"][arrays["segment_ids"] == 0].any()
+    assert sorted(texts) == sorted(row["completion"] for row in rows)
+    assert (examples.num_examples < 30) == (packing == "first-fit")
+    assert examples.num_learned == sum(len(row["completion"]) + 1 for row in rows)
+
+
+def test_long_demonstrations_lose_their_end_and_those_without_an_answer_are_left_out():
+    rows = [
+        {"prompt": "ab", "completion": "c" * 30},
+        {"prompt": "a" * 30, "completion": "b"},
+        {"prompt": "a", "completion": "b"},
+    ]
+    config = data.SupervisedData(source=rows, length=10, tokenizer=TOKENIZER, validation=rows)
+    tokenizer = config.make_tokenizer()
+    split = config.train_split(tokenizer, (), 0)
+    assert [note.split(",")[0] for note in split.notes] == [
+        "1 are longer than 10 tokens and lose their end", "1 are left out",
+    ]  # fmt: skip
+    assert split.examples.num_learned == 9 + 2
+    everything = data.SupervisedData(
+        source=rows, length=10, tokenizer=TOKENIZER, validation=rows, learn="all"
+    ).train_split(tokenizer, (), 0)
+    assert everything.examples.num_learned == 10 + 10 + 2
+
+
+def test_pairs_are_padded_apart_and_too_long_ones_are_left_out_of_rewards():
+    rows = [
+        {"prompt": "a", "chosen": "bc", "rejected": "d", "margin": 2},
+        {"prompt": "a" * 9, "chosen": "b", "rejected": "c"},
+        {"prompt": "a", "chosen": "b", "rejected": "b"},
+        {"prompt": "a", "ranked": ["b", "c", "d"]},
+    ]
+    config = data.RewardData(source=rows, length=8, tokenizer=TOKENIZER)
+    tokenizer = config.make_tokenizer()
+    split = config.whole_source(rows, tokenizer, ())
+    assert split.examples.num_examples == 4
+    assert len(split.notes) == 2
+    first = split.examples.example(0, 0)
+    assert first["attention_mask"].sum(-1).tolist() == [4, 3]
+    assert float(first["margin"]) == 2
+    weights = [float(split.examples.example(0, i)["pair_weights"]) for i in range(4)]
+    assert weights == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])
+    pairs = data.DPOData(source=rows, length=8, tokenizer=TOKENIZER, reference="frozen")
+    dpo = pairs.whole_source(rows, tokenizer, ()).examples.example(0, 0)
+    labels = dpo["labels"][0][dpo["loss_mask"][0] == 1].tolist()
+    assert tokenizer.decode(labels) == "bc"
+    assert labels[-1] == tokenizer.special_ids.eos
+    with pytest.raises(data.DataError, match="with_reference"):
+        data.DPOData(source=rows, length=8, tokenizer=TOKENIZER).whole_source(rows, tokenizer, ())
+    reference = np.ones((4, 2), np.float32)
+    bound = data.DPOData(source=rows, length=8, tokenizer=TOKENIZER).with_reference(
+        lambda pairs: reference[: pairs.num_examples]
+    )
+    assert bound.whole_source(rows[:1], tokenizer, ()).examples.example(0, 0)[
+        "reference_log_probs"
+    ].tolist() == [1, 1]
+
+
+def test_records_that_begin_alike_are_in_one_split():
+    rows = [{"instruction": f"Q{i // 4}", "output": f"A{i}"} for i in range(80)]
+    config = data.SupervisedData(
+        source=rows, length=40, tokenizer=TOKENIZER, validation_fraction=0.3
+    )
+    tokenizer = config.make_tokenizer()
+    openings = [
+        {json.dumps(example.opening) for example in split.content}
+        for split in (config.train_split(tokenizer, (), 0), config.validation_split(tokenizer, ()))
+    ]
+    assert openings[0]
+    assert openings[1]
+    assert not openings[0] & openings[1]

@@ -1,0 +1,83 @@
+"""Recipes that make a language model follow instructions: each begins with the run before it."""
+
+from ...data.chat.preference_pairs import DPOData, RewardData
+from ...data.chat.supervised import SupervisedData
+from ...data.tokenizers.training import TokenizerConfig
+from ...models.gpt import GPTConfig
+from ..config import Recipe, TrainConfig
+from ..optimizer_config import OptimizerConfig
+
+# Sizes and vocabulary are those of the run that a recipe begins with.
+_MODEL = GPTConfig(
+    vocab_size=1,
+    max_length=128,
+    num_layers=4,
+    d_model=192,
+    num_heads=4,
+    dropout_rate=0.0,
+)
+_TOKENIZER = TokenizerConfig(kind="byte-bpe", vocab_size=2048)
+
+SFT = TrainConfig(
+    model=_MODEL,
+    data=SupervisedData(source="jsonl:alpaca.train.jsonl.gz", length=128, tokenizer=_TOKENIZER),
+    optimizer=OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=50, weight_decay=0.0),
+    init_from="runs/quickstart",
+    steps=600,
+    batch_size=16,
+    evaluate_every=200,
+    checkpoint_every=200,
+)
+
+REWARD = TrainConfig(
+    model=_MODEL,
+    data=RewardData(
+        source="jsonl:hh.train.jsonl.gz", length=128, tokenizer=_TOKENIZER, centering=0.01
+    ),
+    optimizer=OptimizerConfig(peak_learning_rate=3e-4, warmup_steps=20, weight_decay=0.0),
+    init_from="runs/sft",
+    epochs=2.0,
+    batch_size=16,
+)
+
+DPO = TrainConfig(
+    model=_MODEL,
+    data=DPOData(source="jsonl:hh.train.jsonl.gz", length=128, tokenizer=_TOKENIZER),
+    optimizer=OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=20, weight_decay=0.0),
+    init_from="runs/sft",
+    epochs=2.0,
+    batch_size=16,
+)
+
+RECIPES: dict[str, Recipe] = {
+    "sft": Recipe(
+        summary="Supervised fine-tuning of a GPT: it learns the answers to instructions.",
+        details=(
+            "Run: flaxzoo train quickstart\n"
+            "     flaxzoo train sft --data.source jsonl:alpaca.train.jsonl.gz\n"
+            "     flaxzoo chat runs/sft\n"
+            "It begins with the run runs/quickstart; --init-from names another model, of any size. "
+            "The records\n"
+            "are told apart by their keys: messages, prompt and completion, instruction and "
+            "output …"
+        ),
+        config=SFT,
+    ),
+    "reward": Recipe(
+        summary="A reward model that learns from preferences which of two answers is better.",
+        details=(
+            "Run: flaxzoo train reward --data.source jsonl:hh.train.jsonl.gz\n"
+            "It begins with the run runs/sft, whose language model's head gives way to one of a "
+            "single number."
+        ),
+        config=REWARD,
+    ),
+    "dpo": Recipe(
+        summary="Direct preference optimization: a language model learns from preferences.",
+        details=(
+            "Run: flaxzoo train dpo --data.source jsonl:hh.train.jsonl.gz\n"
+            "It begins with the run runs/sft, which is also the reference that it is held near."
+        ),
+        config=DPO,
+    ),
+}

@@ -1,0 +1,118 @@
+"""The reference of DPO: log-probabilities of answers under a model that does not change."""
+
+import hashlib
+import io
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from ...data.chat.preference_pairs import DPOData, PairExamples
+from ...data.dataset import PickledByFields, counted
+from ...data.io.atomic_io import write_file
+from ...data.sources.documents import default_cache_dir
+from ...models.hub import local_folder
+from ...models.nn.typing import Array, Params
+from ..config import TrainConfig
+from ..errors import RunError
+from ..objectives.eval_step import TOKENS_AT_ONCE
+from ..objectives.objectives import Batch
+from ..objectives.preferences import answer_log_probs, dpo
+from ..progress import LogFn
+from .finite import load_finite
+
+FOLDER = "reference"
+"""The folder, in that of the cache, of log-probabilities that were computed before."""
+
+
+@dataclass(frozen=True)
+class ReferenceModel(PickledByFields):
+    """Computes log-probabilities of answers; see ``data.DPOData.with_reference``.
+
+    They are kept in the cache under a checksum of the parameters and of all tokens, so that a run
+    that is resumed, or another one with the same reference and data, does not compute them again.
+
+    Attributes:
+        folder: A run folder, or a folder in the Hugging Face format, with a causal language model.
+        step: The checkpoint; None: the newest.
+        log: Told how many there are to compute.
+
+    Example::
+
+        reference = train.ReferenceModel("runs/sft")
+        pairs = data.DPOData(source="pairs.jsonl", length=256, tokenizer=tokenizer)
+        split = pairs.with_reference(reference).validation_split(data.load_tokenizer(path), ())
+    """
+
+    folder: str
+    step: int | None = None
+    log: LogFn = print
+
+    def __call__(self, pairs: PairExamples) -> np.ndarray:
+        """Returns the log-probability of both answers of each pair, in nats, float32 [n, 2].
+
+        Raises:
+            RunError: The model is no causal language model, or its parameters are not finite.
+        """
+        model, params = load_finite(local_folder(self.folder), step=self.step)
+        if model.config.head != "causal_lm":
+            raise RunError(
+                f"{self.folder} has the head {model.config.head}: a reference writes text; name a "
+                "causal language model"
+            )
+        path = default_cache_dir() / FOLDER / f"{_checksum(params, pairs)}.npy"
+        if path.is_file():
+            return np.load(path)
+        self.log(f"reference {self.folder}: {counted(pairs.num_examples, 'pair')} to score")
+        inputs = dpo().inputs
+
+        @jax.jit
+        def log_probs(params: Params, batch: Batch) -> Array:
+            given = inputs(batch)
+            assert isinstance(given, dict)
+            return answer_log_probs(model.apply({"params": params}, **given), batch)
+
+        # Imported late: it needs grain, which `flaxzoo bench` does without.
+        from ...data.batching import evaluation_batches
+
+        rows = max(1, min(pairs.num_examples, TOKENS_AT_ONCE // (2 * pairs.length)))
+        found = [
+            np.asarray(log_probs(params, batch))
+            for batch in evaluation_batches(pairs, batch_size=rows)
+        ]
+        result = np.concatenate(found)[: pairs.num_examples]
+        stored = io.BytesIO()
+        np.save(stored, result)
+        write_file(path, stored.getvalue())
+        return result
+
+
+def _checksum(params: Params, pairs: PairExamples) -> str:
+    """Returns a hash of the parameters and of the tokens, which tokenizer and template made."""
+    whole = hashlib.blake2b(str(pairs.length).encode(), digest_size=16)
+    for leaf in jax.tree.leaves(params):
+        whole.update(np.ascontiguousarray(leaf).tobytes())
+    for side in (pairs.chosen, pairs.rejected):
+        for ids, answer in side:
+            whole.update(len(ids).to_bytes(8, "big") + ids.tobytes() + answer.tobytes())
+    return whole.hexdigest()
+
+
+def with_reference(config: TrainConfig, log: LogFn) -> TrainConfig:
+    """Returns a run whose data have the reference opened that they need, if any.
+
+    Raises:
+        RunError: The run begins with no model that could be the reference.
+    """
+    data = config.data
+    if not isinstance(data, DPOData):
+        return config
+    if config.init_from is None:
+        raise RunError(
+            "DPO compares a model with the one that it begins with: give --init-from, such as the "
+            "run of supervised fine-tuning"
+        )
+    if data.reference == "frozen":
+        return config
+    reference = ReferenceModel(config.init_from, config.init_step, log)
+    return replace(config, data=data.with_reference(reference))
