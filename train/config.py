@@ -130,9 +130,12 @@ class Recipe:
     """Further lines: the command, the result to expect, the source of the settings."""
     config: TrainConfig
     of_preset: Callable[[str], TrainConfig] | None = None
-    """For the recipe of a family, which trains any published size: the configuration of a size."""
+    """For a recipe that trains any published size: the configuration of a size."""
     preset: str | None = None
     """The size of `config`, for the recipe of a family."""
+    any_family: bool = False
+    """Whether the published sizes are those of all families, rather than of the one that has the
+    name of the recipe."""
 
 
 def check_length(config: TrainConfig) -> None:
