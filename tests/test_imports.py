@@ -35,7 +35,7 @@ ORDER = {
         {"nn", "registry", "transformer_table3"},
         {"model"},
         {*FAMILIES, "init"},
-        {"decoding", "stablehlo"},
+        {"adapters", "decoding", "stablehlo"},
         {"hf"},
         {"loading"},
     ],

@@ -89,7 +89,10 @@ class HuggingFaceTokenizer(Tokenizer):
         return {token.content: token.special for token in added if not token.content.isspace()}
 
     def _encode_typed(self, name: str) -> tuple[list[int], list[tuple[int, int]]]:
-        # Whole, the library would recognize an added token that is not special.
+        whole = self._encode_inside(name)
+        if self._backend.token_to_id(name) not in whole[0]:
+            return whole
+        # The library recognizes an added token that is not special, unless it is cut in two.
         first, rest = self._encode_inside(name[:1]), self._encode_inside(name[1:])
         return [*first[0], *rest[0]], [*first[1], *((a + 1, b + 1) for a, b in rest[1])]
 

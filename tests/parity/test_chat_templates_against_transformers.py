@@ -1,8 +1,11 @@
 """Chat templates of published models, rendered byte for byte as transformers renders them."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
+import tokenizers
 from flaxzoo import data
 
 trl = pytest.importorskip("trl")
@@ -86,3 +89,98 @@ def test_the_text_is_the_same(name, chat):
         [ranges] = marked
         rendered = template.render_with_answers(messages, tools=tools)
         assert list(rendered.answers) == [(a, b) for a, b in ranges if b > a]
+
+
+ZEPHYR = (
+    "{% for message in messages %}\n{% if message['role'] == 'user' %}\n"
+    "{{ '<|user|>\n' + message['content'] + eos_token }}\n{% elif message['role'] == 'system' %}\n"
+    "{{ '<|system|>\n' + message['content'] + eos_token }}\n"
+    "{% elif message['role'] == 'assistant' %}\n{{ '<|assistant|>\n'  + message['content'] + "
+    "eos_token }}\n{% endif %}\n{% if loop.last and add_generation_prompt %}\n"
+    "{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+    "{{ message['content'] + eos_token}}{% else %}{{ raise_exception('Only user and assistant') }}"
+    "{% endif %}{% endfor %}"
+)
+CHATML = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+OTHERS = {"zephyr": ZEPHYR, "mistral": MISTRAL, "chatml": CHATML}
+CONTROL = re.compile(r"<\|[^|<>{}']+\|>|</?[a-z_]+>|\[/?[A-Z_]+\]")
+NOT_SPECIAL = re.compile(r"</?(think|tool_call|tool_response|tools)>")
+
+
+def tokenizer_folder(folder, source, *, spaces_first):
+    """A small vocabulary with the control tokens of a template, in Hugging Face's form."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=spaces_first))
+    if spaces_first:  # as Llama 2 and Mistral
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+        alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
+        special = ["<unk>", *alphabet]
+    else:
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        special = []
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=special,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([str(CHATS), source], trainer)
+    if spaces_first:
+        content = json.loads(backend.to_str())
+        content["added_tokens"] = []
+        content["model"]["unk_token"] = "<unk>"
+        backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+    names = dict.fromkeys([*TOKENS.values(), *CONTROL.findall(source)])
+    backend.add_special_tokens([name for name in names if not NOT_SPECIAL.fullmatch(name)])
+    backend.add_tokens([name for name in names if NOT_SPECIAL.fullmatch(name)])
+    folder.mkdir(parents=True)
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **TOKENS, "chat_template": source}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*OTHERS, "gemma_training", "llama3_training", "phi3_training", "qwen2_5_training",
+     "qwen3_training", "cohere_training"],
+)  # fmt: skip
+def test_ids_and_masks_are_the_same(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    source = OTHERS.get(name) or (FOLDER / f"{name}.jinja").read_text()
+    spaces_first = name in ("zephyr", "mistral", "gemma_training")
+    tokenizer_folder(tmp_path / "model", source, spaces_first=spaces_first)
+    hf = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    ours = data.load_tokenizer(tmp_path / "model")
+    compared = 0
+    for messages, tools in CHATS.values():
+        text, _ = theirs(source, messages, tools, True, False)
+        if isinstance(text, type):
+            continue
+        compared += 1
+        prompt = data.encode_chat(ours, messages, tools=tools, add_generation_prompt=True)
+        assert prompt.ids == hf.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, return_dict=False
+        )
+        if name not in OTHERS:
+            expected = hf.apply_chat_template(
+                messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True
+            )
+            encoded = data.encode_chat(ours, messages, tools=tools)
+            assert encoded.ids == expected["input_ids"]
+            assert [int(answer) for answer in encoded.answers] == expected["assistant_masks"]
+        typed = f"Say {TOKENS['eos_token']} {CONTROL.findall(source + '[INST]')[0]}!"
+        injected = data.encode_chat(
+            ours, [{"role": "user", "content": typed}], add_generation_prompt=True
+        )
+        assert injected.ids == hf.apply_chat_template(
+            [{"role": "user", "content": typed}], add_generation_prompt=True, return_dict=False,
+            sanitize_control_tokens=True,
+        )  # fmt: skip
+    assert compared >= 1

@@ -19,7 +19,9 @@ from ...data.batching import BatchIterator, evaluation_batches, train_iterator
 from ...data.dataset import counted
 from ...data.errors import UserError
 from ...data.tasks.policy import PolicyData
+from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
 from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
+from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..errors import NonFiniteLoss, RunError
@@ -170,8 +172,7 @@ def train(
         run, learned, trainer, is_new = primary_first(
             lambda: _open(config, Path(workdir), lock, progress.log, custom=custom)
         )
-        size = count_parameters(trainer.shapes.params)
-        progress.log(f"model: {size:,} parameters, {trainer.description}")
+        progress.log(f"{_sizes(run.config, trainer)}, {trainer.description}")
         progress.log(trainer.memory_summary)
         loss_note = None if custom.names else task_of(run.config.data).loss_note
         if loss_note is not None and (note := loss_note(run.config, run.config.data)):
@@ -225,7 +226,13 @@ def _take_up(
         closing(_train_batches(run, config, trainer.shard)) as batches,
     ):
         state, step, skipped, evaluation_due = _start(
-            trainer, run, checkpoints=checkpoints, batches=batches, resume=resume, log=progress.log
+            trainer,
+            run,
+            objective,
+            checkpoints=checkpoints,
+            batches=batches,
+            resume=resume,
+            log=progress.log,
         )
         if step == config.steps and not evaluation_due:
             progress.log(f"{run.folder} is finished: all {counted(step, 'step')} are done")
@@ -390,6 +397,7 @@ def _train_batches(run: Run, config: TrainConfig, shard: tuple[int, int]) -> Bat
 def _start(
     trainer: CompiledTrainer,
     run: Run,
+    objective: Objective,
     *,
     checkpoints: Checkpoints,
     batches: BatchIterator,
@@ -402,30 +410,74 @@ def _start(
     """
     newest = checkpoints.newest
     if newest is None:
-        return _first_state(trainer, run.init_from, log), 0, Skipped(), False
+        return _first_state(trainer, run, objective, log), 0, Skipped(), False
     if not resume:
         raise RunError(
             f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume "
             "from there, or give another --workdir"
         )
-    state, data = checkpoints.restore(newest, trainer.shapes)
+    # A checkpoint of adapters is without their base, which is read where it is.
+    base = None
+    if run.config.lora is not None:
+        base = _first_state(trainer, run, objective, log)
+    shapes = trainer.shapes if base is None else dataclasses.replace(trainer.shapes, frozen=None)
+    state, data = checkpoints.restore(newest, shapes)
+    if base is not None:
+        state = dataclasses.replace(state, frozen=trainer.to_global(base).frozen)
     skipped, evaluation_due = Skipped(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
     batches.set_state(data)
     log(f"resuming from step {newest} of {run.folder}")
     return trainer.from_global(state), newest, skipped, evaluation_due
 
 
-def _first_state(trainer: CompiledTrainer, plan: InitFromPlan | None, log: LogFn) -> TrainState:
+def _sizes(config: TrainConfig, trainer: CompiledTrainer) -> str:
+    """Returns the numbers of parameters, for a message."""
+    trained = count_parameters(trainer.shapes.params)
+    if config.lora is None:
+        return f"model: {trained:,} parameters"
+    frozen = count_parameters(trainer.shapes.frozen or {})
+    return f"model: {frozen:,} frozen parameters, {trained:,} trained with adapters"
+
+
+def _first_state(
+    trainer: CompiledTrainer, run: Run, objective: Objective, log: LogFn
+) -> TrainState:
     """Returns the state before the first step: with random parameters, or those of another run."""
-    state = trainer.init()
+    plan = run.init_from
     if plan is None:
-        return state
+        return trainer.init()
+    if run.config.lora is not None:
+        lora = make_lora(run.config.lora, create(run.config.model))
+        kept = objective.reference or objective.keeps_initial
+        return _with_base(trainer, plan, lora, keep_initial=kept, log=log)
+    state = trainer.init()
     whole = trainer.to_global(state)
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, whole.params, shardings, log)
     # The reference is the model as it was before the first step, in arrays of its own.
     frozen = None if whole.frozen is None else jax.tree.map(jnp.copy, params)
     return trainer.from_global(dataclasses.replace(whole, params=params, frozen=frozen))
+
+
+def _with_base(
+    trainer: CompiledTrainer, plan: InitFromPlan, lora: LoRA, *, keep_initial: bool, log: LogFn
+) -> TrainState:
+    """Returns the state before the first step, with a base that is read in place of a random one.
+
+    `keep_initial` says whether the base includes the initial values of what is trained whole.
+    """
+    shapes = trainer.shapes
+    # The random base gives its memory to the one that is read.
+    whole = trainer.to_global(dataclasses.replace(trainer.init(), frozen=None))
+    assert shapes.frozen is not None
+    # What is trained whole keeps its precision, and its random value where the base lacks it.
+    fresh = join_params(shapes.frozen, without_adapters(whole.params))
+    placed = join_params(shapes.frozen, without_adapters(shapes.params))
+    params = init_from(plan, fresh, jax.tree.map(lambda x: x.sharding, placed), log)
+    own, frozen = lora.split(params, keep_initial=keep_initial)
+    return trainer.from_global(
+        dataclasses.replace(whole, params=join_params(whole.params, own), frozen=frozen)
+    )
 
 
 def _run_steps(s: _Session, stop: StopRequest) -> int | None:
@@ -612,7 +664,10 @@ def _save(s: _Session) -> None:
     data: DataState = {**s.position, SKIPPED: dataclasses.asdict(s.skipped)}
     if s.evaluation_due:
         data[EVALUATION_DUE] = True
-    s.checkpoints.save(s.trainer.to_global(s.state), data, loss)
+    state = s.state
+    if s.config.lora is not None:  # the base is where it was read from
+        state = dataclasses.replace(state, frozen=None)
+    s.checkpoints.save(s.trainer.to_global(state), data, loss)
     if s.callbacks:
         s.checkpoints.wait()
         step, folder = s.step, s.run.folder / CHECKPOINTS / str(s.step)

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ...data.tasks.policy import PolicyData, PolicyExamples, Prompt
 from ...data.tokenizers.base import Tokenizer
+from ...models.adapters.lora import make_lora
 from ...models.nn.typing import Array, Float, Key, Params
 from ...models.registry import create
 from ..config import TrainConfig
@@ -107,6 +108,11 @@ class PolicyTrainer:
         step_rng = run_keys(self.config.seed)[1]
         return jax.random.fold_in(step_rng, 0), jax.random.fold_in(step_rng, 1)
 
+    @property
+    def _updates_several(self) -> bool:
+        """Whether a step has several updates, so that the policy leaves the one that sampled."""
+        return self.data.rollout.num_mini_batches * self.data.rollout.filled().num_iterations > 1
+
     @functools.cached_property
     def _sample(self) -> Any:
         return jax.jit(self.programs.sample, static_argnames="group_size")
@@ -144,6 +150,7 @@ class PolicyTrainer:
         number = int(state.step)
         rollout = self._sample(
             state.params,
+            state.frozen,
             self._placed(batch),
             jax.random.fold_in(sample_key, number),
             group_size=self.data.rollout.filled().num_generations,
@@ -213,7 +220,7 @@ class PolicyTrainer:
         total = self._total(rollout, rewards)
         scored = self._log_probs(params, frozen, rollout)
         batch = {**rollout.batch, "advantages": advantages_of(settings, rollout, total, scored)}
-        if settings.num_mini_batches * filled.num_iterations > 1:
+        if self._updates_several:
             batch["old_log_probs"] = scored["log_probs"]
         if settings.algorithm == "grpo" and filled.beta:
             batch["reference_log_probs"] = scored["reference_log_probs"]
@@ -234,14 +241,9 @@ class PolicyTrainer:
     ) -> dict[str, Array]:
         """Returns what policy and reference say of the answers, as far as it is needed."""
         filled = self.data.rollout.filled()
-        several = filled.num_iterations * self.data.rollout.num_mini_batches > 1
-        if not several and frozen is None:
+        if not self._updates_several and not filled.beta:
             return {}
-        scored = self.programs.log_probs(params, rollout)
-        if frozen is not None:
-            reference = self.programs.log_probs(frozen, rollout)
-            scored["reference_log_probs"] = reference["log_probs"]
-        return jax.lax.stop_gradient(scored)
+        return self.programs.log_probs(params, frozen, rollout, reference=filled.beta > 0)
 
     def _total(self, rollout: Rollout, rewards: Float[Array, "R F"]) -> Float[Array, " R"]:
         """Returns the reward of each answer, less the penalty for one without an end."""
@@ -300,7 +302,7 @@ class PolicyTrainer:
         """
         first = int(batch["index"][0])
         key = jax.random.fold_in(jax.random.fold_in(self._keys[0], _VALIDATION_KEY), first)
-        rollout = self._sample(state.params, self._placed(batch), key, group_size=1)
+        rollout = self._sample(state.params, state.frozen, self._placed(batch), key, group_size=1)
         rewards = self._rewards(rollout, batch, self.validation)
         return self._judge(state.params, state.frozen, rollout, rewards)
 
@@ -312,7 +314,9 @@ class PolicyTrainer:
         rewards: Float[Array, "R F"],
     ) -> EvaluatedBatch:
         total = self._total(rollout, rewards)
-        scored = {} if frozen is None else self._log_probs(params, frozen, rollout)
+        scored = {}
+        if self.data.rollout.filled().beta:
+            scored = self.programs.log_probs(params, frozen, rollout, reference=True)
         sums, counts = self._sums(rollout, rewards, total, scored)
         predictions = {
             "labels": rollout.labels,
@@ -333,7 +337,7 @@ class PolicyTrainer:
         group = self.data.rollout.filled().num_generations
         key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
         sample = functools.partial(self.programs.sample, group_size=group)
-        rollout = jax.eval_shape(sample, state.params, prompts, key)
+        rollout = jax.eval_shape(sample, state.params, state.frozen, prompts, key)
         number = rollout.real.shape[0]
         rewards = jax.ShapeDtypeStruct((number, len(self.rewards.functions)), np.float32)
         rows, _ = jax.eval_shape(self._scored, state.params, state.frozen, rollout, rewards)
@@ -394,6 +398,7 @@ def compile_policy_trainer(run: Run, objective: Objective, rewards: Rewards) -> 
             answer_length=data.answer_length,
             end_ids=(end,),
             num_parts=config.micro_batches * data.rollout.num_mini_batches,
+            adapter=None if config.lora is None else make_lora(config.lora, model),
         ),
         tokenizer=run.tokenizer,
         rewards=rewards,

@@ -15,12 +15,14 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...data.tasks.policy import RolloutConfig
+from ...models.adapters.lora import LoRA
 from ...models.decoding.rollout import Answers, sample_answers
 from ...models.decoding.unstack_layers import unstack_layers
 from ...models.model import Model
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Bool, Float, Int, Key, Params
 from ..distributed.sharding import BATCH_AXES, constrain_activations
+from ..objectives.eval_step import with_adapter
 from ..objectives.losses import token_log_probs
 from ..objectives.objectives import ApplyFn, Batch, Terms
 from ..objectives.policy import group_advantages, leave_one_out_advantages
@@ -91,14 +93,23 @@ class RolloutPrograms:
     """The tokens that end an answer."""
     num_parts: int = 1
     """Parts in which rows are scored, one after the other."""
+    adapter: LoRA | None = None
+    """The adapters that are trained, if any."""
 
     def sample(
-        self, params: Params, prompts: Batch, rng: Key[Array, ""], *, group_size: int
+        self,
+        params: Params,
+        frozen: Params | None,
+        prompts: Batch,
+        rng: Key[Array, ""],
+        *,
+        group_size: int,
     ) -> Rollout:
         """Samples G answers to each prompt; row r is answer r mod G to prompt r // G.
 
         Args:
-            params: the policy's.
+            params: those of the state.
+            frozen: likewise.
             prompts: `prompt_ids` and `prompt_mask` `[B, P]`.
             rng: the key of the step.
             group_size: the number of answers to each, G.
@@ -110,6 +121,9 @@ class RolloutPrograms:
             return jax.lax.with_sharding_constraint(rows, by_row)
 
         ids, mask = repeated(prompts["prompt_ids"]), repeated(prompts["prompt_mask"])
+        if self.adapter is not None:
+            assert frozen is not None
+            params = self.adapter.merge(params, frozen)
         model, params = unstack_layers(self.model, params)
         answers = sample_answers(
             model,
@@ -124,16 +138,34 @@ class RolloutPrograms:
         )
         return rollout_of(ids, mask, answers, self.end_ids)
 
-    def log_probs(self, params: Params, rollout: Rollout) -> dict[str, Float[Array, "R T"]]:
-        """Returns what the model says of the labels, without dropout.
+    def log_probs(
+        self, params: Params, frozen: Params | None, rollout: Rollout, *, reference: bool
+    ) -> dict[str, Float[Array, "R T"]]:
+        """Returns what policy and reference say of the labels, without dropout.
 
-        `log_probs` and `entropy`, in nats and at the temperature of sampling; with a value head
-        also `values`.
+        Args:
+            params: those of the state.
+            frozen: likewise.
+            rollout: the answers.
+            reference: whether the reference is asked, too.
+
+        Returns:
+            `log_probs` and `entropy` of the policy, in nats and at the temperature of sampling;
+            with a value head also `values`; and `reference_log_probs`.
         """
+        policy, first = with_adapter(params, frozen, self.adapter)
+        scored = self._of_model(policy, rollout)
+        if reference:
+            assert first is not None
+            scored["reference_log_probs"] = self._of_model(first, rollout)["log_probs"]
+        return jax.lax.stop_gradient(scored)
+
+    def _of_model(self, params: Params, rollout: Rollout) -> dict[str, Float[Array, "R T"]]:
         temperature = self.settings.filled().temperature
+        apply_fn = self.apply_fn if self.adapter is None else self.adapter.adapt(self.apply_fn)
 
         def of_part(part: dict[str, Array]) -> dict[str, Array]:
-            outputs: Any = self.apply_fn(
+            outputs: Any = apply_fn(
                 {"params": params},
                 input_ids=part["input_ids"],
                 attention_mask=part["attention_mask"],

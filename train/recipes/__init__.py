@@ -25,7 +25,8 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
 
     Args:
         name: The recipe: `quickstart`, or a family: `gpt`.
-        preset: A published size of the family: `gpt2-large`. Only for the recipe of a family.
+        preset: A published size of the family: `gpt2-large`. Only for the recipe of a family; one
+            of post-training has the sizes of all families.
 
     Raises:
         UserError: There is no such recipe or preset (the message names the nearest), or the
@@ -53,7 +54,7 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
         own = [size for size, family in family_of.items() if name in (family, preset)]
         raise UserError(f"no preset named {preset!r}: {suggest(preset, own or list(family_of))}")
     of_preset = RECIPES[name].of_preset
-    if of_preset is None or family_of[preset] != name:
+    if of_preset is None or not (RECIPES[name].any_family or family_of[preset] == name):
         raise UserError(
             f"the recipe {name} does not have the preset {preset!r}: "
             f"flaxzoo train {family_of[preset]} --preset {preset}"

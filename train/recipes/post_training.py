@@ -1,8 +1,13 @@
 """Recipes that make a language model follow instructions: each begins with the run before it."""
 
+import dataclasses
+from collections.abc import Callable
+
 from ...data.chat.preference_pairs import DPOData, RewardData
 from ...data.chat.supervised import SupervisedData
 from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
+from ...models.config import Execution
 from ...models.gpt import GPTConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
@@ -49,6 +54,24 @@ DPO = TrainConfig(
     batch_size=16,
 )
 
+
+def _of_any_size(config: TrainConfig) -> Callable[[str], TrainConfig]:
+    """Returns the function from a published size to the recipe for it, to be given a beginning."""
+
+    def of_size(preset: str) -> TrainConfig:
+        model = dataclasses.replace(registry.preset(preset), dropout_rate=0.0)
+        length = min(model.max_length, 1024)
+        return dataclasses.replace(
+            config,
+            model=model,
+            data=dataclasses.replace(config.data, length=length),
+            execution=Execution(dtype="bfloat16", remat="dots"),
+            init_from=None,
+        )
+
+    return of_size
+
+
 RECIPES: dict[str, Recipe] = {
     "sft": Recipe(
         summary="Supervised fine-tuning of a GPT: it learns the answers to instructions.",
@@ -62,6 +85,8 @@ RECIPES: dict[str, Recipe] = {
             "output …"
         ),
         config=SFT,
+        of_preset=_of_any_size(SFT),
+        any_family=True,
     ),
     "reward": Recipe(
         summary="A reward model that learns from preferences which of two answers is better.",
@@ -71,6 +96,8 @@ RECIPES: dict[str, Recipe] = {
             "single number."
         ),
         config=REWARD,
+        of_preset=_of_any_size(REWARD),
+        any_family=True,
     ),
     "dpo": Recipe(
         summary="Direct preference optimization: a language model learns from preferences.",
@@ -79,5 +106,7 @@ RECIPES: dict[str, Recipe] = {
             "It begins with the run runs/sft, which is also the reference that it is held near."
         ),
         config=DPO,
+        of_preset=_of_any_size(DPO),
+        any_family=True,
     ),
 }

@@ -8,6 +8,7 @@ from ...data.errors import UserError
 from ...data.tasks.base import DataConfig
 from ...data.tasks.policy import RolloutConfig
 from ...data.tokenizers.training import TokenizerConfig
+from ...models.adapters.lora import LoRAConfig
 from ...models.config import Execution
 from ...models.registry import config_from_dict
 from ..config import MeshConfig, TrainConfig
@@ -22,7 +23,8 @@ T = TypeVar(
     | RolloutConfig
     | OptimizerConfig
     | Execution
-    | MeshConfig,
+    | MeshConfig
+    | LoRAConfig,
 )
 
 
@@ -49,6 +51,8 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
             "execution": _record(Execution, fields["execution"], "execution."),
             "mesh": _record(MeshConfig, fields["mesh"], "mesh."),
         }
+        if fields.get("lora") is not None:
+            records["lora"] = _record(LoRAConfig, fields["lora"], "lora.")
         return _record(TrainConfig, {**fields, **records}, "")
     except KeyError as error:
         raise UserError(f"{error} is not known, or is missing") from error
