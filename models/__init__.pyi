@@ -8,6 +8,9 @@ Example::
     logits = model.apply({"params": params}, input_ids=ids).logits
 """
 
+from .adapters.lora import LoRA as LoRA
+from .adapters.lora import LoRAConfig as LoRAConfig
+from .adapters.lora import make_lora as make_lora
 from .bert import BERT as BERT
 from .bert import BertConfig as BertConfig
 from .config import Execution as Execution

@@ -7,6 +7,7 @@ imported and averaged models that older versions made.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -68,6 +69,14 @@ def find_damage(checkpoint: Path, part: str = "") -> str | None:
         problems = threads.map(lambda name: _problem(checkpoint / name, checksums[name]), names)
         found = (f"{name} {what}" for name, what in zip(names, problems, strict=True) if what)
         return next(found, None)
+
+
+def checksum_of_files(files: Sequence[Path]) -> str:
+    """Returns a hash of the names and the content of files, wherever their folder is."""
+    with ThreadPoolExecutor() as threads:
+        digests = threads.map(_digest, files)
+        parts = [f"{f.name} {digest}" for f, digest in zip(files, digests, strict=True)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _problem(file: Path, checksum: str) -> str | None:

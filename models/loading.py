@@ -6,15 +6,20 @@ A run folder contains a `config.json`, whose "model" entry defines the model, an
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..data.errors import UserError
 from ..data.io.json_text import JsonObject, read_object
+from .adapters.base import BASE, Base
+from .adapters.lora import LoRA, LoRAConfig, by_path, is_adapter, make_lora, nested
 from .checksums import find_damage
 from .config import Execution, TransformerConfig
 from .hf.load_weights import config_of_folder, read_weights
@@ -141,7 +146,88 @@ def read_params(
     """
     if step is None:
         return read_weights(folder, config, shapes)
+    fields = read_fields(folder)
+    if BASE in fields:
+        return _read_merged(folder, step, config, shapes, fields=fields)
     return restore_params(folder, step, shapes)
+
+
+def _read_merged(
+    folder: Path, step: int, config: TransformerConfig, shapes: PyTree, *, fields: JsonObject
+) -> Params:
+    """Reads the parameters of a run that trained adapters, merged into those of its base.
+
+    They are, but for rounding, those of the model that the run trained: where its frozen
+    parameters were kept in bfloat16, they are rounded to it here.
+
+    Raises:
+      UserError: The base is gone, or has changed.
+    """
+    lora = adapters_of(fields, config, folder)
+    base = Base.from_fields(fields, folder)
+    source = base.find(folder)
+    # The base may have another head; what the run lacks of it is read and left behind.
+    flat = by_path(shapes)
+    first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    base_config = model_config(source)
+    of_base = {
+        path: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=flat[path].sharding if path in flat else first_device
+        )
+        for path, x in by_path(parameter_shapes(create(base_config))).items()
+    }
+    read: Params = read_params(source, base.step, base_config, nested(of_base))
+    frozen = {path: x for path, x in by_path(read).items() if path in flat}
+    _, frozen = lora.split(nested(frozen))
+    trained = restore_params(folder, step, _trained_shapes(lora, flat))
+    merged = by_path(lora.merge(trained, frozen))
+    placed = {
+        path: jax.device_put(merged[path].astype(x.dtype), x.sharding) for path, x in flat.items()
+    }
+    return nested(placed)
+
+
+def adapters_of(fields: JsonObject, config: TransformerConfig, folder: Path) -> LoRA:
+    """Returns the adapters of a run, given the content of its `config.json`.
+
+    Raises:
+      UserError: The file does not describe them.
+    """
+    stored = object_field(fields, "train", folder).get("lora")
+    names = {field.name for field in dataclasses.fields(LoRAConfig)}
+    if not isinstance(stored, dict) or not stored.keys() <= names:
+        raise UserError(f"{folder}/config.json does not describe its adapters: restore it")
+    values: dict[str, Any] = {
+        name: tuple(x) if isinstance(x, list) else x for name, x in stored.items()
+    }
+    with naming_writer(fields, folder):
+        return make_lora(LoRAConfig(**values), create(config))
+
+
+def _trained_shapes(lora: LoRA, targets: Params) -> Params:
+    """Returns shapes and shardings of what a checkpoint of adapters holds.
+
+    Args:
+      lora: The adapters.
+      targets: A `jax.ShapeDtypeStruct` with a sharding for each parameter, by its path.
+    """
+    zeros = jax.eval_shape(
+        lambda: lora.init(
+            jax.random.key(0),
+            nested({p: jnp.zeros(x.shape, x.dtype) for p, x in targets.items()}),
+        )[0]
+    )
+
+    def placed(path: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if not is_adapter(path):
+            return targets[path]
+        sharding = targets[f"{path.rpartition('/')[0]}/kernel"].sharding
+        if isinstance(sharding, NamedSharding):  # small: every device has the whole
+            sharding = NamedSharding(sharding.mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=sharding)
+
+    flat = by_path(zeros)
+    return nested({path: placed(path, x) for path, x in flat.items()})
 
 
 def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..data.errors import UserError
 from ..data.tasks.base import DataConfig
+from ..models.adapters.lora import LoRAConfig
 from ..models.config import Execution, TransformerConfig
 from ..models.registry import config_to_dict
 from .optimizer_config import OptimizerConfig
@@ -45,6 +46,9 @@ class TrainConfig:
     used, and `data.tokenizer` is not used."""
     init_step: int | None = None
     """The checkpoint of `init_from`. By default the newest."""
+    lora: LoRAConfig | None = None
+    """Train adapters of low rank to the model of `init_from`, which is frozen, instead of its own
+    parameters."""
     label_smoothing: float = 0.0
     """For translation: the fraction of each label's probability that the other tokens share."""
     steps: int = 0
@@ -196,6 +200,8 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
         "model": config_to_dict(config.model),
         "data": {"kind": config.data.kind, **dataclasses.asdict(config.data)},
     }
+    if config.lora is None:  # as every run before there were adapters
+        del fields["lora"]
     return json.loads(json.dumps(fields))  # tuples are lists there
 
 

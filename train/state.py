@@ -19,7 +19,8 @@ class TrainState:
     params: Params
     opt_state: optax.OptState
     frozen: Params | None = None
-    """Parameters that no step changes, for an objective with a `reference`; None for others."""
+    """Parameters that no step changes: the reference of an objective that has one, or the base to
+    which adapters are trained; None for others."""
 
 
 Metrics = dict[str, Array]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 from ...data.errors import UserError
+from ...models.adapters.lora import LoRAConfig
 from ..config import TrainConfig
 from ..recipes import RECIPES, recipe
 from .options import OptionParser, add_option, field_docs
@@ -30,6 +31,10 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data": ("The examples to train and validate on.", ("data.",)),
     "tokenizer": ("The vocabulary: an existing one, or one to train.", ("data.tokenizer.",)),
     "model": ("Sizes and variants of the model.", ("model.",)),
+    "adapters": (
+        "LoRA: any of these options freezes the model of --init-from and trains adapters to it.",
+        ("lora.",),
+    ),
     "optimizer": ("The update rule and the learning rate.", ("optimizer.",)),
     "devices": (
         "Placement on the devices, precision, and memory.",
@@ -47,6 +52,9 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
 """The groups of the help in their order: a description, and the fields. A name that ends in a dot
 stands for all fields below it that no other group names."""
 
+
+OPTIONAL = {"lora": LoRAConfig}
+"""The nested configurations that are None by default; any option of one makes it."""
 
 MOST_USED = (
     *("preset", "data.source", "data.validation", "data.length", "init_from", "steps", "epochs"),
@@ -199,6 +207,8 @@ def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -
     given: dict[str, Any] = {}
     for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
         value, name = getattr(config, field.name), prefix + field.name
+        if value is None and name in OPTIONAL and _gives_any(parsed, name):
+            value = OPTIONAL[name]()
         if dataclasses.is_dataclass(value):
             given[field.name] = with_options(value, parsed, f"{name}.")
         elif hasattr(parsed, name):
@@ -215,6 +225,8 @@ def _fields(
     docs = field_docs(type(config)) if helping else {}
     for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
         value, name = getattr(config, field.name), prefix + field.name
+        if value is None and name in OPTIONAL:
+            value = OPTIONAL[name]()
         if dataclasses.is_dataclass(value):
             yield from _fields(value, helping, f"{name}.")
         else:
@@ -222,6 +234,10 @@ def _fields(
             if choices := field.metadata.get("choices"):
                 text = f"{text} Choices: {', '.join(choices)}."
             yield name, value, hints[field.name], text
+
+
+def _gives_any(parsed: argparse.Namespace, name: str) -> bool:
+    return any(given.startswith(f"{name}.") for given in vars(parsed))
 
 
 def _covers(entry: str, name: str) -> bool:

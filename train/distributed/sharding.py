@@ -24,6 +24,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ...data.errors import UserError
+from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors
 from ...models.nn.fused_attention import FusedAttention
 from ...models.nn.stack import Layer
@@ -89,6 +90,8 @@ def parameter_spec(
 ) -> PartitionSpec:
     """Returns the mesh axes that a parameter's dimensions are sharded over.
 
+    The factors of an adapter are sharded as the kernel beside them; their rank is not.
+
     Args:
         name: the parameter's path.
         shape: its shape.
@@ -101,7 +104,17 @@ def parameter_spec(
     """
     known = families().values() if model is None else [family_of(model)]
     rules = {rule for family in known for rule in family.parameter_axes.items()}
-    matches = [axes for pattern, axes in rules if re.fullmatch(pattern, name)]
+    parent, slash, own = name.rpartition("/")
+    stored = f"{parent}{slash}kernel" if own in (A, B) else name
+    matches = [axes for pattern, axes in rules if re.fullmatch(pattern, stored)]
+    if own == A:  # [L, *inputs, r]
+        matches = [(*axes[: len(shape) - 1], None) for axes in matches]
+    if own == B:  # [L, r, *outputs]
+        stacked = [sum(axis == "layers" for axis in axes) for axes in matches]
+        matches = [
+            (*axes[:first], None, *axes[first + 1 - len(shape) :])
+            for axes, first in zip(matches, stacked, strict=True)
+        ]
     if len(matches) != 1 or len(matches[0]) != len(shape):
         remedy = "" if model is not None else "; or say which by the model's configuration"
         raise UserError(

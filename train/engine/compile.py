@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ...models.adapters.lora import LoRA, make_lora
 from ...models.init import init_params
 from ...models.model import Model
 from ...models.nn.typing import Array, Key, PyTree
@@ -74,6 +75,7 @@ def make_sharded_step(
     *,
     num_micro_batches: int = 1,
     opt_state_on_host: bool = False,
+    adapter: LoRA | None = None,
 ) -> ShardedStep:
     """Makes the train step of a model over a mesh of devices, as `train.train` takes it.
 
@@ -96,17 +98,20 @@ def make_sharded_step(
         mesh: from `make_mesh`; its devices need not be at hand.
         num_micro_batches: the number of equal parts that a batch is processed in, to save memory.
         opt_state_on_host: whether moments are kept in the memory of the host between steps.
+        adapter: the adapters that are trained to a frozen model, from `models.make_lora`.
 
     Raises:
         UserError: the parameters cannot be divided over the mesh, or the devices reach no memory
           of their host.
     """
     apply_fn = shard_map_attention(constrain_activations(model.apply, mesh), mesh)
-    init = make_init(model, objective, tx)
+    init = make_init(model, objective, tx, adapter)
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, tx, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
-    step = make_train_step(apply_fn, objective, tx, num_micro_batches=num_micro_batches)
+    step = make_train_step(
+        apply_fn, objective, tx, num_micro_batches=num_micro_batches, adapter=adapter
+    )
     step = _on_mesh(step, mesh)
     if opt_state_on_host:
         on_device, shardings = shardings, on_host(shapes, shardings, mesh.local_devices[0])
@@ -120,7 +125,7 @@ def make_sharded_step(
             donate_argnums=0,
         ),
         evaluate=jax.jit(
-            _on_mesh(make_evaluate_fn(apply_fn, objective), mesh),
+            _on_mesh(make_evaluate_fn(apply_fn, objective, adapter=adapter), mesh),
             in_shardings=(shardings.params, None, shardings.frozen),
             out_shardings=replicated,  # each process computes metrics from all predictions
         ),
@@ -130,16 +135,24 @@ def make_sharded_step(
 
 
 def make_init(
-    model: Model, objective: Objective, tx: optax.GradientTransformation
+    model: Model,
+    objective: Objective,
+    tx: optax.GradientTransformation,
+    adapter: LoRA | None = None,
 ) -> Callable[[Key[Array, ""]], TrainState]:
     """Makes the function from a key to the state before the first step.
 
-    An objective with a `reference` gets a frozen copy of the initial parameters.
+    An objective with a `reference`, or that `keeps_initial` parameters, gets a frozen copy of them;
+    with an adapter the initial parameters are frozen.
     """
 
     def init(rng: Key[Array, ""]) -> TrainState:
         params = init_params(model, rng)
-        return init_state(params, tx, frozen=params if objective.reference else None)
+        kept = objective.reference or objective.keeps_initial
+        if adapter is not None:
+            trained, frozen = adapter.init(rng, params, keep_initial=kept)
+            return init_state(trained, tx, frozen)
+        return init_state(params, tx, frozen=params if kept else None)
 
     return init
 
@@ -171,13 +184,15 @@ def configured_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> Sh
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
     config = with_kernel(config, chosen.kernel)
     check_batch(mesh, config.batch_size, config.data.length, config.micro_batches)
+    model = create(config.model, config.execution)
     sharded = make_sharded_step(
-        create(config.model, config.execution),
+        model,
         objective,
         make_optimizer(config.optimizer, config.steps, config.model),
         mesh,
         num_micro_batches=config.micro_batches,
         opt_state_on_host=config.optimizer.state_memory == "host",
+        adapter=None if config.lora is None else make_lora(config.lora, model),
     )
     return dataclasses.replace(sharded, attention=chosen.description)
 
@@ -208,6 +223,8 @@ class CompiledTrainer:
     """The size of a step on each device, for a message."""
     shard: tuple[int, int] = (0, 1)
     """The index of this process's part of each batch, and the number of parts."""
+    validation: Objective | None = None
+    """How the terms of an evaluation make up its loss, if not as in training."""
 
 
 def run_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:
@@ -237,9 +254,13 @@ def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTraine
         from .pmap import compile_with_pmap
 
         return compile_with_pmap(config, objective)
-    mesh = make_mesh(config.mesh)
-    sharded = configured_step(config, objective, mesh)
-    init_rng, step_rng = run_keys(config.seed)
+    sharded = configured_step(config, objective, make_mesh(config.mesh))
+    return trainer_of(config, sharded)
+
+
+def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
+    """Returns the functions of a run whose step is that of a mesh."""
+    mesh, (init_rng, step_rng) = sharded.mesh, run_keys(config.seed)
 
     def place(batch: NumpyBatch) -> Batch:
         return shard_batch(batch, mesh)

@@ -18,7 +18,10 @@ import optax
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
 from ...data.dataset import counted
 from ...data.errors import UserError
+from ...data.tasks.policy import PolicyData
+from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
 from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
+from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..errors import NonFiniteLoss, RunError
@@ -28,6 +31,7 @@ from ..objectives.objectives import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
 from ..progress import LogFn, Progress
+from ..rewards.functions import RewardFunction, rewards_of
 from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.params_only_run import TOKENIZER
@@ -38,6 +42,7 @@ from .checkpoint import Checkpoints, DataState, set_aside_damaged
 from .compile import CompiledTrainer, NumpyBatch, compile_trainer
 from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
 from .metrics_log import MetricsLog, read_metrics
+from .policy_trainer import compile_policy_trainer
 from .report import REPORT_FILE, write_report
 from .stop_signals import StopNow, StopRequest, stop_requested
 
@@ -117,6 +122,7 @@ def train(
     objective: Objective | None = None,
     examples: MakeExamples | None = None,
     callbacks: Sequence[Callback] = (),
+    rewards: Sequence[RewardFunction] = (),
 ) -> Result:
     """Trains, or resumes training, in a run folder.
 
@@ -141,9 +147,13 @@ def train(
           workers. The last batch of an evaluation is filled up with examples of zeros, which the
           counts of the objective must leave out.
         callbacks: called with the metrics of steps and evaluations, and with checkpoints.
+        rewards: functions that reward answers in reinforcement learning, besides those that
+          `data.rollout.rewards` names: `reward(prompts, completions, **fields)` returns a number
+          for each completion, or None for one that it does not judge. A function need not take all
+          of these arguments; `fields` are the other fields of the prompts' records.
 
-    The run folder records the names of an own objective and own examples; to resume the run, give
-    them again.
+    The run folder records the names of an own objective, own examples and own rewards; to resume
+    the run, give them again.
 
     Raises:
         DataError, RunError, UserError: the data, the folder or the devices do
@@ -157,13 +167,12 @@ def train(
             'train.recipe("quickstart")'
         )
     progress = Progress(quiet or not is_primary())
-    custom = Custom(objective, examples)
+    custom = Custom(objective, examples, tuple(rewards))
     with RunLock(Path(workdir), progress.log) as lock:
         run, learned, trainer, is_new = primary_first(
             lambda: _open(config, Path(workdir), lock, progress.log, custom=custom)
         )
-        size = count_parameters(trainer.shapes.params)
-        progress.log(f"model: {size:,} parameters, {trainer.description}")
+        progress.log(f"{_sizes(run.config, trainer)}, {trainer.description}")
         progress.log(trainer.memory_summary)
         loss_note = None if custom.names else task_of(run.config.data).loss_note
         if loss_note is not None and (note := loss_note(run.config, run.config.data)):
@@ -217,7 +226,13 @@ def _take_up(
         closing(_train_batches(run, config, trainer.shard)) as batches,
     ):
         state, step, skipped, evaluation_due = _start(
-            trainer, run, checkpoints=checkpoints, batches=batches, resume=resume, log=progress.log
+            trainer,
+            run,
+            objective,
+            checkpoints=checkpoints,
+            batches=batches,
+            resume=resume,
+            log=progress.log,
         )
         if step == config.steps and not evaluation_due:
             progress.log(f"{run.folder} is finished: all {counted(step, 'step')} are done")
@@ -271,7 +286,11 @@ def _open(
         lock.acquire()  # before data are read: who may not train is told at once
     run = prepare_run(config, folder, log, custom)
     objective = objective_of(run.config, custom.objective)
-    trainer = compile_trainer(run.config, objective)
+    if isinstance(run.config.data, PolicyData):
+        rewards = rewards_of(run.config.data.rollout, custom.rewards)
+        trainer = compile_policy_trainer(run, objective, rewards)
+    else:
+        trainer = compile_trainer(run.config, objective)
     is_begun = bool(steps(run.folder))
     check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=is_begun)
     is_new = not (run.folder / CONFIG_FILE).is_file()
@@ -378,6 +397,7 @@ def _train_batches(run: Run, config: TrainConfig, shard: tuple[int, int]) -> Bat
 def _start(
     trainer: CompiledTrainer,
     run: Run,
+    objective: Objective,
     *,
     checkpoints: Checkpoints,
     batches: BatchIterator,
@@ -390,30 +410,74 @@ def _start(
     """
     newest = checkpoints.newest
     if newest is None:
-        return _first_state(trainer, run.init_from, log), 0, Skipped(), False
+        return _first_state(trainer, run, objective, log), 0, Skipped(), False
     if not resume:
         raise RunError(
             f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume "
             "from there, or give another --workdir"
         )
-    state, data = checkpoints.restore(newest, trainer.shapes)
+    # A checkpoint of adapters is without their base, which is read where it is.
+    base = None
+    if run.config.lora is not None:
+        base = _first_state(trainer, run, objective, log)
+    shapes = trainer.shapes if base is None else dataclasses.replace(trainer.shapes, frozen=None)
+    state, data = checkpoints.restore(newest, shapes)
+    if base is not None:
+        state = dataclasses.replace(state, frozen=trainer.to_global(base).frozen)
     skipped, evaluation_due = Skipped(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
     batches.set_state(data)
     log(f"resuming from step {newest} of {run.folder}")
     return trainer.from_global(state), newest, skipped, evaluation_due
 
 
-def _first_state(trainer: CompiledTrainer, plan: InitFromPlan | None, log: LogFn) -> TrainState:
+def _sizes(config: TrainConfig, trainer: CompiledTrainer) -> str:
+    """Returns the numbers of parameters, for a message."""
+    trained = count_parameters(trainer.shapes.params)
+    if config.lora is None:
+        return f"model: {trained:,} parameters"
+    frozen = count_parameters(trainer.shapes.frozen or {})
+    return f"model: {frozen:,} frozen parameters, {trained:,} trained with adapters"
+
+
+def _first_state(
+    trainer: CompiledTrainer, run: Run, objective: Objective, log: LogFn
+) -> TrainState:
     """Returns the state before the first step: with random parameters, or those of another run."""
-    state = trainer.init()
+    plan = run.init_from
     if plan is None:
-        return state
+        return trainer.init()
+    if run.config.lora is not None:
+        lora = make_lora(run.config.lora, create(run.config.model))
+        kept = objective.reference or objective.keeps_initial
+        return _with_base(trainer, plan, lora, keep_initial=kept, log=log)
+    state = trainer.init()
     whole = trainer.to_global(state)
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, whole.params, shardings, log)
     # The reference is the model as it was before the first step, in arrays of its own.
     frozen = None if whole.frozen is None else jax.tree.map(jnp.copy, params)
     return trainer.from_global(dataclasses.replace(whole, params=params, frozen=frozen))
+
+
+def _with_base(
+    trainer: CompiledTrainer, plan: InitFromPlan, lora: LoRA, *, keep_initial: bool, log: LogFn
+) -> TrainState:
+    """Returns the state before the first step, with a base that is read in place of a random one.
+
+    `keep_initial` says whether the base includes the initial values of what is trained whole.
+    """
+    shapes = trainer.shapes
+    # The random base gives its memory to the one that is read.
+    whole = trainer.to_global(dataclasses.replace(trainer.init(), frozen=None))
+    assert shapes.frozen is not None
+    # What is trained whole keeps its precision, and its random value where the base lacks it.
+    fresh = join_params(shapes.frozen, without_adapters(whole.params))
+    placed = join_params(shapes.frozen, without_adapters(shapes.params))
+    params = init_from(plan, fresh, jax.tree.map(lambda x: x.sharding, placed), log)
+    own, frozen = lora.split(params, keep_initial=keep_initial)
+    return trainer.from_global(
+        dataclasses.replace(whole, params=join_params(whole.params, own), frozen=frozen)
+    )
 
 
 def _run_steps(s: _Session, stop: StopRequest) -> int | None:
@@ -522,7 +586,7 @@ def _record(s: _Session, step: int, metrics: Metrics, schedule: optax.Schedule) 
         updates = step - s.skipped.total  # the schedule counts updates, not steps
         rate = float(jnp.asarray(schedule(updates - 1)))
         counted = {"learning_rate": rate, "skipped_steps": s.skipped.total}
-        s.log.write(step, "train", {**numbers, **counted})
+        s.log.write(step, "train", {**counted, **numbers})
     _call_back(s, lambda callback: callback.on_step(step, numbers))
 
 
@@ -562,7 +626,7 @@ def _evaluate(s: _Session, stop: StopRequest) -> int:
             s.trainer.evaluate,
             s.state,
             _until_stopped(batches, stop),
-            s.objective,
+            s.trainer.validation or s.objective,
             num_rows=split.examples.num_examples,
         )
     except StopNow:
@@ -600,7 +664,10 @@ def _save(s: _Session) -> None:
     data: DataState = {**s.position, SKIPPED: dataclasses.asdict(s.skipped)}
     if s.evaluation_due:
         data[EVALUATION_DUE] = True
-    s.checkpoints.save(s.trainer.to_global(s.state), data, loss)
+    state = s.state
+    if s.config.lora is not None:  # the base is where it was read from
+        state = dataclasses.replace(state, frozen=None)
+    s.checkpoints.save(s.trainer.to_global(state), data, loss)
     if s.callbacks:
         s.checkpoints.wait()
         step, folder = s.step, s.run.folder / CHECKPOINTS / str(s.step)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...data.errors import UserError
+from ...models.adapters.lora import make_lora
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
@@ -41,19 +42,26 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
     check_batch_divides(config.batch_size, number, config.micro_batches)
     model = create(config.model, config.execution)
     tx = make_optimizer(config.optimizer, config.steps, config.model)
-    init, (init_rng, step_rng) = make_init(model, objective, tx), run_keys(config.seed)
+    adapter = None if config.lora is None else make_lora(config.lora, model)
+    init, (init_rng, step_rng) = make_init(model, objective, tx, adapter), run_keys(config.seed)
     shapes = jax.eval_shape(init, init_rng)
 
     # Each device splits its own examples into micro-batches.
     step = jax.pmap(
         make_train_step(
-            model.apply, objective, tx, num_micro_batches=config.micro_batches, axis_name=AXIS
+            model.apply,
+            objective,
+            tx,
+            num_micro_batches=config.micro_batches,
+            axis_name=AXIS,
+            adapter=adapter,
         ),
         AXIS,
         in_axes=(0, 0, None),
         donate_argnums=0,
     )
-    evaluate = jax.pmap(make_evaluate_fn(model.apply, objective, axis_name=AXIS), AXIS)
+    evaluate_fn = make_evaluate_fn(model.apply, objective, axis_name=AXIS, adapter=adapter)
+    evaluate = jax.pmap(evaluate_fn, AXIS)
     # pmap needs a mapped argument to know the number of devices.
     copy = jax.pmap(lambda x, _: x, in_axes=(None, 0))
     one_device = NamedSharding(Mesh(np.asarray(devices[:1]), ("one",)), PartitionSpec())

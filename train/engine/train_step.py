@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from ...data.errors import UserError
+from ...models.adapters.lora import LoRA
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Key, Params
+from ..objectives.eval_step import with_adapter
 from ..objectives.objectives import ApplyFn, Batch, Objective, Terms
 from ..state import Metrics, StepFn, TrainState
 
@@ -23,6 +25,7 @@ def make_train_step(
     *,
     num_micro_batches: int = 1,
     axis_name: str | None = None,
+    adapter: LoRA | None = None,
 ) -> StepFn:
     """Makes `step(state, batch, rng) -> (state, metrics)`, to be compiled by the caller.
 
@@ -33,6 +36,9 @@ def make_train_step(
         num_micro_batches: the number of equal parts that a batch is processed in, one after the
           other, to save memory; the result is that of the whole batch.
         axis_name: the mapped axis under pmap, over which sums are taken.
+        adapter: the adapters that are trained, from `models.make_lora`. The state's `params` are
+          then what it trains and `frozen` the base, as `LoRA.init` returns them; a `reference` is
+          the base, the adapters switched off.
 
     Returns:
         The step. `rng` is the run's key; the key of each step is derived from it by the step
@@ -49,6 +55,9 @@ def make_train_step(
             "see parts of the batch: leave micro_batches and pmap out"
         )
 
+    if adapter is not None:
+        apply_fn = adapter.adapt(apply_fn)
+
     def total(tree: T) -> T:
         return tree if axis_name is None else jax.lax.psum(tree, axis_name)
 
@@ -61,7 +70,8 @@ def make_train_step(
         counts = total(objective.counts(batch))
 
         def loss_fn(params: Params, batch: Batch, keys: Array) -> tuple[Array, Terms]:
-            _, sums = objective.apply(apply_fn, params, batch, frozen=state.frozen, rng=keys)
+            params, frozen = with_adapter(params, state.frozen, adapter)
+            _, sums = objective.apply(apply_fn, params, batch, frozen=frozen, rng=keys)
             means = divide(sums, counts)
             return weigh(means, objective), means
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+from ...models.adapters.lora import LoRA
 from ...models.nn.typing import ArrayLike, Params
 from ..config import TrainConfig
 from .objectives import ApplyFn, Batch, Objective, Predictions, Terms
@@ -36,17 +37,24 @@ class Evaluation:
 
 
 def make_evaluate_fn(
-    apply_fn: ApplyFn, objective: Objective, axis_name: str | None = None
+    apply_fn: ApplyFn,
+    objective: Objective,
+    axis_name: str | None = None,
+    adapter: LoRA | None = None,
 ) -> Callable[..., tuple[Terms, Terms, Predictions]]:
     """Makes `evaluate_fn(params, batch, frozen=None) -> (sums, counts, predictions)`.
 
-    It is to be compiled by the caller. `frozen` is for an objective with a `reference`.
-    `axis_name` is the mapped axis under pmap, over which sums and counts are added up.
+    It is to be compiled by the caller. `frozen` is for an objective with a `reference`, or what an
+    adapter belongs to. `axis_name` is the mapped axis under pmap, over which sums and counts are
+    added up; `adapter` is that of `make_train_step`.
     """
+    if adapter is not None:
+        apply_fn = adapter.adapt(apply_fn)
 
     def evaluate_fn(
         params: Params, batch: Batch, frozen: Params | None = None
     ) -> tuple[Terms, Terms, Predictions]:
+        params, frozen = with_adapter(params, frozen, adapter)
         outputs, sums = objective.apply(apply_fn, params, batch, frozen=frozen)
         counts = objective.counts(batch)
         if axis_name is not None:
@@ -54,6 +62,20 @@ def make_evaluate_fn(
         return sums, counts, objective.predictions(outputs)
 
     return evaluate_fn
+
+
+def with_adapter(
+    params: Params, frozen: Params | None, adapter: LoRA | None
+) -> tuple[Params, Params | None]:
+    """Returns a model's parameters and those of the reference, given what a state has of them."""
+    if adapter is None:
+        return params, frozen
+    if frozen is None:
+        raise ValueError(
+            "the state has no frozen parameters, to which the adapters belong: give them to "
+            "init_state(params, tx, frozen=…)"
+        )
+    return adapter.combine(params, jax.lax.stop_gradient(frozen))
 
 
 def evaluate(

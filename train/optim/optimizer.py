@@ -25,7 +25,7 @@ from ..optimizer_config import OptimizerConfig
 from .schedules import make_schedule
 
 # Matrices by the name of the array: biases and the scales of norms do not decay.
-DECAYED = ("kernel", "embedding")
+DECAYED = ("kernel", "embedding", "lora_a", "lora_b")
 
 STACK = "layers"
 

@@ -6,7 +6,9 @@ from typing import Any, TypeVar
 
 from ...data.errors import UserError
 from ...data.tasks.base import DataConfig
+from ...data.tasks.policy import RolloutConfig
 from ...data.tokenizers.training import TokenizerConfig
+from ...models.adapters.lora import LoRAConfig
 from ...models.config import Execution
 from ...models.registry import config_from_dict
 from ..config import MeshConfig, TrainConfig
@@ -14,7 +16,15 @@ from ..objectives.tasks import data_class
 from ..optimizer_config import OptimizerConfig
 
 T = TypeVar(
-    "T", bound=TrainConfig | DataConfig | TokenizerConfig | OptimizerConfig | Execution | MeshConfig
+    "T",
+    bound=TrainConfig
+    | DataConfig
+    | TokenizerConfig
+    | RolloutConfig
+    | OptimizerConfig
+    | Execution
+    | MeshConfig
+    | LoRAConfig,
 )
 
 
@@ -32,6 +42,8 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
         data = dict(fields["data"])
         data["tokenizer"] = _record(TokenizerConfig, data["tokenizer"], "data.tokenizer.")
         kind = data_class(data.pop("kind"))
+        if "rollout" in data:
+            data["rollout"] = _record(RolloutConfig, data["rollout"], "data.rollout.")
         records = {
             "model": config_from_dict(fields["model"]),
             "data": _record(kind, data, "data."),
@@ -39,6 +51,8 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
             "execution": _record(Execution, fields["execution"], "execution."),
             "mesh": _record(MeshConfig, fields["mesh"], "mesh."),
         }
+        if fields.get("lora") is not None:
+            records["lora"] = _record(LoRAConfig, fields["lora"], "lora.")
         return _record(TrainConfig, {**fields, **records}, "")
     except KeyError as error:
         raise UserError(f"{error} is not known, or is missing") from error

@@ -39,6 +39,11 @@ class InitFromPlan:
     copied: frozenset[str]
     """Names of the parameters that are copied."""
 
+    def new(self, model: TransformerConfig) -> list[str]:
+        """Returns the names of a model's parameters that are not copied."""
+        shapes = parameter_shapes(create(model))
+        return [name for name, _ in named(shapes) if name not in self.copied]
+
 
 def plan_init_from(
     folder: Path, step: int | None, source: TransformerConfig, model: TransformerConfig
@@ -91,20 +96,20 @@ def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) 
 
     Args:
         plan: Which parameters to copy from where.
-        fresh: The run's own initial parameters.
+        fresh: The run's own initial parameters; of those that are copied, shapes are enough.
         shardings: The sharding of each parameter, a tree like `fresh`.
         log: Called with a line each for what was copied, what is new and what was left behind.
     """
-    sharding_of = dict(named(shardings))
+    sharding_of, own = dict(named(shardings)), dict(named(fresh))
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def target(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        sharding = sharding_of[name] if name in plan.copied else first_device
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        if name not in plan.copied:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first_device)
+        return jax.ShapeDtypeStruct(x.shape, own[name].dtype, sharding=sharding_of[name])
 
     shapes = map_named(target, plan.source_shapes)
     source = dict(named(read_params(plan.folder, plan.step, plan.source, shapes)))
-    own = dict(named(fresh))
     checkpoint = plan.folder if plan.step is None else f"step {plan.step} of {plan.folder}"
     log(f"from {checkpoint}: copied {_summary(plan.copied, own)}")
     for what, names, params in (

@@ -13,11 +13,13 @@ from ...data.io.atomic_io import build_folder
 from ...data.io.json_text import to_json
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
+from ...models.adapters.base import BASE, Base
+from ...models.adapters.lora import make_lora
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.loading import CONFIG_FILE, chosen_step, model_config, read_config, steps
 from ...models.nn.heads import HEADS
-from ...models.registry import family_name
+from ...models.registry import create, family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from ..errors import RunError
 from ..objectives.tasks import task_of
@@ -49,6 +51,13 @@ class Run:
     """The objective and the examples that the caller gave."""
 
     @property
+    def base(self) -> Base | None:
+        """The model that the run trains adapters to, if it does."""
+        if self.stated.lora is None or self.stated.init_from is None:
+            return None
+        return Base.describe(self.stated.init_from, self.stated.init_step, self.folder)
+
+    @property
     def config(self) -> TrainConfig:
         """The configuration with all durations in steps."""
         return in_steps(self.stated, self.train.examples.num_examples)
@@ -73,18 +82,25 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
         RunError: The folder contains another run, or something that is not a run.
     """
     config = with_quality(config)
+    if config.lora is not None and config.init_from is None:
+        raise RunError(
+            "lora trains adapters to a model that exists: give its folder or name (init_from)"
+        )
     existing = (folder / CONFIG_FILE).is_file()
     if existing:
         writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
         if writer not in (None, own):
             log(f"{folder} was made by flaxzoo {writer}, and this is {own}")
         config, tokenizer = _existing_run(config, folder, custom)
-        plan = None if steps(folder) else _init_from_plan(config)
+        # A run of adapters reads their base whenever it starts.
+        begins = not steps(folder) or config.lora is not None
+        plan = _init_from_plan(config) if begins else None
     else:
         _check_empty(folder)
         given = config.model.vocab_size
         config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
         plan = _init_from_plan(config)
+        config = _with_new_parameters(config, plan)
         if plan is None and 1 < given < config.model.vocab_size:
             log(
                 f"model.vocab_size {given:,} is too small for the vocabulary: the model has "
@@ -128,6 +144,9 @@ def _existing_run(
         config = dataclasses.replace(config, init_step=old.init_step)
     labels = None if custom.examples is not None else old.model.labels
     config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
+    if config.lora is not None and old.lora is not None:
+        Base.from_fields(read_config(folder), folder).find(folder)
+        config = _with_new_parameters(config, _init_from_plan(config))
     changed = differences(old, config)
     if changed:
         shown = [f"{name} {a!r} → {b!r}" for name, (a, b) in list(changed.items())[:SHOWN_CHANGES]]
@@ -164,6 +183,17 @@ def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
     folder = local_folder(config.init_from)
     step = chosen_step(folder, config.init_step)
     return plan_init_from(folder, step, model_config(folder), config.model)
+
+
+def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> TrainConfig:
+    """Returns a run whose adapters say which parameters their base lacks, which it trains whole."""
+    if plan is None or config.lora is None:
+        return config
+    given = config.lora.also_trained
+    new = (name for name in plan.new(config.model) if name not in given)
+    lora = dataclasses.replace(config.lora, also_trained=(*given, *new))
+    make_lora(lora, create(config.model))  # refuses patterns that fit nothing, before data are read
+    return dataclasses.replace(config, lora=lora)
 
 
 def _check_sample_prompt(
@@ -244,13 +274,14 @@ def create_folder(run: Run) -> None:
     Raises:
         RunError: Another process has made it meanwhile, for another run.
     """
-    fields = to_dict(run.stated)
+    fields, base = to_dict(run.stated), run.base
     content = {
         "flaxzoo": importlib.metadata.version("flaxzoo"),
         "model": fields.pop("model"),
         "train": fields,
         "data_fingerprints": _fingerprints(run),
         **({CUSTOM: run.custom.names} if run.custom.names else {}),
+        **({BASE: dataclasses.asdict(base)} if base is not None else {}),
     }
 
     def fill(folder: Path) -> None:

@@ -4,21 +4,23 @@ import dataclasses
 
 import pytest
 from flaxzoo.data.errors import UserError
+from flaxzoo.models import LoRAConfig
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.inference.embed import EmbedArguments
 from flaxzoo.train.cli.inference.generate import GenerateArguments
 from flaxzoo.train.cli.inference.prompt import PromptArguments
 from flaxzoo.train.cli.options import FAMILIAR_NAMES, field_docs, forget_flags, with_flags
 from flaxzoo.train.cli.recipe_options import MOST_USED, RecipeParser
-from flaxzoo.train.config import MeshConfig
+from flaxzoo.train.config import MeshConfig, to_dict
 from flaxzoo.train.recipes import RECIPES
+from flaxzoo.train.runs.config_json import from_dict
 
 ONE_OF_EACH_KIND = ["bert-classify", "bert-quickstart", "gpt2", "wmt14-en-de-base"]
 FAMILIAR = """lr learning-rate epochs num-train-epochs per-device-train-batch-size output-dir
     model-name-or-path max-seq-length seq-len warmup-ratio weight-decay fp16 bf16
     gradient-accumulation-steps""".split()
 TITLES = [
-    *("options", "run", "data", "tokenizer", "model", "optimizer", "devices"),
+    *("options", "run", "data", "tokenizer", "model", "adapters", "optimizer", "devices"),
     *("checkpoints and evaluation", "logging"),
 ]
 
@@ -53,6 +55,14 @@ def test_options_replace_the_fields_of_the_recipe(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_without_options_a_recipe_is_unchanged(name):
     assert RecipeParser("train", [name]).read_recipe()[1] == RECIPES[name].config
+
+
+def test_any_option_of_the_adapters_makes_them():
+    arguments = "gpt2 --init-from gpt2 --lora.targets attention up --lora.use-rslora".split()
+    config = RecipeParser("train", arguments).read_recipe()[1]
+    assert config.lora == LoRAConfig(targets=("attention", "up"), use_rslora=True)
+    assert from_dict(to_dict(config)) == config
+    assert "lora" not in to_dict(RECIPES["gpt2"].config)
 
 
 def test_a_recipe_whose_data_were_read_takes_options():

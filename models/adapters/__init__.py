@@ -1,0 +1,1 @@
+"""Adapters: few parameters that are trained beside those of a frozen model."""

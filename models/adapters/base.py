@@ -1,0 +1,93 @@
+"""The model to which a run's adapters belong: where it is, and whether it is still the same."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...data.errors import UserError
+from ...data.io.json_text import JsonObject
+from ..checksums import checksum_of_files
+from ..hub import local_folder
+
+BASE = "base"
+"""The key of the base in the `config.json` of a run that trained adapters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """A model that adapters were trained to."""
+
+    folder: str
+    """The absolute path of a run folder or of one in Hugging Face's form; or a name on the hub."""
+    relative: str
+    """The same from the run folder, for two folders that are moved together; or the name."""
+    step: int | None
+    """The checkpoint of a run; None for a folder in Hugging Face's form."""
+    checksum: str
+    """A hash of the files with its parameters."""
+
+    @classmethod
+    def describe(cls, source: str, step: int | None, run: Path) -> "Base":
+        """Returns the record of a model that is there.
+
+        Args:
+            source: A folder, or a name on the hub.
+            step: The checkpoint of a run.
+            run: The folder of the run that trains adapters.
+        """
+        folder = local_folder(source)
+        checksum = checksum_of_files(_parameters(folder, step))
+        if not Path(source).expanduser().exists():  # a name on the hub, found in its cache
+            return cls(source, source, step, checksum)
+        absolute = folder.resolve()
+        relative = os.path.relpath(absolute, run.resolve())
+        return cls(str(absolute), relative, step, checksum)
+
+    @classmethod
+    def from_fields(cls, fields: JsonObject, run: Path) -> "Base":
+        """Returns the base in the content of a run's `config.json`.
+
+        Raises:
+            UserError: It is not there, or is broken.
+        """
+        stored = fields.get(BASE)
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(stored, Mapping) or stored.keys() != names:
+            raise UserError(
+                f"{run}/config.json does not say what its adapters belong to: restore it"
+            )
+        return cls(**stored)  # pyright: ignore[reportArgumentType]
+
+    def find(self, run: Path) -> Path:
+        """Returns the folder of the base, after checking that its parameters are the same.
+
+        Args:
+            run: The folder of the run with the adapters.
+
+        Raises:
+            UserError: The base is gone, or has changed.
+        """
+        named = self.folder if self.step is None else f"step {self.step} of {self.folder}"
+        moved = run.resolve() / self.relative
+        gone = UserError(f"{run} has adapters of {named}, which is not there any more: restore it")
+        try:
+            folder = moved if moved.exists() else local_folder(self.folder)
+        except FileNotFoundError:
+            raise gone from None
+        files = _parameters(folder, self.step)
+        if not files:
+            raise gone
+        if checksum_of_files(files) != self.checksum:
+            raise UserError(
+                f"{run} has adapters of {named}, whose parameters have changed since: restore them"
+            )
+        return folder
+
+
+def _parameters(folder: Path, step: int | None) -> tuple[Path, ...]:
+    """Returns the files with a model's parameters."""
+    if step is None:
+        return tuple(sorted(folder.glob("*.safetensors")))
+    params = folder / "checkpoints" / str(step) / "params"
+    return tuple(sorted(file for file in params.rglob("*") if file.is_file()))

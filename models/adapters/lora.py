@@ -1,0 +1,313 @@
+"""Low-rank adaptation of linear maps (Hu et al. 2021, "LoRA").
+
+A frozen linear map x W + b becomes x W + b + s · dropout(x) A B, with A `[inputs, r]` and B
+`[r, outputs]` for a small rank r. B begins at zero, so that an adapted model begins as its base. A
+and B, `lora_a` and `lora_b`, lie beside the kernel W in the tree of parameters, with a leading axis
+of layers where it has one; W + s · A B is never formed in training, and neither is its gradient.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from ...data.errors import UserError, suggest
+from ..init import init_params, parameter_shapes
+from ..model import Model
+from ..nn.layers import Linear, dropout, fold_in, row_keys
+from ..nn.typing import Array, Float, Key, Params, PyTree
+from ..registry import create
+
+A, B = "lora_a", "lora_b"
+KEYS = "lora_keys"
+"""The name under which a layer finds its keys of dropout, one per row."""
+
+Apply = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Adapters of low rank: where they are, how large, and what is trained beside them."""
+
+    rank: int = 8
+    """Columns of A and rows of B, r."""
+    alpha: float = 8.0
+    """The product of an adapter is multiplied by alpha / rank."""
+    dropout_rate: float = 0.0
+    """Dropout of the input of an adapter."""
+    targets: tuple[str, ...] = ("query", "value")
+    """Linear maps to adapt: regular expressions for whole parts of their paths, such as
+    `attention`, `attention/query`, `feed_forward`, `encoder/.*`, or `.*` for all."""
+    also_trained: tuple[str, ...] = ()
+    """Parameters that are trained whole, by paths as in `targets`. A run adds those that its base
+    lacks, such as a new classifier."""
+    use_rslora: bool = False
+    """Multiply by alpha / √rank instead (Kalajdzievski 2023)."""
+    frozen_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which the frozen parameters are kept."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise UserError(f"lora.rank {self.rank} must be at least 1")
+        if not 0 < self.alpha < math.inf:
+            raise UserError(f"lora.alpha {self.alpha} must be above 0, for example 8")
+        if not 0 <= self.dropout_rate < 1:
+            raise UserError(f"lora.dropout_rate {self.dropout_rate} must be in [0, 1)")
+        if self.frozen_dtype not in ("float32", "bfloat16"):
+            raise UserError(
+                f"lora.frozen_dtype {self.frozen_dtype!r} is unknown: choose float32 or bfloat16"
+            )
+        if not self.targets:
+            raise UserError("lora.targets () must name linear maps, for example query and value")
+
+    @property
+    def scale(self) -> float:
+        """The factor of A B, s."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearMap:
+    """A linear map of a model, or the equal maps of a stack of layers."""
+
+    path: str
+    """The path of its parameters, as `layers/attention/query`."""
+    layers: int | None
+    """The number of layers, the kernel's leading axis; None: it is in no stack."""
+    inputs: tuple[int, ...]
+    """Sizes of the input axes, as `(N, H)` where it reads heads."""
+    outputs: tuple[int, ...]
+    """Sizes of the output axes."""
+
+
+@functools.lru_cache(maxsize=32)
+def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
+    """Returns every linear map of a model by its path, found by tracing the model once."""
+    input_axes: dict[str, int] = {}
+
+    def note(method: Apply, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        if isinstance(context.module, Linear) and context.method_name == "__call__":
+            input_axes["/".join(context.module.path)] = context.module.num_input_axes
+        return method(*args, **kwargs)
+
+    rng = jax.eval_shape(jax.random.key, 0)
+    with nn.intercept_methods(note):
+        shapes = by_path(jax.eval_shape(lambda rng: init_params(model, rng), rng))
+    maps = {}
+    for path, axes in input_axes.items():
+        shape = shapes[f"{path}/kernel"].shape
+        stacked = "layers" in path.split("/")
+        layers, shape = (shape[0], shape[1:]) if stacked else (None, shape)
+        maps[path] = LinearMap(path, layers, shape[:axes], shape[axes:])
+    return maps
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRA:
+    """The adapters of a model: which maps they are on, and what is trained beside them.
+
+    Example::
+
+        lora = models.make_lora(models.LoRAConfig(rank=8, targets=("attention",)), model)
+        trained, frozen = lora.init(jax.random.key(0), params)
+        step = train.make_train_step(model.apply, train.CAUSAL, tx, adapter=lora)
+        state, metrics = step(train.init_state(trained, tx, frozen), batch, jax.random.key(1))
+        params = lora.merge(state.params, state.frozen)
+    """
+
+    config: LoRAConfig
+    maps: tuple[LinearMap, ...]
+    """The maps that have adapters."""
+    whole: frozenset[str] = frozenset()
+    """Paths of the model's parameters that are trained whole."""
+
+    def init(
+        self, rng: Key[Array, ""], params: Params, *, keep_initial: bool = False
+    ) -> tuple[Params, Params]:
+        """Returns what is trained, the adapters included, and what is frozen.
+
+        A is uniform in ±1 / √inputs, as in PEFT (He et al. 2015 with a = √5), and B is 0.
+
+        Args:
+            rng: The key of A; that of a map depends on its path only.
+            params: The parameters of the model.
+            keep_initial: Whether the frozen ones include those that are trained whole, for a
+              reference.
+        """
+        flat = {}
+        for m in self.maps:
+            leading = () if m.layers is None else (m.layers,)
+            limit = 1 / math.sqrt(math.prod(m.inputs))
+            key = jax.random.fold_in(rng, zlib.crc32(m.path.encode()))
+            shape = *leading, *m.inputs, self.config.rank
+            flat[f"{m.path}/{A}"] = jax.random.uniform(key, shape, minval=-limit, maxval=limit)
+            flat[f"{m.path}/{B}"] = jnp.zeros((*leading, self.config.rank, *m.outputs))
+        trained, frozen = self.split(params, keep_initial=keep_initial)
+        return join_params(trained, nested(flat)), frozen
+
+    def split(self, params: Params, *, keep_initial: bool = False) -> tuple[Params, Params]:
+        """Returns the parameters that are trained whole, and the frozen ones in their precision."""
+        flat = by_path(params)
+        whole = {path: x for path, x in flat.items() if path in self.whole}
+        dtype = jnp.dtype(self.config.frozen_dtype)
+        frozen = {path: x.astype(dtype) for path, x in flat.items() if path not in self.whole}
+        if keep_initial:  # in arrays of their own, for a step consumes those of its state
+            frozen |= {path: jnp.copy(x).astype(dtype) for path, x in whole.items()}
+        return nested(whole), nested(frozen)
+
+    def combine(self, trained: Params, frozen: Params) -> tuple[Params, Params]:
+        """Returns the parameters of the adapted model, and those with the adapters switched off.
+
+        The latter have the frozen value of every parameter that has one.
+        """
+        return join_params(frozen, trained), join_params(without_adapters(trained), frozen)
+
+    def merge(self, trained: Params, frozen: Params) -> Params:
+        """Returns the parameters of the model without adapters that computes the same: W + s · A B.
+
+        Args:
+            trained: The trained parameters, `[L, …]` where layers are stacked.
+            frozen: The frozen ones.
+
+        Returns:
+            The parameters of the model, in float32.
+        """
+        flat = by_path(join_params(frozen, trained))
+        params = {path: x.astype(jnp.float32) for path, x in flat.items() if not is_adapter(path)}
+        for m in self.maps:
+            path = f"{m.path}/kernel"
+            params[path] = self.merge_kernel(
+                params[path], flat[f"{m.path}/{A}"], flat[f"{m.path}/{B}"], m
+            )
+        return nested(params)
+
+    def merge_kernel(
+        self,
+        kernel: Float[Array, "..."],
+        a: Float[Array, "... r"],
+        b: Float[Array, "..."],
+        linear: LinearMap,
+    ) -> Float[Array, "..."]:
+        """Returns W + s · A B of a map, or of each layer's."""
+        product = functools.partial(jnp.tensordot, axes=1, precision="highest")
+        product = product if linear.layers is None else jax.vmap(product)
+        return kernel + self.config.scale * product(a, b)
+
+    def adapt(self, apply_fn: Apply) -> Apply:
+        """Wraps a model's `apply` to add the adapters that are among the parameters it is given."""
+        rate, scale = self.config.dropout_rate, self.config.scale
+
+        def add(
+            method: Apply, args: Any, kwargs: Any, context: nn.module.InterceptorContext
+        ) -> Any:
+            module = context.module
+            adapted = isinstance(module, Linear) and context.method_name == "__call__"
+            if not adapted or not module.has_variable("params", A):
+                return method(*args, **kwargs)
+            y, (x,) = method(*args, **kwargs), args
+            a, b = (module.get_variable("params", name).astype(y.dtype) for name in (A, B))
+            if module.has_variable("params", KEYS):
+                keys = module.get_variable("params", KEYS)
+                if (rows := x.shape[0] // keys.shape[0]) > 1:  # as the choices of a question
+                    keys = jax.vmap(functools.partial(row_keys, num_rows=rows))(keys).reshape(-1)
+                x = dropout(x, rate, keys, "lora")
+            low = jnp.tensordot(x.astype(y.dtype), a, axes=module.num_input_axes)  # [..., r]
+            return y + jnp.tensordot(low * scale, b, axes=1)
+
+        def apply(variables: PyTree, *args: object, **kwargs: Any) -> object:
+            params, rng = variables["params"], kwargs.get("rng")
+            if rate and rng is not None:
+                params = join_params(params, self._keys_of_maps(params, rng))
+            with nn.intercept_methods(add):
+                return apply_fn({**variables, "params": params}, *args, **kwargs)
+
+        return apply
+
+    def _keys_of_maps(self, params: Params, rng: Key[Array, " B"]) -> Params:
+        """Returns for each adapter among the parameters its keys of dropout, `[L, B]` or `[B]`."""
+        present, flat = by_path(params), {}
+        for m in self.maps:
+            if f"{m.path}/{A}" not in present:
+                continue
+            keys = fold_in(rng, zlib.crc32(m.path.encode()))
+            if m.layers is not None:
+                keys = jax.vmap(fold_in, in_axes=(None, 0))(keys, jnp.arange(m.layers))
+            flat[f"{m.path}/{KEYS}"] = keys
+        return nested(flat)
+
+
+def make_lora(config: LoRAConfig, model: Model) -> LoRA:
+    """Finds the linear maps of a model that a configuration adapts.
+
+    A map that is trained whole has no adapter.
+
+    Args:
+        config: Rank, scale and targets.
+        model: The model, from `models.create` or `models.load`.
+
+    Raises:
+        UserError: A pattern fits nothing, or is no regular expression.
+    """
+    # Its own execution may have layers of another layout.
+    stacked = create(model.config)
+    maps, paths = linear_maps(stacked), list(by_path(parameter_shapes(stacked)))
+    whole = frozenset(_matching(config.also_trained, paths, "lora.also_trained", "parameter"))
+    targets = _matching(config.targets, maps, "lora.targets", "linear map")
+    adapted = tuple(maps[path] for path in targets if f"{path}/kernel" not in whole)
+    if not adapted:
+        raise UserError(
+            f"lora.targets {' '.join(config.targets)} are all trained whole: name another linear "
+            "map"
+        )
+    return LoRA(config, adapted, whole)
+
+
+def is_adapter(path: str) -> bool:
+    """Returns whether a parameter is a factor of an adapter."""
+    return path.rpartition("/")[2] in (A, B)
+
+
+def without_adapters(params: Params) -> Params:
+    """Returns the parameters that are no factors of adapters."""
+    flat = by_path(params)
+    return nested({path: x for path, x in flat.items() if not is_adapter(path)})
+
+
+def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: str) -> list[str]:
+    """Returns the paths that contain whole parts that a pattern matches, in their order."""
+    paths, found = list(paths), set[str]()
+    for pattern in patterns:
+        try:
+            parts = re.compile(rf"(.+/)?({pattern})(/.+)?")
+        except re.error as error:
+            raise UserError(f"{field} {pattern!r} is no regular expression ({error})") from None
+        fitting = [path for path in paths if parts.fullmatch(path)]
+        if not fitting:
+            names = sorted({part for path in paths for part in path.split("/")})
+            raise UserError(f"{field} {pattern!r} fits no {what}: {suggest(pattern, names)}")
+        found.update(fitting)
+    return [path for path in paths if path in found]
+
+
+def join_params(first: Params, second: Params) -> Params:
+    """Returns the parameters of both; those of the second where both have one."""
+    flat = {**by_path(first), **by_path(second)}
+    return nested(flat)
+
+
+def by_path(params: Params) -> Params:
+    """Returns the parameters of a tree by their paths, `layers/attention/query/kernel`."""
+    return flatten_dict(params, sep="/")  # pyright: ignore[reportReturnType]
+
+
+def nested(flat: Params) -> Params:
+    """Returns the tree of parameters that are given by their paths."""
+    return unflatten_dict(flat, sep="/")
