@@ -58,7 +58,7 @@ ORDER = {
         {"rewards"},
         {"runs"},
         {"inference"},
-        {"engine", "prompting"},
+        {"chat", "engine", "prompting"},
         {"convert", "plan"},
         {"cli"},
     ],
