@@ -203,13 +203,13 @@ class Conversation:
         instructions, turns = None, []
         for number, line in enumerate(read_lines(str(path)), start=1):
             row = parse_line(line, location := f"{path} line {number}")
-            fields = {field.name for field in dataclasses.fields(Turn)}
-            if not {"role", "content"} <= row.keys() <= fields:
+            role, content = row.get("role"), row.get("content")
+            if not isinstance(role, str) or not isinstance(content, str):
                 raise UserError(
                     f"{location} has the fields {', '.join(row)}: a transcript has role, content "
                     "and writer"
                 )
-            turn = Turn(**{"writer": row["role"], **row})
+            turn = Turn(role, content, str(row.get("writer", role)))
             if turn.role == SYSTEM and number == 1:
                 instructions = turn.content
             else:
