@@ -77,6 +77,9 @@ from .tasks.causal_lm import CausalLMExamples as CausalLMExamples
 from .tasks.causal_lm import PatternExamples as PatternExamples
 from .tasks.multiple_choice import MultipleChoiceData as MultipleChoiceData
 from .tasks.multiple_choice import MultipleChoiceExamples as MultipleChoiceExamples
+from .tasks.policy import PolicyData as PolicyData
+from .tasks.policy import PolicyExamples as PolicyExamples
+from .tasks.policy import RolloutConfig as RolloutConfig
 from .tasks.question_answering import QuestionAnsweringData as QuestionAnsweringData
 from .tasks.question_answering import QuestionAnsweringExamples as QuestionAnsweringExamples
 from .tasks.sequence_classification import SequenceClassificationData as SequenceClassificationData

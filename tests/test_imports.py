@@ -56,6 +56,7 @@ ORDER = {
         {"config", "optim"},
         {"distributed", "recipes"},
         {"objectives"},
+        {"rewards"},
         {"runs"},
         {"inference"},
         {"engine", "prompting"},

@@ -4,6 +4,8 @@ r"""Sources of text, and the scheme of their names.
 ``builtin:python-docs``    the English prose every CPython ships in ``pydoc_data``
 ``builtin:patterns``       examples of small random tasks, see ``patterns``; ``#map,count``
                            chooses kinds of them
+``builtin:sums``           sums such as ``17+5=22``, see ``builtin.toys``
+``builtin:words``          six random words, likewise
 ``text:GLOB``              plain text; ``#file`` (default), ``#line`` or ``#block`` says
                            what a document is (blocks are separated by blank lines)
 ``text:GLOB#sentences``    blocks with one sentence on each line, the form in which
@@ -32,6 +34,7 @@ from ..io.conditions import Condition, LeftOut, keeps, left_out_note, split_cond
 from ..io.files import file_lines, matching_files
 from ..io.json_lines import parse_line, pick
 from ..io.json_text import JsonObject
+from .builtin.toys import Toy
 from .in_memory import KIND, Examples, fields_of, read_memory
 
 SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared", "memory"]
@@ -53,7 +56,7 @@ _DEFAULT_PART: dict[SourceKind, str] = {
 # Kinds of source that only other kinds of data read; they are known, and no misspellings.
 _OF_OTHER_DATA = ("tsv", "csv", "conll", "squad", "pairs", "corpora")
 _UNITS = ("file", "line", "block", "sentences")
-_BUILTINS = ("python-docs", "patterns")
+_BUILTINS = ("python-docs", "patterns", "sums", "words")
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_EXAMPLES)}):)")
 
 
@@ -228,6 +231,9 @@ def _builtin(source: Source) -> Iterator[str]:
 
     if (patterns := Patterns.parse(source.name)) is not None:
         yield from patterns.documents()
+        return
+    if (toy := Toy.parse(source.name)) is not None:
+        yield from toy.documents()
         return
     from pydoc_data.topics import topics  # 0.5 MB of literals: only when asked for
 

@@ -8,7 +8,7 @@ from flaxzoo import data
 from flaxzoo.data import TokenizerConfig
 
 PAGE = Path(__file__).parents[2] / "data" / "README.md"
-SIZES = {"B": 2, "T": 32, "S": 32, "L": 5, "M": 5, "C": 3, "2": 2}
+SIZES = {"B": 2, "T": 32, "P": 16, "S": 32, "L": 5, "M": 5, "C": 3, "2": 2}
 
 
 def rows():

@@ -1,22 +1,27 @@
 """Losses of post-training and their gradients against TRL, on a tiny GPT-2 and fixed batches."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.hf.save_weights import write_weights
 
 from ..support.hf_weights import gradients_of
+from ..support.stated_table import check_row
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # TRL
 
+GUIDE, HEADING = "train/README.md", "objective"
 V, T, PROMPT, PAIRS, ROWS = 31, 14, 5, 3, 6
 SIZES = {"vocab_size": V, "max_length": T, "num_layers": 2, "d_model": 16, "num_heads": 2}
+SIZES["dropout_rate"] = 0.0  # the train step would drop
 
 
 def perturbed(config, seed):
@@ -79,20 +84,75 @@ def ours(objective, model, params, batch, frozen=None):
     return jax.jit(jax.value_and_grad(loss))(params, batch)
 
 
-def assert_as(theirs, loss, found, config):
-    """Compares the loss and the gradient of every parameter."""
-    value, gradient = found
-    np.testing.assert_allclose(value, loss.item(), rtol=1e-5, atol=1e-6)
+def on_eight_devices(objective, model, params, batch, frozen=None):
+    """The same by the train step in two micro-batches on a mesh of eight devices."""
+    mesh = train.make_mesh(train.MeshConfig(data=4, fsdp=2))
+    sharded = train.make_sharded_step(model, objective, optax.sgd(1.0), mesh, num_micro_batches=2)
+    state = sharded.init(jax.random.key(0))
+    shardings = jax.tree.map(lambda x: x.sharding, state.params)
+
+    def placed(params):  # a copy, because the step consumes its state
+        return jax.device_put(jax.tree.map(np.array, params), shardings)
+
+    kept = None if frozen is None else placed(frozen)
+    state = dataclasses.replace(state, params=placed(params), frozen=kept)
+    # Rows of zeros fill the batch up, and count nowhere.
+    filled = {
+        name: np.concatenate([x, np.zeros((16 - len(x), *x.shape[1:]), x.dtype)])
+        for name, x in batch.items()
+    }
+    placed = train.shard_batch(filled, mesh)
+    after, metrics = sharded.step(state, placed, jax.random.key(1))
+    gradient = jax.tree.map(
+        lambda old, new: np.asarray(old) - np.asarray(new), params, after.params
+    )
+    return metrics["loss"], gradient
+
+
+def packed_rows(batch):
+    """The same examples, several in a row: `[ROWS / 2, 2T]`, none of them padded apart."""
+    packed = {
+        name: np.zeros((ROWS // 2, 2 * T), np.int32)
+        for name in ("input_ids", "labels", "segment_ids", "position_ids", "loss_mask")
+    }
+    for row in range(ROWS):
+        length = int(batch["segment_ids"][row].sum())
+        used = int((packed["segment_ids"][row // 2] != 0).sum())
+        span = slice(used, used + length)
+        for name in ("input_ids", "labels", "loss_mask"):
+            packed[name][row // 2, span] = batch[name][row, :length]
+        packed["segment_ids"][row // 2, span] = row % 2 + 1
+        packed["position_ids"][row // 2, span] = np.arange(length)
+    return packed
+
+
+def assert_as(theirs, loss, config, name, *found):
+    """Compares losses and the gradients of every parameter, and the row of the guide.
+
+    Args:
+        theirs: the model of torch.
+        loss: its loss.
+        config: our model's configuration.
+        name: the row of the guide's table.
+        *found: our loss and gradient, computed in several ways; None for a way that is not.
+    """
     theirs.zero_grad()
     loss.backward()
     expected = gradients_of(theirs, config)
     largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
     assert largest > 1e-3
-
-    def compare(a, b):
-        np.testing.assert_allclose(a, b, atol=1e-5 * max(1.0, largest))
-
-    jax.tree.map(compare, gradient, expected)
+    differences: list[float | None] = []
+    for way in found:
+        if way is None:
+            differences.append(None)
+            continue
+        value, gradient = way
+        np.testing.assert_allclose(value, loss.item(), rtol=1e-5, atol=1e-6)
+        apart = jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), gradient, expected))
+        differences.append(float(max(apart)) / max(1.0, float(largest)))
+        assert differences[-1] <= 1e-5
+    if name:
+        check_row(GUIDE, HEADING, name, differences)
 
 
 def settings(cls, folder, **options):
@@ -130,8 +190,16 @@ def test_supervised(policy, tokenizer, tmp_path):
     given = tensors(input_ids=ids, attention_mask=mask, labels=masked)
     loss = trainer.compute_loss(theirs, given)
     batch = {"input_ids": ids, "labels": labels, "segment_ids": mask, "loss_mask": answer}
-    found = ours(train.supervised(), model, params, batch)
-    assert_as(theirs, loss, found, model.config)
+    case = train.supervised(), model, params, batch
+    wider = models.create(dataclasses.replace(model.config, max_length=2 * T))
+    table = params["position_embedding"]["embedding"]
+    doubled = {"embedding": np.concatenate([table, np.zeros_like(table)])}
+    packed = ours(case[0], wider, {**params, "position_embedding": doubled}, packed_rows(batch))
+    in_wider = packed[1]["position_embedding"]["embedding"]
+    packed[1]["position_embedding"] = {"embedding": in_wider[:T]}
+    assert_as(
+        theirs, loss, model.config, "`supervised`", ours(*case), packed, on_eight_devices(*case)
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"centering": 0.01}])
@@ -160,8 +228,10 @@ def test_reward(options, with_margin, tokenizer, tmp_path):
         given |= tensors(margin=margin)
         stacked["margin"] = margin
     loss = trainer.compute_loss(theirs, given)
-    found = ours(train.reward(**options), model, params, stacked)
-    assert_as(theirs, loss, found, config)
+    case = train.reward(**options), model, params, stacked
+    everywhere = on_eight_devices(*case) if options and with_margin else None
+    name = "`reward`" if everywhere is not None else ""
+    assert_as(theirs, loss, config, name, ours(*case), None, everywhere)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "robust", "hinge", "ipo"])
@@ -190,7 +260,8 @@ def test_dpo(loss, policy, tokenizer, tmp_path):
     in_step = ours(
         train.dpo(**options, frozen_reference=True), model, params, batch, frozen=reference
     )
-    assert_as(theirs, value, in_step, model.config)
+    case = train.dpo(**options, frozen_reference=True), model, params, batch, reference
+    assert_as(theirs, value, model.config, f"`dpo` {loss}", in_step, None, on_eight_devices(*case))
 
     # The same from stored log-probabilities of the reference.
     rows = {name: x.reshape(-1, T) for name, x in batch.items()}
@@ -293,8 +364,9 @@ def test_grpo(options, policy, tokenizer, tmp_path):
     own = dict(options)
     if own["loss"] == "dr_grpo":
         own["max_answer_length"] = T - PROMPT
-    found = ours(train.grpo(**own), model, params, batch)
-    assert_as(theirs, loss, found, model.config)
+    case = train.grpo(**own), model, params, batch
+    name = f"`grpo` {own['loss']}{', by sequence' if 'importance' in own else ''}"
+    assert_as(theirs, loss, model.config, name, ours(*case), None, on_eight_devices(*case))
 
 
 def test_rloo(policy, tokenizer, tmp_path):
@@ -323,5 +395,5 @@ def test_rloo(policy, tokenizer, tmp_path):
     given = for_trl(batch)
     given["old_logps"] = torch.tensor(np.sum(batch["old_log_probs"] * batch["loss_mask"], axis=1))
     loss = trainer._compute_loss(theirs, given)
-    found = ours(train.rloo(), model, params, batch)
-    assert_as(theirs, loss, found, model.config)
+    case = train.rloo(), model, params, batch
+    assert_as(theirs, loss, model.config, "`rloo`", ours(*case), None, on_eight_devices(*case))

@@ -28,6 +28,7 @@ from ...models.loading import (
     load_adapters,
     read_fields,
 )
+from ...models.nn.heads import CAUSAL_HEADS
 from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
@@ -125,7 +126,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     embedding = read_embedding_settings(exported.folder)
     is_embedder = embedding is not None or head == "none"
     # Without these files sentence-transformers would pool the last token of a causal model.
-    if embedding is None and head in ("none", "causal_lm"):
+    if embedding is None and head in ("none", *CAUSAL_HEADS):
         embedding = EmbeddingSettings()
     classifies = head == "sequence_classification"
     settings = FolderSettings(

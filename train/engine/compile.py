@@ -142,16 +142,17 @@ def make_init(
 ) -> Callable[[Key[Array, ""]], TrainState]:
     """Makes the function from a key to the state before the first step.
 
-    An objective with a `reference` gets a frozen copy of the initial parameters; with an adapter
-    the initial parameters are frozen.
+    An objective with a `reference`, or that `keeps_initial` parameters, gets a frozen copy of them;
+    with an adapter the initial parameters are frozen.
     """
 
     def init(rng: Key[Array, ""]) -> TrainState:
         params = init_params(model, rng)
+        kept = objective.reference or objective.keeps_initial
         if adapter is not None:
-            trained, frozen = adapter.init(rng, params, keep_initial=objective.reference)
+            trained, frozen = adapter.init(rng, params, keep_initial=kept)
             return init_state(trained, tx, frozen)
-        return init_state(params, tx, frozen=params if objective.reference else None)
+        return init_state(params, tx, frozen=params if kept else None)
 
     return init
 
@@ -222,6 +223,8 @@ class CompiledTrainer:
     """The size of a step on each device, for a message."""
     shard: tuple[int, int] = (0, 1)
     """The index of this process's part of each batch, and the number of parts."""
+    validation: Objective | None = None
+    """How the terms of an evaluation make up its loss, if not as in training."""
 
 
 def run_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:
@@ -251,9 +254,13 @@ def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTraine
         from .pmap import compile_with_pmap
 
         return compile_with_pmap(config, objective)
-    mesh = make_mesh(config.mesh)
-    sharded = configured_step(config, objective, mesh)
-    init_rng, step_rng = run_keys(config.seed)
+    sharded = configured_step(config, objective, make_mesh(config.mesh))
+    return trainer_of(config, sharded)
+
+
+def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
+    """Returns the functions of a run whose step is that of a mesh."""
+    mesh, (init_rng, step_rng) = sharded.mesh, run_keys(config.seed)
 
     def place(batch: NumpyBatch) -> Batch:
         return shard_batch(batch, mesh)

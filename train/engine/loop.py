@@ -18,6 +18,7 @@ import optax
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
 from ...data.dataset import counted
 from ...data.errors import UserError
+from ...data.tasks.policy import PolicyData
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
 from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
 from ...models.registry import create
@@ -30,6 +31,7 @@ from ..objectives.objectives import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
 from ..progress import LogFn, Progress
+from ..rewards.functions import RewardFunction, rewards_of
 from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.params_only_run import TOKENIZER
@@ -40,6 +42,7 @@ from .checkpoint import Checkpoints, DataState, set_aside_damaged
 from .compile import CompiledTrainer, NumpyBatch, compile_trainer
 from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
 from .metrics_log import MetricsLog, read_metrics
+from .policy_trainer import compile_policy_trainer
 from .report import REPORT_FILE, write_report
 from .stop_signals import StopNow, StopRequest, stop_requested
 
@@ -119,6 +122,7 @@ def train(
     objective: Objective | None = None,
     examples: MakeExamples | None = None,
     callbacks: Sequence[Callback] = (),
+    rewards: Sequence[RewardFunction] = (),
 ) -> Result:
     """Trains, or resumes training, in a run folder.
 
@@ -143,9 +147,13 @@ def train(
           workers. The last batch of an evaluation is filled up with examples of zeros, which the
           counts of the objective must leave out.
         callbacks: called with the metrics of steps and evaluations, and with checkpoints.
+        rewards: functions that reward answers in reinforcement learning, besides those that
+          `data.rollout.rewards` names: `reward(prompts, completions, **fields)` returns a number
+          for each completion, or None for one that it does not judge. A function need not take all
+          of these arguments; `fields` are the other fields of the prompts' records.
 
-    The run folder records the names of an own objective and own examples; to resume the run, give
-    them again.
+    The run folder records the names of an own objective, own examples and own rewards; to resume
+    the run, give them again.
 
     Raises:
         DataError, RunError, UserError: the data, the folder or the devices do
@@ -159,7 +167,7 @@ def train(
             'train.recipe("quickstart")'
         )
     progress = Progress(quiet or not is_primary())
-    custom = Custom(objective, examples)
+    custom = Custom(objective, examples, tuple(rewards))
     with RunLock(Path(workdir), progress.log) as lock:
         run, learned, trainer, is_new = primary_first(
             lambda: _open(config, Path(workdir), lock, progress.log, custom=custom)
@@ -278,7 +286,11 @@ def _open(
         lock.acquire()  # before data are read: who may not train is told at once
     run = prepare_run(config, folder, log, custom)
     objective = objective_of(run.config, custom.objective)
-    trainer = compile_trainer(run.config, objective)
+    if isinstance(run.config.data, PolicyData):
+        rewards = rewards_of(run.config.data.rollout, custom.rewards)
+        trainer = compile_policy_trainer(run, objective, rewards)
+    else:
+        trainer = compile_trainer(run.config, objective)
     is_begun = bool(steps(run.folder))
     check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=is_begun)
     is_new = not (run.folder / CONFIG_FILE).is_file()
@@ -436,7 +448,8 @@ def _first_state(
         return trainer.init()
     if run.config.lora is not None:
         lora = make_lora(run.config.lora, create(run.config.model))
-        return _with_base(trainer, plan, lora, keep_initial=objective.reference, log=log)
+        kept = objective.reference or objective.keeps_initial
+        return _with_base(trainer, plan, lora, keep_initial=kept, log=log)
     state = trainer.init()
     whole = trainer.to_global(state)
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
@@ -573,7 +586,7 @@ def _record(s: _Session, step: int, metrics: Metrics, schedule: optax.Schedule) 
         updates = step - s.skipped.total  # the schedule counts updates, not steps
         rate = float(jnp.asarray(schedule(updates - 1)))
         counted = {"learning_rate": rate, "skipped_steps": s.skipped.total}
-        s.log.write(step, "train", {**numbers, **counted})
+        s.log.write(step, "train", {**counted, **numbers})
     _call_back(s, lambda callback: callback.on_step(step, numbers))
 
 
@@ -613,7 +626,7 @@ def _evaluate(s: _Session, stop: StopRequest) -> int:
             s.trainer.evaluate,
             s.state,
             _until_stopped(batches, stop),
-            s.objective,
+            s.trainer.validation or s.objective,
             num_rows=split.examples.num_examples,
         )
     except StopNow:

@@ -55,6 +55,9 @@ class Objective:
     reference: bool = False
     """Whether `terms` also gets the outputs of the frozen parameters for the same batch, such as
     those of a reference policy: computed without dropout, and without gradient."""
+    keeps_initial: bool = False
+    """Whether the state keeps the initial parameters as its frozen ones for others than `terms`:
+    for the reference of a policy, of which a rollout reads the log-probabilities once."""
     whole_batch: bool = False
     """Whether the terms of an example depend on the other examples of its batch, as those of
     in-batch negatives do. Such a batch cannot be processed in micro-batches or under pmap."""

@@ -16,6 +16,7 @@ from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tasks.multiple_choice import MultipleChoiceData
+from ...data.tasks.policy import PolicyData
 from ...data.tasks.question_answering import QuestionAnsweringData, QuestionAnsweringExamples
 from ...data.tasks.sequence_classification import (
     SequenceClassificationData,
@@ -34,6 +35,8 @@ from .metrics import (
     translation_scores,
 )
 from .objectives import Batch, Inputs, Objective
+from .policy import grpo, rloo
+from .ppo import ppo
 from .preferences import dpo, reward
 from .supervised import supervised
 
@@ -246,6 +249,44 @@ def _entropy_baseline(metric: str) -> Callable[[DataSplit], tuple[str, str, floa
     return lambda split: (metric, name, unigram_entropy(split.content.token_counts))
 
 
+def _policy_objective(config: TrainConfig, data: PolicyData) -> Objective:
+    del config
+    rollout, filled = data.rollout, data.rollout.filled()
+    if rollout.algorithm == "ppo":
+        objective = ppo(
+            epsilon=rollout.epsilon,
+            epsilon_value=rollout.epsilon_value,
+            value_coefficient=rollout.value_coefficient,
+            temperature=filled.temperature,
+        )
+    elif rollout.algorithm == "rloo":
+        objective = rloo(epsilon=rollout.epsilon, temperature=filled.temperature)
+    else:
+        objective = grpo(
+            loss=rollout.loss,
+            beta=filled.beta,
+            epsilon=rollout.epsilon,
+            epsilon_high=rollout.epsilon_high,
+            importance=rollout.importance,
+            max_answer_length=data.answer_length if rollout.loss == "dr_grpo" else None,
+            temperature=filled.temperature,
+        )
+    return dataclasses.replace(objective, keeps_initial=filled.beta > 0)
+
+
+def _policy_scores(evaluation: Evaluation, split: DataSplit, data: PolicyData) -> Scores:
+    del split, data
+    return {**evaluation.means, "prompts": int(evaluation.counts["reward"])}
+
+
+def _policy_loss_note(config: TrainConfig, data: PolicyData) -> str | None:
+    del config
+    note = "the validation loss is the mean reward of held-out prompts, negated"
+    if not data.rollout.updates_several and data.rollout.algorithm != "ppo":
+        note += "; the loss of a step is near 0 whatever the rewards, its gradient is not"
+    return note
+
+
 _CLASSIFICATION_OBJECTIVES = {
     "single_label": objectives.CLASSIFICATION,
     "binary": objectives.MULTI_LABEL,
@@ -342,6 +383,17 @@ _TABLE: tuple[Task[Any], ...] = (
         progress_metrics=("nll", "perplexity", "accuracy"),
         next_command="translate {run} --input FILE",
         generation_metrics=translation_scores,
+    ),
+    Task(
+        data=PolicyData,
+        objective=_policy_objective,
+        heads=lambda data: (
+            ("causal_lm_with_value",) if data.rollout.algorithm == "ppo" else ("causal_lm",)
+        ),
+        scores=_policy_scores,
+        loss_note=_policy_loss_note,
+        progress_metrics=("reward", "kl", "completions/mean_length"),
+        next_command="generate {run} --prompt TEXT",
     ),
 )
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from ...data.errors import UserError
 from ...data.tasks.base import DataConfig
+from ...data.tasks.policy import RolloutConfig
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.adapters.lora import LoRAConfig
 from ...models.config import Execution
@@ -19,6 +20,7 @@ T = TypeVar(
     bound=TrainConfig
     | DataConfig
     | TokenizerConfig
+    | RolloutConfig
     | OptimizerConfig
     | Execution
     | MeshConfig
@@ -40,6 +42,8 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
         data = dict(fields["data"])
         data["tokenizer"] = _record(TokenizerConfig, data["tokenizer"], "data.tokenizer.")
         kind = data_class(data.pop("kind"))
+        if "rollout" in data:
+            data["rollout"] = _record(RolloutConfig, data["rollout"], "data.rollout.")
         records = {
             "model": config_from_dict(fields["model"]),
             "data": _record(kind, data, "data."),

@@ -11,12 +11,13 @@ from ...data.dataset import DataSplit, ExampleSource, counted
 from ...data.tokenizers.base import Tokenizer
 from ..errors import RunError
 from ..objectives.objectives import Objective
+from ..rewards.functions import RewardFunction, reward_name
 
 MakeExamples = Callable[[Tokenizer], tuple[ExampleSource, ExampleSource]]
 """From the tokenizer of a run to its training and validation examples."""
 
 CUSTOM = "custom"
-"""Key in a run's `config.json`: the names of its own objective and examples."""
+"""Key in a run's `config.json`: the names of its own objective, examples and rewards."""
 HASHED = 64
 """The number of examples that the fingerprint of own examples covers."""
 
@@ -53,10 +54,11 @@ class Callback:
 
 @dataclasses.dataclass(frozen=True)
 class Custom:
-    """The objective and the examples of a run that are not those of its configuration."""
+    """The objective, examples and rewards of a run that are not those of its configuration."""
 
     objective: Objective | None = None
     examples: MakeExamples | None = None
+    rewards: tuple[RewardFunction, ...] = ()
 
     @property
     def names(self) -> dict[str, str]:
@@ -70,6 +72,8 @@ class Custom:
             names["objective"] = f"{_name(self.objective.terms)} ({factors})"
         if self.examples is not None:
             names["examples"] = _name(self.examples)
+        if self.rewards:
+            names["rewards"] = ", ".join(map(reward_name, self.rewards))
         return names
 
     def check_same(self, stored: object, folder: Path) -> None:
@@ -83,7 +87,7 @@ class Custom:
             RunError: The objective or the examples are missing, or others.
         """
         begun = stored if isinstance(stored, dict) else {}
-        for what in ("objective", "examples"):
+        for what in ("objective", "examples", "rewards"):
             then, now = begun.get(what), self.names.get(what)
             if then is not None and now is None:
                 raise RunError(

@@ -1,0 +1,92 @@
+"""Prompts for reinforcement learning."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from flaxzoo import data
+from flaxzoo.data import UserError
+from flaxzoo.data.sources.builtin.toys import Toy
+from flaxzoo.train import open_run  # noqa: F401  (loads the table of tasks)
+
+CHARACTERS = data.TokenizerConfig(kind="characters")
+
+
+def prompts(source="builtin:sums", length=12, **rollout):
+    return data.PolicyData(
+        source=source, length=length, tokenizer=CHARACTERS, rollout=data.RolloutConfig(**rollout)
+    )
+
+
+def test_a_prompt_is_padded_on_the_left_and_found_again():
+    config = prompts(max_new_tokens=4)
+    tokenizer = config.make_tokenizer()
+    split = config.train_split(tokenizer, (), seed=1)
+    example = split.examples.example(2, 5)
+    assert {name: x.shape for name, x in example.items()} == {
+        name: spec.shape for name, spec in config.batch_spec(0, 0).items()
+    }
+    prompt = split.examples.prompts.prompt(int(example["epoch"]), int(example["index"]))
+    a, b = prompt.text[:-1].split("+")
+    assert prompt.fields == {"answer": str(int(a) + int(b))}
+    number = int(example["prompt_mask"].sum())
+    assert example["prompt_mask"].tolist() == [0] * (8 - number) + [1] * number
+    bos = [] if tokenizer.special_ids.bos is None else [tokenizer.special_ids.bos]
+    expected = bos + tokenizer.encode(prompt.text)
+    assert example["prompt_ids"][-number:].tolist() == expected
+    other = config.train_split(tokenizer, (), seed=2).examples.example(2, 5)
+    assert not np.array_equal(other["prompt_ids"], example["prompt_ids"])
+
+
+def test_validation_asks_every_sum_once():
+    config = prompts(max_new_tokens=4)
+    split = config.validation_split(config.make_tokenizer(), ())
+    texts = {split.examples.prompts.prompt(0, i).text for i in range(split.examples.num_examples)}
+    assert len(texts) == split.examples.num_examples == 100
+    assert "3+4=" in texts
+
+
+def test_no_training_text_of_words_begins_like_a_held_out_prompt():
+    toy = Toy.parse("builtin:words")
+    held_out = {text.prompt for text in toy.validation_texts()}
+    drawn = {toy.training_text(0, 0, i).prompt for i in range(2000)}
+    begun = {" ".join(text.split()[:2]) for text in toy.documents()}
+    assert 10 < len(held_out) < 50
+    assert not held_out & (drawn | begun)
+    assert Toy.parse("builtin:patterns") is None
+
+
+def test_half_of_the_sums_are_wrong():
+    right = [a.partition("=") for a in Toy.parse("builtin:sums").documents()]
+    share = np.mean([sum(map(int, asked.split("+"))) == int(told) for asked, _, told in right])
+    assert 0.5 < share < 0.56  # a random number is right at times
+
+
+def test_defaults_are_those_of_the_algorithm():
+    grpo, ppo = (data.RolloutConfig(algorithm=name).filled() for name in ("grpo", "ppo"))
+    assert dataclasses.astuple(grpo) == (8, 1.0, 0.0, 1)
+    assert dataclasses.astuple(ppo) == (1, 0.7, 0.05, 4)
+    assert data.RolloutConfig(algorithm="rloo", beta=0.0).filled().beta == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_generations": 1}, "num_generations 1 must be at least 2 for grpo"),
+        ({"temperature": 0.0}, "temperature 0.0 must be above 0"),
+        ({"beta": -1.0}, r"beta -1.0 must be at least 0"),
+        ({"gamma": 0.9}, "gamma 0.9 belongs to ppo"),
+        ({"algorithm": "rloo", "loss": "grpo"}, "loss grpo belongs to grpo"),
+        ({"max_new_tokens": 12}, "max_new_tokens 12 leaves no token for a prompt"),
+        ({"algorithm": "dpo"}, "algorithm 'dpo'"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(settings, message):
+    with pytest.raises(UserError, match=message):
+        prompts(**settings)
+
+
+def test_a_prompt_that_is_too_long_is_refused():
+    config = prompts("builtin:words", length=10)
+    with pytest.raises(data.DataError, match="no prompt has at most 5 tokens"):
+        config.validation_split(config.make_tokenizer(), ())

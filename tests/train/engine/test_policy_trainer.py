@@ -1,0 +1,165 @@
+"""Reinforcement learning as a run like any other."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+from flaxzoo import data, models, train
+from flaxzoo.train.distributed import sharding
+from flaxzoo.train.engine import policy_trainer
+
+from ...support.run_folders import assert_same, everything, lines
+
+METRICS = {
+    *("reward", "reward_std", "frac_reward_zero_std", "rewards/exact_match/mean", "loss"),
+    *("kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"),
+    *("completions/mean_length", "completions/clipped_ratio"),
+    "completions/mean_terminated_length",
+}
+
+
+def configured(*, rollout=None, **fields):
+    settings = {"rewards": ("exact_match",), "max_new_tokens": 4, "beta": 0.1, "num_generations": 4}
+    usual = {
+        "optimizer": train.OptimizerConfig(
+            peak_learning_rate=1e-2, warmup_steps=0, weight_decay=0.0
+        ),
+        **{"steps": 4, "batch_size": 8, "log_every": 1, "checkpoint_every": 2},
+        "evaluate_every": 2,
+    }
+    sizes = {"num_layers": 2, "d_model": 16, "num_heads": 2, "dropout_rate": 0.1}
+    return train.TrainConfig(
+        model=models.GPTConfig(vocab_size=1, max_length=12, **sizes),
+        data=data.PolicyData(
+            source="builtin:sums",
+            length=9,
+            tokenizer=data.TokenizerConfig(kind="characters"),
+            rollout=data.RolloutConfig(**{**settings, **(rollout or {})}),
+        ),
+        **{**usual, **fields},
+    )
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAfter(train.Callback):
+    """Fails after a step, so that the run stops there and can be resumed."""
+
+    def __init__(self, step):
+        self.last = step
+
+    def on_step(self, step, metrics):
+        if step == self.last:
+            raise Stop
+
+
+SEVERAL = {"num_iterations": 2, "num_mini_batches": 2}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grpo") / "run"
+    return train.train(configured(rollout=SEVERAL), folder, quiet=True), folder
+
+
+@pytest.mark.slow
+def test_a_run_logs_what_others_call_so(whole_run):
+    result, folder = whole_run
+    rows = [json.loads(line) for line in lines(folder)]
+    steps = [row for row in rows if row["split"] == "train"]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert all(row.keys() >= METRICS for row in steps)
+    scores = result.validation
+    assert scores["loss"] == -scores["reward"]
+    assert scores["prompts"] == 100
+    assert "kl" in scores
+    assert 1 <= scores["completions/mean_length"] <= 4
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_run_never_stopped(whole_run, tmp_path):
+    config = configured(rollout=SEVERAL)
+    with pytest.raises(Stop):
+        train.train(config, tmp_path / "run", quiet=True, callbacks=[StopAfter(1)])
+    train.train(config, tmp_path / "run", quiet=True)
+    assert_same(everything(tmp_path / "run", 4), everything(whole_run[1], 4))
+    assert lines(tmp_path / "run") == lines(whole_run[1])
+
+
+@pytest.mark.slow
+def test_eight_devices_train_the_same_policy(whole_run, tmp_path, monkeypatch):
+    one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+    monkeypatch.setattr(policy_trainer, "make_mesh", one)
+    train.train(configured(rollout=SEVERAL), tmp_path / "run", quiet=True)
+    ours, theirs = (everything(folder, 4) for folder in (tmp_path / "run", whole_run[1]))
+    for name, value in ours.items():
+        np.testing.assert_allclose(value, theirs[name], rtol=0, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_a_constant_reward_leaves_the_policy_where_it_was(algorithm, tmp_path):
+    config = configured(
+        rollout={"rewards": (), "beta": 0.0, "algorithm": algorithm},
+        steps=2,
+    )
+    config = dataclasses.replace(config, batch_size=8)
+
+    def constant(completions):
+        return [0.5] * len(completions)
+
+    class First(train.Callback):
+        norms: list[float] = []  # noqa: RUF012
+
+        def on_step(self, step, metrics):
+            self.norms.append(metrics["gradient_norm"])
+
+    first = First()
+    result = train.train(
+        config, tmp_path / "run", quiet=True, rewards=[constant], callbacks=[first]
+    )
+    assert result.validation["rewards/constant/mean"] == 0.5
+    assert first.norms == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_ppo_learns_values_and_exports_a_language_model(tmp_path):
+    config = configured(
+        rollout={"algorithm": "ppo", "num_generations": None, "num_iterations": 2},
+        steps=2,
+        lora=models.LoRAConfig(rank=2),
+        init_from=str(tmp_path / "base"),
+    )
+    base = train.TrainConfig(
+        model=config.model,
+        data=data.CausalLMData(
+            source="builtin:sums", length=12, tokenizer=config.data.tokenizer, packing="first-fit"
+        ),
+        optimizer=config.optimizer,
+        **{"steps": 1, "batch_size": 8},
+    )
+    train.train(base, tmp_path / "base", quiet=True)
+    result = train.train(config, tmp_path / "run", quiet=True)
+    rows = [json.loads(line) for line in lines(tmp_path / "run")]
+    (first, second) = [row for row in rows if row["split"] == "train"]
+    assert first.keys() >= PPO_METRICS
+    # Adapters begin at zero: the policy is its reference, and leaves it.
+    assert abs(first["objective/kl"]) < 1e-5 < abs(second["objective/kl"])
+    assert result.validation["prompts"] == 100
+    train.export_model(tmp_path / "run", tmp_path / "hf")
+    model, params = models.load(tmp_path / "hf")
+    assert model.config.head == "causal_lm"
+    assert "head" not in params
+
+
+PPO_METRICS = {
+    *("objective/kl", "objective/entropy", "objective/scores", "objective/rlhf_reward"),
+    *("objective/non_score_reward", "policy/approxkl_avg", "policy/clipfrac_avg"),
+    *("policy/entropy_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg"),
+    *("val/ratio", "val/num_eos_tokens", "reward"),
+}

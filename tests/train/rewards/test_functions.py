@@ -1,0 +1,76 @@
+"""Rewards of texts, by name and of the user's own."""
+
+import math
+
+import numpy as np
+import pytest
+from flaxzoo.data import RolloutConfig, UserError
+from flaxzoo.data.tasks.policy import Prompt
+from flaxzoo.train.rewards.functions import named_reward, rewards_of
+
+CASES = {
+    "exact_match": (["12", " 12\n", "13", "12."], [1, 1, 0, 0]),
+    "arithmetic": (["12", "7 + 5 = 12.0", "1,2", "no"], [1, 1, 1, 0]),
+    r"format:\d+": (["12", "", "1a", "3"], [1, 0, 0, 1]),
+    "length:4": (["", "ab", "abcd", "a" * 9], [0, 0.5, 1, 0]),
+    "contains:cat": (["a cat", "cats", "concat", "cat."], [1, 0, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_built_in_rewards(name):
+    completions, expected = CASES[name]
+    reward = named_reward(name)
+    assert reward(completions=completions, answer=["12"] * 4, other=None) == expected
+
+
+def test_an_own_reward_gets_the_arguments_that_it_takes_and_none_is_no_reward():
+    def long(prompts, completions):
+        return [
+            None if prompt == "?" else len(text)
+            for prompt, text in zip(prompts, completions, strict=False)
+        ]
+
+    settings = RolloutConfig(rewards=("exact_match",), reward_weights=(1.0, 0.5))
+    rewards = rewards_of(settings, [long])
+    assert list(rewards.functions) == ["exact_match", "long"]
+    assert rewards.weights == (1.0, 0.5)
+    prompts = [Prompt("a", {"answer": "x"}), Prompt("?", {"answer": None})]
+    found = rewards(prompts, ["x", "y"])
+    np.testing.assert_array_equal(found, np.asarray([[1, 1], [math.nan, math.nan]], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exact", r"the reward 'exact' is unknown.*did you mean exact_match"),
+        ("format:(", r"format:\( is no regular expression"),
+        ("length:no", "length:no needs a number"),
+        ("contains:", "names no word"),
+    ],
+)
+def test_a_wrong_name_is_one_line(name, message):
+    with pytest.raises(UserError, match=message):
+        rewards_of(RolloutConfig(rewards=(name,)))
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda completions: 1.0, "<lambda> returned no list for 2 completions"),
+        (lambda completions: [1.0], "<lambda> returned 1 values for 2 completions"),
+        (lambda completions: [1.0, math.inf], "<lambda> returned inf: return a finite number"),
+        (lambda completions, gold: [0, 0], "<lambda> reads the field 'gold', and the prompts have"),
+    ],
+)
+def test_a_wrong_reward_is_one_line(reward, message):
+    rewards = rewards_of(RolloutConfig(), [reward])
+    with pytest.raises(UserError, match=message):
+        rewards([Prompt("a"), Prompt("b")], ["x", "y"])
+
+
+def test_a_run_needs_a_reward_and_a_weight_for_each():
+    with pytest.raises(UserError, match=r"data\.rollout\.rewards is empty"):
+        rewards_of(RolloutConfig())
+    with pytest.raises(UserError, match="reward_weights has 2 numbers for 1 rewards"):
+        rewards_of(RolloutConfig(rewards=("exact_match",), reward_weights=(1.0, 2.0)))

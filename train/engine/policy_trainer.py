@@ -1,0 +1,411 @@
+"""A step of reinforcement learning: sample answers, reward them, update on them."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ...data.tasks.policy import PolicyData, PolicyExamples, Prompt
+from ...data.tokenizers.base import Tokenizer
+from ...models.adapters.lora import make_lora
+from ...models.nn.typing import Array, Float, Key, Params
+from ...models.registry import create
+from ..config import TrainConfig
+from ..distributed.sharding import (
+    batch_sharding,
+    check_batch,
+    constrain_activations,
+    make_mesh,
+    process_shard,
+    shard_batch,
+)
+from ..errors import RunError
+from ..objectives.eval_step import EvaluatedBatch
+from ..objectives.objectives import Objective
+from ..optim.schedules import make_schedule
+from ..rewards.functions import Rewards
+from ..runs.run_folder import Run
+from ..state import Metrics, TrainState
+from .compile import (
+    CompiledTrainer,
+    NumpyBatch,
+    ShardedStep,
+    configured_step,
+    run_keys,
+    trainer_of,
+    with_shardings,
+)
+from .memory_summary import BatchShapes
+from .rollout import (
+    Rollout,
+    RolloutPrograms,
+    completion_metrics,
+    divergence_metrics,
+    group_metrics,
+    ppo_metrics,
+    reward_metrics,
+    take_rows,
+    targets_of,
+    weighted_rewards,
+)
+
+_VALIDATION_KEY = 0x5EED
+"""The number of the key of evaluations, beyond all steps."""
+
+
+def update_config(config: TrainConfig, data: PolicyData) -> TrainConfig:
+    """Returns the configuration of an update: its batch of answers, and the number of updates.
+
+    Raises:
+        RunError: the answers of a step are not a multiple of the mini-batches, or the run is to
+          use pmap.
+    """
+    rollout, filled = data.rollout, data.rollout.filled()
+    rows, parts = config.batch_size * filled.num_generations, rollout.num_mini_batches
+    if rows % (parts * config.micro_batches):
+        raise RunError(
+            f"the {rows} answers of a step do not divide into data.rollout.num_mini_batches "
+            f"{parts} of micro_batches {config.micro_batches}: change one of them"
+        )
+    if config.parallel == "pmap":
+        raise RunError("reinforcement learning needs parallel jit, not pmap: leave it out")
+    updates = filled.num_iterations * parts
+    warmup = config.optimizer.warmup_steps * updates
+    return dataclasses.replace(
+        config,
+        batch_size=rows // parts,
+        steps=config.steps * updates,
+        optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyTrainer:
+    """Reinforcement learning with a compiled update.
+
+    A step is a function of the state, the prompts and the seed: rollouts depend on neither the
+    number of devices nor on what was sampled before.
+    """
+
+    config: TrainConfig
+    """The configuration of the run."""
+    data: PolicyData
+    sharded: ShardedStep
+    """The update."""
+    programs: RolloutPrograms
+    tokenizer: Tokenizer
+    rewards: Rewards
+    training: PolicyExamples
+    validation: PolicyExamples
+
+    @functools.cached_property
+    def _keys(self) -> tuple[Key[Array, ""], Key[Array, ""]]:
+        """The keys of sampling and of updates."""
+        step_rng = run_keys(self.config.seed)[1]
+        return jax.random.fold_in(step_rng, 0), jax.random.fold_in(step_rng, 1)
+
+    @functools.cached_property
+    def _sample(self) -> Any:
+        return jax.jit(self.programs.sample, static_argnames="group_size")
+
+    @functools.cached_property
+    def _score(self) -> Any:
+        return jax.jit(self._scored)
+
+    @functools.cached_property
+    def _judge(self) -> Any:
+        return jax.jit(self._judged)
+
+    @functools.cached_property
+    def _take(self) -> Any:
+        return jax.jit(functools.partial(take_rows, mesh=self.sharded.mesh))
+
+    @functools.cached_property
+    def _replicate(self) -> Any:
+        whole = NamedSharding(self.sharded.mesh, PartitionSpec())
+        return jax.jit(lambda x: x, out_shardings=whole)
+
+    @functools.cached_property
+    def _schedule(self) -> Any:
+        inner = update_config(self.config, self.data)
+        return make_schedule(inner.optimizer, inner.steps)
+
+    def step(self, state: TrainState, batch: NumpyBatch) -> tuple[TrainState, Metrics]:
+        """Samples answers to a batch of prompts, and takes the updates of a step.
+
+        Args:
+            state: is consumed.
+            batch: prompts, arrays `[B, …]`.
+        """
+        sample_key, update_key = self._keys
+        number = int(state.step)
+        rollout = self._sample(
+            state.params,
+            state.frozen,
+            self._placed(batch),
+            jax.random.fold_in(sample_key, number),
+            group_size=self.data.rollout.filled().num_generations,
+        )
+        rewards = self._rewards(rollout, batch, self.training)
+        rows, metrics = self._score(state.params, state.frozen, rollout, rewards)
+        collected: list[Metrics] = []
+        for update, part in enumerate(self._mini_batches(rows, number)):
+            if update:  # all of them belong to one step of the run
+                state = dataclasses.replace(state, step=state.step - 1)
+            state, found = self.sharded.step(state, part, jax.random.fold_in(update_key, update))
+            collected.append(found)
+        means = jax.tree.map(lambda *x: sum(x) / len(x), *collected)
+        # The schedule counts updates: this is the rate of the last one.
+        rate = jnp.asarray(self._schedule((number + 1) * len(collected) - 1))
+        return state, {**means, **metrics, "learning_rate": rate}
+
+    def _placed(self, batch: NumpyBatch) -> dict[str, Array]:
+        prompts = {name: batch[name] for name in ("prompt_ids", "prompt_mask")}
+        return shard_batch(prompts, self.sharded.mesh)
+
+    def _rewards(
+        self, rollout: Rollout, batch: NumpyBatch, examples: PolicyExamples
+    ) -> Float[Array, "R F"]:
+        """Rewards the answers of this process, on the host; NaN for filler and for no reward."""
+        texts, real = self._texts(rollout)
+        group = len(texts) // len(batch["index"])
+        prompts = [
+            examples.prompts.prompt(epoch, index) if is_real else Prompt("")
+            for epoch, index, is_real in zip(
+                np.repeat(batch["epoch"], group).tolist(),
+                np.repeat(batch["index"], group).tolist(),
+                real,
+                strict=True,
+            )
+        ]
+        judged = [i for i, is_real in enumerate(real) if is_real]
+        values = np.full((len(texts), len(self.rewards.functions)), np.nan, np.float32)
+        if judged:
+            values[judged] = self.rewards([prompts[i] for i in judged], [texts[i] for i in judged])
+        return shard_batch({"rewards": values}, self.sharded.mesh)["rewards"]
+
+    def _texts(self, rollout: Rollout) -> tuple[list[str], list[bool]]:
+        """Returns the answers of this process as texts, and which of them are no filler."""
+        part, parts = process_shard(self.sharded.mesh)
+        held = (rollout.labels, rollout.loss_mask, rollout.real)
+        ids, answer, real = map(np.asarray, self._replicate(held))
+        rows = len(ids) // parts
+        local = slice(part * rows, (part + 1) * rows)
+        ends = self.programs.end_ids
+        texts = [
+            self.tokenizer.decode([i for i in tokens[mask != 0].tolist() if i not in ends])
+            for tokens, mask in zip(ids[local], answer[local], strict=True)
+        ]
+        return texts, real[local].tolist()
+
+    def _scored(
+        self,
+        params: Params,
+        frozen: Params | None,
+        rollout: Rollout,
+        rewards: Float[Array, "R F"],
+    ) -> tuple[dict[str, Array], Metrics]:
+        """Returns the batch of the updates, and the metrics of the rollout."""
+        settings = self.data.rollout
+        filled = settings.filled()
+        total = self._total(rollout, rewards)
+        scored = self._log_probs(params, frozen, rollout)
+        batch = {**rollout.batch, **targets_of(settings, rollout, total, scored)}
+        if settings.mask_truncated:
+            for name in ("loss_mask", "value_mask"):
+                if name in batch:
+                    batch[name] = batch[name] * rollout.ended[:, None]
+        mesh = self.sharded.mesh
+        batch = {
+            name: jax.lax.with_sharding_constraint(x, batch_sharding(mesh, x.shape))
+            for name, x in batch.items()
+        }
+        return batch, {
+            **self._means(rollout, rewards, total, scored),
+            **group_metrics(total, filled.num_generations),
+            **(
+                ppo_metrics(settings, rollout, total, scored) if settings.algorithm == "ppo" else {}
+            ),
+        }
+
+    def _log_probs(
+        self, params: Params, frozen: Params | None, rollout: Rollout
+    ) -> dict[str, Array]:
+        """Returns what policy and reference say of the answers, as far as it is needed."""
+        settings, filled = self.data.rollout, self.data.rollout.filled()
+        if not settings.updates_several and not filled.beta and settings.algorithm != "ppo":
+            return {}
+        return self.programs.log_probs(params, frozen, rollout, reference=filled.beta > 0)
+
+    def _total(self, rollout: Rollout, rewards: Float[Array, "R F"]) -> Float[Array, " R"]:
+        """Returns the reward of each answer, less the penalty for one without an end."""
+        penalty = self.data.rollout.missing_end_penalty
+        total = weighted_rewards(rewards, self.rewards.weights)
+        return total - penalty * ~rollout.ended if penalty else total
+
+    def _sums(
+        self,
+        rollout: Rollout,
+        rewards: Float[Array, "R F"],
+        total: Float[Array, " R"],
+        scored: Mapping[str, Array],
+    ) -> tuple[Metrics, Metrics]:
+        """Returns sums and counts of all metrics of a rollout."""
+        sums, counts = reward_metrics(rollout, rewards, total, list(self.rewards.functions))
+        more = [completion_metrics(rollout)]
+        if "reference_log_probs" in scored:
+            more.append(
+                divergence_metrics(rollout, scored["log_probs"], scored["reference_log_probs"])
+            )
+        for more_sums, more_counts in more:
+            sums |= more_sums
+            counts |= more_counts
+        return sums, counts
+
+    def _means(
+        self,
+        rollout: Rollout,
+        rewards: Float[Array, "R F"],
+        total: Float[Array, " R"],
+        scored: Mapping[str, Array],
+    ) -> Metrics:
+        sums, counts = self._sums(rollout, rewards, total, scored)
+        return {name: sums[name] / jnp.maximum(counts[name], 1) for name in sums}
+
+    def _mini_batches(self, rows: dict[str, Array], step: int) -> list[dict[str, Array]]:
+        """Returns the batches of the updates of a step; several are shuffled by seed and step."""
+        filled, parts = self.data.rollout.filled(), self.data.rollout.num_mini_batches
+        if parts == 1:
+            return [rows] * filled.num_iterations
+        number = next(iter(rows.values())).shape[0]
+        rng = np.random.default_rng([self.config.seed, step])
+        orders = [rng.permutation(number) for _ in range(filled.num_iterations)]
+        return [
+            self._take(rows, chosen.astype(np.int32))
+            for order in orders
+            for chosen in np.split(order, parts)
+        ]
+
+    def evaluate(self, state: TrainState, batch: NumpyBatch) -> EvaluatedBatch:
+        """Samples an answer to each prompt of a batch, with the same keys each time.
+
+        Returns:
+            Sums and counts of the metrics, and the answers with their rewards.
+        """
+        first = int(batch["index"][0])
+        key = jax.random.fold_in(jax.random.fold_in(self._keys[0], _VALIDATION_KEY), first)
+        rollout = self._sample(state.params, state.frozen, self._placed(batch), key, group_size=1)
+        rewards = self._rewards(rollout, batch, self.validation)
+        return self._judge(state.params, state.frozen, rollout, rewards)
+
+    def _judged(
+        self,
+        params: Params,
+        frozen: Params | None,
+        rollout: Rollout,
+        rewards: Float[Array, "R F"],
+    ) -> EvaluatedBatch:
+        total = self._total(rollout, rewards)
+        scored = {}
+        if self.data.rollout.filled().beta:
+            scored = self.programs.log_probs(params, frozen, rollout, reference=True)
+        sums, counts = self._sums(rollout, rewards, total, scored)
+        predictions = {
+            "labels": rollout.labels,
+            "answer_mask": rollout.loss_mask,
+            "rewards": rewards,
+            "reward": total,
+        }
+        return sums, counts, predictions
+
+    def compile(self, batch: BatchShapes) -> jax.stages.Compiled:
+        """Compiles the update, for batches of prompts of these shapes."""
+        mesh, state = self.sharded.mesh, self.sharded.state
+        names = ("prompt_ids", "prompt_mask")
+        prompts = with_shardings(
+            {name: batch[name] for name in names},
+            {name: batch_sharding(mesh, batch[name].shape) for name in names},
+        )
+        group = self.data.rollout.filled().num_generations
+        key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+        sample = functools.partial(self.programs.sample, group_size=group)
+        rollout = jax.eval_shape(sample, state.params, state.frozen, prompts, key)
+        number = rollout.real.shape[0]
+        rewards = jax.ShapeDtypeStruct((number, len(self.rewards.functions)), np.float32)
+        rows, _ = jax.eval_shape(self._scored, state.params, state.frozen, rollout, rewards)
+        size = number // self.data.rollout.num_mini_batches
+        part = {
+            name: jax.ShapeDtypeStruct(
+                (size, *x.shape[1:]),
+                x.dtype,
+                sharding=batch_sharding(mesh, (size, *x.shape[1:])),
+            )
+            for name, x in rows.items()
+        }
+        return self.sharded.step.lower(state, part, key).compile()
+
+
+VALIDATION = Objective(
+    coefficients={"reward": -1.0},
+    inputs=lambda batch: {},
+    counts=lambda batch: {},
+    terms=lambda outputs, batch: {},
+)
+"""How an evaluation is weighed: its loss is the mean reward, negated."""
+
+
+def compile_policy_trainer(run: Run, objective: Objective, rewards: Rewards) -> CompiledTrainer:
+    """Makes the functions of a run of reinforcement learning for the devices at hand.
+
+    Args:
+        run: the run; its data are `PolicyData`.
+        objective: what is learned from a batch of answers.
+        rewards: what the answers are rewarded by.
+
+    Raises:
+        UserError: mesh, batch and parameters do not fit each other, or the tokenizer has no token
+          that ends an answer.
+    """
+    config, data = run.config, cast(PolicyData, run.config.data)
+    end = run.tokenizer.special_ids.eos
+    if end is None:
+        raise RunError(
+            f"the {run.tokenizer.kind} tokenizer has no token that ends an answer: begin with a "
+            "language model"
+        )
+    inner = update_config(config, data)
+    mesh = make_mesh(config.mesh)
+    check_batch(mesh, config.batch_size, config.data.length)
+    sharded = configured_step(inner, objective, mesh)
+    model = create(config.model, config.execution)
+    trainer = PolicyTrainer(
+        config=config,
+        data=data,
+        sharded=sharded,
+        programs=RolloutPrograms(
+            model=model,
+            apply_fn=constrain_activations(model.apply, mesh),
+            mesh=mesh,
+            settings=data.rollout,
+            answer_length=data.answer_length,
+            end_ids=(end,),
+            num_parts=config.micro_batches * data.rollout.num_mini_batches,
+            adapter=None if config.lora is None else make_lora(config.lora, model),
+        ),
+        tokenizer=run.tokenizer,
+        rewards=rewards,
+        training=cast(PolicyExamples, run.train.examples),
+        validation=cast(PolicyExamples, run.validation.examples),
+    )
+    return dataclasses.replace(
+        trainer_of(inner, sharded),
+        step=trainer.step,
+        compile=trainer.compile,
+        evaluate=trainer.evaluate,
+        validation=VALIDATION,
+    )

@@ -1,0 +1,335 @@
+"""Rollouts on the devices: answers sampled, and what policy and reference say of them.
+
+A rollout is a batch of answers, R = prompts · G rows of T tokens: the prompt, padded on the left to
+P tokens, then the answer, padded on the right to N. Everything is a function of the parameters, the
+prompts, the rewards and the key of the step.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ...data.tasks.policy import RolloutConfig
+from ...models.adapters.lora import LoRA
+from ...models.decoding.rollout import Answers, sample_answers
+from ...models.decoding.unstack_layers import unstack_layers
+from ...models.model import Model
+from ...models.nn.layers import row_keys
+from ...models.nn.typing import Array, Bool, Float, Int, Key, Params
+from ..distributed.sharding import BATCH_AXES, constrain_activations
+from ..objectives.eval_step import with_adapter
+from ..objectives.losses import token_log_probs
+from ..objectives.objectives import ApplyFn, Batch, Terms
+from ..objectives.policy import group_advantages, leave_one_out_advantages
+from ..objectives.ppo import ppo_targets
+from .train_step import micro_batches
+
+
+@struct.dataclass
+class Rollout:
+    """Sampled answers as rows of prompt and answer."""
+
+    input_ids: Int[Array, "R T"]
+    labels: Int[Array, "R T"]
+    """The token after each."""
+    attention_mask: Int[Array, "R T"]
+    loss_mask: Int[Array, "R T"]
+    """1 where the label belongs to the answer."""
+    ended: Bool[Array, " R"]
+    """Whether an answer has an end."""
+    real: Bool[Array, " R"]
+    """Whether there is a prompt: false for filler at the end of an evaluation."""
+
+    @property
+    def batch(self) -> dict[str, Array]:
+        """The arrays that a model and an objective read."""
+        names = ("input_ids", "labels", "attention_mask", "loss_mask")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def lengths(self) -> Float[Array, " R"]:
+        """The number of tokens of each answer, its end included."""
+        return jnp.sum(self.loss_mask, axis=1).astype(jnp.float32)
+
+
+def rollout_of(
+    prompt_ids: Int[Array, "R P"],
+    prompt_mask: Int[Array, "R P"],
+    answers: Answers,
+    end_ids: tuple[int, ...],
+) -> Rollout:
+    """Returns prompts and answers as rows."""
+    ids = jnp.concatenate([prompt_ids, answers.tokens], axis=1)  # [R, T]
+    attention_mask = jnp.concatenate([prompt_mask, answers.mask], axis=1)
+    is_answer = jnp.concatenate([jnp.zeros_like(prompt_mask), answers.mask], axis=1)
+    is_end = jnp.any(answers.tokens[..., None] == jnp.asarray(end_ids, jnp.int32), axis=-1)
+    last = jnp.zeros_like(ids[:, :1])
+    return Rollout(
+        input_ids=ids,
+        labels=jnp.concatenate([ids[:, 1:], last], axis=1),
+        attention_mask=attention_mask,
+        loss_mask=jnp.concatenate([is_answer[:, 1:], last], axis=1),
+        ended=jnp.any(is_end & (answers.mask != 0), axis=1),
+        real=jnp.any(prompt_mask != 0, axis=1),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutPrograms:
+    """The functions of a policy over a mesh, to be compiled by the caller."""
+
+    model: Model
+    apply_fn: ApplyFn
+    """The model's, as the train step calls it."""
+    mesh: Mesh
+    settings: RolloutConfig
+    answer_length: int
+    """The longest answer, N."""
+    end_ids: tuple[int, ...]
+    """The tokens that end an answer."""
+    num_parts: int = 1
+    """Parts in which rows are scored, one after the other."""
+    adapter: LoRA | None = None
+    """The adapters that are trained, if any."""
+
+    def sample(
+        self,
+        params: Params,
+        frozen: Params | None,
+        prompts: Batch,
+        rng: Key[Array, ""],
+        *,
+        group_size: int,
+    ) -> Rollout:
+        """Samples G answers to each prompt; row r is answer r mod G to prompt r // G.
+
+        Args:
+            params: those of the state.
+            frozen: likewise.
+            prompts: `prompt_ids` and `prompt_mask` `[B, P]`.
+            rng: the key of the step.
+            group_size: the number of answers to each, G.
+        """
+        by_row = NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
+
+        def repeated(x: Array) -> Array:
+            rows = jnp.repeat(x, group_size, axis=0)
+            return jax.lax.with_sharding_constraint(rows, by_row)
+
+        ids, mask = repeated(prompts["prompt_ids"]), repeated(prompts["prompt_mask"])
+        if self.adapter is not None:
+            assert frozen is not None
+            params = self.adapter.merge(params, frozen)
+        model, params = unstack_layers(self.model, params)
+        answers = sample_answers(
+            model,
+            params,
+            ids,
+            mask,
+            keys=row_keys(rng, ids.shape[0]),
+            max_new_tokens=self.answer_length,
+            end_ids=self.end_ids,
+            temperature=self.settings.filled().temperature,
+            apply_fn=constrain_activations(model.apply, self.mesh),
+        )
+        return rollout_of(ids, mask, answers, self.end_ids)
+
+    def log_probs(
+        self, params: Params, frozen: Params | None, rollout: Rollout, *, reference: bool
+    ) -> dict[str, Float[Array, "R T"]]:
+        """Returns what policy and reference say of the labels, without dropout.
+
+        Args:
+            params: those of the state.
+            frozen: likewise.
+            rollout: the answers.
+            reference: whether the reference is asked, too.
+
+        Returns:
+            `log_probs` and `entropy` of the policy, in nats and at the temperature of sampling;
+            with a value head also `values`; and `reference_log_probs`.
+        """
+        policy, first = with_adapter(params, frozen, self.adapter)
+        scored = self._of_model(policy, rollout)
+        if reference:
+            assert first is not None
+            scored["reference_log_probs"] = self._of_model(first, rollout)["log_probs"]
+        return jax.lax.stop_gradient(scored)
+
+    def _of_model(self, params: Params, rollout: Rollout) -> dict[str, Float[Array, "R T"]]:
+        temperature = self.settings.filled().temperature
+        apply_fn = self.apply_fn if self.adapter is None else self.adapter.adapt(self.apply_fn)
+
+        def of_part(part: dict[str, Array]) -> dict[str, Array]:
+            outputs: Any = apply_fn(
+                {"params": params},
+                input_ids=part["input_ids"],
+                attention_mask=part["attention_mask"],
+            )
+            found = token_log_probs(outputs.projection, part["labels"], temperature=temperature)
+            values = getattr(outputs, "values", None)
+            return {
+                "log_probs": found.log_prob,
+                "entropy": found.entropy,
+                **({} if values is None else {"values": values}),
+            }
+
+        return in_parts(of_part, rollout.batch, self.num_parts)
+
+
+def in_parts(
+    function: Callable[[dict[str, Array]], dict[str, Array]],
+    tree: dict[str, Array],
+    number: int,
+) -> dict[str, Array]:
+    """Applies a function of rows `[R, …]` to equal parts of them, one after the other."""
+    if number == 1:
+        return function(tree)
+    parts = jax.lax.map(function, micro_batches(tree, number))  # [number, R / number, …]
+    return {name: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]) for name, x in parts.items()}
+
+
+def weighted_rewards(
+    rewards: Float[Array, "R F"], weights: tuple[float, ...]
+) -> Float[Array, " R"]:
+    """Returns the sum of the rewards of each answer; NaN where no function judges it."""
+    total = jnp.nansum(rewards * jnp.asarray(weights), axis=1)
+    return jnp.where(jnp.all(jnp.isnan(rewards), axis=1), jnp.nan, total)
+
+
+def targets_of(
+    settings: RolloutConfig,
+    rollout: Rollout,
+    rewards: Float[Array, " R"],
+    scored: dict[str, Array],
+) -> dict[str, Array]:
+    """Returns what is learned from the rewards, as arrays of a batch of the objective.
+
+    Args:
+        settings: of the rollout.
+        rollout: the answers.
+        rewards: their rewards; NaN for none.
+        scored: `log_probs`, `reference_log_probs` and `values` `[R, T]`, as far as they are needed.
+    """
+    filled = settings.filled()
+    if settings.algorithm == "ppo":
+        return ppo_targets(
+            jnp.nan_to_num(rewards),
+            scored["log_probs"],
+            scored["values"],
+            rollout.loss_mask,
+            reference_log_probs=scored.get("reference_log_probs"),
+            beta=filled.beta,
+            gamma=settings.gamma,
+            gae_lambda=settings.gae_lambda,
+            whiten_rewards=settings.whiten_rewards,
+        )
+    old = {"old_log_probs": scored["log_probs"]} if settings.updates_several else {}
+    if settings.algorithm == "grpo":
+        scale = settings.scale_rewards
+        advantages = group_advantages(rewards, filled.num_generations, scale=scale)
+        reference = {name: x for name, x in scored.items() if name == "reference_log_probs"}
+        return {"advantages": advantages, **old, **reference}
+    divergence: Array | float = 0.0
+    if filled.beta:
+        divergence = filled.beta * answer_sums(
+            rollout, scored["log_probs"] - scored["reference_log_probs"]
+        )
+    advantages = leave_one_out_advantages(rewards, filled.num_generations, divergence=divergence)
+    return {"advantages": advantages, **old}
+
+
+def answer_sums(rollout: Rollout, values: Float[Array, "R T"]) -> Float[Array, " R"]:
+    """Returns the sum of values over the tokens of each answer."""
+    return jnp.sum(jnp.where(rollout.loss_mask != 0, values, 0.0), axis=1)
+
+
+def ppo_metrics(
+    settings: RolloutConfig,
+    rollout: Rollout,
+    rewards: Float[Array, " R"],
+    scored: dict[str, Array],
+) -> dict[str, Array]:
+    """Returns the metrics of a rollout of PPO, under TRL's names: means over answers."""
+    scores = jnp.nanmean(rewards)
+    entropy = jnp.mean(answer_sums(rollout, -scored["log_probs"]))
+    metrics = {
+        "objective/scores": scores,
+        "objective/entropy": entropy,
+        "val/num_eos_tokens": jnp.sum(rollout.ended).astype(jnp.float32),
+    }
+    if "reference_log_probs" not in scored:
+        return metrics
+    divergence = scored["log_probs"] - scored["reference_log_probs"]
+    kl = jnp.mean(answer_sums(rollout, divergence))
+    cost = -settings.filled().beta * kl
+    return {
+        **metrics,
+        "objective/kl": kl,
+        "objective/non_score_reward": cost,
+        "objective/rlhf_reward": cost + scores,
+    }
+
+
+def completion_metrics(rollout: Rollout) -> tuple[Terms, Terms]:
+    """Returns sums and counts of the metrics of answers, under TRL's names."""
+    real = rollout.real.astype(jnp.float32)
+    ended = real * rollout.ended
+    number, terminated = jnp.sum(real), jnp.sum(ended)
+    sums = {
+        "completions/mean_length": jnp.sum(real * rollout.lengths),
+        "completions/clipped_ratio": number - terminated,
+        "completions/mean_terminated_length": jnp.sum(ended * rollout.lengths),
+    }
+    counts = dict.fromkeys(sums, number)
+    return sums, {**counts, "completions/mean_terminated_length": terminated}
+
+
+def reward_metrics(
+    rollout: Rollout, rewards: Float[Array, "R F"], total: Float[Array, " R"], names: list[str]
+) -> tuple[Terms, Terms]:
+    """Returns sums and counts of the rewards under TRL's names, over answers that are judged."""
+    columns = {"reward": total} | {
+        f"rewards/{name}/mean": rewards[:, i] for i, name in enumerate(names)
+    }
+    judged = {name: rollout.real & ~jnp.isnan(x) for name, x in columns.items()}
+    sums = {name: jnp.sum(jnp.where(judged[name], x, 0.0)) for name, x in columns.items()}
+    return sums, {name: jnp.sum(x).astype(jnp.float32) for name, x in judged.items()}
+
+
+def divergence_metrics(
+    rollout: Rollout, log_probs: Float[Array, "R T"], reference: Float[Array, "R T"]
+) -> tuple[Terms, Terms]:
+    """Returns sum and count of `kl`, nats per token from the reference (Schulman's k3)."""
+    towards = jnp.where(rollout.loss_mask != 0, reference - log_probs, 0.0)
+    each = jnp.exp(towards) - towards - 1  # 0 where nothing was sampled
+    real = rollout.real[:, None] & (rollout.loss_mask != 0)
+    return (
+        {"kl": jnp.sum(jnp.where(real, each, 0.0))},
+        {"kl": jnp.sum(real).astype(jnp.float32)},
+    )
+
+
+def group_metrics(total: Float[Array, " R"], group_size: int) -> dict[str, Array]:
+    """Returns the spread of rewards within groups, under TRL's names."""
+    if group_size < 2:
+        return {"reward_std": jnp.nanstd(total, ddof=1)}
+    spread = jnp.nanstd(total.reshape(-1, group_size), axis=1, ddof=1)
+    return {
+        "reward_std": jnp.nanmean(spread),
+        "frac_reward_zero_std": jnp.mean((jnp.nan_to_num(spread) < 1e-8).astype(jnp.float32)),
+    }
+
+
+def take_rows(batch: dict[str, Array], rows: Int[Array, " M"], mesh: Mesh) -> dict[str, Array]:
+    """Returns some rows of a batch, sharded as a batch is."""
+    by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    return {
+        name: jax.lax.with_sharding_constraint(jnp.take(x, rows, axis=0), by_row)
+        for name, x in batch.items()
+    }

@@ -1,0 +1,1 @@
+"""Rewards of answers: functions of texts, and reward models."""

@@ -1,0 +1,252 @@
+"""Rewards that are functions of texts, and the table of those that have a name.
+
+A reward is any Python function `reward(prompts, completions, **fields)` that returns a number for
+each completion, or None for one that it does not judge. All arguments are lists of the same length;
+`fields` are the other fields of the prompts' records, such as `answer`. A function need not take
+arguments that it does not use.
+"""
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...data.errors import UserError, suggest
+from ...data.tasks.policy import Prompt, RolloutConfig
+
+RewardFunction = Callable[..., Sequence[float | None]]
+"""`reward(prompts, completions, **fields) -> list[float | None]`."""
+
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+
+
+def exact_match(
+    completions: Sequence[str], answer: Sequence[object], **_: object
+) -> list[float | None]:
+    """Rewards a completion that is the answer, but for white space around it, with 1, else 0.
+
+    Args:
+        completions: the completions.
+        answer: the right answer to each; None: it is not judged.
+    """
+    return [
+        None if right is None else float(completion.strip() == str(right).strip())
+        for completion, right in zip(completions, answer, strict=True)
+    ]
+
+
+def arithmetic(
+    completions: Sequence[str], answer: Sequence[object], **_: object
+) -> list[float | None]:
+    """Rewards a completion whose last number equals the answer with 1, else 0.
+
+    Args:
+        completions: the completions.
+        answer: the right answer to each, a number or its text; None: it is not judged.
+    """
+    return [
+        None if right is None else float(_last_number(completion) == _last_number(str(right)))
+        for completion, right in zip(completions, answer, strict=True)
+    ]
+
+
+def _last_number(text: str) -> float:
+    found = _NUMBER.findall(text.replace(",", ""))
+    return float(found[-1]) if found else math.nan  # which equals nothing
+
+
+def of_format(pattern: str) -> RewardFunction:
+    """Returns the reward of a form: 1 for a completion that the whole of a pattern describes.
+
+    Args:
+        pattern: a regular expression, in which `.` is also a line feed.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        form = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise UserError(f"the reward format:{pattern} is no regular expression ({error})") from None
+
+    def reward(completions: Sequence[str], **_: object) -> list[float | None]:
+        return [float(form.fullmatch(completion) is not None) for completion in completions]
+
+    return reward
+
+
+def of_length(target: str) -> RewardFunction:
+    """Returns the reward of a length: 1 for that many characters, 0 for none or twice as many.
+
+    Args:
+        target: the number of characters, as text.
+
+    Raises:
+        UserError: it is no number above 0.
+    """
+    if not target.isdecimal() or int(target) < 1:
+        raise UserError(f"the reward length:{target} needs a number of characters: length:40")
+    wanted = int(target)
+
+    def reward(completions: Sequence[str], **_: object) -> list[float | None]:
+        return [max(0.0, 1 - abs(len(completion) - wanted) / wanted) for completion in completions]
+
+    return reward
+
+
+def of_word(word: str) -> RewardFunction:
+    """Returns the reward of a word: 1 for a completion that contains it as a word, else 0.
+
+    Args:
+        word: the word, or several.
+
+    Raises:
+        UserError: it is empty.
+    """
+    if not word.strip():
+        raise UserError("the reward contains: names no word: write contains:WORD")
+    found = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
+
+    def reward(completions: Sequence[str], **_: object) -> list[float | None]:
+        return [float(found.search(completion) is not None) for completion in completions]
+
+    return reward
+
+
+BUILT_IN: Mapping[str, RewardFunction] = {"exact_match": exact_match, "arithmetic": arithmetic}
+"""Rewards with a name of their own."""
+PARAMETRIC: Mapping[str, Callable[[str], RewardFunction]] = {
+    "format": of_format,
+    "length": of_length,
+    "contains": of_word,
+}
+"""Rewards whose name ends in a colon and a value: `contains:cat`."""
+
+
+def named_reward(name: str) -> RewardFunction:
+    """Returns a built-in reward.
+
+    Args:
+        name: `exact_match`, `arithmetic`, `format:REGEX`, `length:N` or `contains:WORD`.
+
+    Raises:
+        UserError: there is no such reward, or its value does not suit it.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    kind, colon, value = name.partition(":")
+    if colon and kind in PARAMETRIC:
+        return PARAMETRIC[kind](value)
+    known = [*BUILT_IN, *(f"{kind}:" for kind in PARAMETRIC)]
+    raise UserError(
+        f"the reward {name!r} is unknown, and no folder: {suggest(name, known)} (see "
+        "--data.rollout.rewards)"
+    )
+
+
+def reward_name(function: RewardFunction) -> str:
+    """Returns the name of an own reward in metrics and run folders: that of the function."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def rewards_of(settings: RolloutConfig, own: Sequence[RewardFunction] = ()) -> "Rewards":
+    """Returns the rewards of a run: those that its settings name, and the caller's own.
+
+    Raises:
+        UserError: there is none, one is unknown, two have the same name, or there is not a weight
+          for each.
+    """
+    named = [(name.partition(":")[0], named_reward(name)) for name in settings.rewards]
+    pairs = [*named, *((reward_name(function), function) for function in own)]
+    if not pairs:
+        raise UserError(
+            "data.rollout.rewards is empty: name a reward, such as exact_match, or give functions "
+            "in Python: train.train(config, folder, rewards=[…])"
+        )
+    functions: dict[str, RewardFunction] = {}
+    for name, function in pairs:
+        while name in functions:
+            name += "_"
+        functions[name] = function
+    weights = settings.reward_weights or (1.0,) * len(pairs)
+    if len(weights) != len(pairs):
+        raise UserError(
+            f"data.rollout.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: "
+            "give one for each"
+        )
+    return Rewards(functions, tuple(map(float, weights)))
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The rewards of a run."""
+
+    functions: Mapping[str, RewardFunction]
+    """Each reward by its name in the metrics."""
+    weights: tuple[float, ...]
+    """The factor of each in their sum."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], completions: Sequence[str]
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Returns the rewards float32 `[R, F]` of R completions by F functions; NaN for none.
+
+        Raises:
+            UserError: a record lacks a field that a function needs, or a function returns
+              something other than a number or None for each completion.
+        """
+        names = dict.fromkeys(name for prompt in prompts for name in prompt.fields)
+        given: dict[str, list[Any]] = {
+            **{name: [prompt.fields.get(name) for prompt in prompts] for name in names},
+            "prompts": [prompt.text for prompt in prompts],
+            "completions": list(completions),
+        }
+        columns = [
+            _checked(name, _call(name, function, given), len(completions))
+            for name, function in self.functions.items()
+        ]
+        return np.stack(columns, axis=1)
+
+
+def _call(name: str, function: RewardFunction, given: Mapping[str, list[Any]]) -> object:
+    """Calls a reward with those arguments that it takes."""
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty
+        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        and p.name not in given
+    ]
+    if missing:
+        raise UserError(
+            f"the reward {name} reads the field {missing[0]!r}, and the prompts have "
+            f"{', '.join(sorted(given))}: add the field to the records, or choose another reward"
+        )
+    taken = {p.name for p in parameters}
+    return function(**{key: x for key, x in given.items() if takes_all or key in taken})
+
+
+def _checked(name: str, values: object, number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Returns the values of a reward as an array with NaN for None."""
+    listed = list(values) if isinstance(values, Sequence | np.ndarray) else None
+    if listed is None or len(listed) != number:
+        length = "no list" if listed is None else f"{len(listed)} values"
+        raise UserError(
+            f"the reward {name} returned {length} for {number} completions: return a number or "
+            "None for each"
+        )
+    for value in listed:
+        if value is not None and not (
+            isinstance(value, int | float | np.number) and math.isfinite(float(value))
+        ):
+            raise UserError(
+                f"the reward {name} returned {value!r}: return a finite number, or None for a "
+                "completion that it does not judge"
+            )
+    return np.asarray([math.nan if value is None else value for value in listed], np.float32)
