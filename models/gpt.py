@@ -23,12 +23,14 @@ from .config import Activation, Execution, TransformerConfig
 from .nn.attention import MultiHeadAttention
 from .nn.cache import Cache, advance_cache
 from .nn.heads import (
+    CAUSAL_HEADS,
     HEAD_ALIASES,
     CausalLMOutput,
     ClassifierOutput,
     EncoderOutput,
     LastTokenClassificationHead,
     Projection,
+    ValueHead,
     check_head,
 )
 from .nn.layers import (
@@ -55,7 +57,7 @@ from .nn.stack import (
 from .nn.typing import Array, Bool, Float, Int
 from .registry import Family, Preset
 
-GPT_HEADS = ("causal_lm", "sequence_classification")
+GPT_HEADS = (*CAUSAL_HEADS, "sequence_classification")
 """The heads that a GPT can have."""
 
 
@@ -94,8 +96,8 @@ class GPTConfig(TransformerConfig):
     head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default="causal_lm", metadata={"choices": GPT_HEADS}
     )
-    """The output: next tokens (causal_lm), or labels or a score of the sequence
-    (sequence_classification), read at its last real token."""
+    """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value), or
+    labels or a score of the sequence (sequence_classification), read at its last real token."""
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of sequence classification, in order of their ids."""
 
@@ -271,7 +273,7 @@ class GPT(nn.Module):
                 "a model with causal=False sees later tokens and cannot continue a cache: train "
                 "one with causal=True"
             )
-        if c.head != "causal_lm" and (
+        if c.head not in CAUSAL_HEADS and (
             cache is not None
             or segment_ids is not None
             or (attention_mask is not None and attention_mask.ndim == 3)
@@ -319,7 +321,8 @@ class GPT(nn.Module):
         if not c.tie_output:
             embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
         projection = Projection(x, embed.embedding.astype(e.dtype))
-        return CausalLMOutput(x, projection, cache, outputs.attentions)
+        values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
+        return CausalLMOutput(x, projection, cache, outputs.attentions, values)
 
 
 def _preset(paper: str, published: str, note: str = "", **fields: Any) -> Preset:

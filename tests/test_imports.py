@@ -35,8 +35,9 @@ ORDER = {
         {"nn", "registry", "transformer_table3"},
         {"model"},
         {*FAMILIES, "init"},
-        {"adapters", "decoding", "stablehlo"},
+        {"decoding", "stablehlo"},
         {"hf"},
+        {"adapters"},
         {"loading"},
     ],
     "data": [

@@ -62,6 +62,8 @@ from .objectives.policy import group_advantages as group_advantages
 from .objectives.policy import grpo as grpo
 from .objectives.policy import leave_one_out_advantages as leave_one_out_advantages
 from .objectives.policy import rloo as rloo
+from .objectives.ppo import ppo as ppo
+from .objectives.ppo import ppo_targets as ppo_targets
 from .objectives.preferences import dpo as dpo
 from .objectives.preferences import reward as reward
 from .objectives.supervised import supervised as supervised

@@ -132,6 +132,11 @@ class RolloutConfig:
                         f"algorithm is {self.algorithm}: leave it out"
                     )
 
+    @property
+    def updates_several(self) -> bool:
+        """Whether a step has several updates, so that the policy leaves the one that sampled."""
+        return self.filled().num_iterations * self.num_mini_batches > 1
+
     def filled(self) -> "FilledRollout":
         """Returns the settings that depend on the algorithm, with its defaults."""
         given = {name: getattr(self, name) for name in _USUAL[self.algorithm]}

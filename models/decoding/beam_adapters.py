@@ -12,7 +12,7 @@ from flax import struct
 from ...data.errors import UserError
 from ..model import Model
 from ..nn.cache import Cache, init_cache
-from ..nn.heads import CausalLMOutput, Seq2SeqLMOutput, require_head
+from ..nn.heads import CAUSAL_HEADS, CausalLMOutput, Seq2SeqLMOutput, require_head
 from ..nn.typing import Array, Bool, Float, Int, Params
 
 
@@ -156,7 +156,7 @@ class CausalBeams:
         )
 
 
-BEAMS = {"seq2seq_lm": EncoderDecoderBeams, "causal_lm": CausalBeams}
+BEAMS = {"seq2seq_lm": EncoderDecoderBeams, **dict.fromkeys(CAUSAL_HEADS, CausalBeams)}
 
 
 def beams_of(model: Model) -> EncoderDecoderBeams | CausalBeams:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...data.errors import UserError
 from ..model import Model
-from ..nn.heads import require_head
+from ..nn.heads import CAUSAL_HEADS, require_head
 from ..nn.layers import RowKeys, row_keys
 from ..nn.typing import Params
 from .banned_sequences import last_tokens
@@ -197,7 +197,7 @@ class Generator:
                 f"method {type(request.method).__name__} does not sample: give a Sampling, or use "
                 "Generator.search"
             )
-        require_head(self.config, ("causal_lm",), "is not sampled", "search it with num_beams")
+        require_head(self.config, CAUSAL_HEADS, "is not sampled", "search it with num_beams")
         if not prompts or not all(len(prompt) for prompt in prompts):
             raise UserError("every prompt needs at least one token: begin with the bos token")
         for number, prompt in enumerate(prompts):

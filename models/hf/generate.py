@@ -17,6 +17,7 @@ from ..decoding.generator import Generator
 from ..decoding.padding import pad_rows
 from ..decoding.request import BeamSearch, GenerationRequest, Hypothesis
 from ..model import Model
+from ..nn.heads import CAUSAL_HEADS
 from ..nn.typing import Params
 from ..registry import create
 from .generation_config import ARGUMENTS, FIELDS, request_from_hf
@@ -82,7 +83,7 @@ def generate(
     """
     beams_of(model)
     model = counting_from_zero(model)
-    causal = model.config.head == "causal_lm"
+    causal = model.config.head in CAUSAL_HEADS
     fields = _hf_fields(requested)
     rows, prompts = _read(input_ids, attention_mask, fields, causal)
     request = request_from_hf(

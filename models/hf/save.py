@@ -12,7 +12,7 @@ from ..config import TransformerConfig
 from ..decoding.request import published_request
 from ..init import fitting_params
 from ..model import Model
-from ..nn.heads import HEADS
+from ..nn.heads import CAUSAL_HEADS, HEADS
 from ..nn.typing import Params
 from ..tokenizer import Vocabulary
 from .save_weights import FILE_BYTES, Precision, search_fields, write_json, write_weights
@@ -89,7 +89,7 @@ def save(
     if tokenizer is not None:
         check_vocabulary(tokenizer, model.config)
     # Without these files sentence-transformers would pool the last token of a causal model.
-    if embedding is None and tokenizer is not None and model.config.head in ("none", "causal_lm"):
+    if embedding is None and tokenizer is not None and model.config.head in ("none", *CAUSAL_HEADS):
         embedding = EmbeddingSettings()
     settings = FolderSettings(
         dtype=dtype, file_bytes=file_bytes, generation=generation, embedding=embedding
@@ -149,9 +149,13 @@ def write_model(
       WeightsError: The model has no counterpart in transformers.
       UserError: A translation model's tokenizer has no token that starts or ends a text.
     """
+    notes: list[str] = []
+    if config.head == "causal_lm_with_value":
+        config = config.with_head("causal_lm", ())
+        params = {name: x for name, x in params.items() if name != "head"}
+        notes.append("the head of values is for training alone: it is left out")
     head = HEADS[config.head]
     translates = head.name == "seq2seq_lm"
-    notes: list[str] = []
     if config.labels and not head.needs_labels:
         notes.append("that there may be no answer has no place in config.json: it is left out")
     is_body = head.name == "none" and config.num_token_types > 0

@@ -52,6 +52,8 @@ class CausalLMOutput:
     projection: Projection
     cache: Cache | None = None
     attentions: AttentionWeights = None
+    values: Float[Array, "B T"] | None = None
+    """With the head `causal_lm_with_value`: the reward that is expected after each token."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
@@ -283,6 +285,15 @@ class LastTokenClassificationHead(_Head):
         return ClassifierOutput(body, self._scores("classifier", number, x, use_bias=False))
 
 
+class ValueHead(_Head):
+    """The reward to be expected after each token of a causal model, for PPO."""
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+        """Returns values `[B, T]`, in float32."""
+        return self._scores("value", 1, hidden, use_bias=False)[..., 0]
+
+
 class QuestionAnsweringHead(_Head):
     """Where an answer begins and ends."""
 
@@ -389,6 +400,16 @@ HEADS: dict[str, HeadSpec] = {
             default_recipe="quickstart",
         ),
         HeadSpec(
+            name="causal_lm_with_value",
+            output=CausalLMOutput,
+            output_names=("logits", "values"),
+            generates=True,
+            own_params=("value",),
+            hf_class_suffix="ForCausalLM",
+            hub_task="text-generation",
+            default_recipe="quickstart",
+        ),
+        HeadSpec(
             name="next_sentence",
             module=NextSentenceHead,
             output=ClassifierOutput,
@@ -464,6 +485,10 @@ HEAD_ALIASES = {
     "choice": "multiple_choice",
 }
 """Former names, which older run folders and commands have."""
+
+
+CAUSAL_HEADS = ("causal_lm", "causal_lm_with_value")
+"""The heads of causal language models."""
 
 
 def encoder_heads() -> tuple[str, ...]:

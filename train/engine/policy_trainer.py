@@ -44,12 +44,13 @@ from .memory_summary import BatchShapes
 from .rollout import (
     Rollout,
     RolloutPrograms,
-    advantages_of,
     completion_metrics,
     divergence_metrics,
     group_metrics,
+    ppo_metrics,
     reward_metrics,
     take_rows,
+    targets_of,
     weighted_rewards,
 )
 
@@ -107,11 +108,6 @@ class PolicyTrainer:
         """The keys of sampling and of updates."""
         step_rng = run_keys(self.config.seed)[1]
         return jax.random.fold_in(step_rng, 0), jax.random.fold_in(step_rng, 1)
-
-    @property
-    def _updates_several(self) -> bool:
-        """Whether a step has several updates, so that the policy leaves the one that sampled."""
-        return self.data.rollout.num_mini_batches * self.data.rollout.filled().num_iterations > 1
 
     @functools.cached_property
     def _sample(self) -> Any:
@@ -219,13 +215,11 @@ class PolicyTrainer:
         filled = settings.filled()
         total = self._total(rollout, rewards)
         scored = self._log_probs(params, frozen, rollout)
-        batch = {**rollout.batch, "advantages": advantages_of(settings, rollout, total, scored)}
-        if self._updates_several:
-            batch["old_log_probs"] = scored["log_probs"]
-        if settings.algorithm == "grpo" and filled.beta:
-            batch["reference_log_probs"] = scored["reference_log_probs"]
+        batch = {**rollout.batch, **targets_of(settings, rollout, total, scored)}
         if settings.mask_truncated:
-            batch["loss_mask"] = batch["loss_mask"] * rollout.ended[:, None]
+            for name in ("loss_mask", "value_mask"):
+                if name in batch:
+                    batch[name] = batch[name] * rollout.ended[:, None]
         mesh = self.sharded.mesh
         batch = {
             name: jax.lax.with_sharding_constraint(x, batch_sharding(mesh, x.shape))
@@ -234,14 +228,17 @@ class PolicyTrainer:
         return batch, {
             **self._means(rollout, rewards, total, scored),
             **group_metrics(total, filled.num_generations),
+            **(
+                ppo_metrics(settings, rollout, total, scored) if settings.algorithm == "ppo" else {}
+            ),
         }
 
     def _log_probs(
         self, params: Params, frozen: Params | None, rollout: Rollout
     ) -> dict[str, Array]:
         """Returns what policy and reference say of the answers, as far as it is needed."""
-        filled = self.data.rollout.filled()
-        if not self._updates_several and not filled.beta:
+        settings, filled = self.data.rollout, self.data.rollout.filled()
+        if not settings.updates_several and not filled.beta and settings.algorithm != "ppo":
             return {}
         return self.programs.log_probs(params, frozen, rollout, reference=filled.beta > 0)
 

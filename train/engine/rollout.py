@@ -26,6 +26,7 @@ from ..objectives.eval_step import with_adapter
 from ..objectives.losses import token_log_probs
 from ..objectives.objectives import ApplyFn, Batch, Terms
 from ..objectives.policy import group_advantages, leave_one_out_advantages
+from ..objectives.ppo import ppo_targets
 from .train_step import micro_batches
 
 
@@ -201,28 +202,78 @@ def weighted_rewards(
     return jnp.where(jnp.all(jnp.isnan(rewards), axis=1), jnp.nan, total)
 
 
-def advantages_of(
+def targets_of(
     settings: RolloutConfig,
     rollout: Rollout,
     rewards: Float[Array, " R"],
     scored: dict[str, Array],
-) -> Float[Array, " R"]:
-    """Returns the advantage of each answer of GRPO or RLOO.
+) -> dict[str, Array]:
+    """Returns what is learned from the rewards, as arrays of a batch of the objective.
 
     Args:
         settings: of the rollout.
         rollout: the answers.
         rewards: their rewards; NaN for none.
-        scored: `log_probs` and, with a divergence, `reference_log_probs` `[R, T]`.
+        scored: `log_probs`, `reference_log_probs` and `values` `[R, T]`, as far as they are needed.
     """
     filled = settings.filled()
+    if settings.algorithm == "ppo":
+        return ppo_targets(
+            jnp.nan_to_num(rewards),
+            scored["log_probs"],
+            scored["values"],
+            rollout.loss_mask,
+            reference_log_probs=scored.get("reference_log_probs"),
+            beta=filled.beta,
+            gamma=settings.gamma,
+            gae_lambda=settings.gae_lambda,
+            whiten_rewards=settings.whiten_rewards,
+        )
+    old = {"old_log_probs": scored["log_probs"]} if settings.updates_several else {}
     if settings.algorithm == "grpo":
-        return group_advantages(rewards, filled.num_generations, scale=settings.scale_rewards)
+        scale = settings.scale_rewards
+        advantages = group_advantages(rewards, filled.num_generations, scale=scale)
+        reference = {name: x for name, x in scored.items() if name == "reference_log_probs"}
+        return {"advantages": advantages, **old, **reference}
     divergence: Array | float = 0.0
     if filled.beta:
-        towards = scored["log_probs"] - scored["reference_log_probs"]
-        divergence = filled.beta * jnp.sum(jnp.where(rollout.loss_mask != 0, towards, 0.0), axis=1)
-    return leave_one_out_advantages(rewards, filled.num_generations, divergence=divergence)
+        divergence = filled.beta * answer_sums(
+            rollout, scored["log_probs"] - scored["reference_log_probs"]
+        )
+    advantages = leave_one_out_advantages(rewards, filled.num_generations, divergence=divergence)
+    return {"advantages": advantages, **old}
+
+
+def answer_sums(rollout: Rollout, values: Float[Array, "R T"]) -> Float[Array, " R"]:
+    """Returns the sum of values over the tokens of each answer."""
+    return jnp.sum(jnp.where(rollout.loss_mask != 0, values, 0.0), axis=1)
+
+
+def ppo_metrics(
+    settings: RolloutConfig,
+    rollout: Rollout,
+    rewards: Float[Array, " R"],
+    scored: dict[str, Array],
+) -> dict[str, Array]:
+    """Returns the metrics of a rollout of PPO, under TRL's names: means over answers."""
+    scores = jnp.nanmean(rewards)
+    entropy = jnp.mean(answer_sums(rollout, -scored["log_probs"]))
+    metrics = {
+        "objective/scores": scores,
+        "objective/entropy": entropy,
+        "val/num_eos_tokens": jnp.sum(rollout.ended).astype(jnp.float32),
+    }
+    if "reference_log_probs" not in scored:
+        return metrics
+    divergence = scored["log_probs"] - scored["reference_log_probs"]
+    kl = jnp.mean(answer_sums(rollout, divergence))
+    cost = -settings.filled().beta * kl
+    return {
+        **metrics,
+        "objective/kl": kl,
+        "objective/non_score_reward": cost,
+        "objective/rlhf_reward": cost + scores,
+    }
 
 
 def completion_metrics(rollout: Rollout) -> tuple[Terms, Terms]:

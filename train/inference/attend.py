@@ -12,7 +12,7 @@ import numpy as np
 from ...data.errors import UserError, suggest
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
-from ...models.nn.heads import HEADS
+from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.nn.typing import Float
 from ..runs.finite import check_outputs
 from .text_model import TextModel
@@ -133,7 +133,7 @@ class TextAttention(TextModel):
                 raise UserError("a target and a part are for an encoder-decoder: leave them out")
             ids, offsets = tokenizer.encode_with_offsets(text)
             bos = tokenizer.special_ids.bos
-            if config.head == "causal_lm" and bos is not None and ids[:1] != [bos]:
+            if config.head in CAUSAL_HEADS and bos is not None and ids[:1] != [bos]:
                 ids, offsets = [bos, *ids], [(0, 0), *offsets]
             outputs = self._run({"input_ids": ids})
             weights = outputs.attentions

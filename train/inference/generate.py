@@ -18,6 +18,7 @@ from ...models.decoding.request import BeamSearch, GenerationRequest, Sampling
 from ...models.hf.generate import search_all
 from ...models.hf.generation_config import request_from_hf
 from ...models.model import Model
+from ...models.nn.heads import CAUSAL_HEADS
 from ...models.nn.layers import RowKeys
 from ...models.nn.typing import Params
 from ..progress import LogFn
@@ -59,7 +60,7 @@ class TextGenerator(TextModel):
           None: there are none, and the tokenizer's end token ends a text.
     """
 
-    heads = ("causal_lm",)
+    heads = CAUSAL_HEADS
     refusal = "continues no text"
     remedy = "give a run of a causal language model"
 

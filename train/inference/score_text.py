@@ -18,6 +18,7 @@ from ...data.tasks.translation import encode_source, start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.padding import pad_rows, power_of_two
 from ...models.model import Model
+from ...models.nn.heads import CAUSAL_HEADS
 from ...models.nn.typing import Array, Params
 from ..objectives.losses import token_log_probs
 from ..progress import LogFn
@@ -139,7 +140,7 @@ class TextScorer(TextModel):
         UserError: the model writes no text.
     """
 
-    heads = ("causal_lm", "seq2seq_lm")
+    heads = (*CAUSAL_HEADS, "seq2seq_lm")
     refusal = "gives a text no probability"
     remedy = "give a run of a causal language model or of a translation model"
 
@@ -226,7 +227,7 @@ class TextScorer(TextModel):
         size = self._tokenizer.vocab_size
         if not 1 <= top_k <= size:
             raise UserError(f"top_k {top_k} must be from 1 to {size}")
-        if self._model.config.head != "causal_lm":
+        if self._model.config.head not in CAUSAL_HEADS:
             raise UserError("next tokens are those of a causal language model: use score instead")
         ids = self._beginning(text)[-self._model.config.max_length :]
         rows, _ = pad_rows([ids], length=self._bucket(len(ids)))

@@ -36,6 +36,7 @@ from .metrics import (
 )
 from .objectives import Batch, Inputs, Objective
 from .policy import grpo, rloo
+from .ppo import ppo
 from .preferences import dpo, reward
 from .supervised import supervised
 
@@ -251,7 +252,14 @@ def _entropy_baseline(metric: str) -> Callable[[DataSplit], tuple[str, str, floa
 def _policy_objective(config: TrainConfig, data: PolicyData) -> Objective:
     del config
     rollout, filled = data.rollout, data.rollout.filled()
-    if rollout.algorithm == "rloo":
+    if rollout.algorithm == "ppo":
+        objective = ppo(
+            epsilon=rollout.epsilon,
+            epsilon_value=rollout.epsilon_value,
+            value_coefficient=rollout.value_coefficient,
+            temperature=filled.temperature,
+        )
+    elif rollout.algorithm == "rloo":
         objective = rloo(epsilon=rollout.epsilon, temperature=filled.temperature)
     else:
         objective = grpo(
@@ -274,7 +282,7 @@ def _policy_scores(evaluation: Evaluation, split: DataSplit, data: PolicyData) -
 def _policy_loss_note(config: TrainConfig, data: PolicyData) -> str | None:
     del config
     note = "the validation loss is the mean reward of held-out prompts, negated"
-    if data.rollout.filled().num_iterations * data.rollout.num_mini_batches == 1:
+    if not data.rollout.updates_several and data.rollout.algorithm != "ppo":
         note += "; the loss of a step is near 0 whatever the rewards, its gradient is not"
     return note
 
@@ -379,7 +387,9 @@ _TABLE: tuple[Task[Any], ...] = (
     Task(
         data=PolicyData,
         objective=_policy_objective,
-        heads=lambda data: ("causal_lm",),
+        heads=lambda data: (
+            ("causal_lm_with_value",) if data.rollout.algorithm == "ppo" else ("causal_lm",)
+        ),
         scores=_policy_scores,
         loss_note=_policy_loss_note,
         progress_metrics=("reward", "kl", "completions/mean_length"),

@@ -19,7 +19,7 @@ from ...data.errors import UserError
 from ...data.tasks.translation import encode_source, start_and_end
 from ...models.decoding.padding import pad_rows, power_of_two, round_up
 from ...models.nn.cache import Cache, init_cache
-from ...models.nn.heads import Projection
+from ...models.nn.heads import CAUSAL_HEADS, Projection
 from ...models.nn.masks import AnyArray
 from ...models.nn.typing import Array, Bool, Int, Params
 from ..distributed.sharding import BATCH_AXES, num_batch_shards, parameter_shardings
@@ -121,7 +121,7 @@ class ContinuationScorer(TextModel):
         UserError: the model writes no text.
     """
 
-    heads = ("causal_lm", "seq2seq_lm")
+    heads = (*CAUSAL_HEADS, "seq2seq_lm")
     refusal = "gives a text no probability"
     remedy = "give a run of a causal language model or of a translation model"
 

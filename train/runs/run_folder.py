@@ -18,7 +18,7 @@ from ...models.adapters.lora import make_lora
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.loading import CONFIG_FILE, chosen_step, model_config, read_config, steps
-from ...models.nn.heads import HEADS
+from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.registry import create, family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from ..errors import RunError
@@ -217,7 +217,7 @@ def _check_sample_prompt(
                 f"sample_prompt has {number} tokens, more than model.max_length "
                 f"{model.max_length}: shorten it"
             )
-    elif head != "causal_lm":
+    elif head not in CAUSAL_HEADS:
         raise RunError(f"a model with the head {head} writes no sample: leave sample_prompt out")
 
 

@@ -125,3 +125,41 @@ def test_a_constant_reward_leaves_the_policy_where_it_was(algorithm, tmp_path):
     )
     assert result.validation["rewards/constant/mean"] == 0.5
     assert first.norms == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_ppo_learns_values_and_exports_a_language_model(tmp_path):
+    config = configured(
+        rollout={"algorithm": "ppo", "num_generations": None, "num_iterations": 2},
+        steps=2,
+        lora=models.LoRAConfig(rank=2),
+        init_from=str(tmp_path / "base"),
+    )
+    base = train.TrainConfig(
+        model=config.model,
+        data=data.CausalLMData(
+            source="builtin:sums", length=12, tokenizer=config.data.tokenizer, packing="first-fit"
+        ),
+        optimizer=config.optimizer,
+        **{"steps": 1, "batch_size": 8},
+    )
+    train.train(base, tmp_path / "base", quiet=True)
+    result = train.train(config, tmp_path / "run", quiet=True)
+    rows = [json.loads(line) for line in lines(tmp_path / "run")]
+    (first, second) = [row for row in rows if row["split"] == "train"]
+    assert first.keys() >= PPO_METRICS
+    # Adapters begin at zero: the policy is its reference, and leaves it.
+    assert abs(first["objective/kl"]) < 1e-5 < abs(second["objective/kl"])
+    assert result.validation["prompts"] == 100
+    train.export_model(tmp_path / "run", tmp_path / "hf")
+    model, params = models.load(tmp_path / "hf")
+    assert model.config.head == "causal_lm"
+    assert "head" not in params
+
+
+PPO_METRICS = {
+    *("objective/kl", "objective/entropy", "objective/scores", "objective/rlhf_reward"),
+    *("objective/non_score_reward", "policy/approxkl_avg", "policy/clipfrac_avg"),
+    *("policy/entropy_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg"),
+    *("val/ratio", "val/num_eos_tokens", "reward"),
+}
