@@ -27,7 +27,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
-_FUNCTIONS: dict[str, Callable[..., Number]] = {
+_FUNCTIONS: dict[str, Callable[..., object]] = {
     "abs": abs,
     "max": max,
     "min": min,
