@@ -16,9 +16,9 @@ import numpy as np
 import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
+from ...data.chat.policy import PolicyData
 from ...data.dataset import counted
 from ...data.errors import UserError
-from ...data.tasks.policy import PolicyData
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
 from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
 from ...models.registry import create

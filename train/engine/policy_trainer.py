@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ...data.tasks.policy import PolicyData, PolicyExamples, Prompt
+from ...data.chat.policy import PolicyData, PolicyExamples
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.lora import make_lora
 from ...models.nn.typing import Array, Float, Key, Params
@@ -174,19 +174,12 @@ class PolicyTrainer:
         """Rewards the answers of this process, on the host; NaN for filler and for no reward."""
         texts, real = self._texts(rollout)
         group = len(texts) // len(batch["index"])
-        prompts = [
-            examples.prompts.prompt(epoch, index) if is_real else Prompt("")
-            for epoch, index, is_real in zip(
-                np.repeat(batch["epoch"], group).tolist(),
-                np.repeat(batch["index"], group).tolist(),
-                real,
-                strict=True,
-            )
-        ]
+        epochs, indices = (np.repeat(batch[name], group).tolist() for name in ("epoch", "index"))
         judged = [i for i, is_real in enumerate(real) if is_real]
+        asked = [examples.prompts.prompt(epochs[i], indices[i]) for i in judged]
         values = np.full((len(texts), len(self.rewards.functions)), np.nan, np.float32)
         if judged:
-            values[judged] = self.rewards([prompts[i] for i in judged], [texts[i] for i in judged])
+            values[judged] = self.rewards(asked, [texts[i] for i in judged])
         return shard_batch({"rewards": values}, self.sharded.mesh)["rewards"]
 
     def _texts(self, rollout: Rollout) -> tuple[list[str], list[bool]]:

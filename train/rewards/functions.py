@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ...data.chat.policy import Prompt, RolloutConfig
 from ...data.errors import UserError, suggest
-from ...data.tasks.policy import Prompt, RolloutConfig
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """`reward(prompts, completions, **fields) -> list[float | None]`."""
