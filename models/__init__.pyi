@@ -11,6 +11,7 @@ Example::
 from .adapters.lora import LoRA as LoRA
 from .adapters.lora import LoRAConfig as LoRAConfig
 from .adapters.lora import make_lora as make_lora
+from .adapters.peft import save_adapter as save_adapter
 from .bert import BERT as BERT
 from .bert import BertConfig as BertConfig
 from .config import Execution as Execution

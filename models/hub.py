@@ -12,7 +12,8 @@ RUNS = "runs"
 """The folder of all runs that were given no other; it is no owner on the hub."""
 FILES = tuple(
     """
-    config.json generation_config.json model*.safetensors model.safetensors.index.json
+    config.json generation_config.json adapter_config.json adapter_model.safetensors
+    model*.safetensors model.safetensors.index.json
     tokenizer.json tokenizer_config.json vocab.json vocab.txt merges.txt *.model *.spm
     target_vocab.json special_tokens_map.json
     modules.json sentence_bert_config.json config_sentence_transformers.json

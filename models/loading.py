@@ -20,6 +20,7 @@ from ..data.errors import UserError
 from ..data.io.json_text import JsonObject, read_object
 from .adapters.base import BASE, Base
 from .adapters.lora import LoRA, LoRAConfig, by_path, is_adapter, make_lora, nested
+from .adapters.peft import PeftAdapter, is_peft_folder
 from .checksums import find_damage
 from .config import Execution, TransformerConfig
 from .hf.load_weights import config_of_folder, read_weights
@@ -39,8 +40,11 @@ def load(
     step: int | None = None,
     execution: Execution | None = None,
     shardings: Callable[[PyTree], PyTree] | None = None,
+    base: str | Path | None = None,
 ) -> tuple[Any, Params]:
     """Loads the model of a run folder, or of a folder in Hugging Face's form.
+
+    Adapters of low rank, those of a run or in a folder of the package peft, are merged.
 
     Args:
       path: The folder that `flaxzoo train … --workdir` or `save_pretrained` of transformers
@@ -49,6 +53,8 @@ def load(
       execution: How the model is run; by default in float32, with scanned layers.
       shardings: Maps the tree of the parameters' shapes to the tree of their shardings
         (`train.parameter_shardings`); by default all parameters are on the first device.
+      base: For a folder of peft, the folder or the name on the hub of the model that its adapter
+        belongs to; by default the one that it names.
 
     Returns:
       The Flax module and its parameters: `model.apply({"params": params}, input_ids=…).logits`.
@@ -58,7 +64,13 @@ def load(
       UserError: The folder is broken, or its model is not supported.
     """
     folder = local_folder(path).resolve()
-    model = create(model_config(folder), execution)
+    adapter = PeftAdapter.read(folder) if is_peft_folder(folder) else None
+    if adapter is None and base is not None:
+        raise UserError(f"{folder} is no adapter of peft: leave base {base} out")
+    under = folder if adapter is None else local_folder(adapter.base(base)).resolve()
+    config = model_config(under)
+    config = config if adapter is None else adapter.model_config(config)
+    model = create(config, execution)
     shapes = parameter_shapes(model)
     if shardings is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -70,6 +82,8 @@ def load(
         shapes,
         placement,
     )
+    if adapter is not None:
+        return model, _read_peft(adapter, under, chosen_step(under, step), targets, config=config)
     return model, read_params(folder, chosen_step(folder, step), model.config, targets)
 
 
@@ -163,28 +177,94 @@ def _read_merged(
     Raises:
       UserError: The base is gone, or has changed.
     """
-    lora = adapters_of(fields, config, folder)
+    lora, flat = adapters_of(fields, config, folder), by_path(shapes)
     base = Base.from_fields(fields, folder)
-    source = base.find(folder)
-    # The base may have another head; what the run lacks of it is read and left behind.
-    flat = by_path(shapes)
-    first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    base_config = model_config(source)
-    of_base = {
-        path: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=flat[path].sharding if path in flat else first_device
-        )
-        for path, x in by_path(parameter_shapes(create(base_config))).items()
-    }
-    read: Params = read_params(source, base.step, base_config, nested(of_base))
-    frozen = {path: x for path, x in by_path(read).items() if path in flat}
-    _, frozen = lora.split(nested(frozen))
+    _, frozen = lora.split(nested(_read_body(base.find(folder), base.step, flat)))
     trained = restore_params(folder, step, _trained_shapes(lora, flat))
     merged = by_path(lora.merge(trained, frozen))
     placed = {
         path: jax.device_put(merged[path].astype(x.dtype), x.sharding) for path, x in flat.items()
     }
     return nested(placed)
+
+
+def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
+    """Reads by path those of a model's parameters that another model has, under another head.
+
+    Args:
+      folder: The folder of the other model.
+      step: The result of `chosen_step`.
+      targets: A `jax.ShapeDtypeStruct` with a sharding for each parameter, by its path.
+    """
+    config = model_config(folder)
+    first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    stored = {
+        path: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=targets[path].sharding if path in targets else first_device
+        )
+        for path, x in by_path(parameter_shapes(create(config))).items()
+    }
+    read = by_path(read_params(folder, step, config, nested(stored)))
+    return {path: x for path, x in read.items() if path in targets}
+
+
+def _read_peft(
+    adapter: PeftAdapter, base: Path, step: int | None, shapes: PyTree, *, config: TransformerConfig
+) -> Params:
+    """Reads the parameters of a base, with an adapter of peft merged into them."""
+    targets = by_path(shapes)
+    added, replaced = adapter.parameters(config, {path: x.shape for path, x in targets.items()})
+    params = _read_body(base, step, {p: x for p, x in targets.items() if p not in replaced})
+    missing = [path for path in targets if path not in params and path not in replaced]
+    if missing:
+        raise UserError(
+            f"neither {adapter.folder} nor its base {base} has {', '.join(missing[:3])}: give "
+            "another base"
+        )
+    for path, target in targets.items():
+        x = replaced[path] if path in replaced else params[path]
+        x = x + added[path] if path in added else x
+        params[path] = jax.device_put(x, target.sharding)
+    return nested({path: params[path] for path in targets})
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterRun:
+    """The adapters of a run, without their base."""
+
+    model: Any
+    """The Flax module."""
+    lora: LoRA
+    trained: Params
+    """The adapters, and what else was trained."""
+    base: Base
+
+
+def load_adapters(folder: Path, step: int | None = None) -> AdapterRun:
+    """Loads the adapters of a run and not their base, which need not be there.
+
+    Args:
+      folder: The folder of the run.
+      step: The checkpoint; by default the newest.
+
+    Raises:
+      FileNotFoundError: There is no such folder, or the run has no such checkpoint.
+      UserError: The run trained no adapters, or is broken.
+    """
+    fields = read_config(folder)
+    if BASE not in fields:
+        raise UserError(f"{folder} trained no adapters (lora.rank): export the whole model")
+    config = model_config(folder)
+    model = create(config)
+    lora = adapters_of(fields, config, folder)
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        parameter_shapes(model),
+    )
+    chosen = newest_step(folder) if step is None else check_step(folder, step)
+    trained = restore_params(folder, chosen, _trained_shapes(lora, by_path(shapes)))
+    return AdapterRun(model, lora, trained, Base.from_fields(fields, folder))
 
 
 def adapters_of(fields: JsonObject, config: TransformerConfig, folder: Path) -> LoRA:
@@ -308,6 +388,11 @@ def read_fields(folder: str | Path) -> JsonObject:
     """
     file = Path(folder) / CONFIG_FILE
     if not file.is_file():
+        if is_peft_folder(Path(folder)):
+            raise UserError(
+                f"{folder} is an adapter of peft: make a run of it and its base with flaxzoo "
+                "import, or give it to models.load"
+            )
         what = "has no config.json" if Path(folder).is_dir() else "does not exist"
         raise FileNotFoundError(
             f"{folder} {what}: give a run folder, which `flaxzoo train` makes, or a folder in "

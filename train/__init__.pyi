@@ -6,6 +6,8 @@ Example::
     result = train.train(config, "runs/quickstart")
 """
 
+from .chat.conversation import Conversation as Conversation
+from .chat.conversation import Turn as Turn
 from .config import MeshConfig as MeshConfig
 from .config import TrainConfig as TrainConfig
 from .convert.average_checkpoints import average_checkpoints as average_checkpoints

@@ -18,6 +18,7 @@ from .banned_sequences import last_tokens
 from .beam_adapters import CausalBeams, EncoderDecoderBeams, beams_of
 from .beam_search import run
 from .beam_step import Finished, beam_params
+from .cached_context import CachedContext
 from .padding import pad_rows, power_of_two, round_up
 from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
 from .sample import NO_TOKEN, advance, prefill, sampling_params
@@ -169,6 +170,15 @@ class Generator:
                 )
                 new = _checked_tokens(tokens[:, :steps])  # more may be beyond the positions
                 log_probs = None if log_probs is None else log_probs[:, :steps]
+
+    def cached_context(self) -> CachedContext:
+        """Returns an empty context, of which a conversation reads only what is new.
+
+        Raises:
+          UserError: the model is an encoder-decoder.
+        """
+        require_head(self.config, ("causal_lm",), "holds no conversation", "give another model")
+        return CachedContext(self._model, self._params)
 
     def _padded_length(self, longest: int) -> int:
         return min(round_up(longest, PROMPT_BUCKET), self.config.max_length)

@@ -21,9 +21,14 @@ from ..nn.typing import Params
 from ..registry import create
 from ..transformer import EncoderDecoderConfig
 
-FROM_STREAM = ("query/kernel", "key/kernel", "value/kernel", "up/kernel")
+FROM_STREAM = tuple(
+    f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("kernel", "lora_a")
+)
 """Ends of the paths of arrays whose first axis after that of layers is D."""
-WITHIN = ("query/bias", "key/bias", "value/bias", "up/bias", "output_bias")
+WITHIN = (
+    *(f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("bias", "lora_b")),
+    *("attention/output/lora_a", "down/lora_a", "output_bias"),
+)
 """Ends of the paths of arrays without an axis of size D; in all others it is the last."""
 POSITIONS = "position_embedding/embedding"
 
@@ -73,10 +78,11 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
 
 
 def _with_zeros(config: TransformerConfig, flat: Params) -> Params:
-    """Returns all parameters of a model, zeros where none are given."""
+    """Returns all parameters of a model, zeros where none are given, and adapters if there are."""
     shapes: Params = flatten_dict(parameter_shapes(create(config)), sep="/")
     arrays = {
         path: flat[path] if path in flat else np.zeros(target.shape, target.dtype)
         for path, target in shapes.items()
     }
-    return unflatten_dict(arrays, sep="/")
+    adapters = {path: x for path, x in flat.items() if path not in arrays}
+    return unflatten_dict(arrays | adapters, sep="/")

@@ -60,6 +60,16 @@ class TensorFiles:
         return str(self._files[name].path)
 
 
+def open_tensors(file: Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of one file in their stored precision, as views of it.
+
+    Raises:
+      WeightsError: The file is broken.
+    """
+    opened = _File(file)
+    return {name: opened.view(name) for name in opened.names()}
+
+
 class _File:
     """A safetensors file in memory: the length of the header, the header, and the numbers."""
 

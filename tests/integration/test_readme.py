@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import gzip
 import importlib.util
+import io
 import itertools
 import json
 import os
@@ -224,6 +225,7 @@ def test_commands_and_python_blocks_run(section, folder, monkeypatch, capsys):
     jax.devices()  # this process keeps its eight devices; the processes it starts have one
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr("sys.stdin", io.StringIO("the train pulled\n"))
     for language, block in section.blocks("sh", "python"):
         if language == "python":
             exec(compile(block, section.page, "exec"), {})

@@ -20,6 +20,7 @@ COMMANDS = {
     "evaluate": ("inference.evaluate", "print the loss and metrics of a trained model as JSON"),
     "generate": ("inference.generate", "continue a text with a trained model"),
     "prompt": ("inference.prompt", "answer queries after examples of a task"),
+    "chat": ("inference.chat", "talk with a language model"),
     "attend": ("inference.attend", "show what each word of a text looks at"),
     "fill-mask": ("inference.predict", "fill the masks in a text with a trained model"),
     "score": ("inference.score", "print the probability of a text, token by token"),

@@ -6,11 +6,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ...data.io.json_text import JsonValue
+from ...data.io.json_text import JsonObject, JsonValue
+from ...models.adapters.base import BASE
+from ...models.config import TransformerConfig
 from ...models.hf.sentence_embedding import IN_RUN
 from ...models.init import parameter_shapes
-from ...models.loading import model_config, read_config, restore_params, steps
-from ...models.nn.typing import Params, PyTree
+from ...models.loading import model_config, read_config, read_params, steps
+from ...models.nn.typing import Params
 from ...models.registry import create
 from ..errors import RunError
 from ..runs.finite import check_finite
@@ -54,7 +56,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
         )
     check_not_existing(output)
     taken = kept[-last:]
-    mean = _mean(folder, taken, parameter_shapes(create(model_config(folder))))
+    mean = _mean(folder, taken, model_config(folder))
     check_finite(mean, folder)
 
     def copy_embedding_settings(run: Path) -> None:
@@ -63,7 +65,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
 
     make_params_only_run(
         output,
-        {**config, AVERAGED_STEPS: list[JsonValue](taken)},
+        {**_without_adapters(config), AVERAGED_STEPS: list[JsonValue](taken)},
         save_tokenizer=lambda target: shutil.copytree(folder / TOKENIZER, target),
         save_more=copy_embedding_settings,
         step=taken[-1],
@@ -72,14 +74,23 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     return taken
 
 
-def _mean(folder: Path, taken: list[int], shapes: PyTree) -> Params:
+def _without_adapters(config: JsonObject) -> JsonObject:
+    """Returns the content of a `config.json` for a model into which adapters are merged."""
+    train = config["train"]
+    assert isinstance(train, dict)
+    kept: JsonObject = {name: value for name, value in config.items() if name != BASE}
+    return {**kept, "train": {name: value for name, value in train.items() if name != "lora"}}
+
+
+def _mean(folder: Path, taken: list[int], config: TransformerConfig) -> Params:
     """Sums the checkpoints in float64 on the host, one at a time, and returns their mean."""
+    shapes = parameter_shapes(create(config))
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     placed = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes
     )
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
     for step in taken:
-        params = restore_params(folder, step, placed)
+        params = read_params(folder, step, config, placed)
         total = jax.tree.map(lambda a, x: np.add(a, np.asarray(x), out=a), total, params)
     return jax.tree.map(lambda a, x: (a / len(taken)).astype(x.dtype), total, shapes)

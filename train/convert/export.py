@@ -16,23 +16,30 @@ from flax.traverse_util import flatten_dict
 from ...data.io.atomic_io import build_folder, write_file
 from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
+from ...models.adapters.peft import is_peft_folder, save_adapter
 from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
 from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ...models.hub import local_folder
-from ...models.loading import chosen_step, read_fields
+from ...models.loading import (
+    CONFIG_FILE,
+    chosen_step,
+    is_foreign,
+    load_adapters,
+    read_fields,
+)
 from ...models.nn.heads import CAUSAL_HEADS
 from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
 from ..errors import RunError
-from ..runs.finite import load_finite
+from ..runs.finite import check_finite, load_finite
 from ..runs.load_run import TARGETS, generation_defaults, open_run
-from ..runs.params_only_run import check_not_existing
+from ..runs.params_only_run import IMPORTED_FROM, check_not_existing
 from ..state import count_parameters
 from .model_card import FILE, model_card
 
-Form = Literal["huggingface", "safetensors", "npz", "stablehlo"]
+Form = Literal["huggingface", "safetensors", "npz", "stablehlo", "peft"]
 PROBLEM_TYPES = {
     "single_label": "single_label_classification",
     "binary": "multi_label_classification",
@@ -76,10 +83,12 @@ def export_model(
 
     Args:
         source: A run folder, a folder in Hugging Face's form, or a name on the hub.
-        output: The folder to make for the forms "huggingface" and "stablehlo", else the file.
+        output: The folder to make for the forms "huggingface", "stablehlo" and "peft", else the
+            file.
         form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
           transformers. safetensors, npz: the arrays by flaxzoo's own paths, layers stacked.
           stablehlo: the forward pass as a program that needs jax alone, and its parameters.
+          peft: the adapters of a run that trained them, without their base, for the package peft.
         step: The checkpoint; by default the newest.
         dtype: The precision of the written parameters.
         file_bytes: The largest size of a file in Hugging Face's form; no tensor is split.
@@ -94,6 +103,8 @@ def export_model(
     """
     output, folder = Path(output), local_folder(source)
     check_not_existing(output)
+    if form == "peft":
+        return _write_peft(folder, output, step, dtype)
     config, tokenizer = open_run(folder)
     model, params = load_finite(folder, step=step)
     exported = Exported(
@@ -188,7 +199,27 @@ def _write_stablehlo(exported: Exported, output: Path) -> list[str]:
     return [note]
 
 
-FORMS: Mapping[Form, Callable[[Exported, Path], list[str]]] = {
+def _write_peft(folder: Path, output: Path, step: int | None, dtype: Precision) -> list[str]:
+    """Writes the adapters of a run; the model as a whole is not needed."""
+    if dtype != "float32":
+        raise RunError(f"adapters are written in float32, not {dtype}: leave the dtype out")
+    run = load_adapters(folder, step)
+    check_finite(run.trained, folder)
+    base, name = Path(run.base.folder), run.base.folder
+    is_run = (base / CONFIG_FILE).is_file() and not is_foreign(read_fields(base))
+    if is_run:  # peft needs the base in Hugging Face's form: the one that was imported, or none yet
+        origin = read_fields(base).get(IMPORTED_FROM)
+        named = isinstance(origin, str) and not is_peft_folder(Path(origin))
+        name = str(origin) if named else None
+    save_adapter(output, run.model, run.lora, run.trained, base=name)
+    remedy = f"flaxzoo export {base} FOLDER makes it" if name is None else name
+    return [
+        f"{count_parameters(run.trained):,} parameters; peft loads them onto their base in Hugging "
+        f"Face's form: {remedy}"
+    ]
+
+
+FORMS: Mapping[str, Callable[[Exported, Path], list[str]]] = {
     "huggingface": _write_huggingface,
     "safetensors": _write_safetensors,
     "npz": _write_npz,

@@ -1,8 +1,10 @@
 """Imports a model in Hugging Face's form as a run folder, from which other runs can start."""
 
+import dataclasses
 from pathlib import Path
 
 from ...data.io.json_text import JsonObject
+from ...models.adapters.peft import PeftAdapter, is_peft_folder
 from ...models.hf.generation_config import GENERATION
 from ...models.hf.sentence_embedding import (
     IN_RUN,
@@ -10,23 +12,31 @@ from ...models.hf.sentence_embedding import (
     write_embedding_settings,
 )
 from ...models.hub import local_folder
-from ...models.loading import is_foreign, read_fields
+from ...models.loading import is_foreign, load, read_fields
+from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import to_dict
 from ..errors import RunError
-from ..runs.finite import load_finite
-from ..runs.load_run import beam_search_defaults, generation_defaults, open_run, vocabulary_note
+from ..runs.finite import check_finite
+from ..runs.load_run import (
+    beam_search_defaults,
+    config_of_model,
+    generation_defaults,
+    open_run,
+    vocabulary_note,
+)
 from ..runs.params_only_run import IMPORTED_FROM, check_not_existing, make_params_only_run
 from ..state import count_parameters
 
 
-def import_model(source: str | Path, output: str | Path) -> str:
+def import_model(source: str | Path, output: str | Path, *, base: str | Path | None = None) -> str:
     """Makes a run folder of a folder in Hugging Face's form.
 
     Args:
-        source: A folder with `config.json`, safetensors and the tokenizer's files; or a name on
-          the hub.
+        source: A folder with `config.json`, safetensors and the tokenizer's files; one with an
+          adapter of the package peft, which is merged into its base; or a name on the hub.
         output: The folder to make, completely or not at all.
+        base: For an adapter the folder or the name of its base; by default the one that it names.
 
     Returns:
         A description of the model, in one line.
@@ -39,20 +49,31 @@ def import_model(source: str | Path, output: str | Path) -> str:
     """
     output = Path(output)
     check_not_existing(output)
-    folder = local_folder(source)
-    if not is_foreign(read_fields(folder)):
-        raise RunError(f"{folder} is a run folder already: copy it")
-    config, tokenizer = open_run(folder)
+    adapted = folder = local_folder(source)
+    if is_peft_folder(adapted):
+        adapter = PeftAdapter.read(adapted)
+        folder = local_folder(adapter.base(base))
+        config, tokenizer = open_run(folder)
+        tuned = adapter.model_config(config.model)
+        config = dataclasses.replace(config, lora=None)  # those of a base are merged, too
+        config = config if tuned == config.model else config_of_model(tuned)
+    else:
+        if base is not None:
+            raise RunError(f"{folder} is no adapter of peft: leave base {base} out")
+        if not is_foreign(read_fields(folder)):
+            raise RunError(f"{folder} is a run folder already: copy it")
+        config, tokenizer = open_run(folder)
     # The order of the fields is that of config.json: model, train, origin, generation settings.
     train = to_dict(config)
-    origin = str(folder.resolve() if Path(source).exists() else source)
+    origin = str(adapted.resolve() if Path(source).exists() else source)
     fields: JsonObject = {"model": train.pop("model"), "train": train, IMPORTED_FROM: origin}
     beam_search_defaults(folder, tokenizer)  # refuses unsupported settings
     settings = generation_defaults(folder)
-    if settings is not None:
+    if settings is not None and HEADS[config.model.head].generates:
         fields[GENERATION] = settings
     embedding, model = read_embedding_settings(folder), config.model
-    _, params = load_finite(folder)
+    _, params = load(adapted, base=None if adapted == folder else folder)
+    check_finite(params, adapted)
 
     def save_embedding_settings(run: Path) -> None:
         if embedding is not None:

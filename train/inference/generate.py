@@ -12,6 +12,7 @@ from ...data.dataset import counted
 from ...data.errors import UserError
 from ...data.io.json_text import JsonValue, to_json
 from ...data.tokenizers.base import Tokenizer
+from ...models.decoding.cached_context import CachedContext
 from ...models.decoding.generator import Generator, sampling_keys
 from ...models.decoding.request import BeamSearch, GenerationRequest, Sampling
 from ...models.hf.generate import search_all
@@ -79,6 +80,21 @@ class TextGenerator(TextModel):
         cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> "TextGenerator":
         return cls(model, params, tokenizer, generation_defaults(folder))
+
+    def cached_context(self) -> CachedContext:
+        """Returns an empty context, of which a conversation reads only what is new."""
+        return self._generator.cached_context()
+
+    def context_request(self, **options: JsonValue) -> GenerationRequest:
+        """Combines options with the settings stored with the model, for a `cached_context`.
+
+        Args:
+            **options: arguments of `models.generate`.
+
+        Raises:
+            UserError: an option is not supported, or out of range.
+        """
+        return merged_request(self._stored, {"num_beams": 1, **options})
 
     @functools.cached_property
     def _generator(self) -> Generator:

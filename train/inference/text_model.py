@@ -41,6 +41,11 @@ class TextModel:
         self._model, self._params, self._tokenizer = model, params, tokenizer
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model."""
+        return self._tokenizer
+
+    @property
     def max_length(self) -> int:
         """The number of tokens that the model reads."""
         return self._model.config.max_length

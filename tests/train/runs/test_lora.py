@@ -119,3 +119,27 @@ def test_both_folders_may_move_and_a_base_that_is_gone_or_has_changed_is_named(r
 def test_adapters_without_a_base_are_refused(train_config, tmp_path):
     with pytest.raises(train.RunError, match="adapters to a model that exists"):
         train.train(train_config(lora=LORA), tmp_path / "run", quiet=True)
+
+
+@pytest.mark.slow
+def test_its_adapters_are_exported_and_imported_and_its_checkpoints_averaged(runs, tmp_path):
+    folder, _, _ = runs
+    notes = train.export_model(folder / "run", tmp_path / "adapter", form="peft")
+    assert f"flaxzoo export {folder / 'base'} FOLDER" in notes[0]
+    train.export_model(folder / "base", tmp_path / "base")
+    train.import_model(tmp_path / "adapter", tmp_path / "imported", base=tmp_path / "base")
+    ours, imported = leaves(folder / "run"), leaves(tmp_path / "imported")
+    assert ours.keys() == imported.keys()
+    for path, x in ours.items():  # the frozen ones of the run were rounded to bfloat16
+        np.testing.assert_allclose(imported[path], x, rtol=2**-8, atol=1e-3, err_msg=path)
+    assert models.load(tmp_path / "imported")[0].config.labels == ("LABEL_0", "LABEL_1")
+    with pytest.raises(ValueError, match="is an adapter of peft: make a run of it"):
+        train.open_run(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="trained no adapters"):
+        train.export_model(folder / "base", tmp_path / "other", form="peft")
+    train.average_checkpoints(folder / "run", tmp_path / "averaged", last=2)
+    both = [leaves(folder / "run", step=step) for step in (2, 4)]
+    path = "layers/attention/query/kernel"
+    mean = (both[0][path] + both[1][path]) / 2
+    np.testing.assert_allclose(leaves(tmp_path / "averaged")[path], mean, atol=1e-7)
+    assert train.open_run(tmp_path / "averaged")[0].lora is None

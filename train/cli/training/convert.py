@@ -15,9 +15,13 @@ class ImportArguments:
 
     source: SourceName
     """A folder with config.json, model.safetensors (or shards and their index) and the tokenizer's
-    files; or a name on the Hugging Face hub."""
+    files; one with the adapter of the package peft, which is merged; or a name on the Hugging Face
+    hub."""
     output: OutputPath
     """The run folder to create."""
+    base: str | None = None
+    """For an adapter: the folder or the name of the model that it belongs to. By default the one
+    that it names."""
 
 
 def import_command(arguments: list[str]) -> None:
@@ -25,7 +29,8 @@ def import_command(arguments: list[str]) -> None:
     parsed = parse(ImportArguments, arguments, "flaxzoo import")
     from ...convert.import_hf import import_model
 
-    log(f"{parsed.output}: {import_model(parsed.source, parsed.output)}")
+    told = import_model(parsed.source, parsed.output, base=parsed.base)
+    log(f"{parsed.output}: {told}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +40,11 @@ class ExportArguments:
     run: RunName
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     output: OutputPath
-    """The folder to create (forms huggingface and stablehlo), or the file."""
-    form: Literal["huggingface", "safetensors", "npz", "stablehlo"] = "huggingface"
+    """The folder to create (forms huggingface, stablehlo and peft), or the file."""
+    form: Literal["huggingface", "safetensors", "npz", "stablehlo", "peft"] = "huggingface"
     """huggingface: a folder for transformers. safetensors, npz: the arrays under flaxzoo's own
     parameter paths. stablehlo: the forward pass as a program that needs only jax, and its
-    parameters."""
+    parameters. peft: the adapters of a run with --lora.rank, for the package peft."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision of the written parameters."""
     file_gb: float | None = None

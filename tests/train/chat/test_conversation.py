@@ -1,0 +1,143 @@
+"""Conversations: the text that the model reads, its window, stop strings, and transcripts."""
+
+import io
+import json
+
+import jax
+import pytest
+from flaxzoo import data, models, train
+from flaxzoo.train.cli.main import main
+from flaxzoo.train.inference.generate import TextGenerator
+
+ALPHABET = [chr(code) for code in range(32, 127)] + ["\n"]
+
+
+class Scripted:
+    """Stands for the cached context of a model, and writes what it is told to."""
+
+    def __init__(self, tokenizer, answers):
+        self.tokenizer, self.answers, self.num_read = tokenizer, list(answers), 0
+
+    def stream(self, context, request, keys):
+        text = self.answers.pop(0)
+        yield from self.tokenizer.encode(text.removesuffix("<E>"))
+        if text.endswith("<E>"):
+            yield self.tokenizer.special_ids.eos
+        yield from self.tokenizer.encode("!" * 1000)
+
+
+@pytest.fixture(scope="module")
+def generator():
+    tokenizer = data.train_tokenizer(["".join(ALPHABET)], data.TokenizerConfig(kind="characters"))
+    config = models.GPTConfig(
+        vocab_size=tokenizer.vocab_size, max_length=160, num_layers=1, d_model=16, num_heads=2
+    )
+    model = models.create(config)
+    return TextGenerator(model, models.init_params(model, jax.random.key(0)), tokenizer)
+
+
+@pytest.fixture
+def scripted(generator, monkeypatch):
+    def make(*answers, **options):
+        context = Scripted(generator.tokenizer, answers)
+        monkeypatch.setattr(generator, "cached_context", lambda: context)
+        return train.Conversation(generator, **options)
+
+    return make
+
+
+def test_the_model_reads_the_text_of_the_lectures(scripted):
+    chat = scripted(" Five.<E>", " Ten.<E>", instructions="Be brief.")
+    assert chat.reply("Two and three?").content == "Five."
+    assert chat.reply("Twice that?").content == "Ten."
+    assert chat.prompt("Why?") == (
+        "Be brief.\nuser: Two and three?\nbot: Five.<|endoftext|>\n"
+        "user: Twice that?\nbot: Ten.<|endoftext|>\nuser: Why?\nbot:"
+    )
+    chat.reset()
+    assert chat.prompt("Why?") == "Be brief.\nuser: Why?\nbot:"
+
+
+@pytest.mark.parametrize("answer", [" Five.\nuser: And", " Five. user:"])
+def test_a_stop_string_of_several_tokens_is_never_shown(scripted, answer):
+    shown: list[str] = []
+    chat = scripted(answer)
+    turn = chat.reply("Two and three?", on_text=shown.append)
+    assert (turn.content, turn.finish_reason) == ("Five.", "stop")
+    assert "".join(shown) == "Five."
+    assert len(shown) > 2  # piece by piece
+
+
+def test_what_only_begins_like_a_stop_string_is_shown(scripted):
+    shown: list[str] = []
+    turn = scripted(" A user\nis us.<E>").reply("Who?", on_text=shown.append)
+    assert turn.content == "".join(shown) == "A user\nis us."
+
+
+def test_the_oldest_exchanges_fall_out_and_the_instructions_stay(scripted):
+    chat = scripted(*[" " + "b" * 20 + "<E>"] * 5, instructions="Rule.", max_new_tokens=25)
+    for number in range(5):
+        chat.reply(f"{number}" * 20)
+    assert len(chat.turns) == 10  # nothing is forgotten of the transcript
+    prompt = chat.prompt("now")
+    assert prompt.startswith("Rule.\nuser: 3333")  # two exchanges and an answer fill the window
+    assert prompt.endswith("user: now\nbot:")
+    with pytest.raises(data.UserError, match=r"the message and the instructions have .* tokens"):
+        chat.reply("x" * 160)
+    assert len(chat.turns) == 10
+    with pytest.raises(data.UserError, match="the message is empty"):
+        chat.reply("  ")
+
+
+def test_an_answer_is_the_same_with_and_without_the_cache(generator):
+    options = {"max_new_tokens": 12, "seed": 3}
+    chat = train.Conversation(generator, **options)
+    for text in ("Hello", "And then?", "More"):
+        fresh = train.Conversation(generator, **options)
+        fresh.turns = list(chat.turns)
+        assert chat.reply(text).content == fresh.reply(text).content
+    assert chat.num_read < fresh.num_read + 60  # what came before was not read again
+
+
+def test_transcripts_say_who_wrote_what_and_are_taken_up(scripted, tmp_path):
+    chat = scripted(" Five.<E>", instructions="Be brief.", name="runs/x")
+    chat.reply("Two and three?")
+    chat.save(tmp_path / "t.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert [(row["role"], row["writer"]) for row in rows] == [
+        ("system", "user"), ("user", "user"), ("assistant", "runs/x"),
+    ]  # fmt: skip
+    other = scripted(" Ten.<E>")
+    other.load(tmp_path / "t.jsonl")
+    assert other.prompt("Twice?") == chat.prompt("Twice?")
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(data.UserError, match=r"bad.jsonl line 1 has the fields text"):
+        other.load(tmp_path / "bad.jsonl")
+
+
+def test_the_end_of_a_turn_is_the_token_that_the_template_writes(generator):
+    from flaxzoo.train.chat.conversation import end_of_turn
+
+    tokenizer = generator.tokenizer
+    assert end_of_turn(tokenizer, tokenizer.chat_template) == (tokenizer.special_ids.eos,)
+    plain = data.ChatTemplate("{% for m in messages %}{{ m.content }};{% endfor %}")
+    assert end_of_turn(tokenizer, plain) == ()
+
+
+def test_the_command_reads_turns_and_commands_from_its_input(
+    generator, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(TextGenerator, "of_run", classmethod(lambda cls, *_, **__: generator))
+    lines = "Hello\n\n/system Be brief.\n/nothing\n/help\n/reset\nWho?\n/exit\nnever read\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    path = tmp_path / "t.jsonl"
+    arguments = ["chat", "x", "--max-new-tokens", "5", "--transcript", str(path), "--seed", "1"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert "'/nothing' is no command here" in printed.err
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["content"] for row in rows if row["role"] != "assistant"] == ["Be brief.", "Who?"]
+    assert rows[-1]["content"] in printed.out
+    monkeypatch.setattr("sys.stdin", io.StringIO("x" * 200 + "\n"))
+    assert main(["chat", "x"]) == 2
+    assert "shorten them" in capsys.readouterr().err

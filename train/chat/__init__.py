@@ -1,0 +1,1 @@
+"""A conversation with a model: turns, their text, and what is read of it."""

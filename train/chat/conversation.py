@@ -1,0 +1,273 @@
+"""A conversation with a language model, whose turns stay in the cache."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...data.chat.encoding import EncodedChat, encode_chat
+from ...data.errors import UserError
+from ...data.io.atomic_io import write_file
+from ...data.io.files import read_lines
+from ...data.io.json_lines import parse_line
+from ...data.io.json_text import JsonValue
+from ...data.tokenizers.base import Tokenizer
+from ...data.tokenizers.chat_template import LECTURES, ChatTemplate, Message
+from ...models.decoding.generator import sampling_keys
+from ..inference.completions import FinishReason, Prompt
+from ..inference.generate import TextGenerator
+from ..inference.growing_text import GrowingText
+
+USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
+STOP = f"{USER}:"
+"""What a model of the lectures' template writes when it begins the user's next turn itself."""
+OnText = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """What somebody said."""
+
+    role: str
+    content: str
+    writer: str
+    """Who wrote it: `user`, the name of a model, or that of a tool."""
+    finish_reason: FinishReason | None = None
+    """Why the answer of a model ended: `stop`, `end` or `length`."""
+
+    @property
+    def message(self) -> Message:
+        """The turn as a chat template reads it."""
+        return {"role": self.role, "content": self.content}
+
+
+class Conversation:
+    """Turns of a user and a model, one after the other.
+
+    The model reads the whole conversation as one text, which its chat template writes; keys and
+    values of what it has read are kept, so that a turn costs only what is new. When the window is
+    full, the oldest exchanges fall out of what it reads, never the instructions.
+
+    Example::
+
+        conversation = train.Conversation.of_run("runs/sft", instructions="Answer briefly.")
+        print(conversation.reply("What is a list?").content)
+        conversation.save("conversation.jsonl")
+
+    Args:
+        generator: the model and its tokenizer.
+        instructions: how the model should behave; the first message, of the role `system`.
+        name: the name of the model in transcripts.
+        template: another chat template than the tokenizer's.
+        max_new_tokens: the longest answer, in tokens; by default a quarter of the window, at most
+          256.
+        seed: the seed of the first answer, one more for each that follows.
+        stop: further strings that end an answer, and are not part of it.
+        **options: how tokens are chosen, arguments of `models.generate` such as `temperature`.
+
+    Raises:
+        UserError: an option is not supported, or out of range.
+    """
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        *,
+        instructions: str | None = None,
+        name: str = ASSISTANT,
+        template: ChatTemplate | None = None,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        **options: JsonValue,
+    ) -> None:
+        self.instructions = instructions
+        self.turns: list[Turn] = []
+        self._generator, self._name, self._seed = generator, name, seed
+        self._template = generator.tokenizer.chat_template if template is None else template
+        own = (STOP,) if self._template.source == LECTURES else ()
+        self._stop = (*own, *stop)
+        longest = min(256, generator.max_length // 4) if max_new_tokens is None else max_new_tokens
+        self._request = generator.context_request(max_new_tokens=longest, **options)
+        self._context = generator.cached_context()
+
+    @classmethod
+    def of_run(
+        cls,
+        folder: str | Path,
+        *,
+        step: int | None = None,
+        max_length: int | None = None,
+        **options: Any,
+    ) -> "Conversation":
+        """Opens the model of a run folder; the options are those of the class.
+
+        Args:
+            folder: a run folder, one in Hugging Face's form, or a name on the hub.
+            step: which checkpoint; by default the newest.
+            max_length: the window, in tokens, if not the model's own.
+            **options: arguments of `Conversation`.
+
+        Raises:
+            FileNotFoundError: it is not a run folder, or has no such checkpoint.
+            UserError: its model is no causal language model, or an option is out of range.
+        """
+        generator = TextGenerator.of_run(folder, step=step, max_length=max_length)
+        return cls(generator, **{"name": str(folder), **options})
+
+    @property
+    def num_read(self) -> int:
+        """The number of tokens that the model has read, its own included."""
+        return self._context.num_read
+
+    def prompt(self, text: str) -> str:
+        """Returns the text that the model would read for the user's next turn."""
+        return self._prompt([*self.turns, Turn(USER, text, USER)])[0].text
+
+    def reply(self, text: str, *, on_text: OnText | None = None) -> Turn:
+        """Says something to the model and returns its answer; both become turns.
+
+        Args:
+            text: what the user says.
+            on_text: called with the answer piece by piece, as it grows.
+
+        Raises:
+            UserError: the text is empty, or does not fit the window beside the instructions. The
+              conversation is then as before.
+        """
+        if not text.strip():
+            raise UserError("the message is empty: say something")
+        turns = [*self.turns, Turn(USER, text, USER)]
+        answer = self.answer(turns, on_text=on_text)
+        self.turns = [*turns, answer]
+        return answer
+
+    def answer(self, turns: Sequence[Turn], *, on_text: OnText | None = None) -> Turn:
+        """Returns the model's answer to some turns, and leaves the conversation as it is.
+
+        Args:
+            turns: the turns so far.
+            on_text: called with the answer piece by piece, as it grows.
+
+        Raises:
+            UserError: the last exchange does not fit the window beside the instructions.
+        """
+        encoded, room = self._prompt(turns)
+        growing = GrowingText(
+            self._generator.tokenizer,
+            Prompt(encoded.text, stop=self._stop, max_new_tokens=room),
+            encoded.ids,
+            end_ids=(*self._request.eos_ids, *self._end_of_turn),
+        )
+        request = dataclasses.replace(self._request, max_new_tokens=room)
+        answered = sum(turn.role == ASSISTANT for turn in turns)
+        keys = sampling_keys(self._seed + answered, 1)
+        shown = 0
+        for token in self._context.stream(encoded.ids, request, keys):
+            growing.grow([token])
+            if on_text is not None:
+                shown = _show(growing, shown, on_text, until=growing.num_settled)
+            if growing.reason is not None:
+                break
+        if on_text is not None:
+            _show(growing, shown, on_text, until=len(growing.text.rstrip()))
+        return Turn(ASSISTANT, growing.text.strip(), self._name, growing.reason or "length")
+
+    def reset(self) -> None:
+        """Forgets all turns; the instructions stay."""
+        self.turns = []
+
+    def save(self, path: str | Path) -> None:
+        """Writes a transcript: a JSON object for each message, which says who wrote it.
+
+        Raises:
+            DataError: the file cannot be written.
+        """
+        rows = [dataclasses.asdict(turn) for turn in self.turns]
+        if self.instructions is not None:
+            rows = [dataclasses.asdict(Turn(SYSTEM, self.instructions, USER)), *rows]
+        lines = [
+            json.dumps({k: v for k, v in row.items() if v is not None}, ensure_ascii=False)
+            for row in rows
+        ]
+        write_file(Path(path), "".join(f"{line}\n" for line in lines).encode())
+
+    def load(self, path: str | Path) -> None:
+        """Takes up the conversation of a transcript, in place of this one's turns.
+
+        Raises:
+            DataError: the file is no transcript.
+        """
+        instructions, turns = None, []
+        for number, line in enumerate(read_lines(str(path)), start=1):
+            row = parse_line(line, location := f"{path} line {number}")
+            role, content = row.get("role"), row.get("content")
+            if not isinstance(role, str) or not isinstance(content, str):
+                raise UserError(
+                    f"{location} has the fields {', '.join(row)}: a transcript has role, content "
+                    "and writer"
+                )
+            turn = Turn(role, content, str(row.get("writer", role)))
+            if turn.role == SYSTEM and number == 1:
+                instructions = turn.content
+            else:
+                turns.append(turn)
+        self.instructions, self.turns = instructions, turns
+
+    def _prompt(self, turns: Sequence[Turn]) -> tuple[EncodedChat, int]:
+        """Returns what the model reads, and the longest answer that fits after it, in tokens."""
+        window, wanted = self._generator.max_length, self._request.max_new_tokens or 1
+        first = [] if self.instructions is None else [Turn(SYSTEM, self.instructions, USER)]
+        begins = [i for i, turn in enumerate(turns) if turn.role == USER]
+        encoded = None
+        for begin in begins or [0]:
+            messages = [turn.message for turn in (*first, *turns[begin:])]
+            encoded = encode_chat(
+                self._generator.tokenizer,
+                messages,
+                add_generation_prompt=True,
+                template=self._template,
+            )
+            if len(encoded.ids) + wanted <= window:
+                return encoded, wanted
+        # The last message alone: its answer may be shorter.
+        assert encoded is not None
+        if len(encoded.ids) >= window:
+            raise UserError(
+                f"the message and the instructions have {len(encoded.ids)} tokens, and the model "
+                f"reads {window}: shorten them"
+            )
+        return encoded, window - len(encoded.ids)
+
+    @functools.cached_property
+    def _end_of_turn(self) -> tuple[int, ...]:
+        """The control token that ends the assistant's turn, if the template writes one."""
+        return end_of_turn(self._generator.tokenizer, self._template)
+
+
+def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
+    """Returns the control token that ends an assistant's turn, if the template writes one."""
+    messages = [{"role": USER, "content": "a"}, {"role": ASSISTANT, "content": "b"}]
+    encoded = encode_chat(tokenizer, messages, template=template)
+    last = max(i for i, answer in enumerate(encoded.answers) if answer)
+    names = [
+        tokenizer.encode_with_controls(name)[0]
+        for name, special in tokenizer.control_tokens().items()
+        if special
+    ]
+    return (encoded.ids[last],) if [encoded.ids[last]] in names else ()
+
+
+def _show(growing: GrowingText, shown: int, on_text: OnText, *, until: int) -> int:
+    """Passes on the part of a text that is new and settled; returns how much was passed on."""
+    text = growing.text
+    if shown == 0:  # the white space before an answer is the template's
+        shown = min(len(text) - len(text.lstrip()), until)
+    # White space at the end is not shown before something follows it.
+    until = len(text[:until].rstrip())
+    if until > shown:
+        on_text(text[shown:until])
+        return until
+    return shown

@@ -1,0 +1,137 @@
+"""The command `flaxzoo chat`."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ....data.errors import UserError
+from ...compilation_cache import enable_compilation_cache
+from ..options import RunName, log, parse
+
+if TYPE_CHECKING:
+    from ...chat.conversation import Conversation
+
+COMMANDS = """\
+/system TEXT  give the model other instructions; without a text none
+/reset        forget all turns
+/save FILE    write the conversation as JSON lines
+/help         show these commands
+/exit         end (also Ctrl-D)"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatArguments:
+    """Talks with a language model in the terminal; see /help there.
+
+    It keeps the conversation, and reads of each turn only what is new. When the window is full, the
+    oldest turns fall out, never the instructions. Lines of standard input are the user's turns.
+    """
+
+    run: RunName
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
+    system: str | None = None
+    """Instructions to the model."""
+    max_new_tokens: int | None = None
+    """Longest answer, in tokens. By default a quarter of the window, at most 256."""
+    temperature: float | None = None
+    """Below 1 makes the text more predictable, above 1 more varied; 0 always takes the most
+    probable token. By default 1."""
+    top_k: int | None = None
+    """Sample from the k most probable tokens only. By default, or with 0, from all tokens."""
+    top_p: float | None = None
+    """Sample from the most probable tokens whose probabilities sum to p."""
+    stop: tuple[str, ...] = ()
+    """Further strings that end an answer."""
+    seed: int = 0
+    """The seed of the first answer, one more for each that follows."""
+    template: str | None = None
+    """A folder with a chat template, instead of the model's own."""
+    transcript: Path | None = None
+    """A file of JSON lines: the conversation is taken up from it if it exists, and written to it
+    after each turn."""
+    step: int | None = None
+    """The checkpoint. By default the newest."""
+    max_length: int | None = None
+    """The window, in tokens, if not the model's own; for positions that are no table."""
+
+    def requested(self) -> dict[str, int | float]:
+        """Returns the given options as keyword arguments of `models.generate`."""
+        names = ("max_new_tokens", "temperature", "top_k", "top_p")
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
+
+
+def chat_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo chat RUN`."""
+    parsed = parse(ChatArguments, arguments, "flaxzoo chat")
+    enable_compilation_cache()
+    from ....data.tokenizers.chat_template import ChatTemplate
+    from ...chat.conversation import Conversation
+
+    conversation = Conversation.of_run(
+        parsed.run,
+        step=parsed.step,
+        max_length=parsed.max_length,
+        instructions=parsed.system,
+        seed=parsed.seed,
+        stop=parsed.stop,
+        template=None if parsed.template is None else ChatTemplate.of_folder(parsed.template),
+        **parsed.requested(),
+    )
+    if parsed.transcript is not None and parsed.transcript.exists():
+        conversation.load(parsed.transcript)
+        if parsed.system is not None:
+            conversation.instructions = parsed.system
+    interactive = sys.stdin.isatty()
+    if interactive:
+        log("/help shows the commands, /exit or Ctrl-D ends")
+    for line in _lines(interactive):
+        if line.startswith("/"):
+            if line.split()[0] == "/exit":
+                return
+            _obey(conversation, line)
+            continue
+        if not line.strip():
+            continue
+        try:
+            conversation.reply(line, on_text=lambda text: print(text, end="", flush=True))
+        except UserError as error:
+            if not interactive:
+                raise
+            log(f"flaxzoo: {error}")
+            continue
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            log("\ninterrupted: this turn is left out")
+            continue
+        print(flush=True)
+        if parsed.transcript is not None:
+            conversation.save(parsed.transcript)
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    """Yields what the user types, until the end of the input."""
+    while True:
+        try:
+            yield input("user: " if interactive else "")
+        except EOFError:
+            return
+
+
+def _obey(conversation: "Conversation", line: str) -> None:
+    """Carries out a line that begins with a slash."""
+    command, _, text = line.partition(" ")
+    text = text.strip()
+    if command == "/system":
+        conversation.instructions = text or None
+    elif command == "/reset":
+        conversation.reset()
+    elif command == "/save" and text:
+        conversation.save(text)
+        log(f"saved {text}")
+    elif command == "/help":
+        log(COMMANDS)
+    else:
+        log(f"{line!r} is no command here:\n{COMMANDS}")
