@@ -31,7 +31,7 @@ from ..objectives.objectives import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
 from ..progress import LogFn, Progress
-from ..rewards.functions import RewardFunction, rewards_of
+from ..rewards.functions import RewardFunction
 from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.params_only_run import TOKENIZER
@@ -288,8 +288,7 @@ def _open(
     run = prepare_run(config, folder, log, custom)
     objective = objective_of(run.config, custom.objective)
     if isinstance(run.config.data, PolicyData):
-        rewards = rewards_of(run.config.data.rollout, custom.rewards)
-        trainer = compile_policy_trainer(run, objective, rewards)
+        trainer = compile_policy_trainer(run, objective, custom.rewards)
     else:
         trainer = compile_trainer(run.config, objective)
     is_begun = bool(steps(run.folder))

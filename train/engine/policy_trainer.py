@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -25,10 +25,11 @@ from ..distributed.sharding import (
     shard_batch,
 )
 from ..errors import RunError
+from ..inference.reward_model import RewardModel
 from ..objectives.eval_step import EvaluatedBatch
 from ..objectives.objectives import Objective
 from ..optim.schedules import make_schedule
-from ..rewards.functions import Rewards
+from ..rewards.functions import RewardFunction, Rewards, rewards_of
 from ..runs.run_folder import Run
 from ..state import Metrics, TrainState
 from .compile import (
@@ -352,17 +353,19 @@ VALIDATION = Objective(
 """How an evaluation is weighed: its loss is the mean reward, negated."""
 
 
-def compile_policy_trainer(run: Run, objective: Objective, rewards: Rewards) -> CompiledTrainer:
+def compile_policy_trainer(
+    run: Run, objective: Objective, own_rewards: Sequence[RewardFunction] = ()
+) -> CompiledTrainer:
     """Makes the functions of a run of reinforcement learning for the devices at hand.
 
     Args:
         run: the run; its data are `PolicyData`.
         objective: what is learned from a batch of answers.
-        rewards: what the answers are rewarded by.
+        own_rewards: the caller's, besides those that the configuration names.
 
     Raises:
-        UserError: mesh, batch and parameters do not fit each other, or the tokenizer has no token
-          that ends an answer.
+        UserError: mesh, batch and parameters do not fit each other, a reward is unknown, or the
+          tokenizer has no token that ends an answer.
     """
     config, data = run.config, cast(PolicyData, run.config.data)
     end = run.tokenizer.special_ids.eos
@@ -391,7 +394,11 @@ def compile_policy_trainer(run: Run, objective: Objective, rewards: Rewards) -> 
             adapter=None if config.lora is None else make_lora(config.lora, model),
         ),
         tokenizer=run.tokenizer,
-        rewards=rewards,
+        rewards=rewards_of(
+            data.rollout,
+            own_rewards,
+            open_model=functools.partial(RewardModel.of_run, mesh=mesh),
+        ),
         training=cast(PolicyExamples, run.train.examples),
         validation=cast(PolicyExamples, run.validation.examples),
     )
