@@ -27,6 +27,7 @@ from ..nn.typing import Array, Float, Key, Params, PyTree
 from ..registry import create
 
 A, B = "lora_a", "lora_b"
+HEAD = "head/"
 KEYS = "lora_keys"
 """The name under which a layer finds its keys of dropout, one per row."""
 
@@ -45,10 +46,11 @@ class LoRAConfig:
     """Dropout of the input of an adapter."""
     targets: tuple[str, ...] = ("query", "value")
     """Linear maps to adapt: regular expressions for whole parts of their paths, such as
-    `attention`, `attention/query`, `feed_forward`, `encoder/.*`, or `.*` for all."""
+    `attention`, `attention/query`, `feed_forward`, `encoder/.*`, or `.*` for all but those of the
+    head."""
     also_trained: tuple[str, ...] = ()
     """Parameters that are trained whole, by paths as in `targets`. A run adds those that its base
-    lacks, such as a new classifier."""
+    lacks, and its classifier."""
     use_rslora: bool = False
     """Multiply by alpha / √rank instead (Kalajdzievski 2023)."""
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -247,7 +249,7 @@ class LoRA:
 def make_lora(config: LoRAConfig, model: Model) -> LoRA:
     """Finds the linear maps of a model that a configuration adapts.
 
-    A map that is trained whole has no adapter.
+    A map that is trained whole has no adapter, and neither has a map of the head.
 
     Args:
         config: Rank, scale and targets.
@@ -260,7 +262,8 @@ def make_lora(config: LoRAConfig, model: Model) -> LoRA:
     stacked = create(model.config)
     maps, paths = linear_maps(stacked), list(by_path(parameter_shapes(stacked)))
     whole = frozenset(_matching(config.also_trained, paths, "lora.also_trained", "parameter"))
-    targets = _matching(config.targets, maps, "lora.targets", "linear map")
+    body = [path for path in maps if not path.startswith(HEAD)]
+    targets = _matching(config.targets, body, "lora.targets", "linear map")
     adapted = tuple(maps[path] for path in targets if f"{path}/kernel" not in whole)
     if not adapted:
         raise UserError(

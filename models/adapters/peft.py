@@ -35,6 +35,8 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 KERNEL, WEIGHT = "/kernel", ".weight"
+VALUE_HEAD = "head/value/"
+"""The head of values, which is for training alone and is left out."""
 TASKS = {
     "causal_lm": "CAUSAL_LM",
     "seq2seq_lm": "SEQ_2_SEQ_LM",
@@ -42,6 +44,7 @@ TASKS = {
     "token_classification": "TOKEN_CLS",
     "question_answering": "QUESTION_ANS",
     "none": "FEATURE_EXTRACTION",
+    "causal_lm_with_value": "CAUSAL_LM",
 }
 """peft's name of the task of a head; others have none."""
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -100,6 +103,14 @@ def save_adapter(
     config, flat = _as_exported(model.config, trained)
     mapping = mapping_of(config).tensor_mapping(config)
     maps = linear_maps(create(config))
+    known = {path for rule in mapping.rules for path in rule.flax}
+    needed = {*lora.whole, *(f"{m.path}{KERNEL}" for m in lora.maps)}
+    unknown = {path for path in needed - known if not path.startswith(VALUE_HEAD)}
+    if unknown:
+        raise WeightsError(
+            f"{min(unknown)} is trained and has no place in transformers: export the model in "
+            "another form"
+        )
     adapters = [
         adapter for rule in mapping.rules if (adapter := _adapter_of(rule, flat, maps)) is not None
     ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...models.loading import CONFIG_FILE, model_config
 from ..config import TrainConfig, check_length, in_steps
+from ..runs.init_from import head_parameters
 from ..runs.run_folder import fit_model
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
         log(f"assumed: {len(labels)} {'labels' if len(labels) > 1 else 'label'}")
     config = fit_model(config, initial_model, vocab_size, labels)
     config = dataclasses.replace(config, init_from=None, init_step=None)
+    if config.lora is not None:
+        also = dict.fromkeys((*config.lora.also_trained, *head_parameters(config.model)))
+        lora = dataclasses.replace(config.lora, also_trained=tuple(also))
+        config = dataclasses.replace(config, lora=lora)
     config = in_steps(config, EXAMPLES_PER_EPOCH)
     check_length(config)
     return config

@@ -44,13 +44,17 @@ class Plan:
     tokens: int
     """Token positions in a batch, over all devices and with padding."""
     num_parameters: int
-    """Parameters of the whole model."""
+    """Parameters that are trained: those of the whole model, or of adapters to it."""
     param_bytes: int
+    """Bytes of the parameters that are trained."""
     optimizer_bytes: int
     """Bytes of the optimizer state in device memory."""
     batch_bytes: int
     host_bytes: int = 0
     """Bytes of the optimizer state in the memory of the device's host."""
+    frozen_parameters: int = 0
+    """Parameters that no step changes: those of a reference, or the base of adapters."""
+    frozen_bytes: int = 0
     attention: str = ""
     """Summary of the kernel that computes attention."""
     model_flops: int = 0
@@ -72,7 +76,7 @@ class Plan:
     @property
     def argument_bytes(self) -> int:
         """Bytes of everything that is passed to the step."""
-        return self.param_bytes + self.optimizer_bytes + self.batch_bytes
+        return self.param_bytes + self.frozen_bytes + self.optimizer_bytes + self.batch_bytes
 
     @property
     def peak_bytes(self) -> int | None:

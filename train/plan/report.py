@@ -76,7 +76,7 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
         plan.peak_bytes is not None and plan.peak_bytes <= topology.chip.memory
     ):
         return
-    if plan.param_bytes + plan.optimizer_bytes > topology.chip.memory / 2:
+    if plan.param_bytes + plan.frozen_bytes + plan.optimizer_bytes > topology.chip.memory / 2:
         if plan.mesh["fsdp"] * plan.mesh["tensor"] < plan.num_devices:
             yield "would help: parameters on more devices (--mesh.fsdp, --mesh.tensor)"
         else:
@@ -94,9 +94,13 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
 
 def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
     yield "bytes on each device"
-    yield (
-        f"  parameters    {format_bytes(plan.param_bytes)} (the model has {plan.num_parameters:,})"
-    )
+    trained = f"{plan.num_parameters:,} are trained"
+    if not plan.frozen_parameters:
+        trained = f"the model has {plan.num_parameters:,}"
+    yield f"  parameters    {format_bytes(plan.param_bytes)} ({trained})"
+    if plan.frozen_parameters:
+        frozen = f"{plan.frozen_parameters:,} that no step changes"
+        yield f"  frozen        {format_bytes(plan.frozen_bytes)} ({frozen})"
     yield f"  optimizer     {format_bytes(plan.optimizer_bytes)}"
     if plan.host_bytes:
         yield (

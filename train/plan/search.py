@@ -74,7 +74,8 @@ def approximate_bytes_sent(plan: Plan, config: TrainConfig) -> float:
     data, fsdp, tensor, context = (
         plan.mesh[axis] for axis in ("data", "fsdp", "tensor", "context")
     )
-    gathered = 3 * 2 * config.micro_batches * plan.num_parameters / tensor * (1 - 1 / fsdp)
+    read = plan.num_parameters + plan.frozen_parameters
+    gathered = 3 * 2 * config.micro_batches * read / tensor * (1 - 1 / fsdp)
     copies = data * context
     summed = 2 * 4 * plan.num_parameters / tensor / fsdp * (1 - 1 / copies)
     activation = 2 * model.d_model * plan.tokens / data / fsdp  # bfloat16, of one layer

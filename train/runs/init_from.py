@@ -80,6 +80,13 @@ def plan_init_from(
     return InitFromPlan(folder, step, source, source_shapes, frozenset(copied))
 
 
+def head_parameters(model: TransformerConfig) -> list[str]:
+    """Returns the names of the parameters that are of use only to the same head and labels."""
+    own = tuple(f"{HEAD}{part}/" for part in HEADS[model.head].own_params)
+    shapes = parameter_shapes(create(model)) if own else {}
+    return [name for name, _ in named(shapes) if name.startswith(own)]
+
+
 def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
     """Returns the fields that give two models parameters of different shapes, for a message."""
     theirs, ours = (dataclasses.asdict(config) for config in (source, model))

@@ -25,7 +25,7 @@ from ..errors import RunError
 from ..objectives.tasks import task_of
 from ..progress import LogFn
 from .custom import CUSTOM, Custom
-from .init_from import InitFromPlan, plan_init_from
+from .init_from import InitFromPlan, head_parameters, plan_init_from
 from .load_run import open_run
 from .params_only_run import TOKENIZER, check_trainable
 from .quality import with_quality
@@ -186,12 +186,12 @@ def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
 
 
 def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> TrainConfig:
-    """Returns a run whose adapters say which parameters their base lacks, which it trains whole."""
+    """Returns a run whose adapters name what it trains whole: classifiers, and all that is new."""
     if plan is None or config.lora is None:
         return config
-    given = config.lora.also_trained
-    new = (name for name in plan.new(config.model) if name not in given)
-    lora = dataclasses.replace(config.lora, also_trained=(*given, *new))
+    new = (*plan.new(config.model), *head_parameters(config.model))
+    also = dict.fromkeys((*config.lora.also_trained, *new))
+    lora = dataclasses.replace(config.lora, also_trained=tuple(also))
     make_lora(lora, create(config.model))  # refuses patterns that fit nothing, before data are read
     return dataclasses.replace(config, lora=lora)
 

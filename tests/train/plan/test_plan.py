@@ -43,6 +43,20 @@ def test_bytes_are_those_of_the_real_run(train_config, batches):
     assert {x.kind for x in made.collectives} >= {"all-gather", "all-reduce"}
 
 
+def test_adapters_and_their_frozen_base_are_counted(train_config):
+    fields = {"mesh": train.MeshConfig(data=1, fsdp=4, tensor=2)}
+    lora = models.LoRAConfig(rank=4, targets=("attention",), frozen_dtype="bfloat16")
+    whole, adapted = (
+        worker.plan_run(train_config(**fields, **more), CPUS, jax.devices(), compiled=False)
+        for more in ({}, {"lora": lora})
+    )
+    # Two factors for each of the four maps of both layers, each 32 wide.
+    assert adapted.num_parameters == 2 * 4 * 2 * 32 * 4
+    assert adapted.frozen_parameters == whole.num_parameters
+    assert adapted.frozen_bytes == whole.param_bytes // 2
+    assert adapted.optimizer_bytes < 3 * adapted.param_bytes < whole.optimizer_bytes
+
+
 @pytest.fixture(scope="module")
 def planned(train_config):
     """`planned(**fields)`: the plan of a tiny GPT's run on eight devices."""

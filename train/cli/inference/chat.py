@@ -46,6 +46,12 @@ class ChatArguments:
     """Further strings that end an answer."""
     seed: int = 0
     """The seed of the first answer, one more for each that follows."""
+    tools: tuple[str, ...] = ()
+    """Tools that the model may call: arithmetic; search:FOLDER, which finds paragraphs in the text
+    files of a folder; python, which runs a program of the model without network and files, on
+    Linux."""
+    max_calls: int = 8
+    """The calls of tools after one turn of the user."""
     template: str | None = None
     """A folder with a chat template, instead of the model's own."""
     transcript: Path | None = None
@@ -68,6 +74,7 @@ def chat_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ....data.tokenizers.chat_template import ChatTemplate
     from ...chat.conversation import Conversation
+    from ...chat.tools.named import named_tool
 
     conversation = Conversation.of_run(
         parsed.run,
@@ -76,6 +83,8 @@ def chat_command(arguments: list[str]) -> None:
         instructions=parsed.system,
         seed=parsed.seed,
         stop=parsed.stop,
+        tools=[named_tool(name) for name in parsed.tools],
+        max_calls=parsed.max_calls,
         template=None if parsed.template is None else ChatTemplate.of_folder(parsed.template),
         **parsed.requested(),
     )
@@ -95,7 +104,11 @@ def chat_command(arguments: list[str]) -> None:
         if not line.strip():
             continue
         try:
-            conversation.reply(line, on_text=lambda text: print(text, end="", flush=True))
+            conversation.reply(
+                line,
+                on_text=lambda text: print(text, end="", flush=True),
+                on_turn=lambda turn: print(f"\n[{turn.writer}] {turn.content}", flush=True),
+            )
         except UserError as error:
             if not interactive:
                 raise
