@@ -64,7 +64,7 @@ class CallForm:
         """Returns what the instructions must say of the tools; None: the template says it."""
         if self.name == "hermes":
             return None
-        lines = [f"<<{tool.name} …>> {tool.description}" for tool in tools]
+        lines = [f"<<{tool.name} ...>> {tool.description}" for tool in tools]
         return "\n".join(["Tools:", *lines])
 
     def is_whole(self, text: str) -> bool:
