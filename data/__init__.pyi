@@ -14,6 +14,9 @@ from .batching import train_iterator as train_iterator
 from .chat.encoding import EncodedChat as EncodedChat
 from .chat.encoding import encode_chat as encode_chat
 from .chat.encoding import encode_completion as encode_completion
+from .chat.policy import PolicyData as PolicyData
+from .chat.policy import PolicyExamples as PolicyExamples
+from .chat.policy import RolloutConfig as RolloutConfig
 from .chat.preference_pairs import DPOData as DPOData
 from .chat.preference_pairs import PairExamples as PairExamples
 from .chat.preference_pairs import RewardData as RewardData
@@ -77,9 +80,6 @@ from .tasks.causal_lm import CausalLMExamples as CausalLMExamples
 from .tasks.causal_lm import PatternExamples as PatternExamples
 from .tasks.multiple_choice import MultipleChoiceData as MultipleChoiceData
 from .tasks.multiple_choice import MultipleChoiceExamples as MultipleChoiceExamples
-from .tasks.policy import PolicyData as PolicyData
-from .tasks.policy import PolicyExamples as PolicyExamples
-from .tasks.policy import RolloutConfig as RolloutConfig
 from .tasks.question_answering import QuestionAnsweringData as QuestionAnsweringData
 from .tasks.question_answering import QuestionAnsweringExamples as QuestionAnsweringExamples
 from .tasks.sequence_classification import SequenceClassificationData as SequenceClassificationData

@@ -8,6 +8,12 @@ Example::
 
 from .chat.conversation import Conversation as Conversation
 from .chat.conversation import Turn as Turn
+from .chat.tools.arithmetic import arithmetic as arithmetic
+from .chat.tools.python_program import Limits as Limits
+from .chat.tools.python_program import python_program as python_program
+from .chat.tools.search_files import search_files as search_files
+from .chat.tools.tool import Tool as Tool
+from .chat.tools.tool import ToolCall as ToolCall
 from .config import MeshConfig as MeshConfig
 from .config import TrainConfig as TrainConfig
 from .convert.average_checkpoints import average_checkpoints as average_checkpoints

@@ -29,6 +29,9 @@ LECTURES = """\
         {{ "bot:" }}
         {%- generation %}{{ " " + message.content | trim }}{{ eos_token }}{% endgeneration %}
         {{- "\\n" }}
+    {%- elif message.role == "tool" -%}
+        {#- An output of several lines is indented, so that none of them begins like a turn. -#}
+        {{ "tool: " + message.content | trim | replace("\\n", "\\n  ") + "\\n" }}
     {%- else -%}
         {{ message.role + ": " + message.content | trim + "\\n" }}
     {%- endif -%}

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from ...models.decoding.generator import sampling_keys
 from ..inference.completions import FinishReason, Prompt
 from ..inference.generate import TextGenerator
 from ..inference.growing_text import GrowingText
+from .tools.call_forms import CallForm, Written
+from .tools.tool import Tool, ToolCall, as_error
 
-USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
+USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
 STOP = f"{USER}:"
 """What a model of the lectures' template writes when it begins the user's next turn itself."""
 OnText = Callable[[str], None]
@@ -36,11 +38,18 @@ class Turn:
     """Who wrote it: `user`, the name of a model, or that of a tool."""
     finish_reason: FinishReason | None = None
     """Why the answer of a model ended: `stop`, `end` or `length`."""
+    calls: tuple[ToolCall, ...] = ()
+    """The calls of tools that the template writes apart from the content."""
 
     @property
     def message(self) -> Message:
         """The turn as a chat template reads it."""
-        return {"role": self.role, "content": self.content}
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.role == TOOL:
+            message["name"] = self.writer
+        if self.calls:
+            message["tool_calls"] = [call.message for call in self.calls]
+        return message
 
 
 class Conversation:
@@ -65,10 +74,14 @@ class Conversation:
           256.
         seed: the seed of the first answer, one more for each that follows.
         stop: further strings that end an answer, and are not part of it.
+        tools: what the model may call. It writes a call in its template's form, reads the output as
+          a turn of the role `tool`, and goes on.
+        max_calls: the calls after one turn of the user; further ones are answered by an error.
         **options: how tokens are chosen, arguments of `models.generate` such as `temperature`.
 
     Raises:
-        UserError: an option is not supported, or out of range.
+        UserError: an option is not supported, or out of range; or the chat template has no form of
+          calls that is known.
     """
 
     def __init__(
@@ -81,6 +94,8 @@ class Conversation:
         max_new_tokens: int | None = None,
         seed: int = 0,
         stop: Sequence[str] = (),
+        tools: Sequence[Tool] = (),
+        max_calls: int = 8,
         **options: JsonValue,
     ) -> None:
         self.instructions = instructions
@@ -88,8 +103,13 @@ class Conversation:
         self._generator, self._name, self._seed = generator, name, seed
         self._template = generator.tokenizer.chat_template if template is None else template
         own = (STOP,) if self._template.source == LECTURES else ()
+        # Nor may a model write what a tool says.
+        own = (*own, f"\n{TOOL}:") if own and tools else own
         self._stop = (*own, *stop)
         longest = min(256, generator.max_length // 4) if max_new_tokens is None else max_new_tokens
+        self._tools = {tool.name: tool for tool in tools}
+        self._max_calls = max_calls
+        self._form = CallForm.of(self._template) if tools else None
         self._request = generator.context_request(max_new_tokens=longest, **options)
         self._context = generator.cached_context()
 
@@ -126,12 +146,21 @@ class Conversation:
         """Returns the text that the model would read for the user's next turn."""
         return self._prompt([*self.turns, Turn(USER, text, USER)])[0].text
 
-    def reply(self, text: str, *, on_text: OnText | None = None) -> Turn:
+    def reply(
+        self,
+        text: str,
+        *,
+        on_text: OnText | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
+    ) -> Turn:
         """Says something to the model and returns its answer; both become turns.
+
+        So do calls of tools, and what the tools say, before the answer.
 
         Args:
             text: what the user says.
-            on_text: called with the answer piece by piece, as it grows.
+            on_text: called with what the model writes piece by piece, as it grows.
+            on_turn: called with what each tool says.
 
         Raises:
             UserError: the text is empty, or does not fit the window beside the instructions. The
@@ -140,16 +169,26 @@ class Conversation:
         if not text.strip():
             raise UserError("the message is empty: say something")
         turns = [*self.turns, Turn(USER, text, USER)]
-        answer = self.answer(turns, on_text=on_text)
-        self.turns = [*turns, answer]
-        return answer
+        left = self._max_calls
+        while True:
+            answer, written = self._answer(turns, on_text)
+            turns.append(answer)
+            if left < 0 or not (written.calls or written.malformed):
+                break
+            said = [Turn(TOOL, as_error(text), TOOL) for text in (written.malformed,) if text]
+            for call in written.calls:
+                said.append(Turn(TOOL, self._call(call, left), call.name))
+                left -= 1
+            left = left - 1 if written.malformed else left
+            for turn in self._fitting(turns, said):
+                turns.append(turn)
+                if on_turn is not None:
+                    on_turn(turn)
+        self.turns = turns
+        return turns[-1]
 
-    def answer(self, turns: Sequence[Turn], *, on_text: OnText | None = None) -> Turn:
-        """Returns the model's answer to some turns, and leaves the conversation as it is.
-
-        Args:
-            turns: the turns so far.
-            on_text: called with the answer piece by piece, as it grows.
+    def _answer(self, turns: Sequence[Turn], on_text: OnText | None) -> tuple[Turn, Written]:
+        """Returns the model's answer to some turns, and what is in it.
 
         Raises:
             UserError: the last exchange does not fit the window beside the instructions.
@@ -164,16 +203,56 @@ class Conversation:
         request = dataclasses.replace(self._request, max_new_tokens=room)
         answered = sum(turn.role == ASSISTANT for turn in turns)
         keys = sampling_keys(self._seed + answered, 1)
-        shown = 0
+        shown, form = 0, self._form
         for token in self._context.stream(encoded.ids, request, keys):
             growing.grow([token])
+            end = form and form.end_of_call(growing.text)
+            if end is not None:
+                growing.text, growing.reason = growing.text[:end], "stop"
             if on_text is not None:
-                shown = _show(growing, shown, on_text, until=growing.num_settled)
+                until = growing.num_settled if end is None else end
+                shown = _show(growing, shown, on_text, until=until)
             if growing.reason is not None:
                 break
         if on_text is not None:
             _show(growing, shown, on_text, until=len(growing.text.rstrip()))
-        return Turn(ASSISTANT, growing.text.strip(), self._name, growing.reason or "length")
+        reason = growing.reason or "length"
+        answer = Turn(ASSISTANT, growing.text.strip(), self._name, reason)
+        if form is None:
+            return answer, Written(answer.content, ())
+        written = form.read(answer.content, tuple(self._tools.values()))
+        if not form.in_content:
+            answer = dataclasses.replace(answer, content=written.content, calls=written.calls)
+        return answer, written
+
+    def _fitting(self, turns: Sequence[Turn], said: Sequence[Turn]) -> Sequence[Turn]:
+        """Shortens what tools said until the window has room for half of the longest answer."""
+        short, longest = said, max(len(turn.content) for turn in said)
+        while longest > 100:
+            try:
+                if 2 * self._prompt([*turns, *short])[1] >= (self._request.max_new_tokens or 1):
+                    break
+            except UserError:
+                pass  # not even one token
+            longest //= 2
+            note = "\n[the rest does not fit the window]"
+            short = [
+                turn
+                if len(turn.content) <= longest
+                else dataclasses.replace(turn, content=turn.content[:longest] + note)
+                for turn in said
+            ]
+        return short
+
+    def _call(self, call: ToolCall, left: int) -> str:
+        """Returns what a tool says to a call, or why there is no answer."""
+        if left <= 0:
+            return as_error(f"no more than {self._max_calls} calls: answer without a tool")
+        tool = self._tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self._tools)
+            return as_error(f"there is no tool {call.name!r}: choose from {known}")
+        return tool(call.arguments)
 
     def reset(self) -> None:
         """Forgets all turns; the instructions stay."""
@@ -189,7 +268,7 @@ class Conversation:
         if self.instructions is not None:
             rows = [dataclasses.asdict(Turn(SYSTEM, self.instructions, USER)), *rows]
         lines = [
-            json.dumps({k: v for k, v in row.items() if v is not None}, ensure_ascii=False)
+            json.dumps({k: v for k, v in row.items() if v not in (None, ())}, ensure_ascii=False)
             for row in rows
         ]
         write_file(Path(path), "".join(f"{line}\n" for line in lines).encode())
@@ -209,7 +288,7 @@ class Conversation:
                     f"{location} has the fields {', '.join(row)}: a transcript has role, content "
                     "and writer"
                 )
-            turn = Turn(role, content, str(row.get("writer", role)))
+            turn = Turn(role, content, str(row.get("writer", role)), calls=_calls(row, location))
             if turn.role == SYSTEM and number == 1:
                 instructions = turn.content
             else:
@@ -219,7 +298,11 @@ class Conversation:
     def _prompt(self, turns: Sequence[Turn]) -> tuple[EncodedChat, int]:
         """Returns what the model reads, and the longest answer that fits after it, in tokens."""
         window, wanted = self._generator.max_length, self._request.max_new_tokens or 1
-        first = [] if self.instructions is None else [Turn(SYSTEM, self.instructions, USER)]
+        tools = tuple(self._tools.values())
+        listed = None if self._form is None else self._form.instructions(tools)
+        system = "\n".join(filter(None, [self.instructions, listed]))
+        first = [Turn(SYSTEM, system, USER)] if system else []
+        schemas = [tool.schema for tool in tools] if tools and listed is None else None
         begins = [i for i, turn in enumerate(turns) if turn.role == USER]
         encoded = None
         for begin in begins or [0]:
@@ -227,6 +310,7 @@ class Conversation:
             encoded = encode_chat(
                 self._generator.tokenizer,
                 messages,
+                tools=schemas,
                 add_generation_prompt=True,
                 template=self._template,
             )
@@ -245,6 +329,18 @@ class Conversation:
     def _end_of_turn(self) -> tuple[int, ...]:
         """The control token that ends the assistant's turn, if the template writes one."""
         return end_of_turn(self._generator.tokenizer, self._template)
+
+
+def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:
+    """Returns the calls of a message of a transcript."""
+    calls = row.get("calls", [])
+    try:
+        assert isinstance(calls, list)
+        return tuple(ToolCall(**call) for call in calls)  # pyright: ignore
+    except (AssertionError, TypeError):
+        raise UserError(
+            f"{location}: calls must be a list of objects with name and arguments"
+        ) from None
 
 
 def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:

@@ -29,6 +29,10 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "data": ("The examples to train and validate on.", ("data.",)),
+    "rollouts": (
+        "How answers are sampled and rewarded in reinforcement learning.",
+        ("data.rollout.",),
+    ),
     "tokenizer": ("The vocabulary: an existing one, or one to train.", ("data.tokenizer.",)),
     "model": ("Sizes and variants of the model.", ("model.",)),
     "adapters": (
@@ -59,6 +63,8 @@ OPTIONAL = {"lora": LoRAConfig}
 MOST_USED = (
     *("preset", "data.source", "data.validation", "data.length", "init_from", "steps", "epochs"),
     *("batch_size", "optimizer.peak_learning_rate", "execution.dtype"),
+    *("data.rollout.rewards", "data.rollout.max_new_tokens", "data.rollout.num_generations"),
+    "data.rollout.beta",
 )
 """The options that `--help` shows after the command's own."""
 

@@ -16,9 +16,9 @@ import numpy as np
 import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
+from ...data.chat.policy import PolicyData, PolicyExamples
 from ...data.dataset import counted
 from ...data.errors import UserError
-from ...data.tasks.policy import PolicyData
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
 from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
 from ...models.registry import create
@@ -31,7 +31,7 @@ from ..objectives.objectives import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
 from ..progress import LogFn, Progress
-from ..rewards.functions import RewardFunction, rewards_of
+from ..rewards.functions import RewardFunction
 from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.params_only_run import TOKENIZER
@@ -44,6 +44,7 @@ from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
 from .metrics_log import MetricsLog, read_metrics
 from .policy_trainer import compile_policy_trainer
 from .report import REPORT_FILE, write_report
+from .samples import read_samples, write_samples
 from .stop_signals import StopNow, StopRequest, stop_requested
 
 SECONDS_BETWEEN_LOOKS = 0.001
@@ -287,8 +288,7 @@ def _open(
     run = prepare_run(config, folder, log, custom)
     objective = objective_of(run.config, custom.objective)
     if isinstance(run.config.data, PolicyData):
-        rewards = rewards_of(run.config.data.rollout, custom.rewards)
-        trainer = compile_policy_trainer(run, objective, rewards)
+        trainer = compile_policy_trainer(run, objective, custom.rewards)
     else:
         trainer = compile_trainer(run.config, objective)
     is_begun = bool(steps(run.folder))
@@ -374,11 +374,12 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         compared, name, value = baseline(run.train)
         summary[name] = f"{value:.4f} nats per token"
         progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
-    write_report(run.folder, summary, validation, None)
+    samples = read_samples(run.folder)
+    write_report(run.folder, summary, validation, None, samples=samples)
     if config.sample_prompt is None:
         return None
     sample = final_sample(run.folder, config.sample_prompt, config.seed)
-    write_report(run.folder, summary, validation, sample)
+    write_report(run.folder, summary, validation, sample, samples=samples)
     return sample
 
 
@@ -493,6 +494,10 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
     if s.evaluation_due and not (stopped_by := _evaluate(s, stop)):
         assert s.validation is not None
         s.checkpoints.add_loss(s.step, s.validation["loss"])
+    if s.trainer.validation is not None and not (
+        s.step or read_metrics(s.run.folder, "validation")
+    ):
+        stopped_by = _evaluate(s, stop)  # what the policy is rewarded with before it learns
     virtual_devices = jax.default_backend() == "cpu" and jax.local_device_count() > 1
     while not stopped_by and s.step < config.steps:
         if stopped_by := greatest(CALLBACK_FAILED if s.failure is not None else stop.number):
@@ -641,6 +646,9 @@ def _evaluate(s: _Session, stop: StopRequest) -> int:
     s.validated_step = s.step
     if s.log is not None:
         s.log.write(s.step, "validation", s.validation)
+        if isinstance(split.examples, PolicyExamples):
+            found, tokenizer = evaluation.predictions, s.run.tokenizer
+            write_samples(s.run.folder, s.step, split.examples, found, tokenizer)
     shown = tuple(evaluation.means) if own else task_of(data).progress_metrics
     s.progress.evaluated(s.step, s.validation, shown)
     step, validation = s.step, s.validation

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ...data.tasks.policy import PolicyData, PolicyExamples, Prompt
+from ...data.chat.policy import PolicyData, PolicyExamples
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.lora import make_lora
 from ...models.nn.typing import Array, Float, Key, Params
@@ -25,10 +25,11 @@ from ..distributed.sharding import (
     shard_batch,
 )
 from ..errors import RunError
+from ..inference.reward_model import RewardModel
 from ..objectives.eval_step import EvaluatedBatch
 from ..objectives.objectives import Objective
 from ..optim.schedules import make_schedule
-from ..rewards.functions import Rewards
+from ..rewards.functions import RewardFunction, Rewards, rewards_of
 from ..runs.run_folder import Run
 from ..state import Metrics, TrainState
 from .compile import (
@@ -174,19 +175,12 @@ class PolicyTrainer:
         """Rewards the answers of this process, on the host; NaN for filler and for no reward."""
         texts, real = self._texts(rollout)
         group = len(texts) // len(batch["index"])
-        prompts = [
-            examples.prompts.prompt(epoch, index) if is_real else Prompt("")
-            for epoch, index, is_real in zip(
-                np.repeat(batch["epoch"], group).tolist(),
-                np.repeat(batch["index"], group).tolist(),
-                real,
-                strict=True,
-            )
-        ]
+        epochs, indices = (np.repeat(batch[name], group).tolist() for name in ("epoch", "index"))
         judged = [i for i, is_real in enumerate(real) if is_real]
+        asked = [examples.prompts.prompt(epochs[i], indices[i]) for i in judged]
         values = np.full((len(texts), len(self.rewards.functions)), np.nan, np.float32)
         if judged:
-            values[judged] = self.rewards([prompts[i] for i in judged], [texts[i] for i in judged])
+            values[judged] = self.rewards(asked, [texts[i] for i in judged])
         return shard_batch({"rewards": values}, self.sharded.mesh)["rewards"]
 
     def _texts(self, rollout: Rollout) -> tuple[list[str], list[bool]]:
@@ -359,17 +353,19 @@ VALIDATION = Objective(
 """How an evaluation is weighed: its loss is the mean reward, negated."""
 
 
-def compile_policy_trainer(run: Run, objective: Objective, rewards: Rewards) -> CompiledTrainer:
+def compile_policy_trainer(
+    run: Run, objective: Objective, own_rewards: Sequence[RewardFunction] = ()
+) -> CompiledTrainer:
     """Makes the functions of a run of reinforcement learning for the devices at hand.
 
     Args:
         run: the run; its data are `PolicyData`.
         objective: what is learned from a batch of answers.
-        rewards: what the answers are rewarded by.
+        own_rewards: the caller's, besides those that the configuration names.
 
     Raises:
-        UserError: mesh, batch and parameters do not fit each other, or the tokenizer has no token
-          that ends an answer.
+        UserError: mesh, batch and parameters do not fit each other, a reward is unknown, or the
+          tokenizer has no token that ends an answer.
     """
     config, data = run.config, cast(PolicyData, run.config.data)
     end = run.tokenizer.special_ids.eos
@@ -398,7 +394,11 @@ def compile_policy_trainer(run: Run, objective: Objective, rewards: Rewards) -> 
             adapter=None if config.lora is None else make_lora(config.lora, model),
         ),
         tokenizer=run.tokenizer,
-        rewards=rewards,
+        rewards=rewards_of(
+            data.rollout,
+            own_rewards,
+            open_model=functools.partial(RewardModel.of_run, mesh=mesh),
+        ),
         training=cast(PolicyExamples, run.train.examples),
         validation=cast(PolicyExamples, run.validation.examples),
     )

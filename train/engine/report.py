@@ -1,7 +1,8 @@
 """`report.md`: what a finished run was, and its loss curve as a picture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .metrics_log import read_metrics
 
@@ -14,6 +15,8 @@ def write_report(
     facts: Mapping[str, object],
     validation: Mapping[str, float | int],
     sample: str | None,
+    *,
+    samples: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Writes `report.md` and `loss.png` into a run folder.
 
@@ -22,6 +25,8 @@ def write_report(
         facts: rows of the table at the top.
         validation: loss and scores of the last evaluation.
         sample: what the model made of a prompt.
+        samples: answers of a policy with their rewards, as `read_samples` returns them; those of
+          the first and of the last evaluation are shown.
     """
     draw_curve(folder, folder / CURVE_FILE)
     scores = {f"validation {name}": _shown(value) for name, value in validation.items()}
@@ -30,7 +35,19 @@ def write_report(
     text = f"# {folder.name}\n\n| | |\n| --- | --- |\n{table}\n\n![loss]({CURVE_FILE})\n"
     if sample is not None:
         text += f"\n## A sample\n\n```text\n{sample}\n```\n"
+    for step in sorted({row["step"] for row in (*samples[:1], *samples[-1:])}):
+        text += f"\n## Answers after {step:,} steps\n\n"
+        text += "| prompt | answer | reward |\n| --- | --- | --- |\n"
+        for row in samples:
+            if row["step"] == step:
+                cells = (row["prompt"], row["completion"], row["reward"])
+                text += "| " + " | ".join(map(_cell, cells)) + " |\n"
     (folder / REPORT_FILE).write_text(text, encoding="utf-8")
+
+
+def _cell(value: object) -> str:
+    """Returns a value for a row of a table, without what would end the cell."""
+    return str(value).replace("|", "\\|").replace("\n", "⏎")
 
 
 def _shown(value: float | int) -> str:

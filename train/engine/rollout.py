@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...data.tasks.policy import RolloutConfig
+from ...data.chat.policy import RolloutConfig
 from ...models.adapters.lora import LoRA
 from ...models.decoding.rollout import Answers, sample_answers
 from ...models.decoding.unstack_layers import unstack_layers

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+from ...data.chat.policy import PolicyData
 from ...data.chat.preference_pairs import DPOData, RewardData
 from ...data.chat.supervised import SupervisedData
 from ...data.dataset import DataSplit
@@ -16,7 +17,6 @@ from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tasks.multiple_choice import MultipleChoiceData
-from ...data.tasks.policy import PolicyData
 from ...data.tasks.question_answering import QuestionAnsweringData, QuestionAnsweringExamples
 from ...data.tasks.sequence_classification import (
     SequenceClassificationData,

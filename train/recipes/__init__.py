@@ -13,7 +13,7 @@ from ..config import Recipe, TrainConfig
 
 RECIPES: dict[str, Recipe] = {
     name: recipe
-    for file in (*FAMILIES, "post_training")
+    for file in (*FAMILIES, "post_training", "reinforcement")
     for name, recipe in import_module(f".{file}", __name__).RECIPES.items()
 }
 """Every recipe by name: the `RECIPES` of the file that each family has in this folder, and of

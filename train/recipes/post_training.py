@@ -55,7 +55,7 @@ DPO = TrainConfig(
 )
 
 
-def _of_any_size(config: TrainConfig) -> Callable[[str], TrainConfig]:
+def of_any_size(config: TrainConfig) -> Callable[[str], TrainConfig]:
     """Returns the function from a published size to the recipe for it, to be given a beginning."""
 
     def of_size(preset: str) -> TrainConfig:
@@ -85,7 +85,7 @@ RECIPES: dict[str, Recipe] = {
             "output …"
         ),
         config=SFT,
-        of_preset=_of_any_size(SFT),
+        of_preset=of_any_size(SFT),
         any_family=True,
     ),
     "reward": Recipe(
@@ -96,7 +96,7 @@ RECIPES: dict[str, Recipe] = {
             "single number."
         ),
         config=REWARD,
-        of_preset=_of_any_size(REWARD),
+        of_preset=of_any_size(REWARD),
         any_family=True,
     ),
     "dpo": Recipe(
@@ -106,7 +106,7 @@ RECIPES: dict[str, Recipe] = {
             "It begins with the run runs/sft, which is also the reference that it is held near."
         ),
         config=DPO,
-        of_preset=_of_any_size(DPO),
+        of_preset=of_any_size(DPO),
         any_family=True,
     ),
 }

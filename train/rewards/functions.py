@@ -2,8 +2,8 @@
 
 A reward is any Python function `reward(prompts, completions, **fields)` that returns a number for
 each completion, or None for one that it does not judge. All arguments are lists of the same length;
-`fields` are the other fields of the prompts' records, such as `answer`. A function need not take
-arguments that it does not use.
+`fields` are the other fields of the prompts' records, such as `answer`, and `begun`, the prompts as
+conversations where they are such. A function need not take arguments that it does not use.
 """
 
 import inspect
@@ -11,12 +11,13 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...data.chat.policy import Prompt, RolloutConfig
 from ...data.errors import UserError, suggest
-from ...data.tasks.policy import Prompt, RolloutConfig
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """`reward(prompts, completions, **fields) -> list[float | None]`."""
@@ -153,14 +154,29 @@ def reward_name(function: RewardFunction) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def rewards_of(settings: RolloutConfig, own: Sequence[RewardFunction] = ()) -> "Rewards":
+def rewards_of(
+    settings: RolloutConfig,
+    own: Sequence[RewardFunction] = (),
+    *,
+    open_model: Callable[[str], RewardFunction] | None = None,
+) -> "Rewards":
     """Returns the rewards of a run: those that its settings name, and the caller's own.
+
+    Args:
+        settings: name built-in rewards, or folders of reward models.
+        own: further ones.
+        open_model: opens a reward model.
 
     Raises:
         UserError: there is none, one is unknown, two have the same name, or there is not a weight
           for each.
     """
-    named = [(name.partition(":")[0], named_reward(name)) for name in settings.rewards]
+    named: list[tuple[str, RewardFunction]] = []
+    for name in settings.rewards:
+        if open_model is not None and Path(name).expanduser().is_dir():
+            named.append((Path(name).name, open_model(name)))
+        else:
+            named.append((name.partition(":")[0], named_reward(name)))
     pairs = [*named, *((reward_name(function), function) for function in own)]
     if not pairs:
         raise UserError(
@@ -204,6 +220,7 @@ class Rewards:
             **{name: [prompt.fields.get(name) for prompt in prompts] for name in names},
             "prompts": [prompt.text for prompt in prompts],
             "completions": list(completions),
+            "begun": [prompt.begun for prompt in prompts],
         }
         columns = [
             _checked(name, _call(name, function, given), len(completions))

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from ...data.chat.policy import RolloutConfig
 from ...data.errors import UserError
 from ...data.tasks.base import DataConfig
-from ...data.tasks.policy import RolloutConfig
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.adapters.lora import LoRAConfig
 from ...models.config import Execution

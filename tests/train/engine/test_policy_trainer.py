@@ -10,6 +10,7 @@ import pytest
 from flaxzoo import data, models, train
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import policy_trainer
+from flaxzoo.train.engine.samples import read_samples
 
 from ...support.run_folders import assert_same, everything, lines
 
@@ -79,6 +80,13 @@ def test_a_run_logs_what_others_call_so(whole_run):
     assert scores["prompts"] == 100
     assert "kl" in scores
     assert 1 <= scores["completions/mean_length"] <= 4
+    assert [row["step"] for row in rows if row["split"] == "validation"] == [0, 2, 4]
+    samples = read_samples(folder)
+    assert [row["step"] for row in samples] == [0] * 8 + [2] * 8 + [4] * 8
+    assert samples[0].keys() == {"step", "prompt", "completion", "reward"}
+    report = (folder / "report.md").read_text()
+    assert "## Answers after 0 steps" in report
+    assert f"| {samples[-1]['prompt']} | {samples[-1]['completion']} |" in report
 
 
 @pytest.mark.slow
@@ -89,6 +97,7 @@ def test_a_resumed_run_is_the_run_never_stopped(whole_run, tmp_path):
     train.train(config, tmp_path / "run", quiet=True)
     assert_same(everything(tmp_path / "run", 4), everything(whole_run[1], 4))
     assert lines(tmp_path / "run") == lines(whole_run[1])
+    assert read_samples(tmp_path / "run") == read_samples(whole_run[1])
 
 
 @pytest.mark.slow

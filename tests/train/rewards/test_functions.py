@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 from flaxzoo.data import RolloutConfig, UserError
-from flaxzoo.data.tasks.policy import Prompt
+from flaxzoo.data.chat.policy import Prompt
+from flaxzoo.data.chat.records import PromptedText
 from flaxzoo.train.rewards.functions import named_reward, rewards_of
 
 CASES = {
@@ -15,6 +16,10 @@ CASES = {
     "length:4": (["", "ab", "abcd", "a" * 9], [0, 0.5, 1, 0]),
     "contains:cat": (["a cat", "cats", "concat", "cat."], [1, 0, 0, 1]),
 }
+
+
+def asked(text, **fields):
+    return Prompt(PromptedText(text, ""), text, (), fields)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -35,7 +40,7 @@ def test_an_own_reward_gets_the_arguments_that_it_takes_and_none_is_no_reward():
     rewards = rewards_of(settings, [long])
     assert list(rewards.functions) == ["exact_match", "long"]
     assert rewards.weights == (1.0, 0.5)
-    prompts = [Prompt("a", {"answer": "x"}), Prompt("?", {"answer": None})]
+    prompts = [asked("a", answer="x"), asked("?", answer=None)]
     found = rewards(prompts, ["x", "y"])
     np.testing.assert_array_equal(found, np.asarray([[1, 1], [math.nan, math.nan]], np.float32))
 
@@ -66,7 +71,7 @@ def test_a_wrong_name_is_one_line(name, message):
 def test_a_wrong_reward_is_one_line(reward, message):
     rewards = rewards_of(RolloutConfig(), [reward])
     with pytest.raises(UserError, match=message):
-        rewards([Prompt("a"), Prompt("b")], ["x", "y"])
+        rewards([asked("a"), asked("b")], ["x", "y"])
 
 
 def test_a_run_needs_a_reward_and_a_weight_for_each():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,12 @@ class ChatArguments:
     """Further strings that end an answer."""
     seed: int = 0
     """The seed of the first answer, one more for each that follows."""
+    tools: tuple[str, ...] = ()
+    """Tools that the model may call: arithmetic; search:FOLDER, which finds paragraphs in the text
+    files of a folder; python, which runs a program of the model without network and files, on
+    Linux."""
+    max_calls: int = 8
+    """The calls of tools after one turn of the user."""
     template: str | None = None
     """A folder with a chat template, instead of the model's own."""
     transcript: Path | None = None
@@ -68,6 +75,7 @@ def chat_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ....data.tokenizers.chat_template import ChatTemplate
     from ...chat.conversation import Conversation
+    from ...chat.tools.named import named_tool
 
     conversation = Conversation.of_run(
         parsed.run,
@@ -76,6 +84,8 @@ def chat_command(arguments: list[str]) -> None:
         instructions=parsed.system,
         seed=parsed.seed,
         stop=parsed.stop,
+        tools=[named_tool(name) for name in parsed.tools],
+        max_calls=parsed.max_calls,
         template=None if parsed.template is None else ChatTemplate.of_folder(parsed.template),
         **parsed.requested(),
     )
@@ -95,7 +105,13 @@ def chat_command(arguments: list[str]) -> None:
         if not line.strip():
             continue
         try:
-            conversation.reply(line, on_text=lambda text: print(text, end="", flush=True))
+            conversation.reply(
+                line,
+                on_text=lambda text: print(_printable(text), end="", flush=True),
+                on_turn=lambda turn: print(
+                    _printable(f"\n[{turn.writer}] {turn.content}"), flush=True
+                ),
+            )
         except UserError as error:
             if not interactive:
                 raise
@@ -109,6 +125,12 @@ def chat_command(arguments: list[str]) -> None:
         print(flush=True)
         if parsed.transcript is not None:
             conversation.save(parsed.transcript)
+
+
+def _printable(text: str) -> str:
+    """Returns a text without control characters, which a terminal would obey."""
+    kept = (c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "?" for c in text)
+    return "".join(kept)
 
 
 def _lines(interactive: bool) -> Iterator[str]:

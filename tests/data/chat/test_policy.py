@@ -31,11 +31,43 @@ def test_a_prompt_is_padded_on_the_left_and_found_again():
     assert prompt.fields == {"answer": str(int(a) + int(b))}
     number = int(example["prompt_mask"].sum())
     assert example["prompt_mask"].tolist() == [0] * (8 - number) + [1] * number
-    bos = [] if tokenizer.special_ids.bos is None else [tokenizer.special_ids.bos]
-    expected = bos + tokenizer.encode(prompt.text)
+    expected = tokenizer.encode(prompt.text)
     assert example["prompt_ids"][-number:].tolist() == expected
     other = config.train_split(tokenizer, (), seed=2).examples.example(2, 5)
     assert not np.array_equal(other["prompt_ids"], example["prompt_ids"])
+
+
+CONVERSATION = [{"role": "user", "content": "hi"}]
+ANSWER = {"role": "assistant", "content": "you"}
+RECORDS = {
+    "text": {"prompt": "hi", "answer": "4"},
+    "document": {"text": "hi"},
+    "completion": {"prompt": "hi", "completion": "you"},
+    "messages": {"prompt": CONVERSATION, "answer": "4"},
+    "conversation": {"messages": [*CONVERSATION, ANSWER]},
+    "preference": {"chosen": [*CONVERSATION, ANSWER], "rejected": [*CONVERSATION, ANSWER]},
+    "alpaca": {"instruction": "hi", "output": "you"},
+    "dialogue": {
+        "chosen": "\n\nHuman: hi\n\nAssistant: you",
+        "rejected": "\n\nHuman: hi\n\nAssistant: not",
+    },
+}
+
+
+@pytest.mark.parametrize("form", RECORDS)
+def test_prompts_of_all_forms(form):
+    record = RECORDS[form]
+    config = prompts(data.Examples.of([record]), length=32)
+    tokenizer = data.train_tokenizer(["user: hi bot: you \n\n"], CHARACTERS)
+    split = config.whole_source(config.source, tokenizer, ())
+    prompt = split.examples.prompts.prompt(0, 0)
+    if form in ("text", "document", "completion"):
+        assert prompt.text == "hi"
+    else:
+        encoded = data.encode_chat(tokenizer, CONVERSATION, add_generation_prompt=True)
+        assert (prompt.text, prompt.ids) == (encoded.text, tuple(encoded.ids))
+        assert prompt.fields["messages"] == CONVERSATION
+    assert prompt.fields.get("answer") == record.get("answer")
 
 
 def test_validation_asks_every_sum_once():

@@ -7,7 +7,7 @@ left, and ``epoch`` and ``index`` int32 [], by which the fields of its record ar
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -15,11 +15,13 @@ import numpy as np
 from ..corpora.token_corpus import Texts
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
 from ..errors import DataError, UserError, check_choices
-from ..io.hashing import digest
 from ..sources.builtin.toys import Toy
-from ..sources.documents import Documents, SourceLike, as_source
+from ..sources.documents import Documents, SourceLike, Split, as_source
 from ..tokenizers.base import Tokenizer
-from .base import DataConfig
+from .chat_data import ChatData
+from .encoding import encode_chat
+from .records import Demonstration, Dialogue, PromptedText, demonstration, preferences
+from .rows import Row
 
 PROMPTS_PER_EPOCH = 1 << 16
 """Prompts in an epoch of an endless source; every epoch has new ones."""
@@ -164,15 +166,89 @@ _USUAL: dict[Algorithm, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as its record has it.
+    """A prompt, and what a reward may know of it.
 
     Attributes:
-      text: The text that the model continues.
-      fields: All other fields of the record, which rewards may read.
+      begun: A text, whose completion is empty, or a conversation that the assistant continues.
+      text: The text that the model reads: that of ``begun``, by the chat template.
+      ids: Its tokens.
+      fields: The fields of its record, which rewards may read.
     """
 
+    begun: Demonstration
     text: str
+    ids: tuple[int, ...]
     fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """A prompt as its record has it; see ``Prompt``."""
+
+    begun: Demonstration
+    fields: Mapping[str, Any]
+
+    def encode(self, tokenizer: Tokenizer) -> Prompt:
+        """Returns the prompt with its tokens."""
+        if isinstance(self.begun, Dialogue):
+            encoded = encode_chat(
+                tokenizer,
+                self.begun.messages,
+                tools=self.begun.tools,
+                add_generation_prompt=True,
+            )
+            return Prompt(self.begun, encoded.text, tuple(encoded.ids), self.fields)
+        text = self.begun.prompt
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return Prompt(self.begun, text, (*tokenizer.added_tokens()[0], *ids), self.fields)
+
+
+def prompt_record(row: Row, location: str) -> PromptRecord:
+    """Reads a prompt by the keys of a record.
+
+    Args:
+      row: The record. Its ``prompt`` is a text or a list of messages; without one it is a
+        demonstration or a preference, whose answer is left out, or a ``text``.
+      location: Its location, for messages.
+
+    Raises:
+      DataError: The keys are those of no form, or a value has another type.
+    """
+    task = row.get("task")
+    task = None if task is None else str(task)
+    prompt, fields = row.get("prompt"), {name: x for name, x in row.items() if name != "prompt"}
+    if isinstance(prompt, str):
+        begun: Demonstration = PromptedText(prompt, "", task)
+    elif "text" in row and prompt is None:
+        begun = replace(demonstration(row, location), task=task)
+        assert isinstance(begun, PromptedText)
+        begun = PromptedText(begun.completion, "", task)
+    elif prompt is not None:
+        whole = demonstration({"messages": prompt, "tools": row.get("tools")}, location)
+        begun = replace(whole, task=task)
+    elif {"chosen", "rejected"} <= row.keys():
+        begun = next(preferences(row, location)).chosen
+        if isinstance(begun, Dialogue):
+            begun = replace(begun, messages=begun.messages[: begun.first], first=0, task=task)
+        else:
+            begun = PromptedText(begun.prompt, "", task)
+    else:
+        begun = _without_answer(demonstration(row, location))
+    if isinstance(begun, Dialogue):
+        fields = {**fields, "messages": list(begun.messages)}
+    if not begun.opening.strip():
+        raise DataError(f"{location} has an empty prompt: leave the record out")
+    return PromptRecord(begun, fields)
+
+
+def _without_answer(whole: Demonstration) -> Demonstration:
+    """Returns a conversation up to its last answer."""
+    if isinstance(whole, PromptedText):
+        return replace(whole, completion="")
+    messages = list(whole.messages)
+    while messages and messages[-1].get("role") == "assistant":
+        messages.pop()
+    return replace(whole, messages=tuple(messages), first=0)
 
 
 class Prompts(Protocol):
@@ -207,6 +283,7 @@ class ToyPrompts:
     """The training prompts of a toy, new in every epoch."""
 
     toy: Toy
+    tokenizer: Tokenizer
     seed: int
 
     def __len__(self) -> int:
@@ -215,7 +292,7 @@ class ToyPrompts:
     def prompt(self, epoch: int, index: int) -> Prompt:
         """Returns a prompt; see ``Prompts``."""
         text = self.toy.training_text(self.seed, epoch, index)
-        return Prompt(text.prompt, text.fields)
+        return PromptRecord(PromptedText(text.prompt, ""), text.fields).encode(self.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -224,12 +301,10 @@ class PolicyExamples:
 
     Attributes:
       prompts: The prompts.
-      tokenizer: The tokenizer of the model.
       length: The length P to which prompts are padded.
     """
 
     prompts: Prompts
-    tokenizer: Tokenizer
     length: int
 
     @property
@@ -248,16 +323,15 @@ class PolicyExamples:
           ``prompt_ids`` and ``prompt_mask`` int32 [P], padded on the left; ``epoch`` and ``index``.
         """
         prompt = self.prompts.prompt(epoch, index)
-        tokens = prompt_tokens(self.tokenizer, prompt)
-        if len(tokens) > self.length:
+        if len(prompt.ids) > self.length:
             raise DataError(
-                f"the prompt {prompt.text[:60]!r} has {len(tokens)} tokens, more than the "
+                f"the prompt {prompt.text[:60]!r} has {len(prompt.ids)} tokens, more than the "
                 f"{self.length} that data.length leaves beside data.rollout.max_new_tokens: raise "
                 "data.length"
             )
         ids, mask = np.zeros(self.length, np.int32), np.zeros(self.length, np.int32)
-        ids[self.length - len(tokens) :] = tokens
-        mask[self.length - len(tokens) :] = 1
+        ids[self.length - len(prompt.ids) :] = prompt.ids
+        mask[self.length - len(prompt.ids) :] = 1
         return {
             "prompt_ids": ids,
             "prompt_mask": mask,
@@ -266,15 +340,8 @@ class PolicyExamples:
         }
 
 
-def prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """Returns the tokens of a prompt, after the token that begins a document if there is one."""
-    bos = tokenizer.special_ids.bos
-    tokens = tokenizer.encode(prompt.text, add_special_tokens=False)
-    return tokens if bos is None else [bos, *tokens]
-
-
 @dataclass(frozen=True, kw_only=True)
-class PolicyData(DataConfig):
+class PolicyData(ChatData[PromptRecord]):
     """Prompts whose answers a model samples and is rewarded for: reinforcement learning.
 
     An example is a prompt: a step takes `batch_size` prompts and learns from
@@ -305,12 +372,18 @@ class PolicyData(DataConfig):
         """The longest prompt in tokens, P."""
         return self.length - self.answer_length
 
+    def records_of(self, row: Row, location: str) -> Iterator[PromptRecord]:
+        """Yields the prompt of a record."""
+        yield prompt_record(row, location)
+
+    def demonstrations_of(self, record: PromptRecord) -> tuple[Demonstration, ...]:
+        """Returns the prompt."""
+        return (record.begun,)
+
     def texts(self) -> Texts:
-        """Returns the training prompts and, of a toy, its answers."""
+        """Returns the training prompts; of a toy its documents."""
         toy = Toy.parse(self.source_name)
-        if toy is not None:
-            return Documents.of(toy.documents())
-        return Documents.of([prompt.text for prompt in self._listed(self.source_name)])
+        return super().texts() if toy is None else Documents.of(toy.documents())
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig``: the arrays of a prompt."""
@@ -322,50 +395,51 @@ class PolicyData(DataConfig):
         }
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the prompts to learn from."""
+        """Returns the prompts to learn from; those of a toy are endless."""
         toy = Toy.parse(self.source_name)
         if toy is None:
-            return self._split(self._listed(self.source_name), tokenizer)
-        prompts = ToyPrompts(toy, seed)
-        sample = [prompts.prompt(0, index) for index in range(_SAMPLED_PROMPTS)]
-        split = self._split(sample, tokenizer)
-        examples = PolicyExamples(prompts, tokenizer, self.prompt_length)
-        summary = f"endless prompts of {toy.name}, such as {sample[0].text!r}"
+            return super().train_split(tokenizer, labels, seed)
+        prompts = ToyPrompts(toy, tokenizer, seed)
+        texts = [toy.training_text(seed, 0, index) for index in range(_SAMPLED_PROMPTS)]
+        records = [PromptRecord(PromptedText(text.prompt, ""), text.fields) for text in texts]
+        split = self.encode(records, tokenizer, seed)
+        summary = f"endless prompts of {toy.name}, such as {texts[0].prompt!r}"
+        examples = PolicyExamples(prompts, self.prompt_length)
         return DataSplit(examples, None, split.fingerprint, summary)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns the prompts to validate on."""
-        if self.validation is not None:
-            return self.whole_source(self.validation, tokenizer, labels)
-        return self.whole_source(self.source, tokenizer, labels)
+        if self.validation is None and Toy.parse(self.source_name) is not None:
+            return self.whole_source(self.source, tokenizer, labels)
+        return super().validation_split(tokenizer, labels)
 
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns all prompts of a source; of a toy those that are held out."""
-        name = as_source(source)
-        toy = Toy.parse(name)
+        """Returns all prompts of a source; of a toy those to validate on."""
+        return self.encode(self.read(source, "validation"), tokenizer, None)
+
+    def read(self, source: SourceLike, split: Split = "train") -> list[PromptRecord]:
+        """Reads all prompts of a source; of a toy those to validate on."""
+        toy = Toy.parse(as_source(source))
         if toy is None:
-            return self._split(self._listed(name), tokenizer)
-        listed = [Prompt(text.prompt, text.fields) for text in toy.validation_texts()]
-        return self._split(listed, tokenizer)
+            return super().read(source, split)
+        texts = toy.validation_texts()
+        return [PromptRecord(PromptedText(text.prompt, ""), text.fields) for text in texts]
 
-    def _listed(self, name: str) -> list[Prompt]:
-        raise DataError(f"{name!r} has no prompts: give builtin:sums or builtin:words")
-
-    def _split(self, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> DataSplit:
+    def encode(
+        self, records: Sequence[PromptRecord], tokenizer: Tokenizer, seed: int | None
+    ) -> DataSplit:
         """Returns the prompts that are short enough, with a note of the others."""
-        every = [len(prompt_tokens(tokenizer, prompt)) for prompt in prompts]
-        kept = [
-            prompt
-            for prompt, number in zip(prompts, every, strict=True)
-            if number <= self.prompt_length
-        ]
+        del seed
+        prompts = [record.encode(tokenizer) for record in records]
+        kept = [prompt for prompt in prompts if len(prompt.ids) <= self.prompt_length]
         if not kept:
+            shortest = min(len(prompt.ids) for prompt in prompts)
             raise DataError(
                 f"no prompt has at most {self.prompt_length} tokens, which data.length "
                 f"{self.length} leaves beside data.rollout.max_new_tokens "
-                f"{self.answer_length}; the shortest has {min(every)}: raise data.length"
+                f"{self.answer_length}; the shortest has {shortest}: raise data.length"
             )
         left_out = len(prompts) - len(kept)
         notes = ()
@@ -373,12 +447,6 @@ class PolicyData(DataConfig):
             notes = (
                 f"left out: {counted(left_out, 'prompt')} longer than {self.prompt_length} tokens",
             )
-        examples = PolicyExamples(ListedPrompts(kept), tokenizer, self.prompt_length)
-        fingerprint = digest(_lines(kept, tokenizer.fingerprint, self.prompt_length))
-        return DataSplit(examples, None, fingerprint, counted(len(kept), "prompt"), notes)
-
-
-def _lines(prompts: Sequence[Prompt], tokenizer: str, length: int) -> Iterator[str]:
-    yield f"{tokenizer} {length}"
-    for prompt in prompts:
-        yield repr((prompt.text, sorted(prompt.fields.items())))
+        examples = PolicyExamples(ListedPrompts(kept), self.prompt_length)
+        fingerprint = self.fingerprint(records, tokenizer, self.prompt_length)
+        return DataSplit(examples, list(records), fingerprint, counted(len(kept), "prompt"), notes)

@@ -1,0 +1,213 @@
+"""Runs a program where it can reach nothing: started as a script, by `sandbox`, on Linux.
+
+In order: namespaces of its own for users, files, processes and the network; a file system of its
+own that has Python, read-only, and an empty folder in memory; limits on time, memory, files and
+processes; no capabilities; and a filter that refuses the system calls for new processes, sockets,
+mounts and namespaces. If one of these steps fails, the program does not run.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import re
+import resource
+import signal
+import struct
+import sys
+import traceback
+
+CONFINED = b"confined\n"
+"""What is printed before the program runs; without it, the program could not be confined."""
+
+_NEW_USER, _NEW_FILES, _NEW_PIDS = 0x10000000, 0x00020000, 0x20000000
+_NEW_NET, _NEW_IPC, _NEW_UTS = 0x40000000, 0x08000000, 0x04000000
+_READ_ONLY, _NO_SUID, _NO_DEV, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = (
+    *(1, 2, 4, 32, 4096, 16384),
+    1 << 18,
+)
+_DETACH = 2
+_SET_DEATH_SIGNAL, _SET_SECCOMP, _SET_NO_NEW_PRIVILEGES = 1, 22, 38
+
+# System calls that are refused, by machine: (the code of the machine, names → numbers).
+_CALLS = {
+    "x86_64": (
+        0xC000003E,
+        {
+            "socket": 41, "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "ptrace": 101,
+            "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "capset": 126,
+            "keyctl": 250, "unshare": 272, "perf_event_open": 298, "open_by_handle_at": 304,
+            "setns": 308, "process_vm_readv": 310, "bpf": 321, "execveat": 322,
+            "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429,
+            "fsopen": 430, "clone3": 435, "mount_setattr": 442,
+            # memory that no limit counts
+            "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "add_key": 248,
+            "request_key": 249, "memfd_create": 319,
+            # ways out of the group of processes that is killed when the time is over
+            "setpgid": 109, "setsid": 112, "prctl": 157,
+        },
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {
+            "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "capset": 91,
+            "unshare": 97, "ptrace": 117, "socket": 198, "keyctl": 219, "clone": 220,
+            "execve": 221, "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268,
+            "process_vm_readv": 270, "bpf": 280, "execveat": 281, "userfaultfd": 282,
+            "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430,
+            "clone3": 435, "mount_setattr": 442,
+            "shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180, "add_key": 217,
+            "request_key": 218, "memfd_create": 279,
+            "setpgid": 154, "setsid": 157, "prctl": 167,
+        },
+    ),
+}  # fmt: skip
+_X32 = 0x40000000  # calls of another ABI of x86_64 begin here
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(function: str, *arguments: object) -> None:
+    """Calls a function of libc; raises OSError if it fails."""
+    if getattr(_libc, function)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{function}: {os.strerror(code)}")
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    encoded = [None if x is None else x.encode() for x in (source, target, kind)]
+    _call("mount", *encoded, ctypes.c_ulong(flags), options.encode())
+
+
+def enter_namespaces() -> None:
+    """Leaves the users, files, processes and the network of the machine behind."""
+    user, group = os.getuid(), os.getgid()
+    _call("unshare", _NEW_USER | _NEW_FILES | _NEW_PIDS | _NEW_NET | _NEW_IPC | _NEW_UTS)
+    with contextlib.suppress(OSError), open("/proc/self/setgroups", "w") as file:
+        file.write("deny")
+    for name, id in (("uid_map", user), ("gid_map", group)):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(f"0 {id} 1")
+
+
+def enter_empty_root(root: str, visible: list[str], bytes_of_files: int) -> None:
+    """Makes a file system in memory with some folders of the machine, read-only, the root.
+
+    Args:
+        root: an empty folder.
+        visible: folders that Python needs.
+        bytes_of_files: what the program may write.
+    """
+    _mount("none", "/", None, _RECURSIVE | _PRIVATE)
+    size = f"size={bytes_of_files},nr_inodes=10000,mode=755"
+    _mount("tmpfs", root, "tmpfs", _NO_SUID | _NO_DEV, size)
+    for folder in visible:
+        target = root + folder
+        os.makedirs(target, exist_ok=True)
+        _mount(folder, target, None, _BIND | _RECURSIVE)
+        for mounted in _mounts_below(target):  # each by itself: the flag is not recursive
+            # The flags of a mount that the machine has locked must stay.
+            kept = os.statvfs(mounted).f_flag & 0xFFF
+            flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEV | kept
+            _mount("none", mounted, None, flags)
+    for folder in ("work", "old"):
+        os.mkdir(f"{root}/{folder}")
+    os.chdir(root)
+    _call("syscall", 155 if platform.machine() == "x86_64" else 41, b".", b"old")
+    os.chdir("/")
+    _call("umount2", b"/old", _DETACH)
+    os.rmdir("/old")
+    os.chdir("/work")
+
+
+def _mounts_below(folder: str) -> list[str]:
+    """Returns the places of the mounts in a folder, itself included."""
+    with open("/proc/self/mountinfo") as file:
+        written = [line.split()[4] for line in file]
+    # Spaces and the like are written as \\040.
+    places = [re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), x) for x in written]
+    return sorted({x for x in places if x == folder or x.startswith(f"{folder}/")})
+
+
+def limit_resources(limits: dict[str, int]) -> None:
+    """Limits time, memory, files and their number."""
+    for name, value in (
+        ("RLIMIT_CPU", limits["seconds"]),
+        ("RLIMIT_AS", limits["bytes_of_memory"]),
+        ("RLIMIT_FSIZE", limits["bytes_of_files"]),
+        ("RLIMIT_NOFILE", 32),
+        ("RLIMIT_CORE", 0),
+    ):
+        resource.setrlimit(getattr(resource, name), (value, value))
+
+
+def drop_privileges() -> None:
+    """Gives up all capabilities, and refuses the system calls that could undo the rest."""
+    machine, calls = _CALLS[platform.machine()]
+    _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0))
+    none = ctypes.create_string_buffer(struct.pack("6I", 0, 0, 0, 0, 0, 0))
+    _call("syscall", calls["capset"], header, none)
+    refuse = len(calls) + 1
+    load, equal, above, result = 0x20, 0x15, 0x35, 0x06
+    program = [
+        (load, 0, 0, 4),  # the machine's code
+        (equal, 1, 0, machine),
+        (result, 0, 0, 0x80000000),  # another machine's calls end the process
+        (load, 0, 0, 0),  # the number of the call
+        (above, refuse, 0, _X32),
+        *((equal, len(calls) - i, 0, number) for i, number in enumerate(calls.values())),
+        (result, 0, 0, 0x7FFF0000),  # allowed
+        (result, 0, 0, 0x00050001),  # refused: operation not permitted
+    ]
+    filters = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+    stored = ctypes.create_string_buffer(filters)
+    address = ctypes.cast(stored, ctypes.c_void_p).value
+    loaded = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), address))
+    _call("prctl", _SET_SECCOMP, 2, loaded, 0, 0)
+
+
+def run_program(program: str) -> int:
+    """Runs the program, and prints the last line of what goes wrong; returns its status."""
+    try:
+        exec(compile(program, "program", "exec"), {"__name__": "__main__"})
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            return end.code & 0xFF
+        if end.code is not None:
+            print(end.code, file=sys.stderr)
+        return 0 if end.code is None else 1
+    except BaseException as error:
+        sys.stdout.flush()
+        print(traceback.format_exception_only(error)[-1].strip(), file=sys.stderr)
+        return 1
+    return 0
+
+
+def main() -> int:
+    """Reads the program and its limits from standard input, and runs it."""
+    given = json.loads(sys.stdin.buffer.read())
+    try:
+        enter_namespaces()
+        child = os.fork()  # the first process of the new namespace, whose end ends all others
+        if child:
+            _, status = os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        enter_empty_root(given["root"], given["visible"], given["limits"]["bytes_of_files"])
+        limit_resources(given["limits"])
+        drop_privileges()
+    except (OSError, KeyError) as error:
+        print(f"cannot be confined: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os.write(1, CONFINED)
+    status = run_program(given["program"])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

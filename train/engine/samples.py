@@ -1,0 +1,61 @@
+"""`samples.jsonl`: some answers of each evaluation of a policy, with their rewards."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...data.chat.policy import PolicyExamples
+from ...data.io.atomic_io import write_file
+from ...data.io.json_text import to_json
+from ...data.tokenizers.base import Tokenizer
+
+SAMPLES_FILE = "samples.jsonl"
+NUM_SAMPLES = 8
+"""The number of answers that are kept of an evaluation."""
+
+
+def write_samples(
+    folder: Path,
+    step: int,
+    examples: PolicyExamples,
+    predictions: Mapping[str, np.ndarray],
+    tokenizer: Tokenizer,
+) -> None:
+    """Adds the answers to the first prompts of an evaluation, in place of later ones.
+
+    Args:
+        folder: the run folder.
+        step: the step of the evaluation.
+        examples: the prompts.
+        predictions: `labels`, `answer_mask` and `reward` of each, from the evaluation.
+        tokenizer: of the policy.
+    """
+    earlier = [sample for sample in read_samples(folder) if sample["step"] < step]
+    new = [
+        {
+            "step": step,
+            "prompt": examples.prompts.prompt(0, index).text,
+            "completion": tokenizer.decode(labels[mask != 0].tolist()),
+            "reward": round(float(reward), 6) if np.isfinite(reward) else None,
+        }
+        for index, (labels, mask, reward) in enumerate(
+            zip(
+                predictions["labels"][:NUM_SAMPLES],
+                predictions["answer_mask"][:NUM_SAMPLES],
+                predictions["reward"][:NUM_SAMPLES],
+                strict=True,
+            )
+        )
+    ]
+    content = "".join(to_json(sample) + "\n" for sample in [*earlier, *new])
+    write_file(folder / SAMPLES_FILE, content.encode())
+
+
+def read_samples(folder: Path) -> list[dict[str, Any]]:
+    """Returns all samples of a run, in order: `step`, `prompt`, `completion`, `reward`."""
+    file = folder / SAMPLES_FILE
+    lines = file.read_text(encoding="utf-8").split("\n") if file.is_file() else []
+    return [json.loads(line) for line in lines if line]

@@ -1,0 +1,128 @@
+"""Recipes of reinforcement learning, and of the small model that they begin with."""
+
+import dataclasses
+from collections.abc import Callable
+
+from ...data.chat.policy import PolicyData, RolloutConfig
+from ...data.chat.supervised import SupervisedData
+from ...data.tokenizers.training import TokenizerConfig
+from ...models.gpt import GPTConfig
+from ..config import Recipe, TrainConfig
+from ..optimizer_config import OptimizerConfig
+from .post_training import of_any_size
+
+_CHARACTERS = TokenizerConfig(kind="characters")
+_MODEL = GPTConfig(
+    vocab_size=1,  # grows to the tokenizer's
+    max_length=32,
+    num_layers=2,
+    d_model=64,
+    num_heads=4,
+    dropout_rate=0.0,
+    positions="rotary",
+    init_std=0.1,  # about 1 / √D
+)
+
+SUMS = TrainConfig(
+    model=_MODEL,
+    data=SupervisedData(source="builtin:sums", length=32, tokenizer=_CHARACTERS, learn="all"),
+    optimizer=OptimizerConfig(peak_learning_rate=2e-3, warmup_steps=20),
+    steps=600,
+    batch_size=32,
+    log_every=50,
+    evaluate_every=200,
+    checkpoint_every=200,
+    sample_prompt="3+4=",
+)
+
+GRPO = TrainConfig(
+    model=_MODEL,
+    data=PolicyData(
+        source="builtin:sums",
+        length=16,
+        tokenizer=_CHARACTERS,
+        rollout=RolloutConfig(rewards=("exact_match",), max_new_tokens=6, beta=0.05),
+    ),
+    optimizer=OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=0, weight_decay=0.0),
+    init_from="runs/sums",
+    steps=150,
+    batch_size=16,
+    evaluate_every=25,
+    checkpoint_every=50,
+    sample_prompt="3+4=",
+)
+
+RLOO = dataclasses.replace(
+    GRPO,
+    data=dataclasses.replace(
+        GRPO.data,
+        rollout=RolloutConfig(
+            algorithm="rloo", rewards=("exact_match",), max_new_tokens=6, num_generations=4
+        ),
+    ),
+)
+
+PPO = dataclasses.replace(
+    GRPO,
+    data=dataclasses.replace(
+        GRPO.data,
+        rollout=RolloutConfig(
+            algorithm="ppo", rewards=("exact_match",), max_new_tokens=6, num_generations=4
+        ),
+    ),
+    optimizer=dataclasses.replace(GRPO.optimizer, peak_learning_rate=5e-4),
+    steps=100,
+)
+
+_BEGINS = (
+    "It begins with the run runs/sums (flaxzoo train sums), whose model is right about half of\n"
+    "the time; --init-from names another model, of any size, and --data.source the prompts: JSON\n"
+    "lines with prompt, or messages, and what rewards read, such as answer. The validation loss\n"
+    "is the mean reward, negated."
+)
+
+
+def _of_any_size(config: TrainConfig) -> Callable[[str], TrainConfig]:
+    """Returns the function from a published size to the recipe for it, with longer answers."""
+
+    def of_size(preset: str) -> TrainConfig:
+        sized = of_any_size(config)(preset)
+        assert isinstance(sized.data, PolicyData)
+        rollout = dataclasses.replace(sized.data.rollout, max_new_tokens=None)
+        return dataclasses.replace(sized, data=dataclasses.replace(sized.data, rollout=rollout))
+
+    return of_size
+
+
+RECIPES: dict[str, Recipe] = {
+    "sums": Recipe(
+        summary="A small GPT on sums of which every other is wrong: half a minute, no download.",
+        details=(
+            "Run: flaxzoo train sums\n"
+            "     flaxzoo train grpo\n"
+            "It is what grpo, rloo and ppo begin with."
+        ),
+        config=SUMS,
+    ),
+    "grpo": Recipe(
+        summary="Group relative policy optimization: answers are compared with each other.",
+        details=f"Run: flaxzoo train grpo\n{_BEGINS}",
+        config=GRPO,
+        of_preset=_of_any_size(GRPO),
+        any_family=True,
+    ),
+    "rloo": Recipe(
+        summary="REINFORCE with a leave-one-out baseline: whole answers are compared.",
+        details=f"Run: flaxzoo train rloo\n{_BEGINS}",
+        config=RLOO,
+        of_preset=_of_any_size(RLOO),
+        any_family=True,
+    ),
+    "ppo": Recipe(
+        summary="Proximal policy optimization: a learned value predicts the reward.",
+        details=f"Run: flaxzoo train ppo\n{_BEGINS}",
+        config=PPO,
+        of_preset=_of_any_size(PPO),
+        any_family=True,
+    ),
+}
