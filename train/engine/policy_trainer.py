@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ...data.chat.encoding import end_of_turn
 from ...data.chat.policy import PolicyData, PolicyExamples
+from ...data.chat.records import Dialogue
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.lora import make_lora
 from ...models.nn.typing import Array, Float, Key, Params
@@ -353,6 +355,23 @@ VALIDATION = Objective(
 """How an evaluation is weighed: its loss is the mean reward, negated."""
 
 
+def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int, ...]:
+    """Returns the tokens that end an answer: that of a text, and in a dialogue that of a turn.
+
+    Raises:
+        RunError: the tokenizer has no token that ends a text.
+    """
+    end = tokenizer.special_ids.eos
+    if end is None:
+        raise RunError(
+            f"the {tokenizer.kind} tokenizer has no token that ends an answer: begin with a "
+            "language model"
+        )
+    if not isinstance(examples.prompts.prompt(0, 0).begun, Dialogue):
+        return (end,)
+    return tuple(dict.fromkeys((end, *end_of_turn(tokenizer, tokenizer.chat_template))))
+
+
 def compile_policy_trainer(
     run: Run, objective: Objective, own_rewards: Sequence[RewardFunction] = ()
 ) -> CompiledTrainer:
@@ -368,12 +387,8 @@ def compile_policy_trainer(
           tokenizer has no token that ends an answer.
     """
     config, data = run.config, cast(PolicyData, run.config.data)
-    end = run.tokenizer.special_ids.eos
-    if end is None:
-        raise RunError(
-            f"the {run.tokenizer.kind} tokenizer has no token that ends an answer: begin with a "
-            "language model"
-        )
+    training = cast(PolicyExamples, run.train.examples)
+    end_ids = ends_of_answers(run.tokenizer, training)
     inner = update_config(config, data)
     mesh = make_mesh(config.mesh)
     check_batch(mesh, config.batch_size, config.data.length)
@@ -389,7 +404,7 @@ def compile_policy_trainer(
             mesh=mesh,
             settings=data.rollout,
             answer_length=data.answer_length,
-            end_ids=(end,),
+            end_ids=end_ids,
             num_parts=config.micro_batches * data.rollout.num_mini_batches,
             adapter=None if config.lora is None else make_lora(config.lora, model),
         ),
@@ -399,7 +414,7 @@ def compile_policy_trainer(
             own_rewards,
             open_model=functools.partial(RewardModel.of_run, mesh=mesh),
         ),
-        training=cast(PolicyExamples, run.train.examples),
+        training=training,
         validation=cast(PolicyExamples, run.validation.examples),
     )
     return dataclasses.replace(

@@ -7,6 +7,7 @@ import json
 import jax
 import numpy as np
 import pytest
+import tokenizers
 from flaxzoo import data, models, train
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import policy_trainer
@@ -172,3 +173,20 @@ PPO_METRICS = {
     *("policy/entropy_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg"),
     *("val/ratio", "val/num_eos_tokens", "reward"),
 }
+
+
+def test_an_answer_in_a_dialogue_ends_with_its_turn(tmp_path):
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, ":": 1, "b": 2}, []))
+    backend.add_special_tokens(["<eos>", "<turn>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    template = "{% for m in messages %}:{{ m.content }}<turn>{% endfor %}"
+    template += "{% if add_generation_prompt %}:{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = data.load_tokenizer(tmp_path)
+    for prompt, ends in (([{"role": "user", "content": "a"}], (3, 4)), ("a", (3,))):
+        source = data.Examples.of([{"prompt": prompt}])
+        policy = data.PolicyData(source=source, length=9, tokenizer=data.TokenizerConfig())
+        examples = policy.whole_source(source, tokenizer, ()).examples
+        assert policy_trainer.ends_of_answers(tokenizer, examples) == ends
