@@ -42,6 +42,7 @@ from .compile import (
     with_shardings,
 )
 from .memory_summary import BatchShapes
+from .policy_update import update_config
 from .rollout import (
     Rollout,
     RolloutPrograms,
@@ -57,32 +58,6 @@ from .rollout import (
 
 _VALIDATION_KEY = 0x5EED
 """The number of the key of evaluations, beyond all steps."""
-
-
-def update_config(config: TrainConfig, data: PolicyData) -> TrainConfig:
-    """Returns the configuration of an update: its batch of answers, and the number of updates.
-
-    Raises:
-        RunError: the answers of a step are not a multiple of the mini-batches, or the run is to
-          use pmap.
-    """
-    rollout, filled = data.rollout, data.rollout.filled()
-    rows, parts = config.batch_size * filled.num_generations, rollout.num_mini_batches
-    if rows % (parts * config.micro_batches):
-        raise RunError(
-            f"the {rows} answers of a step do not divide into data.rollout.num_mini_batches "
-            f"{parts} of micro_batches {config.micro_batches}: change one of them"
-        )
-    if config.parallel == "pmap":
-        raise RunError("reinforcement learning needs parallel jit, not pmap: leave it out")
-    updates = filled.num_iterations * parts
-    warmup = config.optimizer.warmup_steps * updates
-    return dataclasses.replace(
-        config,
-        batch_size=rows // parts,
-        steps=config.steps * updates,
-        optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
