@@ -26,6 +26,7 @@ from ..distributed.sharding import (
 )
 from ..errors import RunError
 from ..inference.reward_model import RewardModel
+from ..inference.score_policy import evaluation_key
 from ..objectives.eval_step import EvaluatedBatch
 from ..objectives.objectives import Objective
 from ..optim.schedules import make_schedule
@@ -55,9 +56,6 @@ from .rollout import (
     targets_of,
     weighted_rewards,
 )
-
-_VALIDATION_KEY = 0x5EED
-"""The number of the key of evaluations, beyond all steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +138,8 @@ class PolicyTrainer:
         rate = jnp.asarray(self._schedule((number + 1) * len(collected) - 1))
         return state, {**means, **metrics, "learning_rate": rate}
 
-    def _placed(self, batch: NumpyBatch) -> dict[str, Array]:
-        prompts = {name: batch[name] for name in ("prompt_ids", "prompt_mask")}
+    def _placed(self, batch: NumpyBatch, *more: str) -> dict[str, Array]:
+        prompts = {name: batch[name] for name in ("prompt_ids", "prompt_mask", *more)}
         return shard_batch(prompts, self.sharded.mesh)
 
     def _rewards(
@@ -266,9 +264,13 @@ class PolicyTrainer:
         Returns:
             Sums and counts of the metrics, and the answers with their rewards.
         """
-        first = int(batch["index"][0])
-        key = jax.random.fold_in(jax.random.fold_in(self._keys[0], _VALIDATION_KEY), first)
-        rollout = self._sample(state.params, state.frozen, self._placed(batch), key, group_size=1)
+        rollout = self._sample(
+            state.params,
+            state.frozen,
+            self._placed(batch, "index"),
+            evaluation_key(self.config.seed),
+            group_size=1,
+        )
         rewards = self._rewards(rollout, batch, self.validation)
         return self._judge(state.params, state.frozen, rollout, rewards)
 

@@ -111,7 +111,8 @@ class RolloutPrograms:
         Args:
             params: those of the state.
             frozen: likewise.
-            prompts: `prompt_ids` and `prompt_mask` `[B, P]`.
+            prompts: `prompt_ids` and `prompt_mask` `[B, P]`; in an evaluation also `index` `[B]`,
+                from which rows are numbered.
             rng: the key of the step.
             group_size: the number of answers to each, G.
         """
@@ -131,7 +132,7 @@ class RolloutPrograms:
             params,
             ids,
             mask,
-            keys=row_keys(rng, ids.shape[0]),
+            keys=row_keys(rng, ids.shape[0], prompts["index"][0] if "index" in prompts else 0),
             max_new_tokens=self.answer_length,
             end_ids=self.end_ids,
             temperature=self.settings.filled().temperature,

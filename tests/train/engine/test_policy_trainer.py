@@ -84,6 +84,8 @@ def test_a_run_logs_what_others_call_so(whole_run):
     samples = read_samples(folder)
     assert [row["step"] for row in samples] == [0] * 8 + [2] * 8 + [4] * 8
     assert samples[0].keys() == {"step", "prompt", "completion", "reward"}
+    again = train.score_run(folder, log=lambda _: None)
+    assert again == pytest.approx({name: scores[name] for name in again})
     report = (folder / "report.md").read_text()
     assert "## Answers after 0 steps" in report
     assert f"| {samples[-1]['prompt']} | {samples[-1]['completion']} |" in report
