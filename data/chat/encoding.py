@@ -166,12 +166,19 @@ class _Typed:
         return marked
 
     def mark(self, value: V, names: re.Pattern[str]) -> V:
-        """Returns plain data with marks around the names in its strings, keys left out."""
+        """Returns plain data with marks around the names in its strings.
+
+        In keys these are the names of special tokens: a template looks keys up, and the arguments
+        of a call have keys that the assistant made up.
+        """
         marked: Any = value
         if isinstance(value, str):
             marked = names.sub(lambda match: f"{self.start}{match[0]}{self.end}", value)
         elif isinstance(value, Mapping):
-            marked = {key: self.mark(item, names) for key, item in value.items()}
+            marked = {
+                self.mark(key, self.special_names): self.mark(item, names)
+                for key, item in value.items()
+            }
         elif isinstance(value, list | tuple):
             marked = [self.mark(item, names) for item in value]
         return marked

@@ -103,6 +103,8 @@ class Conversation:
         self._generator, self._name, self._seed = generator, name, seed
         self._template = generator.tokenizer.chat_template if template is None else template
         own = (STOP,) if self._template.source == LECTURES else ()
+        # Nor may a model write what a tool says.
+        own = (*own, f"\n{TOOL}:") if own and tools else own
         self._stop = (*own, *stop)
         longest = min(256, generator.max_length // 4) if max_new_tokens is None else max_new_tokens
         self._tools = {tool.name: tool for tool in tools}
@@ -178,7 +180,7 @@ class Conversation:
                 said.append(Turn(TOOL, self._call(call, left), call.name))
                 left -= 1
             left = left - 1 if written.malformed else left
-            for turn in said:
+            for turn in self._fitting(turns, said):
                 turns.append(turn)
                 if on_turn is not None:
                     on_turn(turn)
@@ -204,13 +206,17 @@ class Conversation:
         shown, form = 0, self._form
         for token in self._context.stream(encoded.ids, request, keys):
             growing.grow([token])
+            end = form and form.end_of_call(growing.text)
+            if end is not None:
+                growing.text, growing.reason = growing.text[:end], "stop"
             if on_text is not None:
-                shown = _show(growing, shown, on_text, until=growing.num_settled)
-            if growing.reason is not None or (form and form.is_whole(growing.text)):
+                until = growing.num_settled if end is None else end
+                shown = _show(growing, shown, on_text, until=until)
+            if growing.reason is not None:
                 break
         if on_text is not None:
             _show(growing, shown, on_text, until=len(growing.text.rstrip()))
-        reason = growing.reason or ("stop" if form and form.is_whole(growing.text) else "length")
+        reason = growing.reason or "length"
         answer = Turn(ASSISTANT, growing.text.strip(), self._name, reason)
         if form is None:
             return answer, Written(answer.content, ())
@@ -218,6 +224,25 @@ class Conversation:
         if not form.in_content:
             answer = dataclasses.replace(answer, content=written.content, calls=written.calls)
         return answer, written
+
+    def _fitting(self, turns: Sequence[Turn], said: Sequence[Turn]) -> Sequence[Turn]:
+        """Shortens what tools said until the window has room for half of the longest answer."""
+        short, longest = said, max(len(turn.content) for turn in said)
+        while longest > 100:
+            try:
+                if 2 * self._prompt([*turns, *short])[1] >= (self._request.max_new_tokens or 1):
+                    break
+            except UserError:
+                pass  # not even one token
+            longest //= 2
+            note = "\n[the rest does not fit the window]"
+            short = [
+                turn
+                if len(turn.content) <= longest
+                else dataclasses.replace(turn, content=turn.content[:longest] + note)
+                for turn in said
+            ]
+        return short
 
     def _call(self, call: ToolCall, left: int) -> str:
         """Returns what a tool says to a call, or why there is no answer."""

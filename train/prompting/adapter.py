@@ -72,6 +72,8 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         self.backend = "seq2seq" if self.is_encoder_decoder else "causal"
         self._settings, self._search = settings or {}, search
         self._progress = Progress()
+        self.in_chats = False
+        """Whether texts are those of a chat template, whose control tokens are tokens."""
 
     @classmethod
     def _open(
@@ -107,7 +109,33 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             return self._tokenizer.target.encode(string, add_special_tokens=False)
         if self.is_encoder_decoder:
             return encode_source(self._tokenizer, string)
+        if self.in_chats:
+            ids = self.encode_text(string)
+            return [*self.added_before(ids), *ids]
         return self._tokenizer.encode(string)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Returns the tokens of a text; in a chat, control tokens of the template are tokens."""
+        if self.in_chats:
+            return self._tokenizer.encode_with_controls(text)[0]
+        return super().encode_text(text)
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Returns a conversation as the text of the tokenizer's chat template.
+
+        Raises:
+            UserError: the template refuses the conversation.
+        """
+        self.in_chats = True
+        return self._tokenizer.chat_template.render(
+            chat_history, add_generation_prompt=add_generation_prompt
+        )
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Returns the source of the chat template, by which the harness names its caches."""
+        return self._tokenizer.chat_template.source if chat_template else ""
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         return self.encode_pair(context, continuation)

@@ -170,15 +170,20 @@ class ContinuationScorer(TextModel):
             ids = tokenizer.target.encode(continuation, add_special_tokens=False)
             return encode_source(tokenizer, before), ids
         if not before:
-            ids, first = tokenizer.encode(continuation, add_special_tokens=False), self.first_id
+            ids, first = self.encode_text(continuation), self.first_id
             return ([first], ids) if ids[:1] != [first] else (ids[:1], ids[1:])
-        ids = tokenizer.encode(before, add_special_tokens=False)
-        whole = tokenizer.encode(before + continuation, add_special_tokens=False)
-        bos = tokenizer.special_ids.bos
-        if bos is not None and tokenizer.encode(before) == [bos, *ids]:
-            # The model was trained on texts that begin with this token.
-            return [bos, *ids], whole[len(ids) :]
-        return ids, whole[len(ids) :]
+        ids = self.encode_text(before)
+        whole = self.encode_text(before + continuation)
+        return [*self.added_before(ids), *ids], whole[len(ids) :]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Returns the tokens of a text without any that are added."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def added_before(self, ids: list[int]) -> list[int]:
+        """Returns the token that the model's texts begin with, unless these tokens do already."""
+        bos, (before, _) = self._tokenizer.special_ids.bos, self._tokenizer.added_tokens()
+        return before if before == [bos] and ids[:1] != [bos] else []
 
     @property
     def first_id(self) -> int:

@@ -52,6 +52,7 @@ def evaluate_tasks(
     *,
     shots: int | None = None,
     limit: int | None = None,
+    chat: bool = False,
 ) -> dict[str, dict[str, float | int]]:
     """Evaluates a model on tasks of the harness.
 
@@ -60,6 +61,7 @@ def evaluate_tasks(
         tasks: names of tasks, groups or tags of the harness, its YAML files, or configurations.
         shots: the number of examples in each prompt; by default that of each task.
         limit: the number of questions of each task; by default all.
+        chat: whether prompts are turns of a conversation, written by the chat template.
 
     Returns:
         The metrics of each task and group by name, without their standard errors.
@@ -83,6 +85,7 @@ def evaluate_tasks(
         raise UserError(f"limit {limit} must be at least 1")
     if shots is not None and shots < 0:
         raise UserError(f"the number of shots is {shots}: it must not be negative")
+    lm.in_chats = chat
     given = [task if isinstance(task, str) else dict(task) for task in tasks]
     for task in given:
         name = task if isinstance(task, str) else task.get("task")
@@ -103,6 +106,7 @@ def evaluate_tasks(
             tasks=[*given],
             num_fewshot=shots,
             limit=limit,
+            apply_chat_template=chat,
             bootstrap_iters=0,
             log_samples=False,
             task_manager=manager,

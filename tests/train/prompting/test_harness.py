@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flaxzoo import train
+from flaxzoo.data import ChatTemplate
 from flaxzoo.data.errors import UserError
 from flaxzoo.train.cli.main import main
 from lm_eval.api.instance import Instance
@@ -123,18 +124,29 @@ def tasks(tmp_path_factory):
     ]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "translator"])
-def test_metrics_are_those_of_hf(name, request, tasks):
-    theirs, ours = request.getfixturevalue(name)
+CHAT = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "translator", "chat"])
+def test_metrics_are_those_of_hf(name, request, tasks, monkeypatch):
+    theirs, ours = request.getfixturevalue("gpt2" if name == "chat" else name)
     if name == "translator":
         tasks = tasks[:2]  # its texts have a test of their own
+    if name == "chat":
+        monkeypatch.setattr(theirs.tokenizer, "chat_template", CHAT)
+        monkeypatch.setattr(theirs.tokenizer, "split_special_tokens", False)
+        monkeypatch.setattr(ours._tokenizer, "own_chat_template", ChatTemplate(CHAT))
     evaluated: Any = simple_evaluate(
         theirs,
         tasks=copy.deepcopy(tasks),
         bootstrap_iters=0,
         task_manager=TaskManager(include_defaults=False),
+        apply_chat_template=name == "chat",
     )
-    found = train.evaluate_tasks(ours, copy.deepcopy(tasks))
+    found = train.evaluate_tasks(ours, copy.deepcopy(tasks), chat=name == "chat")
     assert found.keys() == {task["task"] for task in tasks}
     names = {"acc", "acc_norm", "word_perplexity", "byte_perplexity", "bits_per_byte"}
     assert names <= {metric for metrics in found.values() for metric in metrics}

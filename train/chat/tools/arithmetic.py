@@ -3,6 +3,7 @@
 import ast
 import math
 import operator
+import warnings
 from collections.abc import Callable
 
 from ....data.errors import UserError
@@ -12,6 +13,8 @@ LONGEST = 300
 """Characters of an expression."""
 BITS = 2048
 """The largest result, in bits."""
+DIGITS = 300
+"""The digits that `round` keeps or leaves out at most."""
 
 Number = int | float
 _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
@@ -27,11 +30,20 @@ _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
+
+
+def _round(number: Number, digits: int = 0) -> Number:
+    """Rounds a number; the built-in function computes 10**-digits, however large that is."""
+    if abs(digits) > DIGITS:
+        raise ValueError(f"the number of digits is {digits}: give at most {DIGITS}")
+    return round(number, digits)
+
+
 _FUNCTIONS: dict[str, Callable[..., object]] = {
     "abs": abs,
     "max": max,
     "min": min,
-    "round": round,
+    "round": _round,
     "sqrt": math.sqrt,
 }
 
@@ -40,7 +52,7 @@ def evaluate(expression: str) -> str:
     """Computes an expression of numbers, + - * / // % ** and abs, max, min, round, sqrt.
 
     Args:
-        expression: for example `(3 + 4) * 12`; `×`, `÷`, `−`, `^` and commas in numbers are read.
+        expression: for example `(3 + 4) * 12`; `×`, `÷`, `−` and `^` are read.
 
     Raises:
         UserError: it is no such expression, it divides by zero, or a number in it is too large.
@@ -49,7 +61,9 @@ def evaluate(expression: str) -> str:
         raise UserError(f"the expression has {len(expression)} characters: give at most {LONGEST}")
     plain = expression.translate(str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**"}))
     try:
-        tree = ast.parse(plain.strip(), mode="eval")
+        with warnings.catch_warnings():  # `1if 1else 2` would print one
+            warnings.simplefilter("ignore")
+            tree = ast.parse(plain.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UserError(f"{expression!r} is no arithmetic: write it as (3 + 4) * 12") from None
     result = _value(tree.body)
@@ -78,7 +92,7 @@ def _value(node: ast.expr) -> Number:
         if function is not None and node.args:
             try:
                 return _checked(function(*(_value(argument) for argument in node.args)))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise UserError(f"{node.func.id}: {error}") from None
     raise UserError(
         f"{ast.unparse(node)[:60]!r} is no number, no operation among + - * / // % ** and none of "

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from ....data.errors import UserError
 from ....data.tokenizers.chat_template import LECTURES, ChatTemplate
@@ -17,8 +17,6 @@ from .tool import Tool, ToolCall
 
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _BRACKETS = re.compile(r"<<\s*(\w+)[ \n]*(.*?)>>", re.DOTALL)
-END = ">>"
-"""The end of a call in the lectures' form, after which the model need not write on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +65,14 @@ class CallForm:
         lines = [f"<<{tool.name} …>> {tool.description}" for tool in tools]
         return "\n".join(["Tools:", *lines])
 
-    def is_whole(self, text: str) -> bool:
-        """Returns whether a text that still grows ends with a whole call."""
-        return self.name == "brackets" and text.rstrip().endswith(END) and "<<" in text
+    def end_of_call(self, text: str) -> int | None:
+        """Returns where the first whole call ends, after which the model need not write on.
+
+        A token may hold the end and more: what follows is the model's guess of the tool's output.
+        None: there is no whole call, or the template's end of turn ends it.
+        """
+        found = _BRACKETS.search(text) if self.name == "brackets" else None
+        return None if found is None else found.end()
 
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
         """Takes apart what a model wrote.
@@ -79,20 +82,29 @@ class CallForm:
             tools: those that it may call; the lectures' form has one argument without a name.
         """
         if self.name == "brackets":
-            parameters = {tool.name: next(iter(tool.parameters), "") for tool in tools}
-            found = [
-                ToolCall(name, {parameters.get(name, "argument"): argument.strip()})
-                for name, argument in _BRACKETS.findall(text)
-            ]
-            return Written(text, tuple(found))
+            found = _BRACKETS.search(text)
+            if found is None:
+                return Written(text, ())
+            name, argument = found[1], found[2].strip()
+            parameters = next((tool.parameters for tool in tools if tool.name == name), {})
+            arguments = {next(iter(parameters), "argument"): argument}
+            return Written(text, (ToolCall(name, arguments if argument or parameters else {}),))
         calls = []
         content = _HERMES.sub("", text).strip()
         for written in _HERMES.findall(text):
             try:
-                call = json.loads(written)
-                calls.append(ToolCall(call["name"], dict(call.get("arguments") or {})))
-            except (ValueError, KeyError, TypeError):
+                calls.append(_of_json(json.loads(written)))
+            except (ValueError, KeyError, TypeError, RecursionError):
                 return Written(
                     text, (), f"the call {written[:100]!r} is no object with name and arguments"
                 )
         return Written(content, tuple(calls))
+
+
+def _of_json(call: dict[str, Any]) -> ToolCall:
+    """Returns a call; raises one of several errors if it is none, or if no file can hold it."""
+    name, arguments = call["name"], call.get("arguments") or {}
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise TypeError
+    json.dumps(call, ensure_ascii=False).encode()  # half of a surrogate pair has no bytes
+    return ToolCall(name, arguments)

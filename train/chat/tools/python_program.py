@@ -1,5 +1,6 @@
 """A tool that runs a Python program where it can reach neither the network nor any file."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -72,19 +73,21 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
         )
         try:
             assert process.stdin is not None
-            process.stdin.write(json.dumps(given).encode())
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it ended before it read
+                process.stdin.write(json.dumps(given).encode())
+                process.stdin.close()
             output, end = _read(process, limits)
         finally:
             _kill(process)
-    text = output.decode(errors="replace").rstrip("\n")
-    if process.returncode == sandbox_child.REFUSED:
+    confined = output.startswith(sandbox_child.CONFINED)
+    text = output.removeprefix(sandbox_child.CONFINED).decode(errors="replace").rstrip("\n")
+    if not confined and not end:
         raise UserError(
             f"a program cannot be confined on this machine, and did not run ({text}): allow "
             "namespaces for users, or leave this tool out"
         )
     code = process.returncode
-    if not end and code > 128:
+    if not end and code - 128 in set(signal.Signals):
         end = f"ended by {signal.Signals(code - 128).name}"
     elif not end and code > 1:
         end = f"exit status {code}"
@@ -107,9 +110,10 @@ def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, st
                 process.wait()
                 return output, ""
             output += piece
-            if len(output) > limits.bytes_of_output:
+            most = limits.bytes_of_output + len(sandbox_child.CONFINED)
+            if len(output) > most:
                 return (
-                    output[: limits.bytes_of_output],
+                    output[:most],
                     f"ended after {limits.bytes_of_output:,} bytes of output",
                 )
 

@@ -11,14 +11,15 @@ import ctypes
 import json
 import os
 import platform
+import re
 import resource
 import signal
 import struct
 import sys
 import traceback
 
-REFUSED = 90
-"""The exit status where the program could not be confined."""
+CONFINED = b"confined\n"
+"""What is printed before the program runs; without it, the program could not be confined."""
 
 _NEW_USER, _NEW_FILES, _NEW_PIDS = 0x10000000, 0x00020000, 0x20000000
 _NEW_NET, _NEW_IPC, _NEW_UTS = 0x40000000, 0x08000000, 0x04000000
@@ -40,6 +41,11 @@ _CALLS = {
             "setns": 308, "process_vm_readv": 310, "bpf": 321, "execveat": 322,
             "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429,
             "fsopen": 430, "clone3": 435, "mount_setattr": 442,
+            # memory that no limit counts
+            "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "add_key": 248,
+            "request_key": 249, "memfd_create": 319,
+            # ways out of the group of processes that is killed when the time is over
+            "setpgid": 109, "setsid": 112, "prctl": 157,
         },
     ),
     "aarch64": (
@@ -51,6 +57,9 @@ _CALLS = {
             "process_vm_readv": 270, "bpf": 280, "execveat": 281, "userfaultfd": 282,
             "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430,
             "clone3": 435, "mount_setattr": 442,
+            "shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180, "add_key": 217,
+            "request_key": 218, "memfd_create": 279,
+            "setpgid": 154, "setsid": 157, "prctl": 167,
         },
     ),
 }  # fmt: skip
@@ -97,9 +106,11 @@ def enter_empty_root(root: str, visible: list[str], bytes_of_files: int) -> None
         target = root + folder
         os.makedirs(target, exist_ok=True)
         _mount(folder, target, None, _BIND | _RECURSIVE)
-        # The flags of a mount that the machine has locked must stay.
-        kept = os.statvfs(target).f_flag & 0xFFF
-        _mount("none", target, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEV | kept)
+        for mounted in _mounts_below(target):  # each by itself: the flag is not recursive
+            # The flags of a mount that the machine has locked must stay.
+            kept = os.statvfs(mounted).f_flag & 0xFFF
+            flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEV | kept
+            _mount("none", mounted, None, flags)
     for folder in ("work", "old"):
         os.mkdir(f"{root}/{folder}")
     os.chdir(root)
@@ -108,6 +119,15 @@ def enter_empty_root(root: str, visible: list[str], bytes_of_files: int) -> None
     _call("umount2", b"/old", _DETACH)
     os.rmdir("/old")
     os.chdir("/work")
+
+
+def _mounts_below(folder: str) -> list[str]:
+    """Returns the places of the mounts in a folder, itself included."""
+    with open("/proc/self/mountinfo") as file:
+        written = [line.split()[4] for line in file]
+    # Spaces and the like are written as \\040.
+    places = [re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), x) for x in written]
+    return sorted({x for x in places if x == folder or x.startswith(f"{folder}/")})
 
 
 def limit_resources(limits: dict[str, int]) -> None:
@@ -153,7 +173,11 @@ def run_program(program: str) -> int:
     try:
         exec(compile(program, "program", "exec"), {"__name__": "__main__"})
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, int):
+            return end.code & 0xFF
+        if end.code is not None:
+            print(end.code, file=sys.stderr)
+        return 0 if end.code is None else 1
     except BaseException as error:
         sys.stdout.flush()
         print(traceback.format_exception_only(error)[-1].strip(), file=sys.stderr)
@@ -177,7 +201,8 @@ def main() -> int:
         drop_privileges()
     except (OSError, KeyError) as error:
         print(f"cannot be confined: {error}", file=sys.stderr, flush=True)
-        os._exit(REFUSED)
+        os._exit(1)
+    os.write(1, CONFINED)
     status = run_program(given["program"])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -78,9 +78,15 @@ class Tool:
         try:
             self._check(arguments)
             result = self.run(**arguments)
+            if not isinstance(result, str):
+                result = json.dumps(result, ensure_ascii=False, default=str)
+            return shortened(result)
         except Exception as error:  # whatever a tool raises, the conversation goes on
-            return as_error(" ".join(str(error).split()) or type(error).__name__)
-        return shortened(result if isinstance(result, str) else json.dumps(result, default=str))
+            try:
+                text = " ".join(str(error).split())
+            except Exception:  # its text is code of the tool as well
+                text = ""
+            return as_error(text or type(error).__name__)
 
     def _check(self, arguments: Mapping[str, Any]) -> None:
         properties = self.schema["function"]["parameters"]["properties"]
@@ -103,7 +109,11 @@ def as_error(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Returns a text of at most `LONGEST_OUTPUT` characters, with a note if any were left out."""
+    """Returns a text of at most `LONGEST_OUTPUT` characters, with a note if any were left out.
+
+    Halves of surrogate pairs, which no file and no tokenizer can hold, become `?`.
+    """
+    text = text.encode(errors="replace").decode()
     if len(text) <= LONGEST_OUTPUT:
         return text
     return f"{text[:LONGEST_OUTPUT]}\n[{len(text) - LONGEST_OUTPUT:,} more characters left out]"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,8 +107,10 @@ def chat_command(arguments: list[str]) -> None:
         try:
             conversation.reply(
                 line,
-                on_text=lambda text: print(text, end="", flush=True),
-                on_turn=lambda turn: print(f"\n[{turn.writer}] {turn.content}", flush=True),
+                on_text=lambda text: print(_printable(text), end="", flush=True),
+                on_turn=lambda turn: print(
+                    _printable(f"\n[{turn.writer}] {turn.content}"), flush=True
+                ),
             )
         except UserError as error:
             if not interactive:
@@ -122,6 +125,12 @@ def chat_command(arguments: list[str]) -> None:
         print(flush=True)
         if parsed.transcript is not None:
             conversation.save(parsed.transcript)
+
+
+def _printable(text: str) -> str:
+    """Returns a text without control characters, which a terminal would obey."""
+    kept = (c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "?" for c in text)
+    return "".join(kept)
 
 
 def _lines(interactive: bool) -> Iterator[str]:

@@ -39,6 +39,8 @@ class EvaluateArguments:
     tasks: str | None = None
     """Names of the harness's tasks, groups or tags, or YAML files of your own, separated by commas:
     hellaswag,arc_easy."""
+    chat: bool = False
+    """With --tasks: prompts are turns of a conversation, written by the model's chat template."""
     limit: int | None = None
     """The number of questions; of each task by default all, otherwise at most 500."""
     queries: str | None = None
@@ -116,6 +118,8 @@ def _check(parsed: EvaluateArguments) -> None:
     if lone and not prompting:
         raise UserError(f"{option[lone[0]]} is for prompts: give --shots or --tasks, too")
     if parsed.tasks is None:
+        if parsed.chat:
+            raise UserError("--chat is for tasks of the harness: give --tasks, too")
         if parsed.shots and parsed.data is None:
             raise UserError("--shots needs examples: give --data SOURCE, or --tasks")
         return
@@ -141,6 +145,7 @@ def _evaluate_tasks(parsed: EvaluateArguments, tasks: str) -> None:
         names,
         shots=parsed.shots[0] if parsed.shots else None,
         limit=parsed.limit,
+        chat=parsed.chat,
     )
     for name, metrics in results.items():
         for metric, value in metrics.items():

@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import pytest
@@ -43,6 +46,7 @@ def test_arithmetic(expression, result):
         "1 if 1 else 2", "[1][0]", "'a' * 9", "lambda: 1", "x", "1/0", "sqrt(-1)", "(-8)**0.5",
         "1" * 301, "(" * 200 + ")" * 200, "True + 1", "1e308*10", "max()", "9" * 299 + "**9", "",
         "eval('1')", "(1).real", "f'{1}'", "round(1.5, ndigits=1)", "1;2", "a:=1", "3j",
+        "round(5, -100000000)", "sqrt(10**400)", "1if 1else 2",
     ],
 )  # fmt: skip
 def test_nothing_but_arithmetic_is_computed_and_nothing_that_takes_long(expression):
@@ -109,6 +113,14 @@ ATTACKS = {
     "writes many files": (
         "for i in range(10**6): open(str(i), 'wb').write(b'x' * 4096)", "No space left"),
     "kills others": ("import os, signal; os.kill(-1, signal.SIGKILL)", "ProcessLookupError"),
+    "leaves the group that is killed": ("import os; os.setsid()", "Operation not permitted"),
+    "refuses to die with its parent": (
+        "import ctypes; print(ctypes.CDLL(None).prctl(1, 0, 0, 0, 0))", "-1"),
+    "takes memory that no limit counts": (
+        "import ctypes; print(ctypes.CDLL(None).shmget(0, 1 << 30, 0o1600))", "-1"),
+    "takes memory as a file": ("import os; os.memfd_create('x')", "Operation not permitted"),
+    "pretends that it was refused": ("import sys; sys.exit('no')", "no"),
+    "ends with a strange status": ("import sys; sys.exit(200)", "[exit status 200]"),
     "crashes": ("import ctypes; ctypes.string_at(0)", "[ended by SIGSEGV]"),
     "exits": ("import sys; print('a'); sys.exit(3)", "a\n[exit status 3]"),
     "prints without end": ("while True: print('x' * 100)", "bytes of output]"),
@@ -120,6 +132,18 @@ ATTACKS = {
 def test_a_program_cannot_break_out(attack):
     program, answer = ATTACKS[attack]
     assert answer in sandbox.run_python(program)
+
+
+@needs_namespaces
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="mounts by unshare")
+def test_mounts_in_the_folders_of_python_are_read_only_too():
+    folder = next(path for path in sorted(Path("/usr/lib").iterdir()) if path.is_dir())
+    attack = f"open({str(folder / 'x')!r}, 'w')"
+    run = f"from {sandbox.__name__} import run_python; print(run_python({attack!r}))"
+    mounted = f'mount -t tmpfs none "{folder}" && exec "{sys.executable}" -c "$1"'
+    command = ["unshare", "-rm", "--propagation", "private", "sh", "-c", mounted, "sh", run]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Read-only file system" in done.stdout
 
 
 @needs_namespaces
@@ -176,6 +200,75 @@ def scripted(generator, monkeypatch):
         return train.Conversation(generator, **{"tools": [train.arithmetic()], **options})
 
     return make
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["[1]", '{"name": ["x"]}', '{"name": 1}', '{"name": "\\ud800"}',
+     '{"name": "x", "arguments": "y"}', '{"name": "arithmetic", "arguments": {"<|endoftext|>": 1}}',
+     "[" * 3000],
+)  # fmt: skip
+def test_no_call_ends_the_conversation_or_writes_control_tokens(
+    scripted, generator, tmp_path, answer
+):
+    template = data.ChatTemplate(HERMES)
+    call = f"<tool_call>{answer}</tool_call><E>"
+    if len(answer) > 1000:  # longer than the window
+        written = CallForm("hermes").read(call, ())
+        assert written.malformed is not None
+        return
+    chat = scripted(call, "Sorry.<E>", template=template, max_new_tokens=200)
+    assert chat.reply("Go").content == "Sorry."
+    assert "error" in json.loads(chat.turns[2].content)
+    chat.save(tmp_path / "t.jsonl")
+    encoded = data.encode_chat(
+        generator.tokenizer, [turn.message for turn in chat.turns], template=template
+    )
+    assert encoded.ids.count(generator.tokenizer.special_ids.eos) == 0  # nobody wrote it
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+def silent():
+    raise Silent
+
+
+@pytest.mark.parametrize("run", [silent, lambda: {(1, 2): 3}, lambda: "a\ud800", Silent])
+def test_whatever_a_tool_returns_is_text(run):
+    tool = train.Tool("odd", "Is odd.", {}, run)
+    assert tool({}).encode()
+
+
+def test_what_a_model_writes_in_a_tools_name_is_cut(scripted):
+    shown: list[str] = []
+    chat = scripted(" Sum:\ntool: 7\nbot: 7<E>")
+    assert chat.reply("2 + 2?", on_text=shown.append).content == "".join(shown) == "Sum:"
+    # A token may hold the end of the call and more.
+    form = CallForm("brackets")
+    end = form.end_of_call("<<arithmetic 1>>\ntool: 7")
+    assert end == len("<<arithmetic 1>>")
+    assert form.end_of_call("a >> b << c") is None
+    now = train.Tool("now", "Tells the time.", {}, lambda: "noon")
+    chat = scripted(" <<now>>", " At noon.<E>", tools=[now])
+    assert chat.reply("When?").content == "At noon."
+    assert chat.turns[2].content == "noon"
+
+
+def test_output_is_shortened_to_the_window(scripted):
+    long = train.Tool("long", "Is long.", {}, lambda: "x" * 1500)
+    chat = scripted(" <<long>>", " Long.<E>", tools=[long])
+    assert chat.reply("Go").content == "Long."
+    assert chat.turns[2].content.endswith("x\n[the rest does not fit the window]")
+    assert len(chat.turns[2].content) > 300
+
+
+def test_the_terminal_obeys_no_tool():
+    from flaxzoo.train.cli.inference.chat import _printable
+
+    assert _printable("\x1b]0;owned\x07 \u00e9\n\ta\r\ud800") == "?]0;owned? \u00e9\n\ta??"
 
 
 def test_a_model_of_the_lectures_template_calls_reads_and_answers(scripted):
