@@ -20,7 +20,6 @@ from ..distributed.sharding import (
     batch_sharding,
     check_batch,
     constrain_activations,
-    make_mesh,
     process_shard,
     shard_batch,
 )
@@ -37,8 +36,8 @@ from .compile import (
     CompiledTrainer,
     NumpyBatch,
     ShardedStep,
-    configured_step,
     run_keys,
+    step_of_run,
     trainer_of,
     with_shardings,
 )
@@ -352,10 +351,12 @@ def compile_policy_trainer(
             "language model"
         )
     inner = update_config(config, data)
-    mesh = make_mesh(config.mesh)
+    sharded = step_of_run(inner, objective)
+    mesh = sharded.mesh
     check_batch(mesh, config.batch_size, config.data.length)
-    sharded = configured_step(inner, objective, mesh)
-    model = create(config.model, config.execution)
+    # A kernel reads no cache, and nothing is kept for a backward pass.
+    execution = dataclasses.replace(config.execution, attention="xla", remat="none")
+    model = create(config.model, execution)
     trainer = PolicyTrainer(
         config=config,
         data=data,

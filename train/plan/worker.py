@@ -98,7 +98,7 @@ def _with_rollout(
     """Returns the plan with the memory of sampling, and of the reward models that are here."""
     mesh, rows = step.mesh, config.batch_size * data.rollout.num_mini_batches
     config = dataclasses.replace(
-        config, execution=dataclasses.replace(config.execution, attention="xla")
+        config, execution=dataclasses.replace(config.execution, attention="xla", remat="none")
     )
     model = create(config.model, config.execution)
     cache = jax.eval_shape(lambda: init_cache(config.model, config.execution, rows, data.length))
