@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..data.errors import UserError
 from ..data.io.json_text import JsonObject, read_object
 from .adapters.base import BASE, Base
-from .adapters.lora import LoRA, LoRAConfig, by_path, is_adapter, make_lora, nested
+from .adapters.lora import A, B, LoRA, LoRAConfig, by_path, is_adapter, make_lora, nested
 from .adapters.peft import PeftAdapter, is_peft_folder
 from .checksums import find_damage
 from .config import Execution, TransformerConfig
@@ -179,13 +179,18 @@ def _read_merged(
     """
     lora, flat = adapters_of(fields, config, folder), by_path(shapes)
     base = Base.from_fields(fields, folder)
-    _, frozen = lora.split(nested(_read_body(base.find(folder), base.step, flat)))
-    trained = restore_params(folder, step, _trained_shapes(lora, flat))
-    merged = by_path(lora.merge(trained, frozen))
-    placed = {
-        path: jax.device_put(merged[path].astype(x.dtype), x.sharding) for path, x in flat.items()
-    }
-    return nested(placed)
+    frozen = _read_body(base.find(folder), base.step, flat)
+    trained = by_path(restore_params(folder, step, _trained_shapes(lora, flat)))
+    adapted = {f"{linear.path}/kernel": linear for linear in lora.maps}
+    params: Params = {}
+    for path, target in flat.items():  # one at a time, so that no more than one is there twice
+        x = frozen.pop(path, None)
+        x = trained[path] if path in trained else x.astype(lora.config.frozen_dtype)
+        if path in adapted:
+            a, b = (trained[f"{adapted[path].path}/{name}"] for name in (A, B))
+            x = lora.merge_kernel(x.astype(jnp.float32), a, b, adapted[path])
+        params[path] = jax.device_put(x.astype(target.dtype), target.sharding)
+    return nested(params)
 
 
 def _read_body(folder: Path, step: int | None, targets: Params) -> Params:

@@ -92,8 +92,9 @@ class Dialogue:
 
     @property
     def opening(self) -> str:
-        """The first text, by which variants of a conversation are kept in one split."""
-        return next((text for text in self.texts if text.strip()), "")
+        """The first text that is no instruction: conversations with equal ones share a split."""
+        spoken = [m for m in self.messages if m["role"] != "system"] or self.messages
+        return next((text for m in spoken if (text := str(m.get("content") or "")).strip()), "")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from ..io.json_lines import parse_line
 from ..sources.documents import SourceLike, Split, as_source, load_documents
 from ..sources.in_memory import Examples, plain
 from ..sources.source_names import Source, parse_sources
+from .calculations import NAME as CALCULATIONS
+from .calculations import calculations
 from .instructions import KIND as INSTRUCTIONS
 from .instructions import read_instructions
 
@@ -23,7 +25,8 @@ def read_rows(source: SourceLike, split: Split = "train") -> Iterator[tuple[str,
       source: ``jsonl:GLOB``, the name of a file of JSON lines, ``tfds:NAME``, or a list of dicts;
         several of them joined by `` + ``; after ``#?`` conditions on fields. The documents of
         other sources are records with the field ``text``. ``instructions:FILE.toml`` makes
-        conversations of labeled data; see ``instructions``.
+        conversations of labeled data, see ``instructions``; ``builtin:calculations`` has
+        conversations with a tool.
       split: The split of a source that has some.
 
     Raises:
@@ -40,6 +43,9 @@ def read_rows(source: SourceLike, split: Split = "train") -> Iterator[tuple[str,
         return
     if ":" not in name and name.removesuffix(".gz").endswith((".jsonl", ".json")):
         name = f"jsonl:{name}"
+    if name == CALCULATIONS:
+        yield from calculations()
+        return
     kind, _, rest = name.partition(":")
     if kind == INSTRUCTIONS:
         yield from read_instructions(rest, split)

@@ -4,8 +4,10 @@ import dataclasses
 from pathlib import Path
 
 from ...data.io.json_text import JsonObject
+from ...data.tokenizers.base import load_tokenizer
 from ...models.adapters.peft import PeftAdapter, is_peft_folder
 from ...models.hf.generation_config import GENERATION
+from ...models.hf.save import check_vocabulary
 from ...models.hf.sentence_embedding import (
     IN_RUN,
     read_embedding_settings,
@@ -27,6 +29,8 @@ from ..runs.load_run import (
 )
 from ..runs.params_only_run import IMPORTED_FROM, check_not_existing, make_params_only_run
 from ..state import count_parameters
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 def import_model(source: str | Path, output: str | Path, *, base: str | Path | None = None) -> str:
@@ -55,6 +59,9 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         folder = local_folder(adapter.base(base))
         config, tokenizer = open_run(folder)
         tuned = adapter.model_config(config.model)
+        if (adapted / TOKENIZER_FILE).is_file():  # with a chat template of its own, perhaps
+            tokenizer = load_tokenizer(adapted)
+            check_vocabulary(tokenizer, tuned, f"the tokenizer of {adapted}")
         config = dataclasses.replace(config, lora=None)  # those of a base are merged, too
         config = config if tuned == config.model else config_of_model(tuned)
     else:

@@ -72,6 +72,31 @@ def of_any_size(config: TrainConfig) -> Callable[[str], TrainConfig]:
     return of_size
 
 
+CALCULATIONS = TrainConfig(
+    model=GPTConfig(
+        vocab_size=1,
+        max_length=192,
+        num_layers=2,
+        d_model=64,
+        num_heads=4,
+        dropout_rate=0.0,
+        positions="rotary",
+        head_convolution=3,
+    ),
+    data=SupervisedData(
+        source="builtin:calculations",
+        length=144,
+        tokenizer=TokenizerConfig(kind="characters"),
+        packing="none",
+    ),
+    optimizer=OptimizerConfig(peak_learning_rate=3e-3, warmup_steps=50, beta2=0.99),
+    steps=1200,
+    batch_size=16,
+    evaluate_every=400,
+    checkpoint_every=400,
+)
+
+
 RECIPES: dict[str, Recipe] = {
     "sft": Recipe(
         summary="Supervised fine-tuning of a GPT: it learns the answers to instructions.",
@@ -87,6 +112,17 @@ RECIPES: dict[str, Recipe] = {
         config=SFT,
         of_preset=of_any_size(SFT),
         any_family=True,
+    ),
+    "calculations": Recipe(
+        summary="A small GPT that calls a tool for arithmetic: no download, minutes on two cores.",
+        details=(
+            "Run: flaxzoo train calculations\n"
+            "     flaxzoo chat runs/calculations --tools arithmetic\n"
+            "Asked for a product it writes a call, reads the result, and repeats it. Without the "
+            "tool its\n"
+            "answers are wrong."
+        ),
+        config=CALCULATIONS,
     ),
     "reward": Recipe(
         summary="A reward model that learns from preferences which of two answers is better.",

@@ -274,18 +274,19 @@ def create_folder(run: Run) -> None:
     Raises:
         RunError: Another process has made it meanwhile, for another run.
     """
-    fields, base = to_dict(run.stated), run.base
+    fields = to_dict(run.stated)
     content = {
         "flaxzoo": importlib.metadata.version("flaxzoo"),
         "model": fields.pop("model"),
         "train": fields,
         "data_fingerprints": _fingerprints(run),
         **({CUSTOM: run.custom.names} if run.custom.names else {}),
-        **({BASE: dataclasses.asdict(base)} if base is not None else {}),
     }
 
     def fill(folder: Path) -> None:
         run.tokenizer.save(folder / TOKENIZER)
+        if (base := run.base) is not None:
+            content[BASE] = dataclasses.asdict(base)
         (folder / CONFIG_FILE).write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
 
     # `prepare_run` refuses any folder that is neither a run nor empty.

@@ -36,6 +36,7 @@ def values(outputs):
     return np.asarray(outputs.logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", INPUTS)
 def test_a_model_begins_as_its_base_and_merges_into_one_that_computes_the_same(family, tiny):
     t, lora, trained, frozen = adapted(tiny, family)
@@ -75,6 +76,7 @@ def test_the_reference_has_the_initial_value_of_what_is_trained_whole(tiny):
     assert not np.array_equal(*kernels)
 
 
+@pytest.mark.slow
 def test_dropout_is_a_function_of_row_layer_and_map(tiny):
     t, lora, trained, frozen = adapted(tiny, "gpt", dropout_rate=0.5)
     params = lora.combine(perturbed(trained), frozen)[0]
@@ -92,6 +94,20 @@ def test_dropout_is_a_function_of_row_layer_and_map(tiny):
     drawn = jax.tree.leaves(lora._keys_of_maps(params, keys))
     data = np.concatenate([np.asarray(jax.random.key_data(x)).reshape(-1, 2) for x in drawn])
     assert len(np.unique(data, axis=0)) == len(data) == 2 * 3 * len(lora.maps)
+
+
+@pytest.mark.slow
+def test_the_choices_of_a_question_have_dropout_of_their_own(tiny):
+    t = tiny(family="bert", head="multiple_choice")
+    lora = models.make_lora(models.LoRAConfig(dropout_rate=0.5, targets=("query",)), t.model)
+    trained, frozen = jax.jit(lora.init)(jax.random.key(1), t.params)
+    params = lora.combine(perturbed(trained), frozen)[0]
+    apply = jax.jit(lora.adapt(t.model.apply))
+    ids = np.broadcast_to(IDS[:1], (3, 2, 8))  # equal texts
+    logits = values(
+        apply({"params": params}, input_ids=ids, rng=models.row_keys(jax.random.key(2), 3))
+    )
+    assert len(np.unique(logits)) == 6
 
 
 def test_targets_name_whole_parts_of_paths(tiny):

@@ -62,7 +62,7 @@ class CallForm:
         """Returns what the instructions must say of the tools; None: the template says it."""
         if self.name == "hermes":
             return None
-        lines = [f"<<{tool.name} …>> {tool.description}" for tool in tools]
+        lines = [f"<<{tool.name} ...>> {tool.description}" for tool in tools]
         return "\n".join(["Tools:", *lines])
 
     def end_of_call(self, text: str) -> int | None:

@@ -283,7 +283,7 @@ def test_a_model_of_the_lectures_template_calls_reads_and_answers(scripted):
     ]
     assert [turn.content for turn in said] == ["84"]
     assert chat.prompt("Thanks").startswith(
-        "Tools:\n<<arithmetic …>> Computes an expression.\nuser: What is 12 * 7?\n"
+        "Tools:\n<<arithmetic ...>> Computes an expression.\nuser: What is 12 * 7?\n"
         "bot: <<arithmetic 12 * 7>><|endoftext|>\ntool: 84\nbot: It is 84.<|endoftext|>\n"
     )
 

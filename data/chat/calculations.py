@@ -1,0 +1,43 @@
+"""``builtin:calculations``: conversations in which the assistant calls a tool for arithmetic.
+
+Somebody asks for a product or a sum of numbers of up to three digits, the assistant writes a call
+in the form of the lectures' template, the tool answers, and the assistant repeats the number::
+
+    user: What is 47 * 36?
+    bot: <<arithmetic 47 * 36>>
+    tool: 1692
+    bot: 1692
+
+A small model learns to call long before it could learn to multiply.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+NAME = "builtin:calculations"
+NUMBER = 5000
+"""The number of conversations."""
+INSTRUCTIONS = "Tools:\n<<arithmetic ...>> Computes an expression."
+"""What `train.Conversation` says of the tool."""
+
+
+def calculations() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the location of each conversation, and its messages."""
+    draw = np.random.default_rng(0)
+    for number in range(1, NUMBER + 1):
+        a, b = (
+            int(draw.integers(10 ** (digits - 1), 10**digits)) for digits in draw.integers(1, 4, 2)
+        )
+        sign = "*" if draw.integers(2) else "+"
+        expression, result = f"{a} {sign} {b}", str(a * b if sign == "*" else a + b)
+        messages = [
+            ("system", INSTRUCTIONS),
+            ("user", f"What is {expression}?"),
+            ("assistant", f"<<arithmetic {expression}>>"),
+            ("tool", result),
+            ("assistant", result),
+        ]
+        turns = [{"role": role, "content": content} for role, content in messages]
+        yield f"{NAME} conversation {number}", {"messages": turns}
