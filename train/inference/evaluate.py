@@ -78,7 +78,7 @@ def score_run(
         search = dataclasses.replace(search, num_beams=num_beams)
     model, params, split = _opened(folder, source, step, log, max_length=max_length)
     if isinstance(config.data, PolicyData):
-        return score_policy(model, params, split, config, tokenizer)
+        return score_policy(model, params, split, config=config, tokenizer=tokenizer)
     # Before the losses, so that a source that cannot be translated is told first.
     written = {}
     if generation_metrics is not None:

@@ -31,7 +31,7 @@ def evaluation_key(seed: int) -> Key[Array, ""]:
 
 
 def score_policy(
-    model: Model, params: Params, split: DataSplit, config: TrainConfig, tokenizer: Tokenizer
+    model: Model, params: Params, split: DataSplit, *, config: TrainConfig, tokenizer: Tokenizer
 ) -> dict[str, float | int]:
     """Samples an answer to each prompt and rewards it, as the evaluations of a run do.
 
