@@ -254,8 +254,12 @@ def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTraine
         from .pmap import compile_with_pmap
 
         return compile_with_pmap(config, objective)
-    sharded = configured_step(config, objective, make_mesh(config.mesh))
-    return trainer_of(config, sharded)
+    return trainer_of(config, step_of_run(config, objective))
+
+
+def step_of_run(config: TrainConfig, objective: Objective) -> ShardedStep:
+    """Makes the train step of a run over the mesh of its configuration; see `configured_step`."""
+    return configured_step(config, objective, make_mesh(config.mesh))
 
 
 def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:

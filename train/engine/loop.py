@@ -647,8 +647,13 @@ def _evaluate(s: _Session, stop: StopRequest) -> int:
     if s.log is not None:
         s.log.write(s.step, "validation", s.validation)
         if isinstance(split.examples, PolicyExamples):
-            found, tokenizer = evaluation.predictions, s.run.tokenizer
-            write_samples(s.run.folder, s.step, split.examples, found, tokenizer)
+            write_samples(
+                s.run.folder,
+                s.step,
+                examples=split.examples,
+                predictions=evaluation.predictions,
+                tokenizer=s.run.tokenizer,
+            )
     shown = tuple(evaluation.means) if own else task_of(data).progress_metrics
     s.progress.evaluated(s.step, s.validation, shown)
     step, validation = s.step, s.validation

@@ -22,12 +22,12 @@ from ..distributed.sharding import (
     batch_sharding,
     check_batch,
     constrain_activations,
-    make_mesh,
     process_shard,
     shard_batch,
 )
 from ..errors import RunError
 from ..inference.reward_model import RewardModel
+from ..inference.score_policy import evaluation_key
 from ..objectives.eval_step import EvaluatedBatch
 from ..objectives.objectives import Objective
 from ..optim.schedules import make_schedule
@@ -38,12 +38,13 @@ from .compile import (
     CompiledTrainer,
     NumpyBatch,
     ShardedStep,
-    configured_step,
     run_keys,
+    step_of_run,
     trainer_of,
     with_shardings,
 )
 from .memory_summary import BatchShapes
+from .policy_update import update_config
 from .rollout import (
     Rollout,
     RolloutPrograms,
@@ -56,35 +57,6 @@ from .rollout import (
     targets_of,
     weighted_rewards,
 )
-
-_VALIDATION_KEY = 0x5EED
-"""The number of the key of evaluations, beyond all steps."""
-
-
-def update_config(config: TrainConfig, data: PolicyData) -> TrainConfig:
-    """Returns the configuration of an update: its batch of answers, and the number of updates.
-
-    Raises:
-        RunError: the answers of a step are not a multiple of the mini-batches, or the run is to
-          use pmap.
-    """
-    rollout, filled = data.rollout, data.rollout.filled()
-    rows, parts = config.batch_size * filled.num_generations, rollout.num_mini_batches
-    if rows % (parts * config.micro_batches):
-        raise RunError(
-            f"the {rows} answers of a step do not divide into data.rollout.num_mini_batches "
-            f"{parts} of micro_batches {config.micro_batches}: change one of them"
-        )
-    if config.parallel == "pmap":
-        raise RunError("reinforcement learning needs parallel jit, not pmap: leave it out")
-    updates = filled.num_iterations * parts
-    warmup = config.optimizer.warmup_steps * updates
-    return dataclasses.replace(
-        config,
-        batch_size=rows // parts,
-        steps=config.steps * updates,
-        optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,8 +139,8 @@ class PolicyTrainer:
         rate = jnp.asarray(self._schedule((number + 1) * len(collected) - 1))
         return state, {**means, **metrics, "learning_rate": rate}
 
-    def _placed(self, batch: NumpyBatch) -> dict[str, Array]:
-        prompts = {name: batch[name] for name in ("prompt_ids", "prompt_mask")}
+    def _placed(self, batch: NumpyBatch, *more: str) -> dict[str, Array]:
+        prompts = {name: batch[name] for name in ("prompt_ids", "prompt_mask", *more)}
         return shard_batch(prompts, self.sharded.mesh)
 
     def _rewards(
@@ -293,9 +265,13 @@ class PolicyTrainer:
         Returns:
             Sums and counts of the metrics, and the answers with their rewards.
         """
-        first = int(batch["index"][0])
-        key = jax.random.fold_in(jax.random.fold_in(self._keys[0], _VALIDATION_KEY), first)
-        rollout = self._sample(state.params, state.frozen, self._placed(batch), key, group_size=1)
+        rollout = self._sample(
+            state.params,
+            state.frozen,
+            self._placed(batch, "index"),
+            evaluation_key(self.config.seed),
+            group_size=1,
+        )
         rewards = self._rewards(rollout, batch, self.validation)
         return self._judge(state.params, state.frozen, rollout, rewards)
 
@@ -390,10 +366,12 @@ def compile_policy_trainer(
     training = cast(PolicyExamples, run.train.examples)
     end_ids = ends_of_answers(run.tokenizer, training)
     inner = update_config(config, data)
-    mesh = make_mesh(config.mesh)
+    sharded = step_of_run(inner, objective)
+    mesh = sharded.mesh
     check_batch(mesh, config.batch_size, config.data.length)
-    sharded = configured_step(inner, objective, mesh)
-    model = create(config.model, config.execution)
+    # A kernel reads no cache, and nothing is kept for a backward pass.
+    execution = dataclasses.replace(config.execution, attention="xla", remat="none")
+    model = create(config.model, execution)
     trainer = PolicyTrainer(
         config=config,
         data=data,

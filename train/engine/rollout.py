@@ -111,7 +111,8 @@ class RolloutPrograms:
         Args:
             params: those of the state.
             frozen: likewise.
-            prompts: `prompt_ids` and `prompt_mask` `[B, P]`.
+            prompts: `prompt_ids` and `prompt_mask` `[B, P]`; in an evaluation also `index` `[B]`,
+                from which rows are numbered.
             rng: the key of the step.
             group_size: the number of answers to each, G.
         """
@@ -122,22 +123,32 @@ class RolloutPrograms:
             return jax.lax.with_sharding_constraint(rows, by_row)
 
         ids, mask = repeated(prompts["prompt_ids"]), repeated(prompts["prompt_mask"])
-        if self.adapter is not None:
-            assert frozen is not None
-            params = self.adapter.merge(params, frozen)
-        model, params = unstack_layers(self.model, params)
+        model, params, apply_fn = self._for_sampling(params, frozen)
         answers = sample_answers(
             model,
             params,
             ids,
             mask,
-            keys=row_keys(rng, ids.shape[0]),
+            keys=row_keys(rng, ids.shape[0], prompts["index"][0] if "index" in prompts else 0),
             max_new_tokens=self.answer_length,
             end_ids=self.end_ids,
             temperature=self.settings.filled().temperature,
-            apply_fn=constrain_activations(model.apply, self.mesh),
+            apply_fn=constrain_activations(apply_fn, self.mesh),
         )
         return rollout_of(ids, mask, answers, self.end_ids)
+
+    def _for_sampling(self, params: Params, frozen: Params | None) -> tuple[Model, Params, ApplyFn]:
+        """Returns the policy in the layout in which it samples, and its `apply`."""
+        if self.mesh.shape["fsdp"] > 1:
+            # Layer by layer: parameters of layers of their own would all be gathered for the loop.
+            policy, _ = with_adapter(params, frozen, self.adapter)
+            apply = self.model.apply
+            return self.model, policy, apply if self.adapter is None else self.adapter.adapt(apply)
+        if self.adapter is not None:
+            assert frozen is not None
+            params = self.adapter.merge(params, frozen)
+        model, params = unstack_layers(self.model, params)
+        return model, params, model.apply
 
     def log_probs(
         self, params: Params, frozen: Params | None, rollout: Rollout, *, reference: bool

@@ -20,6 +20,7 @@ NUM_SAMPLES = 8
 def write_samples(
     folder: Path,
     step: int,
+    *,
     examples: PolicyExamples,
     predictions: Mapping[str, np.ndarray],
     tokenizer: Tokenizer,

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ...data.batching import evaluation_batches
+from ...data.chat.policy import PolicyData
 from ...data.chat.preference_pairs import DPOData
 from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
@@ -30,6 +31,7 @@ from ..runs.load_run import beam_search_defaults, open_run
 from ..runs.params_only_run import SAVED_FROM_PYTHON
 from ..runs.quality import with_quality
 from ..runs.reference import with_reference
+from .score_policy import score_policy
 from .translate import TextTranslator, note_of_empty
 
 
@@ -56,7 +58,7 @@ def score_run(
 
     Returns:
         `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
-        F1, exact match, BLEU …
+        F1, exact match, BLEU …; of a policy its mean reward.
 
     Raises:
         RunError: `num_beams` is given for a model that translates nothing.
@@ -75,6 +77,8 @@ def score_run(
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams)
     model, params, split = _opened(folder, source, step, log, max_length=max_length)
+    if isinstance(config.data, PolicyData):
+        return score_policy(model, params, split, config=config, tokenizer=tokenizer)
     # Before the losses, so that a source that cannot be translated is told first.
     written = {}
     if generation_metrics is not None:

@@ -5,10 +5,12 @@ import dataclasses
 import jax
 import numpy as np
 
+from ...data.chat.policy import PolicyData
 from ...data.dataset import ArraySpec, BatchSpec, Values
 from ..config import MeshConfig, TrainConfig
 from ..distributed.sharding import batch_sharding, make_mesh
 from ..engine.compile import NumpyBatch, ShardedStep, configured_step
+from ..engine.policy_update import update_spec
 from ..objectives.tasks import objective_of
 from .jaxpr_flops import matmul_flops
 
@@ -17,7 +19,12 @@ NUM_CHOICES = 4
 
 
 def example_spec(config: TrainConfig) -> BatchSpec:
-    """Returns the arrays of one example, with the number of labels that the model has."""
+    """Returns the arrays of one example, with the number of labels that the model has.
+
+    In reinforcement learning they are those of a sampled answer.
+    """
+    if isinstance(config.data, PolicyData):
+        return update_spec(config.data)
     return config.data.batch_spec(len(config.model.labels), NUM_CHOICES)
 
 

@@ -55,6 +55,13 @@ class Plan:
     frozen_parameters: int = 0
     """Parameters that no step changes: those of a reference, or the base of adapters."""
     frozen_bytes: int = 0
+    cache_bytes: int = 0
+    """Bytes of the keys and values of a rollout, in reinforcement learning."""
+    rollout_bytes: int | None = None
+    """Bytes that a rollout takes at its peak beside the state, the cache included; None if there is
+    none, or it was not compiled."""
+    reward_bytes: int = 0
+    """Bytes of the parameters of reward models."""
     attention: str = ""
     """Summary of the kernel that computes attention."""
     model_flops: int = 0
@@ -76,14 +83,17 @@ class Plan:
     @property
     def argument_bytes(self) -> int:
         """Bytes of everything that is passed to the step."""
-        return self.param_bytes + self.frozen_bytes + self.optimizer_bytes + self.batch_bytes
+        held = self.param_bytes + self.frozen_bytes + self.optimizer_bytes + self.reward_bytes
+        return held + self.batch_bytes
 
     @property
     def peak_bytes(self) -> int | None:
         """Bytes at the peak; None if the step was refused or was not compiled."""
         if self.temp_bytes is None:
             return None
-        return self.argument_bytes + self.temp_bytes + self.code_bytes
+        # Rollouts and updates take turns.
+        needed = max(self.temp_bytes + self.code_bytes, self.rollout_bytes or 0)
+        return self.argument_bytes + needed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

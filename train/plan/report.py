@@ -107,7 +107,12 @@ def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
             f"    on its host   {format_bytes(plan.host_bytes)} of optimizer state; the time to "
             "transfer it is not estimated"
         )
+    if plan.reward_bytes:
+        yield f"  reward models {format_bytes(plan.reward_bytes)}"
     yield f"  batch         {format_bytes(plan.batch_bytes)}"
+    if plan.rollout_bytes is not None:
+        cache = f"{format_bytes(plan.cache_bytes)} of keys and values"
+        yield f"  a rollout     {format_bytes(plan.rollout_bytes)} beside the state, with {cache}"
     if plan.temp_bytes is None:
         yield "  temp buffers  unknown, because the step was not compiled"
     else:

@@ -4,16 +4,29 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
+from ...data.chat.policy import PolicyData
 from ...data.errors import UserError
+from ...models.adapters.lora import make_lora
+from ...models.init import parameter_shapes
+from ...models.loading import model_config
+from ...models.nn.cache import init_cache
+from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.optimizer_offload import HOST
-from ..distributed.sharding import make_mesh
-from ..engine.compile import ShardedStep, configured_step
+from ..distributed.sharding import (
+    batch_sharding,
+    make_mesh,
+    num_batch_shards,
+    parameter_shardings,
+)
+from ..engine.compile import ShardedStep, configured_step, with_shardings
 from ..engine.memory_summary import bytes_per_device, temp_bytes
+from ..engine.rollout import RolloutPrograms
 from ..objectives.tasks import objective_of
 from ..runs.config_json import from_dict
 from ..state import count_parameters
@@ -71,10 +84,68 @@ def plan_run(
         batch_bytes=bytes_per_device(batch),
         attention=step.attention,
     )
+    if isinstance(config.data, PolicyData):
+        plan = _with_rollout(plan, config, config.data, step, compiled=compiled)
     if not compiled:
         return plan
     plan = dataclasses.replace(plan, model_flops=model_flops(config))
     return _with_compiled_step(plan, step, batch, mesh, topology=topology)
+
+
+def _with_rollout(
+    plan: Plan, config: TrainConfig, data: PolicyData, step: ShardedStep, *, compiled: bool
+) -> Plan:
+    """Returns the plan with the memory of sampling, and of the reward models that are here."""
+    mesh, rows = step.mesh, config.batch_size * data.rollout.num_mini_batches
+    config = dataclasses.replace(
+        config, execution=dataclasses.replace(config.execution, attention="xla", remat="none")
+    )
+    model = create(config.model, config.execution)
+    cache = jax.eval_shape(lambda: init_cache(config.model, config.execution, rows, data.length))
+    heads = mesh.shape["tensor"] if config.model.kv_heads % mesh.shape["tensor"] == 0 else 1
+    whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.layers))
+    judges = [_reward_bytes(name, mesh) for name in data.rollout.rewards if Path(name).is_dir()]
+    plan = dataclasses.replace(
+        plan,
+        cache_bytes=whole // (num_batch_shards(mesh) * heads),
+        reward_bytes=sum(judges),
+    )
+    if not compiled:
+        return plan
+    programs = RolloutPrograms(
+        model=model,
+        apply_fn=model.apply,
+        mesh=mesh,
+        settings=data.rollout,
+        answer_length=data.answer_length,
+        end_ids=(0,),
+        adapter=None if config.lora is None else make_lora(config.lora, model),
+    )
+    group = data.rollout.filled().num_generations
+    shape = rows // group, data.prompt_length
+    sharding = batch_sharding(mesh, shape)
+    prompt = jax.ShapeDtypeStruct(shape, "int32", sharding=sharding)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    sample = jax.jit(programs.sample, static_argnames="group_size")
+    state = step.state
+    program = sample.lower(
+        state.params,
+        state.frozen,
+        {"prompt_ids": prompt, "prompt_mask": prompt},
+        key,
+        group_size=group,
+    ).compile()
+    memory = program.memory_analysis()
+    assert memory is not None
+    taken = temp_bytes(memory) + memory.generated_code_size_in_bytes
+    return dataclasses.replace(plan, rollout_bytes=taken)
+
+
+def _reward_bytes(folder: str, mesh: Mesh) -> int:
+    """Returns the bytes on each device of a reward model's parameters."""
+    config = model_config(Path(folder))
+    shapes = parameter_shapes(create(config))
+    return bytes_per_device(with_shardings(shapes, parameter_shardings(shapes, mesh, config)))
 
 
 def _with_compiled_step(

@@ -229,6 +229,14 @@ class Rewards:
         return np.stack(columns, axis=1)
 
 
+def weighted(
+    rewards: np.ndarray[Any, np.dtype[np.float32]], weights: Sequence[float]
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Returns the sum of rewards `[R, F]` of each completion; NaN where no function judges it."""
+    total = np.nansum(rewards * np.asarray(weights, np.float32), axis=1)
+    return np.where(np.isnan(rewards).all(axis=1), np.float32(np.nan), total)
+
+
 def _call(name: str, function: RewardFunction, given: Mapping[str, list[Any]]) -> object:
     """Calls a reward with those arguments that it takes."""
     parameters = inspect.signature(function).parameters.values()

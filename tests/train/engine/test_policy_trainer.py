@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from flaxzoo import data, models, train
 from flaxzoo.train.distributed import sharding
-from flaxzoo.train.engine import policy_trainer
+from flaxzoo.train.engine import compile as compiling
 from flaxzoo.train.engine.samples import read_samples
 
 from ...support.run_folders import assert_same, everything, lines
@@ -85,6 +85,8 @@ def test_a_run_logs_what_others_call_so(whole_run):
     samples = read_samples(folder)
     assert [row["step"] for row in samples] == [0] * 8 + [2] * 8 + [4] * 8
     assert samples[0].keys() == {"step", "prompt", "completion", "reward"}
+    again = train.score_run(folder, log=lambda _: None)
+    assert again == pytest.approx({name: scores[name] for name in again})
     report = (folder / "report.md").read_text()
     assert "## Answers after 0 steps" in report
     assert f"| {samples[-1]['prompt']} | {samples[-1]['completion']} |" in report
@@ -104,7 +106,7 @@ def test_a_resumed_run_is_the_run_never_stopped(whole_run, tmp_path):
 @pytest.mark.slow
 def test_eight_devices_train_the_same_policy(whole_run, tmp_path, monkeypatch):
     one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
-    monkeypatch.setattr(policy_trainer, "make_mesh", one)
+    monkeypatch.setattr(compiling, "make_mesh", one)
     train.train(configured(rollout=SEVERAL), tmp_path / "run", quiet=True)
     ours, theirs = (everything(folder, 4) for folder in (tmp_path / "run", whole_run[1]))
     for name, value in ours.items():

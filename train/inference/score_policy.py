@@ -1,0 +1,107 @@
+"""The mean reward of a trained policy."""
+
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...data.batching import evaluation_batches
+from ...data.chat.policy import PolicyData, PolicyExamples
+from ...data.dataset import DataSplit
+from ...data.tokenizers.base import Tokenizer
+from ...models.decoding.rollout import Answers, sample_answers
+from ...models.decoding.unstack_layers import unstack_layers
+from ...models.model import Model
+from ...models.nn.layers import row_keys
+from ...models.nn.typing import Array, Int, Key, Params
+from ..config import TrainConfig
+from ..errors import RunError
+from ..objectives.eval_step import rows_at_once
+from ..rewards.functions import rewards_of, weighted
+from .reward_model import RewardModel
+
+_EVALUATION = 0x5EED
+"""The number of the key of evaluations, which no step has."""
+
+
+def evaluation_key(seed: int) -> Key[Array, ""]:
+    """Returns the key of the answers of an evaluation; that of a row follows from its number."""
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), _EVALUATION)
+
+
+def score_policy(
+    model: Model, params: Params, split: DataSplit, *, config: TrainConfig, tokenizer: Tokenizer
+) -> dict[str, float | int]:
+    """Samples an answer to each prompt and rewards it, as the evaluations of a run do.
+
+    Args:
+        model: the policy.
+        params: its parameters.
+        split: the prompts.
+        config: the configuration of its run.
+        tokenizer: its tokenizer.
+
+    Returns:
+        `loss`, the mean reward negated, `reward`, the mean of each reward under TRL's names, and
+        the lengths of the answers.
+
+    Raises:
+        RunError: the run was rewarded by functions that were given in Python.
+    """
+    data, examples = cast(PolicyData, config.data), cast(PolicyExamples, split.examples)
+    if not data.rollout.rewards:
+        raise RunError(
+            "the run was rewarded by functions that were given in Python: name a reward, "
+            "--data.rollout.rewards, when you train, or call the functions on its answers"
+        )
+    rewards = rewards_of(data.rollout, open_model=RewardModel.of_run)
+    end, number = cast(int, tokenizer.special_ids.eos), examples.num_examples
+    size = rows_at_once(config, number)
+    model, params = unstack_layers(model, params)
+
+    @jax.jit
+    def sampled(
+        params: Params, ids: Int[Array, "B P"], mask: Int[Array, "B P"], first: Int[Array, ""]
+    ) -> Answers:
+        return sample_answers(
+            model,
+            params,
+            ids,
+            mask,
+            keys=row_keys(evaluation_key(config.seed), ids.shape[0], first),
+            max_new_tokens=data.answer_length,
+            end_ids=(end,),
+            temperature=data.rollout.filled().temperature,
+        )
+
+    texts: list[str] = []
+    lengths: list[int] = []
+    ended: list[bool] = []
+    for start, batch in zip(
+        range(0, number, size), evaluation_batches(examples, batch_size=size), strict=True
+    ):
+        ids, mask = (jnp.asarray(batch[name]) for name in ("prompt_ids", "prompt_mask"))
+        found = jax.device_get(sampled(params, ids, mask, jnp.int32(start)))
+        for tokens, written in zip(found.tokens, found.mask, strict=True):
+            answer = tokens[written != 0].tolist()
+            texts.append(tokenizer.decode([token for token in answer if token != end]))
+            lengths.append(len(answer))
+            ended.append(end in answer)
+    prompts = [examples.prompts.prompt(0, index) for index in range(number)]
+    each = rewards(prompts, texts[:number])  # [number, F]
+    total = weighted(each, rewards.weights) - data.rollout.missing_end_penalty * ~np.asarray(
+        ended[:number]
+    )
+    reward = float(np.nanmean(total))
+    return {
+        "loss": -reward,
+        "reward": reward,
+        **{
+            f"rewards/{name}/mean": float(np.nanmean(each[:, column]))
+            for column, name in enumerate(rewards.functions)
+        },
+        "completions/mean_length": float(np.mean(lengths[:number])),
+        "completions/clipped_ratio": 1 - float(np.mean(ended[:number])),
+        "prompts": number,
+    }
