@@ -71,8 +71,8 @@ def encode_chat(
         isinstance(message, Mapping) and message.get("tool_calls") for message in messages
     ):
         raise DataError(
-            "the chat template of user: and bot: has no form for tool_calls: write the calls in the "
-            "contents as <<name argument>>, or give a template that has one"
+            "the chat template of user: and bot: has no form for tool_calls: write them in the "
+            "contents as <<name argument>>, or give a template that has a form"
         )
     typed = _Typed.of(tokenizer, template, messages, tools)
     marked, marked_tools = typed.mark_messages(messages), typed.mark(tools, typed.all_names)
