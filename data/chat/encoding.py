@@ -1,5 +1,6 @@
 """Conversations and completions as tokens, with a mask of the tokens that are to be learned."""
 
+import functools
 import itertools
 import json
 import re
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..errors import DataError
 from ..tokenizers.base import Tokenizer
-from ..tokenizers.chat_template import ChatTemplate, Message
+from ..tokenizers.chat_template import LECTURES, ChatTemplate, Message
 
 _ASSISTANT = "assistant"
 _MARKS = range(0xF0000, 0xFFFFE)
@@ -62,17 +63,25 @@ def encode_chat(
       template: Another template than ``tokenizer.chat_template``.
 
     Raises:
-      DataError: The template refuses the conversation; or there is no answer to learn, and
-        ``add_generation_prompt`` is false.
+      DataError: The template refuses the conversation, or has no form for calls of tools; or there
+        is no answer to learn, and ``add_generation_prompt`` is false.
     """
     template = tokenizer.chat_template if template is None else template
+    if template.source == LECTURES and any(
+        isinstance(message, Mapping) and message.get("tool_calls") for message in messages
+    ):
+        raise DataError(
+            "the chat template of user: and bot: has no form for tool_calls: write them in the "
+            "contents as <<name argument>>, or give a template that has a form"
+        )
     typed = _Typed.of(tokenizer, template, messages, tools)
     marked, marked_tools = typed.mark_messages(messages), typed.mark(tools, typed.all_names)
     if add_generation_prompt:
         rendered = template.render(marked, tools=marked_tools, add_generation_prompt=True)
         spans: tuple[tuple[int, int], ...] = ()
     else:
-        found = template.render_with_answers(marked, tools=marked_tools)
+        ends = [name for name, special in tokenizer.control_tokens().items() if special]
+        found = template.render_with_answers(marked, tools=marked_tools, ends=ends)
         rendered, spans = found.text, found.answers
     text, literal, spans = typed.unmark(rendered, spans)
     ids, offsets = tokenizer.encode_with_controls(text, literal)
@@ -83,6 +92,22 @@ def encode_chat(
             f"not empty (the text is {text[:80]!r})"
         )
     return EncodedChat(text, ids, answers)
+
+
+def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
+    """Returns the control token that ends an assistant's turn, if the template writes one.
+
+    It need not be the token that ends a text: Gemma's ``<end_of_turn>`` is another than ``<eos>``.
+    """
+    messages = [{"role": "user", "content": "a"}, {"role": _ASSISTANT, "content": "b"}]
+    encoded = encode_chat(tokenizer, messages, template=template)
+    last = max(i for i, answer in enumerate(encoded.answers) if answer)
+    names = [
+        tokenizer.encode_with_controls(name)[0]
+        for name, special in tokenizer.control_tokens().items()
+        if special
+    ]
+    return (encoded.ids[last],) if [encoded.ids[last]] in names else ()
 
 
 def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> EncodedChat:
@@ -126,12 +151,14 @@ class _Typed:
       end: Another one, after it.
       all_names: The names of control tokens.
       special_names: Those of special tokens, which an assistant does not write as text either.
+      beginnings: What a name may begin with, its whole excepted.
     """
 
     start: str
     end: str
     all_names: re.Pattern[str]
     special_names: re.Pattern[str]
+    beginnings: frozenset[str]
 
     @classmethod
     def of(
@@ -154,6 +181,7 @@ class _Typed:
             next(unused),
             _any_of(names),
             _any_of([name for name, special in names.items() if special]),
+            _beginnings(tuple(names)),
         )
 
     def mark_messages(self, messages: Sequence[Message]) -> list[Message]:
@@ -169,11 +197,19 @@ class _Typed:
         """Returns plain data with marks around the names in its strings.
 
         In keys these are the names of special tokens: a template looks keys up, and the arguments
-        of a call have keys that the assistant made up.
+        of a call have keys that the assistant made up. The beginning of a name at the end of a
+        string is marked as well, since a template may join it to the next string.
         """
         marked: Any = value
         if isinstance(value, str):
             marked = names.sub(lambda match: f"{self.start}{match[0]}{self.end}", value)
+            text = marked.rstrip()
+            longest = max(map(len, self.beginnings), default=0)
+            for size in range(min(longest, len(text)), 0, -1):
+                if text[-size:] in self.beginnings:
+                    marked = f"{text[:-size]}{self.start}{text[-size:]}{self.end}"
+                    marked += value[len(value.rstrip()) :]
+                    break
         elif isinstance(value, Mapping):
             marked = {
                 self.mark(key, self.special_names): self.mark(item, names)
@@ -204,6 +240,11 @@ class _Typed:
             if any(start < place < end for place in inside):
                 literal.add((start, end))
         return clean, sorted(literal), tuple((moved(start), moved(end)) for start, end in spans)
+
+
+@functools.lru_cache(maxsize=32)
+def _beginnings(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name[:size] for name in names for size in range(1, len(name)))
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:

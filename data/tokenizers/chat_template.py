@@ -133,13 +133,22 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        ends: Sequence[str] = (),
         **variables: object,
     ) -> RenderedChat:
         """Returns the text of a conversation, and which characters the assistant wrote.
 
         A template may mark these by ``{% generation %}``. If it does not, the text after each of
         the assistant's messages must begin with the text before it, and the answer is what is
-        new; a template that rewrites earlier turns is an error.
+        new, without white space after a token that ends it; a template that rewrites earlier turns
+        is an error.
+
+        Args:
+          messages: The messages.
+          tools: JSON schemas of the functions that the assistant may call.
+          documents: Documents to answer from.
+          ends: Names of tokens that may end an answer, besides those of ``tokens``.
+          **variables: Further variables of the template.
 
         Raises:
           DataError: There is no answer, the template neither marks answers nor keeps the earlier
@@ -149,7 +158,7 @@ class ChatTemplate:
         text, answers = self._run(messages, given)
         if not _MARKER.search(self._source(given)):
             answers = [
-                self._by_prefix(messages, number, text, given)
+                self._by_prefix(messages, number, text, given, ends=ends)
                 for number, message in enumerate(messages)
                 if message.get("role") == "assistant"
             ]
@@ -168,6 +177,8 @@ class ChatTemplate:
         number: int,
         text: str,
         given: Mapping[str, object],
+        *,
+        ends: Sequence[str],
     ) -> tuple[int, int]:
         """Returns the range of an assistant's message, from the texts before and after it."""
         before, _ = self._run(messages[:number], given, add_generation_prompt=True)
@@ -180,8 +191,8 @@ class ChatTemplate:
             )
         # White space after the token that ends the turn is the template's, not the assistant's.
         trimmed = after.rstrip()
-        ends = trimmed.endswith(tuple(token for token in self.tokens.values() if token))
-        return len(before), len(trimmed) if ends else len(after)
+        names = (*(token for token in self.tokens.values() if token), *ends)
+        return len(before), len(trimmed) if trimmed.endswith(names) else len(after)
 
     def _source(self, given: Mapping[str, object]) -> str:
         if given["tools"] is None or self.with_tools is None:
@@ -285,8 +296,9 @@ def _plain(value: object) -> Any:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message whose reasoning has the names that templates read."""
-    found = [message[name] for name in _REASONING if message.get(name) is not None]
+    """Returns a message without empty fields, whose reasoning has the names that templates read."""
+    message = {key: value for key, value in message.items() if value is not None}
+    found = [message[name] for name in _REASONING if name in message]
     if not found:
         return message
     return {"thinking": found[0], **message, "reasoning_content": found[0]}

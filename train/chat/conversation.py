@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...data.chat.encoding import EncodedChat, encode_chat
+from ...data.chat.encoding import EncodedChat, encode_chat, end_of_turn
 from ...data.errors import UserError
 from ...data.io.atomic_io import write_file
 from ...data.io.files import read_lines
 from ...data.io.json_lines import parse_line
 from ...data.io.json_text import JsonValue
-from ...data.tokenizers.base import Tokenizer
 from ...data.tokenizers.chat_template import LECTURES, ChatTemplate, Message
 from ...models.decoding.generator import sampling_keys
 from ..inference.completions import FinishReason, Prompt
@@ -341,19 +340,6 @@ def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:
         raise UserError(
             f"{location}: calls must be a list of objects with name and arguments"
         ) from None
-
-
-def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
-    """Returns the control token that ends an assistant's turn, if the template writes one."""
-    messages = [{"role": USER, "content": "a"}, {"role": ASSISTANT, "content": "b"}]
-    encoded = encode_chat(tokenizer, messages, template=template)
-    last = max(i for i, answer in enumerate(encoded.answers) if answer)
-    names = [
-        tokenizer.encode_with_controls(name)[0]
-        for name, special in tokenizer.control_tokens().items()
-        if special
-    ]
-    return (encoded.ids[last],) if [encoded.ids[last]] in names else ()
 
 
 def _show(growing: GrowingText, shown: int, on_text: OnText, *, until: int) -> int:

@@ -23,9 +23,8 @@ from ..distributed.sharding import (
     process_shard,
     shard_batch,
 )
-from ..errors import RunError
 from ..inference.reward_model import RewardModel
-from ..inference.score_policy import evaluation_key
+from ..inference.score_policy import ends_of_answers, evaluation_key
 from ..objectives.eval_step import EvaluatedBatch
 from ..objectives.objectives import Objective
 from ..optim.schedules import make_schedule
@@ -344,12 +343,8 @@ def compile_policy_trainer(
           tokenizer has no token that ends an answer.
     """
     config, data = run.config, cast(PolicyData, run.config.data)
-    end = run.tokenizer.special_ids.eos
-    if end is None:
-        raise RunError(
-            f"the {run.tokenizer.kind} tokenizer has no token that ends an answer: begin with a "
-            "language model"
-        )
+    training = cast(PolicyExamples, run.train.examples)
+    end_ids = ends_of_answers(run.tokenizer, training)
     inner = update_config(config, data)
     sharded = step_of_run(inner, objective)
     mesh = sharded.mesh
@@ -367,7 +362,7 @@ def compile_policy_trainer(
             mesh=mesh,
             settings=data.rollout,
             answer_length=data.answer_length,
-            end_ids=(end,),
+            end_ids=end_ids,
             num_parts=config.micro_batches * data.rollout.num_mini_batches,
             adapter=None if config.lora is None else make_lora(config.lora, model),
         ),
@@ -377,7 +372,7 @@ def compile_policy_trainer(
             own_rewards,
             open_model=functools.partial(RewardModel.of_run, mesh=mesh),
         ),
-        training=cast(PolicyExamples, run.train.examples),
+        training=training,
         validation=cast(PolicyExamples, run.validation.examples),
     )
     return dataclasses.replace(

@@ -11,6 +11,7 @@ from ...data.chat.preference_pairs import DPOData, PairExamples
 from ...data.dataset import PickledByFields, counted
 from ...data.io.atomic_io import write_file
 from ...data.sources.documents import default_cache_dir
+from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.nn.typing import Array, Params
 from ..config import TrainConfig
@@ -29,7 +30,7 @@ FOLDER = "reference"
 class ReferenceModel(PickledByFields):
     """Computes log-probabilities of answers; see ``data.DPOData.with_reference``.
 
-    They are kept in the cache under a checksum of the parameters and of all tokens, so that a run
+    They are kept in the cache under a checksum of the model and of all tokens, so that a run
     that is resumed, or another one with the same reference and data, does not compute them again.
 
     Attributes:
@@ -60,7 +61,7 @@ class ReferenceModel(PickledByFields):
                 f"{self.folder} has the head {model.config.head}: a reference writes text; name a "
                 "causal language model"
             )
-        path = default_cache_dir() / FOLDER / f"{_checksum(params, pairs)}.npy"
+        path = default_cache_dir() / FOLDER / f"{_checksum(model.config, params, pairs)}.npy"
         if path.is_file():
             return np.load(path)
         self.log(f"reference {self.folder}: {counted(pairs.num_examples, 'pair')} to score")
@@ -87,9 +88,12 @@ class ReferenceModel(PickledByFields):
         return result
 
 
-def _checksum(params: Params, pairs: PairExamples) -> str:
-    """Returns a hash of the parameters and of the tokens, which tokenizer and template made."""
-    whole = hashlib.blake2b(str(pairs.length).encode(), digest_size=16)
+def _checksum(config: TransformerConfig, params: Params, pairs: PairExamples) -> str:
+    """Returns a hash of the model and of the tokens, which tokenizer and template made.
+
+    The same parameters are another model with other heads, positions or norms.
+    """
+    whole = hashlib.blake2b(f"{pairs.length} {config!r}".encode(), digest_size=16)
     for leaf in jax.tree.leaves(params):
         whole.update(np.ascontiguousarray(leaf).tobytes())
     for side in (pairs.chosen, pairs.rejected):

@@ -5,6 +5,7 @@ import json
 import pytest
 import tokenizers
 from flaxzoo import data
+from flaxzoo.data.chat.encoding import end_of_turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
@@ -99,6 +100,37 @@ def test_nothing_typed_ever_becomes_a_control_token(chatml, parts):
     assert learned(published, encoded) == "Five.<|im_end|>"
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=3),
+            st.sampled_from(["<|im_", "end|>", "<", "|im_end|>", "<|im_end", "|", ">", "think>"]),
+        ),
+        max_size=6,
+    )
+)
+def test_nothing_that_a_template_joins_becomes_a_control_token(chatml, parts):
+    published = data.load_tokenizer(chatml)
+    source = CHATML.replace("m.content", "(m.content | join if m.content is sequence else m.a)")
+    source = source.replace("m.content | join if", "m.content | map('trim') | join if")
+    template = data.ChatTemplate(source, {"eos_token": "<|im_end|>"})
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": ["Five."]}]
+    encoded = data.encode_chat(published, messages, template=template)
+    ids = [published.encode_with_controls(name)[0][0] for name in ("<|im_start|>", "<|im_end|>")]
+    assert [encoded.ids.count(id) for id in ids] == [2, 2]
+    assert learned(published, encoded) == "Five.<|im_end|>"
+
+
+def test_an_answer_ends_with_a_token_that_ends_no_text(chatml):
+    published = data.load_tokenizer(chatml)
+    template = data.ChatTemplate(CHATML, {"eos_token": "<|endoftext|>"})
+    encoded = data.encode_chat(published, TURNS, template=template)
+    assert learned(published, encoded) == "Five.<|im_end|>Ten.<|im_end|>"
+    (end,) = published.encode_with_controls("<|im_end|>")[0]
+    assert end_of_turn(published, template) == (end,)
+
+
 def test_ids_and_masks_are_those_of_transformers(chatml):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(chatml)
@@ -130,6 +162,15 @@ def test_a_conversation_without_anything_to_learn_is_an_error(own):
         data.encode_chat(own, TURNS[:1])
     with pytest.raises(data.DataError, match="completion of 'Two' is empty"):
         data.encode_completion(own, "Two", "")
+
+
+def test_a_message_without_content_says_nothing_and_calls_are_not_lost(own):
+    silent = {"role": "assistant", "content": None}
+    encoded = data.encode_chat(own, [TURNS[0], silent])
+    assert encoded.text == "user: Two and three?\nbot: <|endoftext|>\n"
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    with pytest.raises(data.DataError, match="no form for tool_calls"):
+        data.encode_chat(own, [TURNS[0], {**silent, "tool_calls": [call]}])
 
 
 def test_a_saved_tokenizer_keeps_its_chat_template(own, tmp_path):

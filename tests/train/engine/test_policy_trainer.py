@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from flaxzoo import data, models, train
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import compile as compiling
 from flaxzoo.train.engine.rollout import Rollout, targets_of
 from flaxzoo.train.engine.samples import read_samples
+from flaxzoo.train.inference.score_policy import ends_of_answers
 
 from ...support.run_folders import assert_same, everything, lines
 
@@ -199,3 +201,20 @@ def test_a_leave_one_out_advantage_is_the_reward_less_its_divergence_beyond_the_
     # 3 - 1 against 1 - 0.5; the second group has one reward alone.
     np.testing.assert_allclose(found["advantages"], [1.5, -1.5, 0.0, 0.0])
     np.testing.assert_array_equal(found["old_log_probs"], log_probs)
+
+
+def test_an_answer_in_a_dialogue_ends_with_its_turn(tmp_path):
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, ":": 1, "b": 2}, []))
+    backend.add_special_tokens(["<eos>", "<turn>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    template = "{% for m in messages %}:{{ m.content }}<turn>{% endfor %}"
+    template += "{% if add_generation_prompt %}:{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = data.load_tokenizer(tmp_path)
+    for prompt, ends in (([{"role": "user", "content": "a"}], (3, 4)), ("a", (3,))):
+        source = data.Examples.of([{"prompt": prompt}])
+        policy = data.PolicyData(source=source, length=9, tokenizer=data.TokenizerConfig())
+        examples = policy.whole_source(source, tokenizer, ()).examples
+        assert ends_of_answers(tokenizer, examples) == ends

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo import train
+from flaxzoo import data, models, train
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import compile as compiling
 from flaxzoo.train.engine.checkpoint import Checkpoints
@@ -113,3 +113,21 @@ def test_a_checkpoint_without_frozen_parameters_is_refused(tmp_path, one_device)
 def test_a_state_without_frozen_parameters_is_refused(batches):
     with pytest.raises(ValueError, match="the state has no frozen parameters"):
         OBJECTIVE.apply(lambda *_, **__: None, {}, jax.tree.map(jnp.asarray, batches[0]))
+
+
+def test_precomputed_log_probabilities_are_of_the_whole_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLAXZOO_CACHE", str(tmp_path / "cache"))
+    tokenizer = data.train_tokenizer(["user: bot: \n"], data.TokenizerConfig(kind="characters"))
+    sizes = {"max_length": 16, "num_layers": 1, "d_model": 8, "num_heads": 2}
+    config = models.GPTConfig(vocab_size=tokenizer.vocab_size, **sizes)
+    params = models.init_params(models.create(config), jax.random.key(0))
+    pairs = data.Examples.of([{"prompt": "us", "chosen": "er", "rejected": " bot"}])
+    dpo = data.DPOData(source=pairs, length=8, tokenizer=data.TokenizerConfig(kind="characters"))
+    found = []
+    for name, norm_eps in (("one", 1e-5), ("other", 1.0)):  # the same parameters
+        model = models.create(dataclasses.replace(config, norm_eps=norm_eps))
+        train.save_run(tmp_path / name, model, params, tokenizer)
+        reference = train.ReferenceModel(str(tmp_path / name), log=lambda _: None)
+        split = dpo.with_reference(reference).whole_source(pairs, tokenizer, ())
+        found.append(split.examples.reference_log_probs)
+    assert not np.allclose(*found)
