@@ -11,6 +11,7 @@ import tokenizers
 from flaxzoo import data, models, train
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import compile as compiling
+from flaxzoo.train.engine.policy_trainer import ends_of_answers
 from flaxzoo.train.engine.samples import read_samples
 
 from ...support.run_folders import assert_same, everything, lines
@@ -191,4 +192,4 @@ def test_an_answer_in_a_dialogue_ends_with_its_turn(tmp_path):
         source = data.Examples.of([{"prompt": prompt}])
         policy = data.PolicyData(source=source, length=9, tokenizer=data.TokenizerConfig())
         examples = policy.whole_source(source, tokenizer, ()).examples
-        assert policy_trainer.ends_of_answers(tokenizer, examples) == ends
+        assert ends_of_answers(tokenizer, examples) == ends
