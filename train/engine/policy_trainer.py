@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ...data.chat.encoding import end_of_turn
 from ...data.chat.policy import PolicyData, PolicyExamples
-from ...data.chat.records import Dialogue
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.lora import make_lora
 from ...models.nn.typing import Array, Float, Key, Params
@@ -25,9 +23,8 @@ from ..distributed.sharding import (
     process_shard,
     shard_batch,
 )
-from ..errors import RunError
 from ..inference.reward_model import RewardModel
-from ..inference.score_policy import evaluation_key
+from ..inference.score_policy import ends_of_answers, evaluation_key
 from ..objectives.eval_step import EvaluatedBatch
 from ..objectives.objectives import Objective
 from ..optim.schedules import make_schedule
@@ -329,23 +326,6 @@ VALIDATION = Objective(
     terms=lambda outputs, batch: {},
 )
 """How an evaluation is weighed: its loss is the mean reward, negated."""
-
-
-def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int, ...]:
-    """Returns the tokens that end an answer: that of a text, and in a dialogue that of a turn.
-
-    Raises:
-        RunError: the tokenizer has no token that ends a text.
-    """
-    end = tokenizer.special_ids.eos
-    if end is None:
-        raise RunError(
-            f"the {tokenizer.kind} tokenizer has no token that ends an answer: begin with a "
-            "language model"
-        )
-    if not isinstance(examples.prompts.prompt(0, 0).begun, Dialogue):
-        return (end,)
-    return tuple(dict.fromkeys((end, *end_of_turn(tokenizer, tokenizer.chat_template))))
 
 
 def compile_policy_trainer(

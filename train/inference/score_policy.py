@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.batching import evaluation_batches
+from ...data.chat.encoding import end_of_turn
 from ...data.chat.policy import PolicyData, PolicyExamples
+from ...data.chat.records import Dialogue
 from ...data.dataset import DataSplit
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.rollout import Answers, sample_answers
@@ -28,6 +30,23 @@ _EVALUATION = 0x5EED
 def evaluation_key(seed: int) -> Key[Array, ""]:
     """Returns the key of the answers of an evaluation; that of a row follows from its number."""
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), _EVALUATION)
+
+
+def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int, ...]:
+    """Returns the tokens that end an answer: that of a text, and in a dialogue that of a turn.
+
+    Raises:
+        RunError: the tokenizer has no token that ends a text.
+    """
+    end = tokenizer.special_ids.eos
+    if end is None:
+        raise RunError(
+            f"the {tokenizer.kind} tokenizer has no token that ends an answer: begin with a "
+            "language model"
+        )
+    if not isinstance(examples.prompts.prompt(0, 0).begun, Dialogue):
+        return (end,)
+    return tuple(dict.fromkeys((end, *end_of_turn(tokenizer, tokenizer.chat_template))))
 
 
 def score_policy(
@@ -56,7 +75,7 @@ def score_policy(
             "--data.rollout.rewards, when you train, or call the functions on its answers"
         )
     rewards = rewards_of(data.rollout, open_model=RewardModel.of_run)
-    end, number = cast(int, tokenizer.special_ids.eos), examples.num_examples
+    ends, number = ends_of_answers(tokenizer, examples), examples.num_examples
     size = rows_at_once(config, number)
     model, params = unstack_layers(model, params)
 
@@ -71,7 +90,7 @@ def score_policy(
             mask,
             keys=row_keys(evaluation_key(config.seed), ids.shape[0], first),
             max_new_tokens=data.answer_length,
-            end_ids=(end,),
+            end_ids=ends,
             temperature=data.rollout.filled().temperature,
         )
 
@@ -85,9 +104,9 @@ def score_policy(
         found = jax.device_get(sampled(params, ids, mask, jnp.int32(start)))
         for tokens, written in zip(found.tokens, found.mask, strict=True):
             answer = tokens[written != 0].tolist()
-            texts.append(tokenizer.decode([token for token in answer if token != end]))
+            texts.append(tokenizer.decode([token for token in answer if token not in ends]))
             lengths.append(len(answer))
-            ended.append(end in answer)
+            ended.append(any(end in answer for end in ends))
     prompts = [examples.prompts.prompt(0, index) for index in range(number)]
     each = rewards(prompts, texts[:number])  # [number, F]
     total = weighted(each, rewards.weights) - data.rollout.missing_end_penalty * ~np.asarray(
