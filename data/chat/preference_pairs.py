@@ -170,14 +170,18 @@ class RewardData(PreferenceData):
 
     def cut(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded | None:
         """Returns a whole text, as a model with a classifier reads it; None if it is too long."""
-        ids, answers = encoded.ids, encoded.answers
-        if tokenizer.special_ids.cls is not None:  # an encoder reads [CLS] … [SEP]
-            before, after = tokenizer.added_tokens()
-            ids = [*before, *ids, *after]
-            answers = [*([False] * len(before)), *answers, *([False] * len(after))]
+        ids = as_classified(encoded.ids, tokenizer)
         if len(ids) > self.length:
             return None
-        return np.asarray(ids, np.int32), np.asarray(answers)
+        return np.asarray(ids, np.int32), np.ones(len(ids), bool)
+
+
+def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """Returns the tokens of a text as a classifier reads them: an encoder `[CLS] … [SEP]`."""
+    if tokenizer.special_ids.cls is None:
+        return ids
+    before, after = tokenizer.added_tokens()
+    return [*before, *ids, *after]
 
 
 ReferenceFn = Callable[[PairExamples], np.ndarray]

@@ -21,6 +21,7 @@ demonstration shows.
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -199,8 +200,8 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
       DataError: The keys are those of no form, or a value has another type.
     """
     margin = row.get("margin", 0.0)
-    if not isinstance(margin, int | float):
-        raise DataError(f"{location}: margin {margin!r} is no number")
+    if not isinstance(margin, int | float) or not math.isfinite(margin):
+        raise DataError(f"{location}: margin {margin!r} is no finite number")
     tools = _tools(row, location)
     if "prompt" in row and "ranked" in row:
         yield from _ranking(row["prompt"], row["ranked"], tools, location)
@@ -238,6 +239,8 @@ def _ranking(
         for better in above
         for worse in below
     ]
+    if not pairs:
+        raise DataError(f"{location}: ranked has no two answers of different rank: {ranked!r}")
     for better, worse in pairs:
         yield Preference(
             _prompted(prompt, better, tools, location),
@@ -248,7 +251,7 @@ def _ranking(
 
 def _is_tie(rank: object) -> bool:
     """Returns whether a rank holds several equal answers; a list of messages is one answer."""
-    return isinstance(rank, list) and not all(isinstance(item, Mapping) for item in rank)
+    return isinstance(rank, list) and not (rank and all(isinstance(item, Mapping) for item in rank))
 
 
 def _prompted(
@@ -308,12 +311,12 @@ def _share_gpt(turns: object, location: str) -> tuple[Message, ...]:
     for turn in turns:
         if not isinstance(turn, Mapping) or not {"from", "value"} <= turn.keys():
             raise DataError(f"{location}: the turn {turn!r} must have from and value")
-        if turn["from"] not in _ROLES:
+        if str(turn["from"]) not in _ROLES:
             raise DataError(
                 f"{location}: the role {turn['from']!r} is unknown: it should be one of "
                 f"{', '.join(_ROLES)}"
             )
-        messages.append({"role": _ROLES[turn["from"]], "content": turn["value"]})
+        messages.append({"role": _ROLES[str(turn["from"])], "content": turn["value"]})
     return _messages(messages, "conversations", location)
 
 

@@ -37,16 +37,6 @@ PREFIX = "base_model.model."
 KERNEL, WEIGHT = "/kernel", ".weight"
 VALUE_HEAD = "head/value/"
 """The head of values, which is for training alone and is left out."""
-TASKS = {
-    "causal_lm": "CAUSAL_LM",
-    "seq2seq_lm": "SEQ_2_SEQ_LM",
-    "sequence_classification": "SEQ_CLS",
-    "token_classification": "TOKEN_CLS",
-    "question_answering": "QUESTION_ANS",
-    "none": "FEATURE_EXTRACTION",
-    "causal_lm_with_value": "CAUSAL_LM",
-}
-"""peft's name of the task of a head; others have none."""
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to begin an adapter that leave the base as it is."""
 UNSUPPORTED = ("use_dora", "lora_bias", "layer_replication", "target_parameters", "use_bdlora")
@@ -117,7 +107,7 @@ def save_adapter(
     tensors = dict(_adapter_tensors(adapters)) | dict(_whole_tensors(mapping, lora, flat))
     fields = _peft_config(adapters, mapping, lora) | {
         "base_model_name_or_path": base,
-        "task_type": TASKS.get(config.head),
+        "task_type": HEADS[config.head].peft_task,
         "modules_to_save": _saved_modules(mapping, lora) or None,
     }
 
@@ -326,7 +316,9 @@ class PeftAdapter:
 
     def model_config(self, base: TransformerConfig) -> TransformerConfig:
         """Returns the configuration of the adapted model, which may have a head of its own."""
-        head = next((h for h, task in TASKS.items() if task == self.fields.get("task_type")), None)
+        head = next(
+            (h for h, x in HEADS.items() if x.peft_task == self.fields.get("task_type")), None
+        )
         if head is None or not HEADS[head].needs_labels or head == base.head:
             return base
         probe = base.with_head(head, ("0", "1"))

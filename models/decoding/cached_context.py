@@ -73,7 +73,9 @@ class CachedContext:
         tokens = list(context)
         for count in range(min(request.max_new_tokens or longest, longest - len(context) + 1)):
             logits = self._read(tokens)
-            chosen, seen, recent = _choose(logits, seen, recent, fold_in(keys, count), arrays)
+            chosen, seen, recent = _choose(
+                logits, seen, recent, keys=fold_in(keys, count), sampling=arrays
+            )
             token = int(chosen[0])
             if token == NO_TOKEN:
                 raise UserError(
@@ -122,6 +124,7 @@ def _choose(
     logits: Float[Array, "1 V"],
     seen: Bool[Array, "1 V"] | None,
     recent: Int[Array, "1 P"],
+    *,
     keys: RowKeys,
     sampling: SamplingParams,
 ) -> tuple[Int[Array, "1"], Bool[Array, "1 V"] | None, Int[Array, "1 P"]]:

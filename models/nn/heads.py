@@ -342,6 +342,8 @@ class HeadSpec:
     """The task on the Hugging Face hub (`pipeline_tag`)."""
     default_recipe: str
     """The recipe whose data settings serve an imported model with this head."""
+    peft_task: str | None = None
+    """The name that the library peft has for the task; None: it has none."""
 
     @property
     def has_token_logits(self) -> bool:
@@ -368,6 +370,7 @@ HEADS: dict[str, HeadSpec] = {
             hf_class_suffix="Model",
             hub_task="feature-extraction",
             default_recipe="bert-quickstart",
+            peft_task="FEATURE_EXTRACTION",
         ),
         HeadSpec(
             name="pretraining",
@@ -398,6 +401,7 @@ HEADS: dict[str, HeadSpec] = {
             hf_class_suffix="ForCausalLM",
             hub_task="text-generation",
             default_recipe="quickstart",
+            peft_task="CAUSAL_LM",
         ),
         HeadSpec(
             name="causal_lm_with_value",
@@ -408,6 +412,7 @@ HEADS: dict[str, HeadSpec] = {
             hf_class_suffix="ForCausalLM",
             hub_task="text-generation",
             default_recipe="quickstart",
+            peft_task="CAUSAL_LM",
         ),
         HeadSpec(
             name="next_sentence",
@@ -430,6 +435,7 @@ HEADS: dict[str, HeadSpec] = {
             default_recipe="bert-classify",
             own_params=("classifier",),
             hf_tensors=_CLASSIFIER,
+            peft_task="SEQ_CLS",
         ),
         HeadSpec(
             name="token_classification",
@@ -441,6 +447,7 @@ HEADS: dict[str, HeadSpec] = {
             default_recipe="bert-tag",
             own_params=("classifier",),
             hf_tensors=_CLASSIFIER,
+            peft_task="TOKEN_CLS",
         ),
         HeadSpec(
             name="multiple_choice",
@@ -465,6 +472,7 @@ HEADS: dict[str, HeadSpec] = {
             hf_class_suffix="ForQuestionAnswering",
             hub_task="question-answering",
             default_recipe="bert-span",
+            peft_task="QUESTION_ANS",
         ),
         HeadSpec(
             name="seq2seq_lm",
@@ -473,6 +481,7 @@ HEADS: dict[str, HeadSpec] = {
             hf_class_suffix="ForSeq2SeqLM",
             hub_task="translation",
             default_recipe="multi30k-en-de",
+            peft_task="SEQ_2_SEQ_LM",
         ),
     )
 }

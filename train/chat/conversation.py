@@ -23,13 +23,13 @@ from .tools.tool import Tool, ToolCall, as_error
 
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
 STOP = f"{USER}:"
-"""What a model of the lectures' template writes when it begins the user's next turn itself."""
+"""The beginning of the user's next turn, by which an answer with the lectures' template ends."""
 OnText = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """What somebody said."""
+    """A message of a conversation, and who wrote it."""
 
     role: str
     content: str

@@ -108,7 +108,9 @@ class RecipeParser(OptionParser):
         super().__init__(whole, description or about, usage=f"{whole} [options]")
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="Show all options.")
         self.groups = {
-            title: self.add_argument_group(title, text) for title, (text, _) in GROUPS.items()
+            title: self.add_argument_group(title, text)
+            for title, (text, _) in GROUPS.items()
+            if title != "rollouts" or hasattr(self._config.data, "rollout")
         }
         if named.of_preset is not None:
             text = f"A published size, from `flaxzoo list`. (default: {named.preset})"

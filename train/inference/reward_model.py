@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ...data.chat.encoding import encode_completion
+from ...data.chat.preference_pairs import as_classified
 from ...data.chat.records import Demonstration, Dialogue
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.padding import pad_rows, power_of_two, round_up
@@ -33,7 +34,7 @@ class RewardModel:
     """The score of a trained reward model, as `reward(begun, completions)`.
 
     It reads a prompt and its completion as `RewardData` writes them: by its own tokenizer and chat
-    template, up to as many tokens as its run was trained on.
+    template, up to as many tokens as its run was trained on; longer ones are an error.
 
     Args:
         model: the model, whose head has a single label.
@@ -88,7 +89,16 @@ class RewardModel:
             completions: the completions.
         """
         pairs = zip(begun, completions, strict=True)
-        rows = [self._encoded(one, completion)[: self._length] for one, completion in pairs]
+        rows = [
+            as_classified(self._encoded(one, completion), self._tokenizer)
+            for one, completion in pairs
+        ]
+        if (longest := max(map(len, rows))) > self._length:
+            raise RunError(
+                f"a prompt and its answer have {longest} tokens, and the reward model reads "
+                f"{self._length}: lower data.rollout.max_new_tokens, or train one with a larger "
+                "data.length"
+            )
         several = jax.process_count() > 1  # all of them compute together, on equal shapes
         shards = 1 if self._mesh is None else num_batch_shards(self._mesh)
         length = self._length if several else round_up(max(map(len, rows)), LENGTH_BUCKET)

@@ -22,7 +22,9 @@ from ...data.errors import UserError, suggest
 RewardFunction = Callable[..., Sequence[float | None]]
 """`reward(prompts, completions, **fields) -> list[float | None]`."""
 
-_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+# A sign after a digit is that of an operation.
+_NUMBER = re.compile(r"(?:(?<!\d)[-+])?\d+(?:\.\d+)?")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def exact_match(
@@ -56,7 +58,7 @@ def arithmetic(
 
 
 def _last_number(text: str) -> float:
-    found = _NUMBER.findall(text.replace(",", ""))
+    found = _NUMBER.findall(_THOUSANDS.sub("", text))
     return float(found[-1]) if found else math.nan  # which equals nothing
 
 

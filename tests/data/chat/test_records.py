@@ -69,8 +69,13 @@ def test_a_ranking_gives_all_pairs_of_different_rank_which_weigh_one_together():
     pairs = [(pair.chosen.completion, pair.rejected.completion) for pair in found]
     assert pairs == [("a", "b"), ("a", "c"), ("a", "d"), ("b", "d"), ("c", "d")]
     assert sum(pair.weight for pair in found) == pytest.approx(1)
-    with pytest.raises(data.DataError, match="ranked is 'a', and must be a list"):
-        list(data.preferences({"prompt": "P", "ranked": "a"}, "here"))
+    for row, message in (
+        ({"prompt": "P", "ranked": "a"}, "ranked is 'a', and must be a list"),
+        ({"prompt": "P", "ranked": [["a", "b"], []]}, "no two answers of different rank"),
+        ({"chosen": "a", "rejected": "b", "margin": float("nan")}, "margin nan is no finite"),
+    ):
+        with pytest.raises(data.DataError, match=message):
+            list(data.preferences(row, "here"))
 
 
 def test_rows_come_from_files_memory_and_documents(tmp_path):

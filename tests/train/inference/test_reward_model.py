@@ -71,3 +71,9 @@ def test_another_model_is_no_reward(judge, tmp_path):
     train.save_run(tmp_path / "two", two, models.init_params(two, jax.random.key(0)), tokenizer)
     with pytest.raises(train.RunError, match=r"has the head sequence_classification of 2 labels"):
         RewardModel.of_run(tmp_path / "two")
+
+
+def test_an_answer_that_the_model_cannot_read_whole_is_refused(judge):
+    reward = RewardModel.of_run(judge[0])
+    with pytest.raises(data.UserError, match="and the reward model reads 48"):
+        reward([PromptedText("hi", "")], ["you" * 20])

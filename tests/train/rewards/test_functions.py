@@ -11,7 +11,7 @@ from flaxzoo.train.rewards.functions import named_reward, rewards_of
 
 CASES = {
     "exact_match": (["12", " 12\n", "13", "12."], [1, 1, 0, 0]),
-    "arithmetic": (["12", "7 + 5 = 12.0", "1,2", "no"], [1, 1, 1, 0]),
+    "arithmetic": (["12", "7 + 5 = 12.0", "3,12", "no"], [1, 1, 1, 0]),
     r"format:\d+": (["12", "", "1a", "3"], [1, 0, 0, 1]),
     "length:4": (["", "ab", "abcd", "a" * 9], [0, 0.5, 1, 0]),
     "contains:cat": (["a cat", "cats", "concat", "cat."], [1, 0, 0, 1]),

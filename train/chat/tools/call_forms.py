@@ -21,7 +21,7 @@ _BRACKETS = re.compile(r"<<\s*(\w+)[ \n]*(.*?)>>", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What a model wrote, taken apart."""
+    """An answer of a model, divided into text and calls."""
 
     content: str
     """The text that a person reads."""

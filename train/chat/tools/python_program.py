@@ -21,15 +21,15 @@ from .tool import Tool
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a program may use; beyond it, it ends."""
+    """The resources of a program, which ends when it asks for more."""
 
     seconds: int = 5
     """Time, on the clock and of the processor."""
     bytes_of_memory: int = 256 << 20
     bytes_of_files: int = 1 << 20
-    """What it may write to its folder, which is empty at the start and gone at the end."""
+    """The size of all files in its folder, which is empty at the start and gone at the end."""
     bytes_of_output: int = 16 << 10
-    """What it may print; the rest is left out, and the program ends."""
+    """The size of its output; the rest is left out, and the program ends."""
 
 
 def run_python(program: str, limits: Limits = Limits()) -> str:

@@ -19,7 +19,7 @@ import sys
 import traceback
 
 CONFINED = b"confined\n"
-"""What is printed before the program runs; without it, the program could not be confined."""
+"""The line before the program's output; without it, the program could not be confined."""
 
 _NEW_USER, _NEW_FILES, _NEW_PIDS = 0x10000000, 0x00020000, 0x20000000
 _NEW_NET, _NEW_IPC, _NEW_UTS = 0x40000000, 0x08000000, 0x04000000
@@ -75,7 +75,9 @@ def _call(function: str, *arguments: object) -> None:
         raise OSError(code, f"{function}: {os.strerror(code)}")
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+def _mount(
+    source: str, target: str, *, kind: str | None = None, flags: int, options: str = ""
+) -> None:
     encoded = [None if x is None else x.encode() for x in (source, target, kind)]
     _call("mount", *encoded, ctypes.c_ulong(flags), options.encode())
 
@@ -99,18 +101,18 @@ def enter_empty_root(root: str, visible: list[str], bytes_of_files: int) -> None
         visible: folders that Python needs.
         bytes_of_files: what the program may write.
     """
-    _mount("none", "/", None, _RECURSIVE | _PRIVATE)
+    _mount("none", "/", flags=_RECURSIVE | _PRIVATE)
     size = f"size={bytes_of_files},nr_inodes=10000,mode=755"
-    _mount("tmpfs", root, "tmpfs", _NO_SUID | _NO_DEV, size)
+    _mount("tmpfs", root, kind="tmpfs", flags=_NO_SUID | _NO_DEV, options=size)
     for folder in visible:
         target = root + folder
         os.makedirs(target, exist_ok=True)
-        _mount(folder, target, None, _BIND | _RECURSIVE)
+        _mount(folder, target, flags=_BIND | _RECURSIVE)
         for mounted in _mounts_below(target):  # each by itself: the flag is not recursive
             # The flags of a mount that the machine has locked must stay.
             kept = os.statvfs(mounted).f_flag & 0xFFF
             flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEV | kept
-            _mount("none", mounted, None, flags)
+            _mount("none", mounted, flags=flags)
     for folder in ("work", "old"):
         os.mkdir(f"{root}/{folder}")
     os.chdir(root)

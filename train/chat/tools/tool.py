@@ -21,7 +21,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:
-    """What a model asks a tool to do."""
+    """A request of a model to a tool."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Tool:
     name: str
     """The name by which the model calls it."""
     description: str
-    """What it does, for the model."""
+    """The purpose, for the model."""
     parameters: Mapping[str, str | Mapping[str, Any]]
     """For each argument, all of which are required, what it is: a text, or a JSON schema."""
     run: Callable[..., object]
