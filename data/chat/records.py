@@ -55,7 +55,7 @@ _PREFERENCES = "prompt, chosen and rejected; chosen and rejected; or prompt and 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A conversation.
+    """A conversation, of which the assistant's messages are learned.
 
     Attributes:
       messages: The messages, each with ``role`` and ``content``.
