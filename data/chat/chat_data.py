@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from ..corpora.token_corpus import Texts
 from ..dataset import DataSplit
 from ..errors import DataError, suggest
+from ..io.conditions import LeftOut, left_out_note
 from ..io.hashing import digest
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
 from ..tasks.base import DataConfig
@@ -82,39 +83,50 @@ class ChatData(DataConfig, Generic[R]):
     def encode(self, records: Sequence[R], tokenizer: Tokenizer, seed: int | None) -> DataSplit:
         """Makes the examples of records; without a seed those of an evaluation."""
 
-    def read(self, source: SourceLike, split: Split = "train") -> list[R]:
+    def read(
+        self, source: SourceLike, split: Split = "train", left_out: LeftOut | None = None
+    ) -> list[R]:
         """Reads all records of a source.
+
+        Args:
+          source: The source.
+          split: The split of a source that has some.
+          left_out: Counts the records that do not satisfy the conditions of the source.
 
         Raises:
           DataError: The source cannot be read, or a record is of no known form.
         """
-        rows = read_rows(source, split)
+        rows = read_rows(source, split, left_out)
         return [record for location, row in rows for record in self.records_of(row, location)]
 
     def texts(self) -> Texts:
         """Returns the texts of the records that are not held out."""
-        records = self._part("train")
+        records = self._part("train", LeftOut())
         return ChatTexts([one for record in records for one in self.demonstrations_of(record)])
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns the examples of the records that are not held out."""
-        return self.encode(self._part("train"), tokenizer, seed)
+        left_out = LeftOut()
+        return _noted(self.encode(self._part("train", left_out), tokenizer, seed), left_out)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns the examples of `validation`, or those that are held out."""
-        return self.encode(self._part("validation"), tokenizer, None)
+        left_out = LeftOut()
+        return _noted(self.encode(self._part("validation", left_out), tokenizer, None), left_out)
 
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
         """Returns all examples of another source."""
-        return self.encode(self.read(source, "validation"), tokenizer, None)
+        left_out = LeftOut()
+        records = self.read(source, "validation", left_out)
+        return _noted(self.encode(records, tokenizer, None), left_out)
 
-    def _part(self, split: Split) -> list[R]:
+    def _part(self, split: Split, left_out: LeftOut) -> list[R]:
         """Returns the records of a split: records that begin alike are in the same one."""
         if split == "validation" and self.validation is not None:
-            return self.read(self.validation, "validation")
-        records = self.read(self.source)
+            return self.read(self.validation, "validation", left_out)
+        records = self.read(self.source, "train", left_out)
         if self.hold_out:
             return self._of_tasks(records, split)
         fraction = 0.0 if self.validation is not None else self.validation_fraction
@@ -159,3 +171,9 @@ class ChatData(DataConfig, Generic[R]):
             repr(sorted(template.tokens.items())),
         ]
         return digest(decisive, map(repr, records))
+
+
+def _noted(split: DataSplit, left_out: LeftOut) -> DataSplit:
+    """Returns a split with a note of the records that the conditions of its source leave out."""
+    note = left_out_note(left_out, "record")
+    return dataclasses.replace(split, notes=(*split.notes, note)) if note else split

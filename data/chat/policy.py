@@ -15,6 +15,7 @@ import numpy as np
 from ..corpora.token_corpus import Texts
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
 from ..errors import DataError, UserError, check_choices
+from ..io.conditions import LeftOut
 from ..sources.builtin.toys import Toy
 from ..sources.documents import Documents, SourceLike, Split, as_source
 from ..tokenizers.base import Tokenizer
@@ -417,13 +418,17 @@ class PolicyData(ChatData[PromptRecord]):
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
         """Returns all prompts of a source; of a toy those to validate on."""
+        if Toy.parse(as_source(source)) is None:
+            return super().whole_source(source, tokenizer, labels)
         return self.encode(self.read(source, "validation"), tokenizer, None)
 
-    def read(self, source: SourceLike, split: Split = "train") -> list[PromptRecord]:
+    def read(
+        self, source: SourceLike, split: Split = "train", left_out: LeftOut | None = None
+    ) -> list[PromptRecord]:
         """Reads all prompts of a source; of a toy those to validate on."""
         toy = Toy.parse(as_source(source))
         if toy is None:
-            return super().read(source, split)
+            return super().read(source, split, left_out)
         texts = toy.validation_texts()
         return [PromptRecord(PromptedText(text.prompt, ""), text.fields) for text in texts]
 

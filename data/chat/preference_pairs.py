@@ -111,16 +111,16 @@ class PreferenceData(ChatData[Preference]):
         kept: list[tuple[Preference, Encoded, Encoded]] = []
         equal = 0
         for record in records:
-            both = [
-                self.cut(text.encode(tokenizer), tokenizer)
-                for text in (record.chosen, record.rejected)
-            ]
-            if both[0] is None or both[1] is None:
+            chosen = self.cut(record.chosen.encode(tokenizer), tokenizer)
+            rejected = self.cut(record.rejected.encode(tokenizer), tokenizer)
+            if chosen is None or rejected is None:
                 continue
-            if np.array_equal(both[0][0], both[1][0]):
+            if np.array_equal(chosen[0], rejected[0]):
                 equal += 1
                 continue
-            kept.append((record, both[0], both[1]))
+            if self.shifted:
+                _begin_together(chosen, rejected)
+            kept.append((record, chosen, rejected))
         if not kept:
             raise DataError(
                 f"none of {counted(len(records), 'pair')} fits {self.length} tokens: give a larger "
@@ -145,6 +145,16 @@ class PreferenceData(ChatData[Preference]):
             examples, [record for record, _, _ in kept], fingerprint,
             counted(len(kept), "pair"), tuple(notes),
         )  # fmt: skip
+
+
+def _begin_together(*both: Encoded) -> None:
+    """Makes the answers of both texts begin at the same token, as in TRL.
+
+    They do not where a token covers the border of prompt and answer on one side alone.
+    """
+    first = min(int(answer.argmax()) for _, answer in both)
+    for _, answer in both:
+        answer[first : int(answer.argmax())] = True
 
 
 @dataclass(frozen=True, kw_only=True)

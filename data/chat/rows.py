@@ -18,7 +18,9 @@ from .instructions import read_instructions
 Row = Mapping[str, Any]
 
 
-def read_rows(source: SourceLike, split: Split = "train") -> Iterator[tuple[str, Row]]:
+def read_rows(
+    source: SourceLike, split: Split = "train", left_out: LeftOut | None = None
+) -> Iterator[tuple[str, Row]]:
     """Yields each record of a source with its location, for messages.
 
     Args:
@@ -28,17 +30,18 @@ def read_rows(source: SourceLike, split: Split = "train") -> Iterator[tuple[str,
         conversations of labeled data, see ``instructions``; ``builtin:calculations`` has
         conversations with a tool.
       split: The split of a source that has some.
+      left_out: Counts the records that do not satisfy the conditions.
 
     Raises:
       DataError: A source is unknown, unreadable or empty, or a record is no object.
     """
-    name = as_source(source)
+    name, left_out = as_source(source), LeftOut() if left_out is None else left_out
     if isinstance(name, Examples):
         conditions = split_conditions(name.partition(":")[2], name)[1]
         for i, row in enumerate(name.rows):
             location = f"examples[{i}]"
             row = {"text": row} if isinstance(row, str) else row
-            if keeps(conditions, checked(row, location), location, LeftOut()):
+            if keeps(conditions, checked(row, location), location, left_out):
                 yield location, checked(row, location)
         return
     if ":" not in name and name.removesuffix(".gz").endswith((".jsonl", ".json")):
@@ -52,30 +55,30 @@ def read_rows(source: SourceLike, split: Split = "train") -> Iterator[tuple[str,
         return
     found = False
     for part in parse_sources(name):
-        for location, row in _read(part, split):
+        for location, row in _read(part, split, left_out):
             found = True
             yield location, row
     if not found:
         raise DataError(f"no records in {name!r}: it is empty, or its conditions keep none")
 
 
-def _read(source: Source, split: Split) -> Iterator[tuple[str, Row]]:
+def _read(source: Source, split: Split, left_out: LeftOut) -> Iterator[tuple[str, Row]]:
     if source.kind == "jsonl":
         for path in matching_files(source.location, source.name):
             for file, number, line in file_lines(path):
                 if line.strip():
                     location = f"{file} line {number}"
                     row = checked(parse_line(line, location), location)
-                    if keeps(source.conditions, row, location, LeftOut()):
+                    if keeps(source.conditions, row, location, left_out):
                         yield location, row
     elif source.kind == "tfds":
-        yield from _read_published(source, split)
+        yield from _read_published(source, split, left_out)
     else:
         for number, text in enumerate(load_documents(source.name, "train", validation_fraction=0)):
             yield f"{source.name} document {number + 1}", {"text": text}
 
 
-def _read_published(source: Source, split: Split) -> Iterator[tuple[str, Row]]:
+def _read_published(source: Source, split: Split, left_out: LeftOut) -> Iterator[tuple[str, Row]]:
     from ..sources.tfds_documents import download, open_builder, open_split
 
     builder = open_builder(source)
@@ -88,7 +91,7 @@ def _read_published(source: Source, split: Split) -> Iterator[tuple[str, Row]]:
     for number, row in enumerate(open_split(builder, wanted, source.name), start=1):
         location = f"{source.name} {wanted} example {number}"
         fields = checked(plain(row), location)
-        if keeps(source.conditions, fields, location, LeftOut()):
+        if keeps(source.conditions, fields, location, left_out):
             yield location, fields
 
 

@@ -175,7 +175,8 @@ def rewards_of(
     """
     named: list[tuple[str, RewardFunction]] = []
     for name in settings.rewards:
-        if open_model is not None and Path(name).expanduser().is_dir():
+        is_folder = name not in BUILT_IN and Path(name).expanduser().is_dir()
+        if open_model is not None and is_folder:
             named.append((Path(name).name, open_model(name)))
         else:
             named.append((name.partition(":")[0], named_reward(name)))

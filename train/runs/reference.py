@@ -118,5 +118,10 @@ def with_reference(config: TrainConfig, log: LogFn) -> TrainConfig:
         )
     if data.reference == "frozen":
         return config
+    if config.lora is not None and config.lora.frozen_dtype == "bfloat16":
+        raise RunError(
+            "lora.frozen_dtype bfloat16 rounds the model, and data.reference precomputed does not: "
+            "give data.reference frozen, which is the same model without adapters"
+        )
     reference = ReferenceModel(config.init_from, config.init_step, log)
     return replace(config, data=data.with_reference(reference))

@@ -233,3 +233,30 @@ def test_records_that_begin_alike_are_in_one_split():
     assert openings[0]
     assert openings[1]
     assert not openings[0] & openings[1]
+
+
+def test_records_that_a_condition_leaves_out_are_told(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(
+        "".join(f'{{"prompt": "P{n}", "completion": "c", "n": {n}}}\n' for n in range(9))
+    )
+    config = data.SupervisedData(
+        source=f"jsonl:{path}#?n>=3", length=20, tokenizer=TOKENIZER, packing="none"
+    )
+    split = config.whole_source(config.source, config.make_tokenizer(), ())
+    assert split.examples.num_examples == 6
+    assert split.notes == ("3 records left out by the filter n>=3",)
+
+
+def test_answers_of_a_pair_begin_at_the_same_token():
+    tokenizer = data.train_tokenizer(
+        ["abab abab cd"] * 9, data.TokenizerConfig(kind="byte-bpe", vocab_size=260)
+    )
+    assert len(tokenizer.encode("ab")) == 1
+    config = data.DPOData(
+        source=[{"prompt": "xa", "chosen": "b", "rejected": "d"}], length=9, tokenizer=TOKENIZER,
+        reference="frozen",
+    )  # fmt: skip
+    arrays = config.whole_source(config.source, tokenizer, ()).examples.example(0, 0)
+    first = arrays["loss_mask"].argmax(-1)
+    assert first.tolist() == [0, 0]  # "ab" is a token, so the other answer begins at "a" too
