@@ -241,7 +241,7 @@ class Tokenizer(ABC):
     def added_tokens(self) -> tuple[list[int], list[int]]:
         """Returns the special tokens that ``encode`` adds before and after a text."""
         bare, full = (self.encode("a", add_special_tokens=added) for added in (False, True))
-        front = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)
+        front = next(i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare)
         return full[:front], full[front + len(bare) :]
 
 

@@ -28,7 +28,7 @@ class Letters(Tokenizer):
     def token(self, id):
         return str(id)
 
-    def save(self, folder):
+    def save_vocabulary(self, folder):
         raise NotImplementedError
 
 

@@ -35,7 +35,7 @@ class Numbers(Tokenizer):
     def token(self, id):
         return str(id)
 
-    def save(self, folder):
+    def save_vocabulary(self, folder):
         raise NotImplementedError
 
 
