@@ -1,11 +1,11 @@
 """The families of models: their records, published sizes, and JSON form.
 
-A family is a file of this folder with a record, `FAMILY`. `FAMILIES` below is the one list that
-names these files. With a family `llama` in it,
+A family is a file with a record, `FAMILY`, in the room of its kind. `FAMILIES` below is the one
+list that names these files. With a family `llama` in it,
 
-- `models/llama.py` defines the configuration, the module, and `FAMILY`;
-- `models/hf/llama.py` (if `FAMILY.hf_module` names it) maps weights and configuration to those of
-  Hugging Face transformers;
+- `models/decoders/llama.py` defines the configuration, the module, and `FAMILY`;
+- `models/hf/decoders/llama.py` (if `FAMILY.hf_module` names it) maps weights and configuration to
+  those of Hugging Face transformers;
 - `train/recipes/llama.py` has the family's recipes.
 """
 
@@ -21,8 +21,13 @@ import numpy as np
 from ..data.errors import UserError, suggest
 from .config import Execution, TransformerConfig
 
-FAMILIES = ("gpt", "bert", "transformer", "llama")
-"""The families, by the name of their file here and in `train/recipes`."""
+FAMILIES = {
+    "gpt": "decoders",
+    "bert": "encoders",
+    "transformer": "encoder_decoders",
+    "llama": "decoders",
+}
+"""The families, by the name of their file, and the room in which it is."""
 
 AxisRules = Mapping[str, tuple[str | None, ...]]
 """For a pattern of parameter paths (a regular expression for the whole path) the logical axis of
@@ -78,7 +83,10 @@ class Family:
 @functools.cache
 def families() -> dict[str, Family]:
     """Returns the record of every family, by name."""
-    return {name: import_module(f".{name}", __package__).FAMILY for name in FAMILIES}
+    return {
+        name: import_module(f".{room}.{name}", __package__).FAMILY
+        for name, room in FAMILIES.items()
+    }
 
 
 def family_name(config: TransformerConfig) -> str:

@@ -83,7 +83,7 @@ HEAD = Addition(
 
 BATCHING_FILES = ("pipeline.py", "batching.py")
 """The path of a batch begins at the first call of `__next__` in one of these files."""
-MODEL_FILE = "models/bert.py"
+MODEL_FILE = "models/encoders/bert.py"
 STEP_FILE = "train/engine/train_step.py"
 COMPILE_FILE = "train/engine/compile.py"
 LOOP_FILE = "train/engine/loop.py"

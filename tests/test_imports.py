@@ -32,9 +32,9 @@ PACKAGES = {"models": flaxzoo.models, "data": flaxzoo.data, "train": flaxzoo.tra
 ORDER = {
     "models": [
         {"checksums", "config", "hub", "tokenizer"},
-        {"nn", "registry", "transformer_table3"},
+        {"nn", "registry"},
         {"model"},
-        {*FAMILIES, "init"},
+        {*FAMILIES.values(), "init"},
         {"decoding", "stablehlo"},
         {"hf"},
         {"adapters"},

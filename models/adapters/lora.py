@@ -165,11 +165,21 @@ class LoRA:
             frozen |= {path: jnp.copy(x).astype(dtype) for path, x in whole.items()}
         return nested(whole), nested(frozen)
 
-    def combine(self, trained: Params, frozen: Params) -> tuple[Params, Params]:
+    def combine(self, trained: Params, frozen: Params | None) -> tuple[Params, Params]:
         """Returns the parameters of the adapted model, and those with the adapters switched off.
 
-        The latter have the frozen value of every parameter that has one.
+        The latter have the frozen value of every parameter that has one. Frozen parameters have no
+        gradient.
+
+        Raises:
+            ValueError: There are no frozen parameters.
         """
+        if frozen is None:
+            raise ValueError(
+                "the state has no frozen parameters, to which the adapters belong: give them to "
+                "init_state(params, tx, frozen=…)"
+            )
+        frozen = jax.lax.stop_gradient(frozen)
         return join_params(frozen, trained), join_params(without_adapters(trained), frozen)
 
     def merge(self, trained: Params, frozen: Params) -> Params:

@@ -14,12 +14,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..config import NOT_ADDED, TransformerConfig
-from ..gpt import GPTConfig
+from ..decoders.gpt import GPTConfig
+from ..encoder_decoders.transformer import EncoderDecoderConfig
 from ..init import parameter_shapes
 from ..nn.positions import position_vectors
 from ..nn.typing import Params
 from ..registry import create
-from ..transformer import EncoderDecoderConfig
 
 FROM_STREAM = tuple(
     f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("kernel", "lora_a")

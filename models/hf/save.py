@@ -7,9 +7,9 @@ from pathlib import Path
 from ...data.errors import UserError
 from ...data.io.atomic_io import new_folder
 from ...data.io.json_text import JsonObject, JsonValue
-from ..bert import BertConfig
 from ..config import TransformerConfig
 from ..decoding.request import published_request
+from ..encoders.bert import BertConfig
 from ..init import fitting_params
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS, HEADS

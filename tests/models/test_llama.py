@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
+from flaxzoo.models.decoders.llama import PRESETS, LlamaConfig
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.models.llama import PRESETS, LlamaConfig
 from flaxzoo.train.distributed import sharding
 
 CONFIG = LlamaConfig(

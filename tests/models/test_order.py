@@ -11,7 +11,7 @@ import pytest
 from flaxzoo import models
 from flaxzoo.data import TokenizerConfig, train_tokenizer
 from flaxzoo.data.tasks.template_reviews import template_reviews
-from flaxzoo.models.bert import BertLayer
+from flaxzoo.models.encoders.bert import BertLayer
 from flaxzoo.models.nn.attention import MultiHeadAttention
 from flaxzoo.models.nn.layers import FeedForward, LayerNorm
 from flaxzoo.models.nn.masks import AttentionMask

@@ -22,7 +22,6 @@ from ...models.model import Model
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Bool, Float, Int, Key, Params
 from ..distributed.sharding import BATCH_AXES, constrain_activations
-from ..objectives.eval_step import with_adapter
 from ..objectives.losses import token_log_probs
 from ..objectives.objectives import ApplyFn, Batch, Terms
 from ..objectives.policy import group_advantages, leave_one_out_advantages
@@ -141,9 +140,10 @@ class RolloutPrograms:
         """Returns the policy in the layout in which it samples, and its `apply`."""
         if self.mesh.shape["fsdp"] > 1:
             # Layer by layer: parameters of layers of their own would all be gathered for the loop.
-            policy, _ = with_adapter(params, frozen, self.adapter)
-            apply = self.model.apply
-            return self.model, policy, apply if self.adapter is None else self.adapter.adapt(apply)
+            if self.adapter is None:
+                return self.model, params, self.model.apply
+            policy, _ = self.adapter.combine(params, frozen)
+            return self.model, policy, self.adapter.adapt(self.model.apply)
         if self.adapter is not None:
             assert frozen is not None
             params = self.adapter.merge(params, frozen)
@@ -165,7 +165,9 @@ class RolloutPrograms:
             `log_probs` and `entropy` of the policy, in nats and at the temperature of sampling;
             with a value head also `values`; and `reference_log_probs`.
         """
-        policy, first = with_adapter(params, frozen, self.adapter)
+        policy, first = params, frozen
+        if self.adapter is not None:
+            policy, first = self.adapter.combine(params, frozen)
         scored = self._of_model(policy, rollout)
         if reference:
             assert first is not None

@@ -11,7 +11,6 @@ from ...data.errors import UserError
 from ...models.adapters.lora import LoRA
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Key, Params
-from ..objectives.eval_step import with_adapter
 from ..objectives.objectives import ApplyFn, Batch, Objective, Terms
 from ..state import Metrics, StepFn, TrainState
 
@@ -70,7 +69,9 @@ def make_train_step(
         counts = total(objective.counts(batch))
 
         def loss_fn(params: Params, batch: Batch, keys: Array) -> tuple[Array, Terms]:
-            params, frozen = with_adapter(params, state.frozen, adapter)
+            frozen = state.frozen
+            if adapter is not None:
+                params, frozen = adapter.combine(params, frozen)
             _, sums = objective.apply(apply_fn, params, batch, frozen=frozen, rng=keys)
             means = divide(sums, counts)
             return weigh(means, objective), means

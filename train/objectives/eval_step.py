@@ -54,7 +54,8 @@ def make_evaluate_fn(
     def evaluate_fn(
         params: Params, batch: Batch, frozen: Params | None = None
     ) -> tuple[Terms, Terms, Predictions]:
-        params, frozen = with_adapter(params, frozen, adapter)
+        if adapter is not None:
+            params, frozen = adapter.combine(params, frozen)
         outputs, sums = objective.apply(apply_fn, params, batch, frozen=frozen)
         counts = objective.counts(batch)
         if axis_name is not None:
@@ -62,20 +63,6 @@ def make_evaluate_fn(
         return sums, counts, objective.predictions(outputs)
 
     return evaluate_fn
-
-
-def with_adapter(
-    params: Params, frozen: Params | None, adapter: LoRA | None
-) -> tuple[Params, Params | None]:
-    """Returns a model's parameters and those of the reference, given what a state has of them."""
-    if adapter is None:
-        return params, frozen
-    if frozen is None:
-        raise ValueError(
-            "the state has no frozen parameters, to which the adapters belong: give them to "
-            "init_state(params, tx, frozen=…)"
-        )
-    return adapter.combine(params, jax.lax.stop_gradient(frozen))
 
 
 def evaluate(

@@ -11,8 +11,8 @@ from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tasks.token_classification import TokenClassificationData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
-from ...models.bert import BertConfig
 from ...models.config import Execution
+from ...models.encoders.bert import BertConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 

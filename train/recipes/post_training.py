@@ -8,7 +8,7 @@ from ...data.chat.supervised import SupervisedData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
 from ...models.config import Execution
-from ...models.gpt import GPTConfig
+from ...models.decoders.gpt import GPTConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ...data.chat.policy import PolicyData, RolloutConfig
 from ...data.chat.supervised import SupervisedData
 from ...data.tokenizers.training import TokenizerConfig
-from ...models.gpt import GPTConfig
+from ...models.decoders.gpt import GPTConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 from .post_training import of_any_size

@@ -6,7 +6,7 @@ from ...data.tasks.translation import TranslationData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
 from ...models.config import Execution
-from ...models.transformer import EncoderDecoderConfig
+from ...models.encoder_decoders.transformer import EncoderDecoderConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 

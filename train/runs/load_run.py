@@ -9,9 +9,9 @@ from ...data.io.json_text import JsonObject
 from ...data.tasks.sequence_classification import SequenceClassificationData, Target
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer, load_tokenizer
-from ...models.bert import BertConfig
 from ...models.config import TransformerConfig
 from ...models.decoding.request import GenerationRequest
+from ...models.encoders.bert import BertConfig
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
 from ...models.hf.save import check_vocabulary
 from ...models.hub import local_folder

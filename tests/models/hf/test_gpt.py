@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from flaxzoo import models
-from flaxzoo.models.hf import gpt
+from flaxzoo.models.hf.decoders import gpt
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 
@@ -219,6 +219,6 @@ def test_labels_are_checked():
     config = models.preset("gpt2")
     with pytest.raises(ValueError, match="'sequence_classification' has no labels"):
         config.with_head("sequence_classification", ())
-    with pytest.raises(ValueError, match="head 'masked_lm' is unknown: choose causal_lm, sequ"):
+    with pytest.raises(ValueError, match="head 'masked_lm' is unknown: choose causal_lm, caus"):
         config.with_head("masked_lm", ())
     assert config.with_head("causal_lm", ()) == config

@@ -13,7 +13,7 @@ import torch
 import transformers
 from flax.traverse_util import flatten_dict
 from flaxzoo import models
-from flaxzoo.models.hf import llama
+from flaxzoo.models.hf.decoders import llama
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 from flaxzoo.train.cli.main import main

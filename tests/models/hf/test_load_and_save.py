@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.hf import bert, tensor_mapping
+from flaxzoo.models.hf import tensor_mapping
+from flaxzoo.models.hf.encoders import bert
 from flaxzoo.models.hf.load_weights import TensorFiles
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import LINEAR, VECTOR, Layout, WeightsError

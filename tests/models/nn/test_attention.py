@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models.llama import LlamaConfig
+from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.nn.attention import MultiHeadAttention, attention_weights
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.relative_positions import RelativePositionBias, relative_buckets

@@ -8,13 +8,13 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.hf import bert as hf_bert
-from flaxzoo.models.hf import gpt as hf_gpt
-from flaxzoo.models.hf import llama as hf_llama
-from flaxzoo.models.hf import marian as hf_marian
+from flaxzoo.models.decoders.llama import LlamaConfig
+from flaxzoo.models.hf.decoders import gpt as hf_gpt
+from flaxzoo.models.hf.decoders import llama as hf_llama
+from flaxzoo.models.hf.encoder_decoders import marian as hf_marian
+from flaxzoo.models.hf.encoders import bert as hf_bert
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.models.nn.layers import ACTIVATIONS, LayerNorm, RMSNorm
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.stack import make_layer_context

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models.llama import LlamaConfig
+from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.nn import fused_attention as attention_kernels
 from flaxzoo.models.nn.attention import attention_weights, weighted_values
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention, refusal

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.config import Execution
+from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.models.nn.head_convolution import EarlierTokens, HeadConvolution, earlier_tokens
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.train.distributed import sharding

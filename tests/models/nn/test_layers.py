@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from flaxzoo import models
-from flaxzoo.models.llama import LlamaConfig
+from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.nn.layers import (
     ACTIVATIONS,
     FEW_ROWS,

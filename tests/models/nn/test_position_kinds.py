@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.config import NOT_ADDED
+from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.models.nn.attention import MultiHeadAttention
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.positions import Positions, position_vectors

@@ -251,7 +251,7 @@ def test_translations_look_up_the_source_without_parameters(tiny, assert_close):
 
 def test_sizes_of_their_own_are_refused():
     sizes = {"vocab_size": 8, "max_length": 8, "num_layers": 1, "d_model": 16, "num_heads": 4}
-    from flaxzoo.models.llama import LlamaConfig
+    from flaxzoo.models.decoders.llama import LlamaConfig
 
     for cls, given in (
         (LlamaConfig, {"num_kv_heads": 2}),

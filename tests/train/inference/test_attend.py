@@ -10,8 +10,8 @@ from flaxzoo import models, train
 from flaxzoo.data.errors import UserError
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
+from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.hf.save_weights import write_weights
-from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.train.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("on_one_device")

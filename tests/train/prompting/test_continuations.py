@@ -9,8 +9,8 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.data.errors import UserError
 from flaxzoo.data.tokenizers.base import SpecialIds, Tokenizer
+from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.decoding.padding import pad_rows
-from flaxzoo.models.llama import LlamaConfig
 from flaxzoo.train.prompting import continuations
 
 VOCABULARY, LENGTH = 23, 96

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..data.errors import UserError
-from .config import Activation, Execution, Settings, TransformerConfig
-from .nn.attention import MultiHeadAttention
-from .nn.cache import Cache, advance_cache
-from .nn.heads import (
+from ...data.errors import UserError
+from ..config import Activation, Execution, Settings, TransformerConfig
+from ..nn.attention import MultiHeadAttention
+from ..nn.cache import Cache, advance_cache
+from ..nn.heads import (
     HEAD_ALIASES,
     HEADS,
     CausalLMOutput,
@@ -36,7 +36,7 @@ from .nn.heads import (
     check_head,
     encoder_heads,
 )
-from .nn.layers import (
+from ..nn.layers import (
     Embedding,
     FeedForward,
     LayerNorm,
@@ -47,11 +47,11 @@ from .nn.layers import (
     fold_in,
     row_keys,
 )
-from .nn.masks import AnyArray
-from .nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
-from .nn.pooling import pool
-from .nn.positions import Positions, make_positions
-from .nn.stack import (
+from ..nn.masks import AnyArray
+from ..nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
+from ..nn.pooling import pool
+from ..nn.positions import Positions, make_positions
+from ..nn.stack import (
     Layer,
     LayerContext,
     LayerInputs,
@@ -60,8 +60,8 @@ from .nn.stack import (
     prepare_inputs,
     run_layers,
 )
-from .nn.typing import Array, Bool, Float, Int
-from .registry import Family, Preset, one_token
+from ..nn.typing import Array, Bool, Float, Int
+from ..registry import Family, Preset, one_token
 
 POOLING_HEAD = "sequence_classification"
 """The head that may read more than the first token."""
@@ -465,5 +465,5 @@ FAMILY = Family(
         r"pooler/kernel": ("model", None),
         r"pooler/bias": (None,),
     },
-    hf_module="bert",
+    hf_module="encoders.bert",
 )

@@ -7,10 +7,10 @@ output.
 import dataclasses
 import functools
 
-from ...data.io.json_text import JsonObject
-from ..nn.positions import sinusoidal_positions
-from ..transformer import EncoderDecoderConfig
-from .config_mapping import (
+from ....data.io.json_text import JsonObject
+from ...encoder_decoders.transformer import EncoderDecoderConfig
+from ...nn.positions import sinusoidal_positions
+from ..config_mapping import (
     ACTIVATIONS,
     ConfigMapping,
     Field,
@@ -22,10 +22,10 @@ from .config_mapping import (
     settings_from_hf,
     settings_to_hf,
 )
-from .equivalent_params import as_marian
-from .generation_config import NAMES
-from .registry import HFMapping
-from .tensor_mapping import (
+from ..equivalent_params import as_marian
+from ..generation_config import NAMES
+from ..registry import HFMapping
+from ..tensor_mapping import (
     ROW,
     IgnoredTensor,
     TensorMapping,

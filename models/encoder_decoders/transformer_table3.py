@@ -10,7 +10,7 @@ number, and for learned positions the table prints no count and the paper no num
 
 from typing import NamedTuple
 
-from .config import Settings
+from ..config import Settings
 
 
 class Variation(NamedTuple):

@@ -18,11 +18,11 @@ from typing import Any, Literal
 
 import flax.linen as nn
 
-from ..data.errors import UserError
-from .config import Activation, Execution, TransformerConfig
-from .nn.attention import MultiHeadAttention
-from .nn.cache import Cache, advance_cache
-from .nn.heads import (
+from ...data.errors import UserError
+from ..config import Activation, Execution, TransformerConfig
+from ..nn.attention import MultiHeadAttention
+from ..nn.cache import Cache, advance_cache
+from ..nn.heads import (
     CAUSAL_HEADS,
     HEAD_ALIASES,
     CausalLMOutput,
@@ -33,7 +33,7 @@ from .nn.heads import (
     ValueHead,
     check_head,
 )
-from .nn.layers import (
+from ..nn.layers import (
     Embedding,
     FeedForward,
     LayerNorm,
@@ -42,10 +42,10 @@ from .nn.layers import (
     dropout,
     fold_in,
 )
-from .nn.masks import AnyArray
-from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from .nn.positions import make_positions
-from .nn.stack import (
+from ..nn.masks import AnyArray
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..nn.positions import make_positions
+from ..nn.stack import (
     Layer,
     LayerContext,
     LayerInputs,
@@ -54,8 +54,8 @@ from .nn.stack import (
     prepare_inputs,
     run_layers,
 )
-from .nn.typing import Array, Bool, Float, Int
-from .registry import Family, Preset
+from ..nn.typing import Array, Bool, Float, Int
+from ..registry import Family, Preset
 
 GPT_HEADS = (*CAUSAL_HEADS, "sequence_classification")
 """The heads that a GPT can have."""
@@ -404,5 +404,5 @@ FAMILY = Family(
     presets=PRESETS,
     num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
-    hf_module="gpt",
+    hf_module="decoders.gpt",
 )

@@ -16,16 +16,16 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 
-from ..data.errors import UserError
-from .config import Activation, Execution, PositionKind, Settings, TransformerConfig, divisors
-from .nn.attention import MultiHeadAttention
-from .nn.cache import Cache, advance_cache
-from .nn.heads import CausalLMOutput, Projection
-from .nn.layers import Embedding, GatedFeedForward, Residual, RMSNorm, RowKeys, dropout, fold_in
-from .nn.masks import AnyArray
-from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
-from .nn.positions import Positions, rotary_positions
-from .nn.stack import (
+from ...data.errors import UserError
+from ..config import Activation, Execution, PositionKind, Settings, TransformerConfig, divisors
+from ..nn.attention import MultiHeadAttention
+from ..nn.cache import Cache, advance_cache
+from ..nn.heads import CausalLMOutput, Projection
+from ..nn.layers import Embedding, GatedFeedForward, Residual, RMSNorm, RowKeys, dropout, fold_in
+from ..nn.masks import AnyArray
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
+from ..nn.positions import Positions, rotary_positions
+from ..nn.stack import (
     Layer,
     LayerContext,
     LayerInputs,
@@ -34,8 +34,8 @@ from .nn.stack import (
     prepare_inputs,
     run_layers,
 )
-from .nn.typing import Array, Bool, Float, Int
-from .registry import Family, Preset
+from ..nn.typing import Array, Bool, Float, Int
+from ..registry import Family, Preset
 
 WIDTH_MULTIPLE = 256
 """The authors round the width of feed-forward layers up to a multiple of this number."""
@@ -291,5 +291,5 @@ FAMILY = Family(
     presets=PRESETS,
     num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
-    hf_module="llama",
+    hf_module="decoders.llama",
 )

@@ -29,12 +29,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from ..data.errors import UserError
-from .config import Activation, Execution, PositionKind, TransformerConfig, divisors
-from .nn.attention import MultiHeadAttention
-from .nn.cache import Cache, LayerCache, advance_cache
-from .nn.heads import Projection, Seq2SeqLMOutput
-from .nn.layers import (
+from ...data.errors import UserError
+from ..config import Activation, Execution, PositionKind, TransformerConfig, divisors
+from ..nn.attention import MultiHeadAttention
+from ..nn.cache import Cache, LayerCache, advance_cache
+from ..nn.heads import Projection, Seq2SeqLMOutput
+from ..nn.layers import (
     Embedding,
     FeedForward,
     LayerNorm,
@@ -43,10 +43,10 @@ from .nn.layers import (
     dropout,
     fold_in,
 )
-from .nn.masks import AnyArray, AttentionMask, Size
-from .nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
-from .nn.positions import make_positions
-from .nn.stack import (
+from ..nn.masks import AnyArray, AttentionMask, Size
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
+from ..nn.positions import make_positions
+from ..nn.stack import (
     Layer,
     LayerContext,
     LayerInputs,
@@ -55,8 +55,8 @@ from .nn.stack import (
     prepare_inputs,
     run_layers,
 )
-from .nn.typing import Array, Bool, Float, Int
-from .registry import Family, Preset
+from ..nn.typing import Array, Bool, Float, Int
+from ..registry import Family, Preset
 from .transformer_table3 import BASE, TABLE_3
 
 
@@ -614,5 +614,5 @@ FAMILY = Family(
     num_parameters=NUM_PARAMETERS,
     smallest_inputs=_smallest_inputs,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
-    hf_module="marian",
+    hf_module="encoder_decoders.marian",
 )

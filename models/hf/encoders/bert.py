@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Set
 
-from ...data.io.json_text import JsonObject
-from ..bert import BertConfig
-from ..nn.heads import HEADS, encoder_heads
-from .config_mapping import (
+from ....data.io.json_text import JsonObject
+from ...encoders.bert import BertConfig
+from ...nn.heads import HEADS, encoder_heads
+from ..config_mapping import (
     ACTIVATIONS,
     ConfigMapping,
     Field,
@@ -19,9 +19,9 @@ from .config_mapping import (
     settings_from_hf,
     settings_to_hf,
 )
-from .generation_config import NAMES
-from .registry import HFMapping
-from .tensor_mapping import (
+from ..generation_config import NAMES
+from ..registry import HFMapping
+from ..tensor_mapping import (
     VECTOR,
     IgnoredTensor,
     TensorMapping,

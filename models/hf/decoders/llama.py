@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from ...data.io.json_text import JsonObject
-from ..llama import LlamaConfig
-from .config_mapping import (
+from ....data.io.json_text import JsonObject
+from ...decoders.llama import LlamaConfig
+from ..config_mapping import (
     ACTIVATIONS,
     ConfigMapping,
     Field,
@@ -15,9 +15,9 @@ from .config_mapping import (
     settings_from_hf,
     settings_to_hf,
 )
-from .generation_config import NAMES
-from .registry import HFMapping
-from .tensor_mapping import (
+from ..generation_config import NAMES
+from ..registry import HFMapping
+from ..tensor_mapping import (
     IgnoredTensor,
     TensorMapping,
     WeightsError,

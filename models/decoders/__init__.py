@@ -1,0 +1,1 @@
+"""Models that predict each next token from the tokens before it."""

@@ -1,0 +1,1 @@
+"""Models that write a target for a source."""

@@ -1,0 +1,1 @@
+"""Models whose tokens see all tokens of the input."""

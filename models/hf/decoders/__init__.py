@@ -1,0 +1,1 @@
+"""The decoders in Hugging Face's form."""

@@ -1,0 +1,1 @@
+"""The encoder-decoders in Hugging Face's form."""

@@ -1,0 +1,1 @@
+"""The encoders in Hugging Face's form."""
