@@ -10,14 +10,21 @@ from pathlib import Path
 from ...data.errors import UserError, suggest
 from ...models.registry import FAMILIES, families
 from ..config import Recipe, TrainConfig
+from .decoders import SMALLEST
 
+_FILES = (
+    *(family for family in FAMILIES if family not in SMALLEST),
+    "decoders",
+    "post_training",
+    "reinforcement",
+)
 RECIPES: dict[str, Recipe] = {
     name: recipe
-    for file in (*FAMILIES, "post_training", "reinforcement")
+    for file in _FILES
     for name, recipe in import_module(f".{file}", __name__).RECIPES.items()
 }
-"""Every recipe by name: the `RECIPES` of the file that each family has in this folder, and of
-that of post-training."""
+"""Every recipe by name: the `RECIPES` of the file that a family has in this folder, of the file
+that decoders share, and of those of post-training."""
 
 
 def recipe(name: str, preset: str | None = None) -> TrainConfig:
