@@ -6,7 +6,6 @@ from ..config_mapping import ConfigMapping, Field, FixedField, Settings
 from ..generation_config import NAMES
 from .causal_decoder import NORMS, DecoderForm, size_fields
 
-
 PADDING = 32_000
 """The token that pads a row, and ends a text, where a file names none."""
 

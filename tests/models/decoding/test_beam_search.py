@@ -1,7 +1,6 @@
 """Beam search: against exhaustive search, against forward passes, and alone in its row."""
 
 import dataclasses
-import dataclasses
 import functools
 import itertools
 import math
@@ -23,7 +22,6 @@ from flaxzoo.models.decoding.beam_step import (
 from ...support.requests import beams
 
 START, EOS = 1, 2
-search = functools.partial(beams, start_id=START, eos_ids=(EOS,))
 search = functools.partial(beams, start_id=START, eos_ids=(EOS,))
 SIZES = {"max_length": 64, "num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32}
 

@@ -11,8 +11,6 @@ from flaxzoo.models.decoding import sample as generation
 
 from ...support.requests import sampled
 
-from ...support.requests import sampled
-
 LONGEST = 16  # of the tiny model
 GREEDY = Sampling(temperature=0.0)
 KINDS = {
