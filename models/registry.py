@@ -20,7 +20,7 @@ import numpy as np
 
 from ..data.errors import UserError, suggest
 from .config import Execution, TransformerConfig
-from .nn.rotary import RotaryScaling
+from .rotary_scaling import RotaryScaling
 
 FAMILIES = {
     "gpt": "decoders",

@@ -30,9 +30,10 @@ from ..nn.heads import (
 from ..nn.layers import Embedding, RMSNorm, RowKeys, dropout
 from ..nn.masks import AnyArray
 from ..nn.positions import Positions
-from ..nn.rotary import RotaryScaling, rotary_positions
+from ..nn.rotary import rotary_positions
 from ..nn.stack import Layer, make_layer_context, prepare_inputs, run_layers
-from ..nn.typing import Array, Bool, Float, Int
+from ..nn.typing import Bool, Float, Int
+from ..rotary_scaling import RotaryScaling
 
 DECODER_HEADS = (*CAUSAL_HEADS, "sequence_classification", "token_classification")
 """The heads that these decoders can have."""
@@ -339,7 +340,7 @@ class CausalDecoder(nn.Module):
         values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
         return CausalLMOutput(x, projection, cache, outputs.attentions, values)
 
-    def _positions(self, position_ids: Int[Array, "#B #T"]) -> Positions:
+    def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
         """Returns the rotations of the tokens, in all layers or in those with a window."""
         c = self.config
         full = rotary_positions(

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from ..config import Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..nn.rotary import RotaryScaling
 from ..registry import Family, Preset
+from ..rotary_scaling import RotaryScaling
 from .causal_decoder import CausalDecoder
 from .gemma2 import Gemma2Config, Gemma2Layer
 
@@ -29,7 +29,7 @@ class Gemma3Config(Gemma2Config):
     """
 
     query_key_norm: ClassVar[bool] = True
-    score_cap: ClassVar[float | None] = None
+    score_cap: ClassVar[float | None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     rope_base: float = 1_000_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""

@@ -19,10 +19,10 @@ from ..config import Settings
 from ..nn.attention import MultiHeadAttention
 from ..nn.layers import GatedFeedForward, Residual, RMSNorm, dropout, fold_in
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..nn.rotary import RotaryScaling
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float
 from ..registry import Family, Preset
+from ..rotary_scaling import RotaryScaling
 from .causal_decoder import CausalDecoder, CausalDecoderConfig
 
 WIDTH_MULTIPLE = 256
@@ -163,10 +163,16 @@ PRESETS: dict[str, Preset] = {
         **_LONGER,
     ),
     "llama3.2-1b": _preset(
-        _CARD, "1.23B", (16, 2048, 32), d_ff=8192, d_head=64, tie_output=True, **_SMALLER
+        _CARD,
+        "1.23B",
+        (16, 2048, 32),
+        "the card says 1.23B, its sizes make 1.24B",
+        d_ff=8192,
+        tie_output=True,
+        **_SMALLER,
     ),
     "llama3.2-3b": _preset(
-        _CARD, "3.21B", (28, 3072, 24), d_ff=8192, d_head=128, tie_output=True, **_SMALLER
+        _CARD, "3.21B", (28, 3072, 24), d_ff=8192, tie_output=True, **_SMALLER
     ),
 }
 

@@ -120,7 +120,7 @@ class Positions:
     rotary: Rotary | None = None
     """Rotations of queries and keys."""
     windowed_rotary: Rotary | None = None
-    """Those in the layers that attend to a window only, if they differ (Gemma 3)."""
+    """Rotations in the layers that attend to a window only, if they differ (Gemma 3)."""
     bias: Float[Array, "#B N #T S"] | None = None
     """Added to the scores of attention."""
     distances: Float[Array, "#B #T S R"] | None = None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from ...data.errors import UserError
 from ...models.adapters.lora import LoRAConfig
-from ...models.nn.rotary import RotaryScaling
+from ...models.rotary_scaling import RotaryScaling
 from ..config import TrainConfig
 from ..recipes import RECIPES, recipe
 from .options import OptionParser, add_option, field_docs

@@ -9,17 +9,6 @@ from ...models.config import Execution
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 
-SMALLEST = {
-    "mistral": "mistral-7b",
-    "qwen2": "qwen2-0.5b",
-    "qwen3": "qwen3-0.6b",
-    "gemma": "gemma-2b",
-    "gemma2": "gemma2-2b",
-    "gemma3": "gemma3-1b",
-    "phi3": "phi3-mini",
-}
-"""The families whose recipes are here, and the smallest size of each."""
-
 
 def of_size(preset: str) -> TrainConfig:
     """Returns the settings of any published size, on the user's own text."""
@@ -42,7 +31,9 @@ def of_size(preset: str) -> TrainConfig:
     )
 
 
-def _recipe(family: str, smallest: str) -> Recipe:
+def recipe_of_family(family: str) -> Recipe:
+    """Returns the recipe of a family of decoders that has no file of recipes of its own."""
+    smallest = next(iter(registry.families()[family].presets))
     return Recipe(
         summary=f"A {family} of any published size on your own text.",
         details=(
@@ -56,8 +47,3 @@ def _recipe(family: str, smallest: str) -> Recipe:
         of_preset=of_size,
         preset=smallest,
     )
-
-
-RECIPES: dict[str, Recipe] = {
-    family: _recipe(family, smallest) for family, smallest in SMALLEST.items()
-}

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from ....data.io.json_text import JsonObject, JsonValue
 from ...decoders.causal_decoder import CausalDecoderConfig, MixedDecoderConfig
-from ...nn.rotary import RotaryScaling
+from ...rotary_scaling import RotaryScaling
 from ..config_mapping import (
     ACTIVATIONS,
     ConfigMapping,
@@ -67,7 +67,7 @@ CLASSIFIERS = ("sequence_classification", "token_classification")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderForm(Generic[Config]):
-    """What one family has of its own in Hugging Face's form."""
+    """The differences between one family and the others in Hugging Face's form."""
 
     config: type[Config]
     model_type: str

@@ -1,6 +1,6 @@
 """Gemma 2 in Hugging Face's format."""
 
-from ....data.io.json_text import JsonObject
+from ....data.io.json_text import JsonObject, JsonValue
 from ...decoders.gemma2 import Gemma2Config
 from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
 from ..generation_config import NAMES
@@ -66,7 +66,8 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 def own_fields(config: Gemma2Config) -> JsonObject:
     """Returns the fields of windows."""
     if config.window is None:
-        return {"sliding_window": None, "layer_types": ["full_attention"] * config.num_layers}
+        full: list[JsonValue] = ["full_attention"] * config.num_layers
+        return {"sliding_window": None, "layer_types": full}
     return {"sliding_window": config.window, "layer_types": layer_types_to_hf(config)}
 
 

@@ -11,8 +11,8 @@ import pytest
 from flaxzoo import models
 from flaxzoo.models.nn.attention import MultiHeadAttention
 from flaxzoo.models.nn.masks import AttentionMask
+from flaxzoo.models.parameter_free_attention import simple_attention_weights
 from flaxzoo.models.registry import config_from_dict, config_to_dict
-from flaxzoo.models.simple_attention import simple_attention_weights
 
 X = jnp.array([[1.0, 0], [0, 1], [1, 1]])
 RNG = np.random.default_rng(0)
