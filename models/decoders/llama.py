@@ -171,9 +171,7 @@ PRESETS: dict[str, Preset] = {
         tie_output=True,
         **_SMALLER,
     ),
-    "llama3.2-3b": _preset(
-        _CARD, "3.21B", (28, 3072, 24), d_ff=8192, tie_output=True, **_SMALLER
-    ),
+    "llama3.2-3b": _preset(_CARD, "3.21B", (28, 3072, 24), d_ff=8192, tie_output=True, **_SMALLER),
 }
 
 # fmt: off

@@ -8,22 +8,27 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from ..models.hf import test_generate, test_pegasus
+from ..models.hf import test_decoders, test_generate, test_pegasus
 from . import parity_table, test_bert_against_torch, test_gpt_against_torch
 
 MARIAN = ("MarianMTModel", "MarianModel")
 LLAMA = ("LlamaForCausalLM", "LlamaModel")
+DECODERS = {
+    f"{test_decoders.CLASS.get(family, family)}ForCausalLM" for family in test_decoders.FAMILIES
+}
 COMPARED = {
     *(test_bert_against_torch.class_name(*case) for case in test_bert_against_torch.CASES),
     *(name for name, _ in test_gpt_against_torch.CASES.values()),
     *MARIAN,
     *LLAMA,
+    *DECODERS,
+    *test_decoders.OTHER_CLASSES,
     *test_pegasus.CLASSES,
 }
 WRITING = {
     *(name for _, name, _ in test_generate.FAMILIES.values()),
     MARIAN[0],
-    LLAMA[0],
+    *DECODERS,
     test_pegasus.CLASSES[0],
 }
 
