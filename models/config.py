@@ -144,7 +144,7 @@ class TransformerConfig:
             raise UserError(f"init_std {self.init_std} must be above 0, for example 0.02")
         if not self.norm_eps > 0:
             raise UserError(f"norm_eps {self.norm_eps} must be above 0, for example 1e-5")
-        if self.d_model % self.num_heads:
+        if self.d_model % self.num_heads and getattr(self, "d_head", None) is None:
             choices = ", ".join(map(str, divisors(self.d_model)))
             raise UserError(
                 f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: "
@@ -323,6 +323,11 @@ class TransformerConfig:
     def attention_bias(self) -> bool:
         """Whether the projections of attention have biases."""
         return self.use_bias
+
+    @property
+    def query_init_std(self) -> float | None:
+        """Standard deviation of the initial projection to queries."""
+        return self.init_std
 
     @property
     def attention_dropout_rate(self) -> float:

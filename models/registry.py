@@ -26,6 +26,7 @@ FAMILIES = {
     "bert": "encoders",
     "transformer": "encoder_decoders",
     "llama": "decoders",
+    "t5": "encoder_decoders",
 }
 """The families, by the name of their file, and the room in which it is."""
 

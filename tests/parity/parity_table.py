@@ -21,6 +21,7 @@ TESTS = (
     "models/hf/test_llama.py",
     "models/hf/test_marian.py",
     "models/hf/test_pegasus.py",
+    "models/hf/test_t5.py",
     "parity/test_bert_against_torch.py",
     "parity/test_gpt_against_torch.py",
     "parity/test_transformer_against_torch.py",
@@ -35,6 +36,8 @@ NAMES = {
     "llama": "Llama",
     "marian": "Marian",
     "pegasus": "Pegasus",
+    "t5": "T5",
+    "mt5": "mT5",
 }
 HEADS = {  # by how names of models end
     "ForPreTraining": "masked words and next sentence",
