@@ -26,24 +26,21 @@ import dataclasses
 from typing import ClassVar, Literal
 
 import flax.linen as nn
-import jax.numpy as jnp
-import numpy as np
 
 from ...data.errors import UserError
-from ..config import Activation, Execution, PositionKind, TransformerConfig, divisors
+from ..config import Activation, PositionKind, TransformerConfig, divisors
 from ..nn.attention import MultiHeadAttention
-from ..nn.cache import Cache, LayerCache, advance_cache
-from ..nn.heads import Projection, Seq2SeqLMOutput
+from ..nn.cache import Cache, advance_cache
+from ..nn.heads import Projection
 from ..nn.layers import (
     Embedding,
     FeedForward,
     LayerNorm,
     Residual,
-    RowKeys,
     dropout,
     fold_in,
 )
-from ..nn.masks import AnyArray, AttentionMask, Size
+from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from ..nn.positions import make_positions
 from ..nn.stack import (
@@ -51,12 +48,11 @@ from ..nn.stack import (
     LayerContext,
     LayerInputs,
     LayerOutputs,
-    make_layer_context,
-    prepare_inputs,
     run_layers,
 )
-from ..nn.typing import Array, Bool, Float, Int
+from ..nn.typing import Array, Float, Int
 from ..registry import Family, Preset
+from .seq2seq_lm import CROSS, Seq2SeqLM, Stack, attend_to_source, one_token_each
 from .transformer_table3 import BASE, TABLE_3
 
 
@@ -160,10 +156,6 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-CROSS = 1
-"""Distinguishes the dropout keys of cross-attention from those of self-attention."""
-
-
 class EncoderLayer(Layer[EncoderDecoderConfig]):
     """Self-attention and feed-forward; each residual sum is normalized (section 3.1)."""
 
@@ -253,7 +245,10 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
-        y, cross, cross_weights = self._cross_attend(x, inputs, context, rng)
+        attention = MultiHeadAttention(c, e, c.init_std, name="cross_attention")
+        y, cross, cross_weights = attend_to_source(
+            attention, x, inputs, context, fold_in(rng, CROSS)
+        )
         y = dropout(y, c.dropout_rate, rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
@@ -263,32 +258,6 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights, cross, cross_weights)
-
-    def _cross_attend(
-        self,
-        x: Float[Array, "B T D"],
-        inputs: LayerInputs,
-        context: LayerContext,
-        rng: RowKeys | None,
-    ) -> tuple[Float[Array, "B T D"], LayerCache | None, Float[Array, "B N T S"] | None]:
-        """Attends to the source; returns its keys and values too where a cache is to keep them."""
-        c, e = self.config, self.execution
-        # Keys and values of the source: those of an earlier call, or projected by this one.
-        source = context.encoder_hidden_states if inputs.cross is None else inputs.cross
-        assert source is not None
-        assert context.cross_mask is not None
-        y, cross, weights = MultiHeadAttention(c, e, c.init_std, name="cross_attention")(
-            x,
-            context.cross_mask,
-            rng=fold_in(rng, CROSS),
-            output_attentions=context.output_attentions,
-            encoder_hidden_states=source,
-            head_mask=None
-            if context.cross_head_mask is None
-            else context.cross_head_mask[inputs.index],
-        )
-        # The cache keeps the projected source once; later calls only read it.
-        return y, cross if inputs.cache is not None and inputs.cross is None else None, weights
 
 
 class PreNormDecoderLayer(DecoderLayer):
@@ -319,7 +288,10 @@ class PreNormDecoderLayer(DecoderLayer):
         x = Residual(c, e, name="attention_residual")(x, y)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
-        y, cross, cross_weights = self._cross_attend(y, inputs, context, rng)
+        attention = MultiHeadAttention(c, e, c.init_std, name="cross_attention")
+        y, cross, cross_weights = attend_to_source(
+            attention, y, inputs, context, fold_in(rng, CROSS)
+        )
         y = dropout(y, c.dropout_rate, rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
 
@@ -330,20 +302,8 @@ class PreNormDecoderLayer(DecoderLayer):
         return x, LayerOutputs(cache, weights, cross, cross_weights)
 
 
-class Stack(nn.Module):
-    """One half of the model: positions, L layers, and a final norm if norms come first.
-
-    Attributes:
-      config: sizes of this half.
-      execution: how it is run.
-      layer: the class of its layers.
-      causal: whether a token attends to no later one.
-    """
-
-    config: EncoderDecoderConfig
-    execution: Execution
-    layer: type[Layer[EncoderDecoderConfig]]
-    causal: bool
+class TransformerStack(Stack[EncoderDecoderConfig]):
+    """One half of the model: positions, L layers, and a final norm if norms come first."""
 
     @nn.compact
     def __call__(
@@ -378,16 +338,13 @@ class Stack(nn.Module):
         return x, cache, outputs
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
     """A Transformer that predicts the next token of a target, given a source.
 
     Attributes:
       config: sizes and options of the model.
       execution: how it is run.
     """
-
-    config: EncoderDecoderConfig
-    execution: Execution = Execution()
 
     def setup(self) -> None:
         """Declares the tables and the two stacks."""
@@ -409,189 +366,26 @@ class EncoderDecoder(nn.Module):
             layers = PreNormEncoderLayer, PreNormDecoderLayer
         # Its tokens have no order in which they are written: only the decoder convolves heads.
         encoder = dataclasses.replace(c, head_convolution=None)
-        self.encoder = Stack(encoder, e, layers[0], causal=c.encoder_causal)
-        self.decoder = Stack(c.decoder, e, layers[1], causal=True)
+        self.encoder = TransformerStack(encoder, e, layers[0], causal=c.encoder_causal)
+        self.decoder = TransformerStack(c.decoder, e, layers[1], causal=True)
 
-    def __call__(
-        self,
-        input_ids: Int[AnyArray, "B S"] | None = None,
-        attention_mask: Int[AnyArray, "B columns"] | None = None,
-        *,
-        decoder_input_ids: Int[AnyArray, "B T"],
-        decoder_attention_mask: Int[AnyArray, "B slots"]
-        | Bool[AnyArray, "B T slots"]
-        | None = None,
-        segment_ids: Int[AnyArray, "B S"] | None = None,
-        decoder_segment_ids: Int[AnyArray, "B T"] | None = None,
-        position_ids: Int[AnyArray, "#B S"] | None = None,
-        decoder_position_ids: Int[AnyArray, "#B #T"] | None = None,
-        encoder_outputs: Float[AnyArray, "B S D"] | None = None,
-        cache: Cache | None = None,
-        rng: RowKeys | None = None,
-        output_attentions: bool = False,
-        head_mask: Float[AnyArray, "*L N"] | None = None,
-        decoder_head_mask: Float[AnyArray, "*L N"] | None = None,
-        cross_attn_head_mask: Float[AnyArray, "*L N"] | None = None,
-    ) -> Seq2SeqLMOutput:
-        """Computes the logits of every next token of the targets.
+    def embed_source(self, ids: Int[AnyArray, "B S"]) -> Float[Array, "B S D"]:
+        """Returns the embeddings of a source's tokens, multiplied by √D (section 3.4)."""
+        c = self.config
+        x = (self.token_embedding if c.share_embeddings else self.source_embedding)(ids)
+        return x * c.d_model**0.5 if c.scale_embedding else x
 
-        Args:
-          input_ids: tokens of the sources; ignored if `encoder_outputs` or a cache
-            with their keys and values is given.
-          attention_mask: 1 for the tokens of the source that may be attended to.
-          decoder_input_ids: tokens of the targets, shifted right: a start token
-            first.
-          decoder_attention_mask: 1 for the tokens of the target that later tokens
-            may attend to; with a cache, for each of its slots. A mask `[B, T,
-            slots]` states for each token all that it may attend to, itself included.
-          segment_ids: number of the sentence that each token of a packed sequence
-            belongs to, 0 for padding.
-          decoder_segment_ids: the same for the targets, which attend only to the
-            source of their own number.
-          position_ids: position of each token; by default counted over the real
-            tokens of each sequence, from 0 in every sentence of a packed one.
-          decoder_position_ids: the same for the targets.
-          encoder_outputs: output of the encoder in an earlier call.
-          cache: keys and values of earlier calls, continued by
-            `decoder_input_ids`. Beyond its last slot all logits are NaN.
-          rng: one key per sequence (`models.row_keys`) switches dropout on.
-          output_attentions: whether to return the attention weights too.
-          head_mask: factor of the attention weights of each head of the encoder, `[N]` or
-            `[L, N]` for each layer; 0 takes a head out.
-          decoder_head_mask: the same for the decoder's heads of self-attention.
-          cross_attn_head_mask: the same for the decoder's heads of cross-attention.
-
-        Raises:
-          UserError: a sequence is longer than a table of positions (`max_length`), a mask
-            has the wrong length, only one side is packed, or there is no source.
-        """
-        if (segment_ids is None) != (decoder_segment_ids is None):
-            raise UserError("only one side is packed: give both segment_ids or neither")
-        encoded, attentions = None, None
-        if encoder_outputs is not None:
-            encoded = jnp.asarray(encoder_outputs)
-        elif cache is None or cache.cross is None:
-            encoded, attentions = self._encode(
-                input_ids,
-                attention_mask,
-                segment_ids=segment_ids,
-                position_ids=position_ids,
-                rng=rng,
-                output_attentions=output_attentions,
-                head_mask=head_mask,
-            )
-        cross_mask = AttentionMask(
-            decoder_input_ids.shape[1],
-            _source_length(attention_mask, encoded, cache),
-            attention_mask,
-            segment_ids,
-            decoder_segment_ids,
-        )
-        per_query = decoder_attention_mask is not None and decoder_attention_mask.ndim == 3
-        positions, mask = prepare_inputs(
-            self.config,
-            decoder_input_ids,
-            decoder_attention_mask,
-            position_ids=decoder_position_ids,
-            segment_ids=decoder_segment_ids,
-            cache=cache,
-            causal=not per_query,
-            prefix="decoder_",
-        )
-        context = make_layer_context(
-            self.config.decoder,
-            self.execution,
-            mask,
-            cache=cache,
-            rng=fold_in(rng, 1),
-            output_attentions=output_attentions,
-            encoder_hidden_states=encoded,
-            cross_mask=cross_mask,
-            head_mask=decoder_head_mask,
-            cross_head_mask=cross_attn_head_mask,
-        )
-        x = self._scaled(self.token_embedding(decoder_input_ids))
-        x, cache, outputs = self.decoder(x, positions, cache, context)
-        return Seq2SeqLMOutput(
-            last_hidden_state=x,
-            projection=self._projection(x),
-            encoder_last_hidden_state=encoded,
-            cache=cache,
-            encoder_attentions=attentions,
-            decoder_attentions=outputs.attentions,
-            cross_attentions=outputs.cross_attentions,
-        )
-
-    def _encode(
-        self,
-        input_ids: Int[AnyArray, "B S"] | None,
-        attention_mask: Int[AnyArray, "B columns"] | None,
-        *,
-        segment_ids: Int[AnyArray, "B S"] | None,
-        position_ids: Int[AnyArray, "#B S"] | None,
-        rng: RowKeys | None,
-        output_attentions: bool,
-        head_mask: Float[AnyArray, "*L N"] | None,
-    ) -> tuple[Float[Array, "B S D"], Array | tuple[Array, ...] | None]:
-        """Returns the encoder's output for the sources, and its attention weights."""
-        if input_ids is None:
-            raise UserError("there is no source: give input_ids, encoder_outputs or a used cache")
-        position_ids, mask = prepare_inputs(
-            self.config,
-            input_ids,
-            attention_mask,
-            position_ids=position_ids,
-            segment_ids=segment_ids,
-            cache=None,
-            causal=self.config.encoder_causal,
-        )
-        context = make_layer_context(
-            self.encoder.config,
-            self.execution,
-            mask,
-            cache=None,
-            rng=fold_in(rng, 0),
-            output_attentions=output_attentions,
-            head_mask=head_mask,
-        )
-        table = self.token_embedding if self.config.share_embeddings else self.source_embedding
-        x, _, outputs = self.encoder(self._scaled(table(input_ids)), position_ids, None, context)
-        return x, outputs.attentions
-
-    def _scaled(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Multiplies embeddings by √D (section 3.4)."""
+    def embed_target(self, ids: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
+        """Returns the embeddings of a target's tokens, multiplied by √D."""
+        x = self.token_embedding(ids)
         return x * self.config.d_model**0.5 if self.config.scale_embedding else x
 
-    def _projection(self, x: Float[Array, "B T D"]) -> Projection:
+    def project(self, x: Float[Array, "B T D"]) -> Projection:
         """Pairs the decoder's output with the vocabulary matrix, not yet multiplied."""
         c = self.config
         table = self.token_embedding if c.tie_output else self.output_embedding
         bias = self.output_bias if c.output_bias else None
         return Projection(x, table.embedding.astype(self.execution.dtype), bias)
-
-
-def _source_length(
-    mask: Int[AnyArray, "B columns"] | None,
-    encoder_hidden_states: Array | None,
-    cache: Cache | None,
-) -> Size:
-    """Returns the number of encoder positions; raises UserError if the mask has another number."""
-    if encoder_hidden_states is not None:
-        length = encoder_hidden_states.shape[1]
-    else:
-        assert cache is not None
-        length = cache.source_length
-    if mask is not None and mask.shape[1] != length:
-        raise UserError(
-            f"attention_mask has {mask.shape[1]} columns for {length} encoded tokens: give one "
-            "for each"
-        )
-    return length
-
-
-def _smallest_inputs(_: EncoderDecoderConfig) -> dict[str, np.ndarray]:
-    """One token on either side."""
-    return {name: np.zeros((1, 1), np.int32) for name in ("input_ids", "decoder_input_ids")}
 
 
 # fmt: off
@@ -612,7 +406,7 @@ FAMILY = Family(
     module=EncoderDecoder,
     presets=PRESETS,
     num_parameters=NUM_PARAMETERS,
-    smallest_inputs=_smallest_inputs,
+    smallest_inputs=one_token_each,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES},
     hf_module="encoder_decoders.marian",
 )

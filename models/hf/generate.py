@@ -106,7 +106,9 @@ def generate(
         prompts = np.full((len(rows), 1), request.start_id, np.int32)
     fill = next(iter(request.eos_ids), UNSEEN)
     # transformers' beam search takes a pad_token_id of 0 for none.
-    if request.pad_id or (request.pad_id == 0 and not isinstance(request.method, BeamSearch)):
+    method = request.method
+    searches = isinstance(method, BeamSearch) and method.num_beams > 1
+    if request.pad_id or (request.pad_id == 0 and not searches):
         fill = request.pad_id
     prompts = np.repeat(prompts, request.num_return_sequences, axis=0)
     return np.concatenate([prompts, pad_rows(written, fill=fill)[0]], axis=1)

@@ -36,7 +36,7 @@ def config_of_weights(hf_config: HFConfig, source: str) -> TransformerConfig:
 def config_of_folder(folder: Path, hf_config: HFConfig) -> TransformerConfig:
     """Returns the configuration of a folder's model, given the content of its `config.json`."""
     config = config_of_weights(hf_config, str(folder / "config.json"))
-    return mapping_of(config).as_stored(config, lambda: TensorFiles(folder).shapes().keys())
+    return mapping_of(config).as_stored(config, lambda: TensorFiles(folder))
 
 
 def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Params:

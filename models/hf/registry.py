@@ -6,7 +6,7 @@ The list of families is `models.registry.FAMILIES`; a family's record names its 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -16,7 +16,7 @@ from ..config import TransformerConfig
 from ..nn.typing import Params
 from ..registry import families, family_name
 from .config_mapping import HFConfig
-from .tensor_mapping import TensorMapping, WeightsError
+from .tensor_mapping import TensorMapping, TensorSource, WeightsError
 
 Config = TypeVar("Config", bound=TransformerConfig)
 
@@ -45,8 +45,10 @@ class HFMapping(Generic[Config]):
     transformers' configuration class."""
     is_encoder_decoder: bool = False
     """Whether models generate a target for a source, beginning with a start token."""
-    as_stored: Callable[[Config, Callable[[], Set[str]]], Config] = lambda config, names: config
-    """Completes a configuration with what only the names of the stored tensors say."""
+    as_stored: Callable[[Config, Callable[[], TensorSource]], Config] = lambda config, tensors: (
+        config
+    )
+    """Completes a configuration with what only the stored tensors say."""
 
 
 AnyMapping: TypeAlias = HFMapping[Any]

@@ -152,19 +152,19 @@ class TensorMapping:
     prefix: str = ""
     """Prefix of the names of the body's tensors, as `bert.`, which files may leave out."""
     legacy_names: tuple[tuple[str, str], ...] = ()
-    """Parts of names, each with its replacement in older files."""
+    """Parts of names, each with its replacement in older files; one follows the other."""
 
     def find(self, name: str, names: Set[str]) -> str | None:
         """Returns the name among `names` under which a tensor is stored, if there is one."""
         bare = name.removeprefix(self.prefix)
         for candidate in (name, bare, self.prefix + bare):
+            if candidate in names:
+                return candidate
             legacy = candidate
             for part, replacement in self.legacy_names:
                 legacy = legacy.replace(part, replacement)
-            if candidate in names:
-                return candidate
-            if legacy in names:
-                return legacy
+                if legacy in names:
+                    return legacy
         return None
 
 

@@ -250,7 +250,8 @@ class MultiHeadAttention(nn.Module):
         features = num_heads, size
         if c.attention == "simple":
             return x.astype(e.dtype).reshape(*x.shape[:2], *features)
-        return Linear(features, c.init_std, use_bias=c.attention_bias, execution=e, name=name)(x)
+        std = c.query_init_std if name == "query" else c.init_std
+        return Linear(features, std, use_bias=c.attention_bias, execution=e, name=name)(x)
 
     def _output(self, context: Float[Array, "B T N V"]) -> Float[Array, "B T D"]:
         if self.config.attention == "simple":

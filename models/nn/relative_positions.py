@@ -12,6 +12,7 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..config import Execution
 from .typing import Array, Float, Int
@@ -86,10 +87,23 @@ def relative_buckets(
     else:
         distance = jnp.maximum(-distance, 0)
     exact = num_buckets // 2
-    growth = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact)
-    growth = growth / math.log(max_distance / exact) * (num_buckets - exact)
-    far = jnp.minimum(exact + growth.astype(jnp.int32), num_buckets - 1)
+    first = _first_distances(num_buckets, max_distance, exact)
+    far = exact + jnp.sum(distance[..., None] >= first, axis=-1)
     return offset + jnp.where(distance < exact, distance, far)
+
+
+def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.ndarray, " R"]:
+    """Returns the smallest distance of each bucket after the first that holds a range.
+
+    They are computed here and not where the model runs: a range may begin at a whole number, which
+    the logarithm of one device reaches and that of another just misses. A logarithm rounded
+    correctly to float32 gives the ranges of torch.
+    """
+    ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)
+    growth = np.log(ratio.astype(np.float64)).astype(np.float32)
+    growth = growth / np.float32(math.log(max_distance / exact))
+    growth = (growth * np.float32(num_buckets - exact)).astype(np.int32)
+    return exact + np.searchsorted(growth, np.arange(1, num_buckets - exact))
 
 
 class RelativePositionBias(nn.Module):

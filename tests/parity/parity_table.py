@@ -22,6 +22,7 @@ TESTS = (
     "models/hf/test_llama.py",
     "models/hf/test_marian.py",
     "models/hf/test_pegasus.py",
+    "models/hf/test_t5.py",
     "parity/test_bert_against_torch.py",
     "parity/test_gpt_against_torch.py",
     "parity/test_transformer_against_torch.py",
@@ -43,6 +44,8 @@ NAMES = {
     "phi3": "Phi-3",
     "marian": "Marian",
     "pegasus": "Pegasus",
+    "t5": "T5",
+    "mt5": "mT5",
 }
 HEADS = {  # by how names of models end
     "ForPreTraining": "masked words and next sentence",

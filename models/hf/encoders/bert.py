@@ -1,7 +1,7 @@
 """BERT, RoBERTa and DistilBERT in Hugging Face's form: configuration, heads and tensors."""
 
 import dataclasses
-from collections.abc import Callable, Set
+from collections.abc import Callable
 
 from ....data.io.json_text import JsonObject
 from ...encoders.bert import BertConfig
@@ -26,6 +26,7 @@ from ..tensor_mapping import (
     IgnoredTensor,
     TensorMapping,
     TensorRule,
+    TensorSource,
     WeightsError,
     embedding,
     layer_rules,
@@ -258,14 +259,15 @@ def config_from_hf(hf_config: HFConfig, source: str) -> BertConfig:
     return BertConfig(**settings)
 
 
-def as_stored(config: BertConfig, names: Callable[[], Set[str]]) -> BertConfig:
+def as_stored(config: BertConfig, tensors: Callable[[], TensorSource]) -> BertConfig:
     """Returns the configuration of a body without pooler if its files have none.
 
     transformers writes such files with `add_pooling_layer=False`, and the same `config.json`.
     """
-    if config.has_pooler and config.head == "none" and not any("pooler." in n for n in names()):
-        return dataclasses.replace(config, pooler_activation=None)
-    return config
+    if not config.has_pooler or config.head != "none":
+        return config
+    has_pooler = any("pooler." in name for name in tensors().shapes())
+    return config if has_pooler else dataclasses.replace(config, pooler_activation=None)
 
 
 def _position_offset(hf_config: HFConfig, source: str) -> int:

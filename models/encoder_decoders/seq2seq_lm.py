@@ -1,0 +1,296 @@
+"""What encoder-decoders share: how they are called, from the tokens of both sides to logits."""
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from ...data.errors import UserError
+from ..config import Execution, TransformerConfig
+from ..nn.attention import MultiHeadAttention
+from ..nn.cache import Cache, LayerCache
+from ..nn.heads import Projection, Seq2SeqLMOutput
+from ..nn.layers import RowKeys, fold_in
+from ..nn.masks import AnyArray, AttentionMask, Size
+from ..nn.stack import (
+    Layer,
+    LayerContext,
+    LayerInputs,
+    LayerOutputs,
+    make_layer_context,
+    prepare_inputs,
+)
+from ..nn.typing import Array, Bool, Float, Int
+
+Config = TypeVar("Config", bound=TransformerConfig)
+
+
+CROSS = 1
+"""Distinguishes the dropout keys of cross-attention from those of self-attention."""
+
+
+def attend_to_source(
+    attention: MultiHeadAttention,
+    x: Float[Array, "B T D"],
+    inputs: LayerInputs,
+    context: LayerContext,
+    rng: RowKeys | None,
+) -> tuple[Float[Array, "B T D"], LayerCache | None, Float[Array, "B N T S"] | None]:
+    """Attends to the source; returns its keys and values too where a cache is to keep them.
+
+    Args:
+      attention: the module of a decoder's layer.
+      x: its input.
+      inputs: the inputs of that layer.
+      context: the inputs that all layers share.
+      rng: keys of dropout.
+    """
+    # Keys and values of the source: those of an earlier call, or projected by this one.
+    source = context.encoder_hidden_states if inputs.cross is None else inputs.cross
+    assert source is not None
+    assert context.cross_mask is not None
+    head_mask = context.cross_head_mask
+    y, cross, weights = attention(
+        x,
+        context.cross_mask,
+        rng=rng,
+        output_attentions=context.output_attentions,
+        encoder_hidden_states=source,
+        head_mask=None if head_mask is None else head_mask[inputs.index],
+    )
+    # The cache keeps the projected source once; later calls only read it.
+    return y, cross if inputs.cache is not None and inputs.cross is None else None, weights
+
+
+class Stack(nn.Module, Generic[Config]):
+    """One half of a model: positions, L layers, and a final norm if the family has one.
+
+    Attributes:
+      config: sizes of this half.
+      execution: how it is run.
+      layer: the class of its layers.
+      causal: whether a token attends to no later one.
+    """
+
+    config: Config
+    execution: Execution
+    layer: type[Layer[Config]]
+    causal: bool
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        position_ids: Int[AnyArray, "#B #T"],
+        cache: Cache | None,
+        context: LayerContext,
+    ) -> tuple[Float[Array, "B T D"], Cache | None, LayerOutputs]:
+        """Maps embeddings to the output of the last layer; continues the cache."""
+        raise NotImplementedError
+
+
+class Seq2SeqLM(nn.Module, Generic[Config]):
+    """A model that predicts the next token of a target, given a source.
+
+    A family's module declares its tables and the two halves in `setup`, and defines the three
+    methods below `__call__`.
+
+    Attributes:
+      config: sizes and options of the model.
+      execution: how it is run.
+    """
+
+    config: Config
+    execution: Execution = Execution()
+
+    skip_padding: ClassVar[bool] = True
+    """Whether default positions count the real tokens only; else padding has positions, too."""
+
+    if TYPE_CHECKING:  # made by `setup`; Flax would take a declaration for an argument
+        encoder: Stack[Config] = dataclasses.field(init=False)
+        decoder: Stack[Config] = dataclasses.field(init=False)
+
+    def __call__(
+        self,
+        input_ids: Int[AnyArray, "B S"] | None = None,
+        attention_mask: Int[AnyArray, "B columns"] | None = None,
+        *,
+        decoder_input_ids: Int[AnyArray, "B T"],
+        decoder_attention_mask: Int[AnyArray, "B slots"]
+        | Bool[AnyArray, "B T slots"]
+        | None = None,
+        segment_ids: Int[AnyArray, "B S"] | None = None,
+        decoder_segment_ids: Int[AnyArray, "B T"] | None = None,
+        position_ids: Int[AnyArray, "#B S"] | None = None,
+        decoder_position_ids: Int[AnyArray, "#B #T"] | None = None,
+        encoder_outputs: Float[AnyArray, "B S D"] | None = None,
+        cache: Cache | None = None,
+        rng: RowKeys | None = None,
+        output_attentions: bool = False,
+        head_mask: Float[AnyArray, "*L N"] | None = None,
+        decoder_head_mask: Float[AnyArray, "*L N"] | None = None,
+        cross_attn_head_mask: Float[AnyArray, "*L N"] | None = None,
+    ) -> Seq2SeqLMOutput:
+        """Computes the logits of every next token of the targets.
+
+        Args:
+          input_ids: tokens of the sources; ignored if `encoder_outputs` or a cache
+            with their keys and values is given.
+          attention_mask: 1 for the tokens of the source that may be attended to.
+          decoder_input_ids: tokens of the targets, shifted right: a start token
+            first.
+          decoder_attention_mask: 1 for the tokens of the target that later tokens
+            may attend to; with a cache, for each of its slots. A mask `[B, T,
+            slots]` states for each token all that it may attend to, itself included.
+          segment_ids: number of the sentence that each token of a packed sequence
+            belongs to, 0 for padding.
+          decoder_segment_ids: the same for the targets, which attend only to the
+            source of their own number.
+          position_ids: position of each token; by default counted over the real
+            tokens of each sequence, from 0 in every sentence of a packed one.
+          decoder_position_ids: the same for the targets.
+          encoder_outputs: output of the encoder in an earlier call.
+          cache: keys and values of earlier calls, continued by
+            `decoder_input_ids`. Beyond its last slot all logits are NaN.
+          rng: one key per sequence (`models.row_keys`) switches dropout on.
+          output_attentions: whether to return the attention weights too.
+          head_mask: factor of the attention weights of each head of the encoder, `[N]` or
+            `[L, N]` for each layer; 0 takes a head out.
+          decoder_head_mask: the same for the decoder's heads of self-attention.
+          cross_attn_head_mask: the same for the decoder's heads of cross-attention.
+
+        Raises:
+          UserError: a sequence is longer than a table of positions (`max_length`), a mask
+            has the wrong length, only one side is packed, or there is no source.
+        """
+        if (segment_ids is None) != (decoder_segment_ids is None):
+            raise UserError("only one side is packed: give both segment_ids or neither")
+        encoded, attentions = None, None
+        if encoder_outputs is not None:
+            encoded = jnp.asarray(encoder_outputs)
+        elif cache is None or cache.cross is None:
+            encoded, attentions = self._encode(
+                input_ids,
+                attention_mask,
+                segment_ids=segment_ids,
+                position_ids=position_ids,
+                rng=rng,
+                output_attentions=output_attentions,
+                head_mask=head_mask,
+            )
+        cross_mask = AttentionMask(
+            decoder_input_ids.shape[1],
+            _source_length(attention_mask, encoded, cache),
+            attention_mask,
+            segment_ids,
+            decoder_segment_ids,
+        )
+        per_query = decoder_attention_mask is not None and decoder_attention_mask.ndim == 3
+        positions, mask = prepare_inputs(
+            self.config,
+            decoder_input_ids,
+            decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            segment_ids=decoder_segment_ids,
+            cache=cache,
+            causal=not per_query,
+            skip_padding=self.skip_padding,
+            prefix="decoder_",
+        )
+        context = make_layer_context(
+            self.config.decoder,
+            self.execution,
+            mask,
+            cache=cache,
+            rng=fold_in(rng, 1),
+            output_attentions=output_attentions,
+            encoder_hidden_states=encoded,
+            cross_mask=cross_mask,
+            head_mask=decoder_head_mask,
+            cross_head_mask=cross_attn_head_mask,
+        )
+        x = self.embed_target(decoder_input_ids)
+        x, cache, outputs = self.decoder(x, positions, cache, context)
+        return Seq2SeqLMOutput(
+            last_hidden_state=x,
+            projection=self.project(x),
+            encoder_last_hidden_state=encoded,
+            cache=cache,
+            encoder_attentions=attentions,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+        )
+
+    def _encode(
+        self,
+        input_ids: Int[AnyArray, "B S"] | None,
+        attention_mask: Int[AnyArray, "B columns"] | None,
+        *,
+        segment_ids: Int[AnyArray, "B S"] | None,
+        position_ids: Int[AnyArray, "#B S"] | None,
+        rng: RowKeys | None,
+        output_attentions: bool,
+        head_mask: Float[AnyArray, "*L N"] | None,
+    ) -> tuple[Float[Array, "B S D"], Array | tuple[Array, ...] | None]:
+        """Returns the encoder's output for the sources, and its attention weights."""
+        if input_ids is None:
+            raise UserError("there is no source: give input_ids, encoder_outputs or a used cache")
+        position_ids, mask = prepare_inputs(
+            self.config,
+            input_ids,
+            attention_mask,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            cache=None,
+            causal=self.encoder.causal,
+            skip_padding=self.skip_padding,
+        )
+        context = make_layer_context(
+            self.encoder.config,
+            self.execution,
+            mask,
+            cache=None,
+            rng=fold_in(rng, 0),
+            output_attentions=output_attentions,
+            head_mask=head_mask,
+        )
+        x, _, outputs = self.encoder(self.embed_source(input_ids), position_ids, None, context)
+        return x, outputs.attentions
+
+    def embed_source(self, ids: Int[AnyArray, "B S"]) -> Float[Array, "B S D"]:
+        """Returns the embeddings of a source's tokens, the encoder's input."""
+        raise NotImplementedError
+
+    def embed_target(self, ids: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
+        """Returns the embeddings of a target's tokens, the decoder's input."""
+        raise NotImplementedError
+
+    def project(self, x: Float[Array, "B T D"]) -> Projection:
+        """Pairs the decoder's output with the vocabulary matrix, not yet multiplied."""
+        raise NotImplementedError
+
+
+def _source_length(
+    mask: Int[AnyArray, "B columns"] | None,
+    encoder_hidden_states: Array | None,
+    cache: Cache | None,
+) -> Size:
+    """Returns the number of encoder positions; raises UserError if the mask has another number."""
+    if encoder_hidden_states is not None:
+        length = encoder_hidden_states.shape[1]
+    else:
+        assert cache is not None
+        length = cache.source_length
+    if mask is not None and mask.shape[1] != length:
+        raise UserError(
+            f"attention_mask has {mask.shape[1]} columns for {length} encoded tokens: give one "
+            "for each"
+        )
+    return length
+
+
+def one_token_each(config: TransformerConfig) -> dict[str, np.ndarray]:
+    """Returns the smallest inputs of an encoder-decoder: one token on either side."""
+    del config
+    return {name: np.zeros((1, 1), np.int32) for name in ("input_ids", "decoder_input_ids")}

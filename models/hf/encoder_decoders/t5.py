@@ -1,0 +1,259 @@
+"""T5 and mT5 in Hugging Face's form: configuration, classes and tensors.
+
+transformers 5 ignores `tie_word_embeddings`: a model's output is tied to its embeddings unless its
+files have another tensor for it. The field only says whether the decoder's output is multiplied by
+1 / √D before it is projected, which `scale_decoder_outputs` says, too.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+
+from ....data.io.json_text import JsonObject
+from ...encoder_decoders.t5 import T5Config
+from ..config_mapping import (
+    ACTIVATIONS,
+    ConfigMapping,
+    Field,
+    FixedField,
+    HFConfig,
+    Settings,
+    check_exportable,
+    model_class,
+    settings_from_hf,
+    settings_to_hf,
+)
+from ..generation_config import NAMES
+from ..registry import HFMapping
+from ..tensor_mapping import (
+    LINEAR,
+    TABLE,
+    IgnoredTensor,
+    TensorMapping,
+    TensorRule,
+    TensorSource,
+    WeightsError,
+    embedding,
+    layer_rules,
+    norm,
+)
+
+
+def _fields(vocab_size: int, d_ff: int, num_layers: int, num_heads: int) -> ConfigMapping:
+    """Returns the fields of a model type, given those of its defaults that differ."""
+    return ConfigMapping(
+        (
+            Field("vocab_size", "vocab_size", vocab_size),
+            Field("d_model", "d_model", 512),
+            Field("d_kv", "d_head", 64),
+            Field("d_ff", "d_ff", d_ff),
+            Field("num_layers", "num_layers", num_layers),
+            Field("num_decoder_layers", "num_decoder_layers", None, kind=int),
+            Field("num_heads", "num_heads", num_heads),
+            Field("relative_attention_num_buckets", "position_buckets", 32),
+            Field("relative_attention_max_distance", "position_distance", 128),
+            Field("dropout_rate", "dropout_rate", 0.1),
+            Field("layer_norm_epsilon", "norm_eps", 1e-6),
+            # Only older files have it, and no class of transformers reads it.
+            Field("n_positions", "max_length", 512),
+            FixedField("is_encoder_decoder", (True,)),
+            FixedField("is_decoder", (False,)),
+        ),
+        # `feed_forward_proj` and the two fields that repeat it, and the fields of the output, are
+        # read below.
+        ignored=NAMES | FEED_FORWARD | OUTPUT | {"initializer_factor"},
+        aliases={
+            "hidden_size": "d_model",
+            "num_hidden_layers": "num_layers",
+            "num_attention_heads": "num_heads",
+            "head_dim": "d_kv",
+        },
+    )
+
+
+FEED_FORWARD = frozenset({"feed_forward_proj", "dense_act_fn", "is_gated_act"})
+OUTPUT = frozenset({"tie_word_embeddings", "scale_decoder_outputs"})
+FIELDS = {"t5": _fields(32_128, 2048, 6, 8), "mt5": _fields(250_112, 1024, 8, 6)}
+FEED_FORWARD_DEFAULTS = {"t5": "relu", "mt5": "gated-gelu"}
+CLASSES = {
+    "t5": ("T5ForConditionalGeneration", "T5Model"),
+    "mt5": ("MT5ForConditionalGeneration", "MT5Model"),
+}
+"""The class with logits, and the class without."""
+
+TOKENS = "shared.weight"
+OUTPUT_TENSOR = "lm_head.weight"
+# Older files have the one table under some of these names, and not always under the first.
+TABLE_NAMES = ("shared", "decoder.embed_tokens", "encoder.embed_tokens")
+# Parts of a layer of either half: the path here, and the name in transformers.
+SELF_ATTENTION = {
+    "attention/query": "layer.0.SelfAttention.q",
+    "attention/key": "layer.0.SelfAttention.k",
+    "attention/value": "layer.0.SelfAttention.v",
+    "attention/output": "layer.0.SelfAttention.o",
+    "attention_norm": "layer.0.layer_norm",
+}
+CROSS_ATTENTION = {
+    "cross_attention/query": "layer.1.EncDecAttention.q",
+    "cross_attention/key": "layer.1.EncDecAttention.k",
+    "cross_attention/value": "layer.1.EncDecAttention.v",
+    "cross_attention/output": "layer.1.EncDecAttention.o",
+    "cross_attention_norm": "layer.1.layer_norm",
+}
+
+
+def _feed_forward(place: int, *, gated: bool) -> dict[str, str]:
+    """Returns the parts of a feed-forward block, the sublayer of a number."""
+    block = f"layer.{place}.DenseReluDense"
+    up = {"feed_forward/gate": f"{block}.wi_0", "feed_forward/up": f"{block}.wi_1"}
+    if not gated:
+        up = {"feed_forward/up": f"{block}.wi"}
+    return {
+        **up,
+        "feed_forward/down": f"{block}.wo",
+        "feed_forward_norm": f"layer.{place}.layer_norm",
+    }
+
+
+def tensor_mapping(config: T5Config) -> TensorMapping:
+    """Returns the tensors of a model."""
+    rules = [*embedding("token_embedding", "shared")]
+    ignored = [
+        IgnoredTensor("encoder.embed_tokens.weight", same_as=TOKENS),
+        IgnoredTensor("decoder.embed_tokens.weight", same_as=TOKENS),
+        # Of a cross-attention that had biases once; no class of transformers reads it.
+        IgnoredTensor("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
+    ]
+    names = TABLE_NAMES
+    if config.tie_output:
+        ignored.append(IgnoredTensor(OUTPUT_TENSOR, same_as=TOKENS))
+        names = (*names, "lm_head")
+    else:
+        rules += embedding("output_embedding", "lm_head")
+    halves = {
+        "encoder": SELF_ATTENTION | _feed_forward(1, gated=config.gated),
+        "decoder": SELF_ATTENTION | CROSS_ATTENTION | _feed_forward(2, gated=config.gated),
+    }
+    for half, parts in halves.items():
+        block = f"{half}.block.{{i}}"
+        rules += layer_rules(
+            f"{half}/layers", block, parts, layout=LINEAR, linear_bias=False, norm_bias=False
+        )
+        # The first layer's, which all layers add.
+        bias = f"{half}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        rules.append(TensorRule((f"{half}/position_bias/embedding",), bias, TABLE))
+        rules += norm(f"{half}/final_norm", f"{half}.final_layer_norm", bias=False)
+    legacy = tuple(itertools.pairwise(names))
+    return TensorMapping(tuple(rules), tuple(ignored), legacy_names=legacy)
+
+
+def config_from_hf(hf_config: HFConfig, source: str) -> T5Config:
+    """Converts the content of a `config.json`.
+
+    Args:
+      hf_config: The content of the file.
+      source: The path of the file, for messages.
+
+    Raises:
+      WeightsError: A field, or the class that wrote the model, is not supported.
+    """
+    name = str(hf_config["model_type"])
+    model_class(hf_config, CLASSES[name], source)
+    settings = settings_from_hf(FIELDS[name], hf_config, source)
+    settings |= _activation(hf_config, FEED_FORWARD_DEFAULTS[name], source)
+    tied = hf_config.get("tie_word_embeddings")
+    scaled = hf_config.get("scale_decoder_outputs", tied is not False) if name == "t5" else False
+    for field, value in (("tie_word_embeddings", tied), ("scale_decoder_outputs", scaled)):
+        if value not in (None, True, False):
+            raise WeightsError(f"{source}: {field} {value!r} is not of type bool")
+    # Whether the output is tied is known from the tensors (`as_stored`).
+    settings |= {"scale_output": bool(scaled), "tie_output": tied is not False}
+    if settings["num_decoder_layers"] == settings["num_layers"]:
+        settings["num_decoder_layers"] = None
+    return T5Config(**settings)
+
+
+def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
+    """Returns the feed-forward layers' non-linearity, and whether they are gated."""
+    written = hf_config.get("feed_forward_proj", default)
+    *gate, activation = str(written).split("-")
+    if not isinstance(written, str) or gate not in ([], ["gated"]):
+        raise WeightsError(
+            f"{source}: feed_forward_proj {written!r} is not supported: only the name of an "
+            "activation, or gated- and that name"
+        )
+    if written == "gated-gelu":
+        activation = "gelu_new"
+    # transformers repeats both in files that it writes, and believes the repetition.
+    activation = hf_config.get("dense_act_fn", activation)
+    gated = hf_config.get("is_gated_act", bool(gate))
+    if activation not in ACTIVATIONS:
+        name = "dense_act_fn" if "dense_act_fn" in hf_config else "feed_forward_proj"
+        raise WeightsError(
+            f"{source}: {name} {hf_config[name]!r} is not supported: only "
+            f"{', '.join(ACTIVATIONS)}, and the same behind gated-"
+        )
+    if not isinstance(gated, bool):
+        raise WeightsError(f"{source}: is_gated_act {gated!r} is not of type bool")
+    return {"activation": ACTIVATIONS[str(activation)], "gated": gated}
+
+
+def as_stored(config: T5Config, tensors: Callable[[], TensorSource]) -> T5Config:
+    """Returns the configuration of a model whose output is tied unless its files have another.
+
+    transformers ties both whatever `config.json` says, but for two tensors that differ.
+    """
+    files = tensors()
+    names = files.shapes().keys()
+    table = next((n for part in TABLE_NAMES if (n := f"{part}.weight") in names), None)
+    tied = OUTPUT_TENSOR not in names or table is None
+    if not tied:
+        assert table is not None
+        tied = np.array_equal(files.read(OUTPUT_TENSOR), files.read(table))
+        # Training would tell two matrices apart that begin alike.
+        tied = tied and config.tie_output
+    return dataclasses.replace(config, tie_output=tied)
+
+
+def config_to_hf(config: T5Config) -> JsonObject:
+    """Converts a configuration to the content of a `config.json`.
+
+    The ids of special tokens are left out: those are the tokenizer's.
+
+    Raises:
+      WeightsError: transformers has no such model.
+    """
+    d_head = config.head_dim
+    check_exportable(
+        config, {"scale_scores": (False,), "d_k": (None, d_head), "d_v": (None, d_head)}, "t5"
+    )
+    explicit = dataclasses.replace(
+        config,
+        d_head=d_head,
+        d_ff=config.feed_forward_dim,
+        num_decoder_layers=config.decoder.num_layers,
+    )
+    activation = next(hf for hf, own in ACTIVATIONS.items() if own == config.activation)
+    return {
+        **settings_to_hf(FIELDS["t5"], explicit, model_type="t5", architecture=CLASSES["t5"][0]),
+        "feed_forward_proj": f"gated-{activation}" if config.gated else activation,
+        "dense_act_fn": activation,
+        "is_gated_act": config.gated,
+        "tie_word_embeddings": config.tie_output,
+        "scale_decoder_outputs": config.scale_output,
+    }
+
+
+_GENERATION = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+
+MAPPING = HFMapping(
+    model_types=("t5", "mt5"),
+    config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
+    tensor_mapping=tensor_mapping,
+    is_encoder_decoder=True,
+    generation_defaults={"t5": _GENERATION, "mt5": _GENERATION},
+    as_stored=as_stored,
+)

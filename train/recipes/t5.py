@@ -1,0 +1,5 @@
+"""Recipes of T5."""
+
+from ..config import Recipe
+
+RECIPES: dict[str, Recipe] = {}
