@@ -331,15 +331,14 @@ class TransformerConfig:
         return self.use_bias
 
     @property
-<<<<<<< HEAD
     def attention_output_bias(self) -> bool:
         """Whether the output projection of attention has a bias."""
         return self.attention_bias
-=======
+
+    @property
     def query_init_std(self) -> float | None:
         """Standard deviation of the initial projection to queries."""
         return self.init_std
->>>>>>> next
 
     @property
     def attention_dropout_rate(self) -> float:
