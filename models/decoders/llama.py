@@ -124,7 +124,7 @@ _SMALLER: Settings = {
     **_LONGER,
     "rope_scaling": RotaryScaling(kind="llama3", factor=32.0, original_length=8192),
 }
-_CARD = "Llama 3.2 model card"
+_CARD = "model card"
 
 PRESETS: dict[str, Preset] = {
     "llama-7b": _preset(_LLAMA, "6.7B", (32, 4096, 32), **_FIRST),

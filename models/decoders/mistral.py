@@ -44,12 +44,10 @@ _SEVEN: Settings = {
 }
 PRESETS: dict[str, Preset] = {
     "mistral-7b": _preset("7.24B", window=4096),
-    "mistral-7b-v0.3": _preset(
-        "7.25B", "Mistral 7B v0.3 model card", vocab_size=32_768, rope_base=1e6
-    ),
+    "mistral-7b-v0.3": _preset("7.25B", "model card", vocab_size=32_768, rope_base=1e6),
     "mistral-nemo-12b": _preset(
         "12.2B",
-        "Mistral NeMo model card",
+        "model card",
         vocab_size=131_072,
         max_length=131_072,
         num_layers=40,
