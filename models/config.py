@@ -261,6 +261,11 @@ class TransformerConfig:
         """Width of the feed-forward layer, F."""
         return self.d_ff if self.d_ff is not None else 4 * self.d_model
 
+    @property
+    def expert_dim(self) -> int:
+        """Width of one expert, F."""
+        return self.feed_forward_dim
+
     # Properties in which families differ. A family whose models differ in one makes it a field.
 
     fewest_layers: ClassVar[int] = 1
@@ -283,6 +288,21 @@ class TransformerConfig:
     """Added to the learned scales of RMSNorm: 1 in Gemma, whose scales are stored less 1."""
     score_cap: ClassVar[float | None] = None
     """If given, attention scores s become cap · tanh(s / cap) (Gemma 2)."""
+    num_experts: ClassVar[int] = 0
+    """Number of experts of each feed-forward layer, E; 0: there is no mixture."""
+    experts_per_token: ClassVar[int] = 0
+    """Number of experts that each token goes through, k."""
+    normalize_experts: ClassVar[bool] = True
+    """Whether the weights of a token's experts add up to 1."""
+    expert_capacity: ClassVar[float | None] = None
+    """If given, an expert takes at most T · k / E · capacity tokens of a sequence, and drops others."""
+    router_jitter: ClassVar[float] = 0.0
+    """In training the router's input is multiplied by random numbers from 1 - jitter to 1 +
+    jitter."""
+    router_balance: ClassVar[float] = 0.0
+    """Coefficient of the loss that balances the experts."""
+    router_z: ClassVar[float] = 0.0
+    """Coefficient of the loss of the router's logits."""
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -369,3 +389,6 @@ class Execution:
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
     """xla, or a fused kernel where it supports the call: cudnn (GPUs) or splash (TPUs). auto: the
     kernel for the devices of `train`, elsewhere XLA; `train` prints the choice."""
+    experts: Literal["auto", "blocked", "ragged"] = "auto"
+    """How a mixture of experts without a capacity is computed, see `models.nn.experts`. auto:
+    ragged on TPUs, else blocked."""

@@ -9,6 +9,7 @@ import dataclasses
 from typing import ClassVar
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from ...data.errors import UserError
@@ -32,7 +33,7 @@ from ..nn.masks import AnyArray
 from ..nn.positions import Positions
 from ..nn.rotary import rotary_positions
 from ..nn.stack import Layer, make_layer_context, prepare_inputs, run_layers
-from ..nn.typing import Bool, Float, Int
+from ..nn.typing import Array, Bool, Float, Int
 from ..rotary_scaling import RotaryScaling
 
 DECODER_HEADS = (*CAUSAL_HEADS, "sequence_classification", "token_classification")
@@ -322,6 +323,7 @@ class CausalDecoder(nn.Module):
             windowed_layers=c.windowed_layers,
             head_mask=head_mask,
             positions=self._positions(position_ids),
+            real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
         x = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="final_norm")(x)
@@ -338,7 +340,10 @@ class CausalDecoder(nn.Module):
             embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
         projection = Projection(x, embed.embedding.astype(e.dtype), cap=c.logit_cap)
         values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
-        return CausalLMOutput(x, projection, cache, outputs.attentions, values)
+        router = outputs.router
+        if isinstance(router, tuple):  # separate layers
+            router = jax.tree.map(lambda *each: jnp.stack(each), *router)
+        return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
         """Returns the rotations of the tokens, in all layers or in those with a window."""
@@ -354,3 +359,16 @@ class CausalDecoder(nn.Module):
             return Positions(rotary=full)
         windowed = rotary_positions(position_ids, c.rotated_dim, c.windowed_rope_base)
         return Positions(rotary=full, windowed_rotary=windowed)
+
+
+def real_tokens(
+    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
+    segment_ids: Int[AnyArray, "B T"] | None,
+    cache: Cache | None,
+) -> Float[Array, "B T"] | None:
+    """Returns 1 for the tokens that are no padding; None: all are, or the mask does not say."""
+    if segment_ids is not None:
+        return (jnp.asarray(segment_ids) != 0).astype(jnp.float32)
+    if attention_mask is None or attention_mask.ndim == 3 or cache is not None:
+        return None
+    return (jnp.asarray(attention_mask) != 0).astype(jnp.float32)

@@ -50,6 +50,7 @@ MESH_AXES: dict[str | None, str | None] = {
     "vocabulary": "tensor",
     "heads": "tensor",
     "feed_forward": "tensor",
+    "experts": None,
     "layers": None,
     None: None,
 }
