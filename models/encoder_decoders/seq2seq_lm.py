@@ -1,4 +1,4 @@
-"""What encoder-decoders share: how they are called, from the tokens of both sides to logits."""
+"""The call that encoder-decoders share, from the tokens of both sides to logits."""
 
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
@@ -36,6 +36,7 @@ def attend_to_source(
     x: Float[Array, "B T D"],
     inputs: LayerInputs,
     context: LayerContext,
+    *,
     rng: RowKeys | None,
 ) -> tuple[Float[Array, "B T D"], LayerCache | None, Float[Array, "B N T S"] | None]:
     """Attends to the source; returns its keys and values too where a cache is to keep them.
@@ -45,7 +46,7 @@ def attend_to_source(
       x: its input.
       inputs: the inputs of that layer.
       context: the inputs that all layers share.
-      rng: keys of dropout.
+      rng: keys of dropout in that layer.
     """
     # Keys and values of the source: those of an earlier call, or projected by this one.
     source = context.encoder_hidden_states if inputs.cross is None else inputs.cross
@@ -55,7 +56,7 @@ def attend_to_source(
     y, cross, weights = attention(
         x,
         context.cross_mask,
-        rng=rng,
+        rng=fold_in(rng, CROSS),
         output_attentions=context.output_attentions,
         encoder_hidden_states=source,
         head_mask=None if head_mask is None else head_mask[inputs.index],

@@ -52,7 +52,7 @@ from ..nn.stack import (
 )
 from ..nn.typing import Array, Float, Int
 from ..registry import Family, Preset
-from .seq2seq_lm import CROSS, Seq2SeqLM, Stack, attend_to_source, one_token_each
+from .seq2seq_lm import Seq2SeqLM, Stack, attend_to_source, one_token_each
 from .transformer_table3 import BASE, TABLE_3
 
 
@@ -246,9 +246,7 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
         attention = MultiHeadAttention(c, e, c.init_std, name="cross_attention")
-        y, cross, cross_weights = attend_to_source(
-            attention, x, inputs, context, fold_in(rng, CROSS)
-        )
+        y, cross, cross_weights = attend_to_source(attention, x, inputs, context, rng=rng)
         y = dropout(y, c.dropout_rate, rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
@@ -289,9 +287,7 @@ class PreNormDecoderLayer(DecoderLayer):
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
         attention = MultiHeadAttention(c, e, c.init_std, name="cross_attention")
-        y, cross, cross_weights = attend_to_source(
-            attention, y, inputs, context, fold_in(rng, CROSS)
-        )
+        y, cross, cross_weights = attend_to_source(attention, y, inputs, context, rng=rng)
         y = dropout(y, c.dropout_rate, rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
 
