@@ -27,6 +27,7 @@ FAMILIES = {
     "transformer": "encoder_decoders",
     "llama": "decoders",
     "t5": "encoder_decoders",
+    "bart": "encoder_decoders",
 }
 """The families, by the name of their file, and the room in which it is."""
 
