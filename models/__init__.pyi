@@ -39,10 +39,10 @@ from .nn.pooling import mean_pool as mean_pool
 from .nn.positions import binary_positions as binary_positions
 from .nn.positions import sinusoidal_positions as sinusoidal_positions
 from .nn.relative_positions import relative_buckets as relative_buckets
-from .nn.simple_attention import kernel_regression as kernel_regression
-from .nn.simple_attention import kernel_weights as kernel_weights
-from .nn.simple_attention import simple_attention as simple_attention
-from .nn.simple_attention import simple_attention_weights as simple_attention_weights
+from .parameter_free_attention import kernel_regression as kernel_regression
+from .parameter_free_attention import kernel_weights as kernel_weights
+from .parameter_free_attention import simple_attention as simple_attention
+from .parameter_free_attention import simple_attention_weights as simple_attention_weights
 from .registry import Preset as Preset
 from .registry import config_from_dict as config_from_dict
 from .registry import config_to_dict as config_to_dict

@@ -277,6 +277,12 @@ class TransformerConfig:
     """Number of rows of the position table before the row of position 0."""
     source_vocab_size: ClassVar[int | None] = None
     """Number of tokens of the source language, if not `vocab_size`."""
+    query_key_norm: ClassVar[bool] = False
+    """Whether each query and each key is normalized before it is rotated (RMSNorm, Qwen3)."""
+    norm_offset: ClassVar[float] = 0.0
+    """Added to the learned scales of RMSNorm: 1 in Gemma, whose scales are stored less 1."""
+    score_cap: ClassVar[float | None] = None
+    """If given, attention scores s become cap · tanh(s / cap) (Gemma 2)."""
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -323,6 +329,11 @@ class TransformerConfig:
     def attention_bias(self) -> bool:
         """Whether the projections of attention have biases."""
         return self.use_bias
+
+    @property
+    def attention_output_bias(self) -> bool:
+        """Whether the output projection of attention has a bias."""
+        return self.attention_bias
 
     @property
     def query_init_std(self) -> float | None:

@@ -20,12 +20,20 @@ import numpy as np
 
 from ..data.errors import UserError, suggest
 from .config import Execution, TransformerConfig
+from .rotary_scaling import RotaryScaling
 
 FAMILIES = {
     "gpt": "decoders",
     "bert": "encoders",
     "transformer": "encoder_decoders",
     "llama": "decoders",
+    "mistral": "decoders",
+    "qwen2": "decoders",
+    "qwen3": "decoders",
+    "gemma": "decoders",
+    "gemma2": "decoders",
+    "gemma3": "decoders",
+    "phi3": "decoders",
     "t5": "encoder_decoders",
     "bart": "encoder_decoders",
 }
@@ -148,6 +156,8 @@ def config_from_dict(fields: Mapping[str, Any]) -> TransformerConfig:
             f"unknown architecture {name!r}: this version knows {', '.join(families())}"
         )
     cls = families()[name].config
+    if isinstance(values.get("rope_scaling"), Mapping):
+        values["rope_scaling"] = RotaryScaling(**values["rope_scaling"])
     unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
     if unknown:
         raise UserError(f"{name} configuration has unknown fields {sorted(unknown)}")

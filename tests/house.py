@@ -63,7 +63,7 @@ class Addition:
     own: tuple[str, ...]
 
 
-FAMILY = Addition(r"(?i:[\w-]*llama[\w-]*)", r"(?i:\w*llama\w*)", PACKAGES, ("*/llama.py",))
+FAMILY = Addition(r"(?i:[\w-]*gemma3[\w-]*)", r"(?i:\w*gemma3\w*)", PACKAGES, ("*/gemma3.py",))
 FAMILY_LISTS = ("models/families.py", "models/registry.py", "models/__init__.py")
 """The first of these that names the family is the list of families, and is not counted."""
 

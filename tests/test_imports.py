@@ -31,10 +31,10 @@ PACKAGES = {"models": flaxzoo.models, "data": flaxzoo.data, "train": flaxzoo.tra
 # of earlier lines.
 ORDER = {
     "models": [
-        {"checksums", "config", "hub", "tokenizer"},
+        {"checksums", "config", "hub", "rotary_scaling", "tokenizer"},
         {"nn", "registry"},
         {"model"},
-        {*FAMILIES.values(), "init"},
+        {*FAMILIES.values(), "init", "parameter_free_attention"},
         {"decoding", "stablehlo"},
         {"hf"},
         {"adapters"},

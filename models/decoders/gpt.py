@@ -305,6 +305,7 @@ class GPT(nn.Module):
             rng=rng,
             output_attentions=output_attentions,
             window=c.local_window,
+            windowed_layers=tuple(i % 2 == 1 for i in range(c.num_layers)),
             head_mask=head_mask,
             positions=positions,
         )

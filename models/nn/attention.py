@@ -13,7 +13,7 @@ from ..config import Execution, TransformerConfig
 from .cache import LayerCache
 from .fused_attention import FusedAttention
 from .head_convolution import EarlierTokens, HeadConvolution
-from .layers import Embedding, Linear, RowKeys, dropout
+from .layers import Embedding, Linear, RMSNorm, RowKeys, dropout
 from .masks import AttentionMask
 from .positions import Positions
 from .relative_positions import relative_scores, relative_values
@@ -36,8 +36,12 @@ def attention_weights(
     *,
     scale: Scale = None,
     bias: Float[Array, "#B N #T S"] | None = None,
+    cap: float | None = None,
 ) -> Float[Array, "B N T S"]:
-    """Returns softmax(Q Kᵀ / √H + bias), in float32 (Vaswani et al., equation 1)."""
+    """Returns softmax(Q Kᵀ / √H + bias), in float32 (Vaswani et al., equation 1).
+
+    With `cap`, a score s becomes cap · tanh(s / cap) before the bias is added.
+    """
     query = _scaled(query, scale)
     batch, length, num_heads, size = query.shape
     num_kv_heads = key.shape[1]
@@ -48,6 +52,8 @@ def attention_weights(
         query = query.reshape(batch, length, num_kv_heads, -1, size)
         scores = jnp.einsum("BTKGH,BKHS->BKGTS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
+    if cap is not None:
+        scores = cap * jnp.tanh(scores / cap)
     if bias is not None:
         scores += bias
     return jax.nn.softmax(jnp.where(mask, scores, HIDDEN), axis=-1)
@@ -89,7 +95,8 @@ class MultiHeadAttention(nn.Module):
       config: sizes (N query heads and K key/value heads; queries and keys have `key_dim`, values
         `value_dim`); `attention_bias` adds biases to the four projections, `head_convolution` a
         convolution to three; with `attention` "simple" there are none, and queries, keys and values
-        are N parts of the input. `scale_scores` says whether scores are divided by √H.
+        are N parts of the input. `scale_scores` says whether scores are divided by √H, `score_cap`
+        how large they may be, `query_key_norm` whether queries and keys are normalized.
       execution: precision, and the kernel that computes attention where it can.
       output_init_std: standard deviation of the initial output projection.
     """
@@ -144,6 +151,7 @@ class MultiHeadAttention(nn.Module):
         placed = positions.at_queries_keys(x)
         query = self._project("query", c.num_heads, c.key_dim, placed)
         query, recent_query = self._convolve("query", query, earlier, history[0])
+        query = self._normalize("query_norm", query)
         query = positions.at_projections(query)
         query = query if positions.rotary is None else positions.rotary.rotate(query)
 
@@ -154,6 +162,7 @@ class MultiHeadAttention(nn.Module):
             source = placed if own else encoder_hidden_states
             key = self._project("key", c.kv_heads, c.key_dim, source)
             key, recent_key = self._convolve("key", key, earlier, history[1])
+            key = self._normalize("key_norm", key)
             key = positions.at_projections(key)
             key = key if positions.rotary is None else positions.rotary.rotate(key)
             source = x if own else encoder_hidden_states
@@ -162,7 +171,7 @@ class MultiHeadAttention(nn.Module):
             value = positions.at_projections(value)
             if mask.values is None:
                 fused = FusedAttention(
-                    self.execution.attention, mask.causal, mask.window, name="fused"
+                    self.execution.attention, mask.causal, mask.window, c.score_cap, name="fused"
                 )
                 context = fused(
                     _scaled(query, scale),
@@ -185,7 +194,9 @@ class MultiHeadAttention(nn.Module):
 
         for more in (positions.bias, self._relative_scores(query, scale, positions)):
             bias = more if bias is None else bias if more is None else bias + more
-        weights = attention_weights(query, used.key, mask.materialize(), scale=scale, bias=bias)
+        weights = attention_weights(
+            query, used.key, mask.materialize(), scale=scale, bias=bias, cap=c.score_cap
+        )
         dropped = dropout(weights, c.attention_dropout_rate, rng, "attention_weights")
         dropped = dropped.astype(used.value.dtype)
         context = weighted_values(dropped, used.value)
@@ -209,6 +220,12 @@ class MultiHeadAttention(nn.Module):
             return x, None
         convolution = HeadConvolution(width, self.execution, name=f"{name}_convolution")
         return convolution(x, earlier, history)
+
+    def _normalize(self, name: str, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+        c = self.config
+        if not c.query_key_norm:
+            return x
+        return RMSNorm(c.norm_eps, self.execution, offset=c.norm_offset, name=name)(x)
 
     def _relative_scores(
         self, query: Float[Array, "B T N H"], scale: Scale, positions: Positions
@@ -243,7 +260,7 @@ class MultiHeadAttention(nn.Module):
             (self.config.d_model,),
             self.output_init_std,
             num_input_axes=2,
-            use_bias=self.config.attention_bias,
+            use_bias=self.config.attention_output_bias,
             execution=self.execution,
             name="output",
         )(context)

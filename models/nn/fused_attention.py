@@ -43,6 +43,8 @@ class AttentionCall:
     """Whether the caller's mask has an entry for each query and key."""
     biased: bool = False
     """Whether biases are added to the scores."""
+    capped: bool = False
+    """Whether scores are capped."""
 
     @property
     def lengths(self) -> str:
@@ -73,6 +75,7 @@ _LIMITS: tuple[Limit, ...] = (
 LIMITS: dict[str, tuple[Limit, ...]] = {
     "cudnn": (
         *_LIMITS,
+        (lambda c: c.capped, "scores are capped"),
         (lambda c: c.dtype != "bfloat16", "the precision is {c.dtype} and not bfloat16"),
         (
             lambda c: c.key_dim != c.head_dim,
@@ -111,8 +114,9 @@ def cudnn_attention(
     *,
     causal: bool,
     window: int | None,
+    cap: float | None,
 ) -> Float[Array, "B T N H"]:
-    """Computes flash attention by cuDNN, for NVIDIA's GPUs; scores are not scaled.
+    """Computes flash attention by cuDNN, for NVIDIA's GPUs; scores are not scaled and not capped.
 
     Causal order, and a window beside it, are arguments of the kernel. (A window without causal
     order would let queries attend to all later keys, and sequence lengths only describe padding
@@ -124,6 +128,7 @@ def cudnn_attention(
       RuntimeError, NotImplementedError, UserError: jax finds no cuDNN, or one that cannot serve
         these sizes or this device; see `LIMITS`.
     """
+    assert cap is None
     mask = None
     if segments is not None:
         queries, keys = segments
@@ -148,6 +153,7 @@ def splash_attention(
     *,
     causal: bool,
     window: int | None,
+    cap: float | None,
 ) -> Float[Array, "B T N V"]:
     """Computes splash attention, for TPUs; scores are not scaled.
 
@@ -165,6 +171,7 @@ def splash_attention(
             block_sizes=_splash_blocks(num_queries, num_keys),
             head_shards=1,
             q_seq_shards=1,
+            attn_logits_soft_cap=cap,
         )
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     ids = None if segments is None else splash.SegmentIds(*segments)
@@ -213,11 +220,13 @@ class FusedAttention(nn.Module):
       kernel: one of `KERNELS`.
       causal: whether a query attends only to its own key and to earlier ones.
       window: if given, only to the last `window` of these.
+      cap: if given, scores s become cap · tanh(s / cap).
     """
 
     kernel: str
     causal: bool
     window: int | None
+    cap: float | None = None
 
     @nn.compact
     def __call__(
@@ -239,7 +248,7 @@ class FusedAttention(nn.Module):
             query without keys gives a finite output, whose gradient must not be used.
           use_window: whether the window applies; None: it does.
         """
-        attend = functools.partial(KERNELS[self.kernel], causal=self.causal)
+        attend = functools.partial(KERNELS[self.kernel], causal=self.causal, cap=self.cap)
         full = functools.partial(attend, window=None)
         if self.window is None or self.window >= key.shape[1]:
             return full(query, key, value, segments)

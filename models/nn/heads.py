@@ -38,10 +38,17 @@ class Projection:
     hidden: Float[Array, "B T D"]
     kernel: Float[Array, "V D"]
     bias: Float[Array, " V"] | None = None
+    cap: float | None = struct.field(pytree_node=False, default=None)
+    """If given, a logit z becomes cap · tanh(z / cap), which stays below it (Gemma 2)."""
 
     def logits(self) -> Float[Array, "B T V"]:
         """Returns hidden · kernelᵀ + bias, in float32."""
-        return affine(self.hidden, self.kernel, self.bias, jnp.float32)
+        logits = affine(self.hidden, self.kernel, self.bias, jnp.float32)
+        return logits if self.cap is None else self.cap * jnp.tanh(logits / self.cap)
+
+    def uncapped(self, gradient: Array, logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
+        """Returns the gradient of the logits before they were capped, from that of `logits()`."""
+        return gradient if self.cap is None else gradient * (1 - jnp.square(logits / self.cap))
 
 
 @struct.dataclass

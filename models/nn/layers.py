@@ -175,21 +175,25 @@ class RMSNorm(nn.Module):
       eps: added to the mean square.
       execution: precision.
       affine: whether there is a scale.
+      offset: added to the parameter `scale`, which begins at 1 - offset.
     """
 
     eps: float
     execution: Execution
     affine: bool = True
+    offset: float = 0.0
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """Returns x / √(mean(x²) + eps) · scale."""
+        """Returns x / √(mean(x²) + eps) · (offset + scale)."""
         x32 = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
         y = x32 * jax.lax.rsqrt(mean_square + self.eps)
         if self.affine:
             dtype = self.execution.param_dtype
-            y = y * self.param("scale", nn.initializers.ones, x.shape[-1:], dtype)
+            first = nn.initializers.constant(1 - self.offset)
+            scale = self.param("scale", first, x.shape[-1:], dtype)
+            y = y * (scale if self.offset == 0 else self.offset + scale.astype(jnp.float32))
         return y.astype(self.execution.dtype)
 
 

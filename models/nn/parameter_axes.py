@@ -19,13 +19,14 @@ LAYER_AXES = {
     rf"{_ATTENTION}/(query|key|value)/kernel": ("layers", "model", "heads", None),
     rf"{_ATTENTION}/(query|key|value)/bias": ("layers", "heads", None),
     rf"{_ATTENTION}/(query|key|value)_convolution/taps": ("layers", None, "heads", None),
+    rf"{_LAYERS}/attention/(query|key)_norm/scale": ("layers", None),
     rf"{_LAYERS}/attention/relative_(keys|values)/embedding": ("layers", None, None),
     rf"{_ATTENTION}/output/kernel": ("layers", "heads", None, "model"),
     rf"{_LAYERS}/feed_forward/(up|gate)/kernel": ("layers", "model", "feed_forward"),
     rf"{_LAYERS}/feed_forward/(up|gate)/bias": ("layers", "feed_forward"),
     rf"{_LAYERS}/feed_forward/down/kernel": ("layers", "feed_forward", "model"),
     rf"{_LAYERS}/((cross_)?attention/output|feed_forward/down)/bias": ("layers", None),
-    rf"{_LAYERS}/((cross_)?attention|feed_forward)_norm/(scale|bias)": ("layers", None),
+    rf"{_LAYERS}/((cross_)?attention|feed_forward)(_output)?_norm/(scale|bias)": ("layers", None),
     rf"{_LAYERS}/((cross_)?attention|feed_forward)_residual/scalar": ("layers",),
 }
 """Attention, feed-forward and norms of the layers of a stack, stored with a leading axis L."""

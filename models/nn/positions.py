@@ -9,6 +9,7 @@ Positions enter self-attention only; cross-attention sees positions only through
 to its inputs.
 """
 
+import dataclasses
 from typing import Literal
 
 import jax
@@ -21,7 +22,8 @@ from .cache import Cache
 from .layers import Embedding, embedding_lookup
 from .masks import AnyArray, Size
 from .relative_positions import RelativePositionBias, clipped_distances
-from .typing import Array, Float, Int
+from .rotary import Rotary, rotary_positions
+from .typing import Array, Bool, Float, Int
 
 
 def default_positions(
@@ -108,38 +110,6 @@ def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
 
 
 @struct.dataclass
-class Rotary:
-    """Rotations of queries and keys by their positions, the same for every head."""
-
-    cos: Float[Array, "#B T H"]
-    sin: Float[Array, "#B T H"]
-
-    def rotate(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
-        """Rotates the plane of dimensions (i, i + H/2) by the angle of each position."""
-        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-        turned = jnp.concatenate([-second, first], axis=-1)  # by 90 degrees
-        cos, sin = self.cos[:, :, None], self.sin[:, :, None]
-        return (x * cos + turned * sin).astype(x.dtype)
-
-
-def rotary_positions(
-    position_ids: Int[AnyArray, "#B #T"], head_dim: int, base: float = 10_000.0
-) -> Rotary:
-    """Returns the rotations of some positions (Su et al. 2021, "RoFormer", section 3.2.2).
-
-    The plane (i, i + H/2) turns by p / base^(2i/H) at position p. The paper pairs the dimensions
-    (2i, 2i + 1); the order here is that of GPT-NeoX and of every published Llama in Hugging Face's
-    format, and differs by a permutation of the dimensions of queries and keys.
-    """
-    # Divide in float32, as transformers does: other rounding is visible at late positions.
-    exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-    frequency = 1.0 / jnp.float32(base) ** exponent
-    angle = jnp.asarray(position_ids, jnp.float32)[..., None] * frequency
-    angle = jnp.concatenate([angle, angle], axis=-1)  # [B, T, H]
-    return Rotary(jnp.cos(angle), jnp.sin(angle))
-
-
-@struct.dataclass
 class Positions:
     """The positions of the tokens, in the form in which each layer of a stack uses them."""
 
@@ -149,12 +119,25 @@ class Positions:
     """Where the vectors are added."""
     rotary: Rotary | None = None
     """Rotations of queries and keys."""
+    windowed_rotary: Rotary | None = None
+    """Rotations in the layers that attend to a window only, if they differ (Gemma 3)."""
     bias: Float[Array, "#B N #T S"] | None = None
     """Added to the scores of attention."""
     distances: Float[Array, "#B #T S R"] | None = None
     """The clipped distance from each query to each key, one-hot over R distances."""
     key_positions: Int[Array, "B S"] | None = None
     """The position of each slot of a cache, where attention uses distances to cached keys."""
+
+    def of_layer(self, windowed: bool | Bool[Array, ""]) -> "Positions":
+        """Returns the positions as a layer uses them, which attends to a window or to all."""
+        local, full = self.windowed_rotary, self.rotary
+        if local is None or full is None:
+            return self
+        if isinstance(windowed, bool):
+            chosen = local if windowed else full
+        else:
+            chosen = jax.tree.map(lambda x, y: jnp.where(windowed, x, y), local, full)
+        return dataclasses.replace(self, rotary=chosen, windowed_rotary=None)
 
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Adds Π to the embeddings, the input of the first layer."""

@@ -111,7 +111,7 @@ class LayerContext:
 
     mask: AttentionMask
     windowed_mask: AttentionMask | None
-    """The mask of every second layer, if it differs."""
+    """The mask of the layers that attend to a window only, if there are any."""
     cache_index: Int[Array, ""] | int
     """The next slot of the cache to write."""
     rng: RowKeys | None
@@ -127,12 +127,25 @@ class LayerContext:
     """The tokens that the convolution of heads may read."""
     positions: Positions = dataclasses.field(default_factory=Positions)
     """The positions of the tokens, for the layers and their self-attention."""
+    windowed_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
+    """Whether each layer attends to a window only."""
+
+    def is_windowed(self, layer: int | Array) -> bool | Bool[Array, ""]:
+        """Returns whether a layer, whose index may be traced, attends to a window only."""
+        flags = self.windowed_layers
+        if self.windowed_mask is None or len(set(flags)) == 1:
+            return self.windowed_mask is not None and flags[0]
+        return flags[layer] if isinstance(layer, int) else jnp.asarray(flags)[layer]
 
     def mask_of(self, layer: int | Array) -> AttentionMask:
-        """Returns the mask of a layer; every second one may have a window."""
+        """Returns the mask of a layer."""
         if self.windowed_mask is None:
             return self.mask
-        return select_mask(layer % 2 == 1, self.windowed_mask, self.mask)
+        return select_mask(self.is_windowed(layer), self.windowed_mask, self.mask)
+
+    def positions_of(self, layer: int | Array) -> Positions:
+        """Returns the positions of the tokens as a layer uses them."""
+        return self.positions.of_layer(self.is_windowed(layer))
 
     def head_mask_of(self, layer: int | Array) -> Float[Array, " N"] | None:
         """Returns the factors of a layer's heads of self-attention, if there are any."""
@@ -148,6 +161,7 @@ def make_layer_context(
     rng: RowKeys | None,
     output_attentions: bool,
     window: int | None = None,
+    windowed_layers: tuple[bool, ...] = (),
     encoder_hidden_states: Float[Array, "B S D"] | None = None,
     cross_mask: AttentionMask | None = None,
     head_mask: Float[AnyArray, "*L N"] | None = None,
@@ -163,7 +177,8 @@ def make_layer_context(
       cache: keys and values of earlier calls.
       rng: keys of dropout.
       output_attentions: whether to return the attention weights too.
-      window: if given, every second layer attends only to the last `window` tokens.
+      window: if given, some layers attend only to the last `window` tokens.
+      windowed_layers: whether each layer is one of these.
       encoder_hidden_states: the output of the encoder, for the layers of a decoder.
       cross_mask: the encoder positions that these may attend to.
       positions: the positions of the tokens; None: a stack adds them later.
@@ -189,14 +204,16 @@ def make_layer_context(
             weights=output_attentions,
             is_per_query=mask.is_per_query,
             biased=config.scores_by_distance,
+            capped=config.score_cap is not None,
         )
         return mask if refusal(execution.attention, call) is None else mask.materialized()
 
     return LayerContext(
         mask=prepared(mask),
         windowed_mask=None
-        if window is None
+        if window is None or not any(windowed_layers)
         else prepared(dataclasses.replace(mask, window=window)),
+        windowed_layers=windowed_layers,
         cache_index=mask.start,
         rng=rng,
         output_attentions=output_attentions,

@@ -126,6 +126,10 @@ SIZES = {
     "llama2-70b": (32_000, 80, 8192, 64, 8, 28_672),
     "llama3-8b": (128_256, 32, 4096, 32, 8, 14_336),
     "llama3-70b": (128_256, 80, 8192, 64, 8, 28_672),
+    "llama3.1-8b": (128_256, 32, 4096, 32, 8, 14_336),
+    "llama3.1-70b": (128_256, 80, 8192, 64, 8, 28_672),
+    "llama3.2-1b": (128_256, 16, 2048, 32, 8, 8192),
+    "llama3.2-3b": (128_256, 28, 3072, 24, 8, 8192),
 }
 
 
@@ -138,9 +142,10 @@ def test_parameter_count(name):
     preset, (V, L, D, N, K, F) = PRESETS[name], SIZES[name]
     c = preset.config
     assert (c.vocab_size, c.num_layers, c.d_model, c.num_heads) == (V, L, D, N)
-    assert (c.kv_heads, c.feed_forward_dim, c.head_dim) == (K, F, 128)
-    attention = 2 * D * N * 128 + 2 * D * K * 128
-    total = 2 * V * D + L * (attention + 3 * D * F + 2 * D) + D
+    H = D // N
+    assert (c.kv_heads, c.feed_forward_dim, c.head_dim) == (K, F, H)
+    attention = 2 * D * N * H + 2 * D * K * H
+    total = (1 if c.tie_output else 2) * V * D + L * (attention + 3 * D * F + 2 * D) + D
     shapes = jax.tree.leaves(parameter_shapes(models.create(c)))
     assert sum(x.size for x in shapes) == total
     printed = re.fullmatch(r"([\d.]+)B", preset.published)[1]  # type: ignore[index]

@@ -18,6 +18,7 @@ TESTS_FOLDER = Path(__file__).parents[1]
 GUIDE = TESTS_FOLDER.parent / "models" / "README.md"
 TESTS = (
     "models/hf/test_bart.py",
+    "models/hf/test_decoders.py",
     "models/hf/test_generate.py",
     "models/hf/test_llama.py",
     "models/hf/test_marian.py",
@@ -35,6 +36,13 @@ NAMES = {
     "openai-gpt": "GPT",
     "gpt2": "GPT-2",
     "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma": "Gemma",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3",
+    "phi3": "Phi-3",
     "marian": "Marian",
     "pegasus": "Pegasus",
     "t5": "T5",

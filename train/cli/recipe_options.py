@@ -7,13 +7,15 @@ in titled groups. This file needs only the standard library, as `options.py` doe
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 from ...data.errors import UserError
 from ...models.adapters.lora import LoRAConfig
+from ...models.rotary_scaling import RotaryScaling
 from ..config import TrainConfig
 from ..recipes import RECIPES, recipe
 from .options import OptionParser, add_option, field_docs
@@ -57,7 +59,12 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
 stands for all fields below it that no other group names."""
 
 
-OPTIONAL = {"lora": LoRAConfig}
+OPTIONAL: dict[str, Callable[[], Any]] = {
+    "lora": LoRAConfig,
+    "model.rope_scaling": functools.partial(
+        RotaryScaling, kind="llama3", factor=8.0, original_length=8192
+    ),
+}
 """The nested configurations that are None by default; any option of one makes it."""
 
 MOST_USED = (

@@ -137,7 +137,7 @@ def over_positions(
 
         def of_chunk(part: PyTree) -> tuple[Sums, PyTree]:
             hidden, *further = part
-            return function(Projection(hidden, kernel, bias), *further)
+            return function(Projection(hidden, kernel, bias, projection.cap), *further)
 
         def add(total: Sums, part: PyTree) -> tuple[Sums, PyTree]:
             sums, own = of_chunk(part)
@@ -267,7 +267,7 @@ def _forward(
         target = is_label
         if smoothing:
             target = jnp.where(is_label, 1 - smoothing, smoothing / (vocabulary - 1))
-        exact = weight[..., None] * (softmax - target)
+        exact = part.uncapped(weight[..., None] * (softmax - target), logits)
         hidden_gradient, kernel_gradient, bias_gradient = _gradients(exact, part)
         return (total, kernel_gradient, bias_gradient), hidden_gradient
 
@@ -300,7 +300,8 @@ def _as_projection(
     kernel_gradient, bias_gradient = gradients
     assert kernel_gradient is not None
     in_dtype = None if bias is None or bias_gradient is None else bias_gradient.astype(bias.dtype)
-    return Projection(hidden_gradient, kernel_gradient.T.astype(kernel.dtype), in_dtype)
+    kernel_gradient = kernel_gradient.T.astype(kernel.dtype)
+    return Projection(hidden_gradient, kernel_gradient, in_dtype, projection.cap)
 
 
 def _backward(
@@ -387,14 +388,15 @@ def _token_backward(
 
     def chunk(part: Projection, label: Array, given: tuple[Array, Array]) -> tuple[Sums, Array]:
         of_log_prob, of_entropy = (x[..., None] for x in given)
-        log_probs, entropy = _log_softmax(part.logits() / temperature)
+        logits = part.logits()
+        log_probs, entropy = _log_softmax(logits / temperature)
         probs = jnp.exp(log_probs)
         is_label = label[..., None] == jnp.arange(projection.kernel.shape[0])
         # With z = logits / temperature: ∂ log p_y / ∂z_j = [j = y] - p_j, and
         # ∂H / ∂z_j = -p_j (log p_j + H).
         exact = of_log_prob * (is_label - probs)
         exact -= of_entropy * probs * (log_probs + entropy[..., None])
-        exact /= temperature
+        exact = part.uncapped(exact / temperature, logits)
         hidden_gradient, kernel_gradient, bias_gradient = _gradients(exact, part)
         return (jnp.zeros(()), kernel_gradient, bias_gradient), hidden_gradient
 

@@ -5,19 +5,29 @@ trains any of its published sizes: `flaxzoo train gpt --preset gpt2-large`.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from ...data.errors import UserError, suggest
 from ...models.registry import FAMILIES, families
 from ..config import Recipe, TrainConfig
+from .decoders import recipe_of_family
+
+
+def _recipes_of(file: str) -> dict[str, Recipe]:
+    """Returns the recipes of a file of this folder, or of a family that has none of its own."""
+    if find_spec(f".{file}", __name__) is None:
+        return {file: recipe_of_family(file)}
+    return import_module(f".{file}", __name__).RECIPES
+
 
 RECIPES: dict[str, Recipe] = {
     name: recipe
     for file in (*FAMILIES, "post_training", "reinforcement")
-    for name, recipe in import_module(f".{file}", __name__).RECIPES.items()
+    for name, recipe in _recipes_of(file).items()
 }
-"""Every recipe by name: the `RECIPES` of the file that each family has in this folder, and of
-that of post-training."""
+"""Every recipe by name: the `RECIPES` of the file that a family has in this folder, or one for all
+of its sizes, and those of post-training."""
 
 
 def recipe(name: str, preset: str | None = None) -> TrainConfig:

@@ -1,36 +1,12 @@
 """Recipes of the Llamas."""
 
-import dataclasses
-
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
-from ...models import registry
 from ...models.config import Execution
 from ...models.decoders.llama import LlamaConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
-
-
-def _of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's own text."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
-    return TrainConfig(
-        model=model,
-        data=CausalLMData(
-            source="builtin:python-docs",
-            length=512,
-            tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
-        ),
-        optimizer=OptimizerConfig(
-            peak_learning_rate=round(3e-4 * 4096 / model.d_model, 6), warmup_steps=500
-        ),
-        execution=Execution(dtype="bfloat16", remat="dots"),
-        steps=10_000,
-        batch_size=32,
-        evaluate_every=500,
-        checkpoint_every=500,
-    )
-
+from .decoders import of_size
 
 RECIPES: dict[str, Recipe] = {
     "llama-quickstart": Recipe(
@@ -77,8 +53,8 @@ RECIPES: dict[str, Recipe] = {
             "smaller in\n"
             "proportion for wider models."
         ),
-        config=_of_size("llama-7b"),
-        of_preset=_of_size,
+        config=of_size("llama-7b"),
+        of_preset=of_size,
         preset="llama-7b",
     ),
 }

@@ -15,7 +15,6 @@ from flax.traverse_util import flatten_dict
 from flaxzoo import models
 from flaxzoo.models.hf.decoders import llama
 from flaxzoo.models.hf.save_weights import write_weights
-from flaxzoo.models.hf.tensor_mapping import WeightsError
 from flaxzoo.train.cli.main import main
 
 from ...support.hf_weights import gradients_of
@@ -119,7 +118,7 @@ def test_exported_models_load_in_transformers(pair, tmp_path, assert_close):
 
 
 def config_of(**fields):
-    return llama.config_from_hf({"model_type": "llama", **FIELDS, **fields}, "config.json")
+    return llama.FORM.config_from_hf({"model_type": "llama", **FIELDS, **fields}, "config.json")
 
 
 def test_older_names_of_the_rotary_base():
@@ -128,40 +127,15 @@ def test_older_names_of_the_rotary_base():
     assert old.rope_base == 7.0
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-            r"config.json: rope_scaling of type 'llama3' is not supported: choose a checkpoint",
-        ),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            r"rope_scaling of type 'linear' is not supported",
-        ),
-        (
-            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
-            "rope_parameters .* 'yarn'",
-        ),
-        ({"attention_bias": True}, "attention_bias True is not supported: only False"),
-        ({"mlp_bias": True}, "mlp_bias True is not supported: only False"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "ForSequenceClassification is not"),
-    ],
-)
-def test_unsupported_configurations(fields, message):
-    with pytest.raises(WeightsError, match=message):
-        config_of(**fields)
-
-
 def test_published_configuration(tmp_path):
     """The `config.json` of Llama 3 8B describes the preset."""
     preset = models.preset("llama3-8b")
-    exported = llama.config_to_hf(preset)
+    exported = llama.FORM.config_to_hf(preset)
     (tmp_path / "config.json").write_text(json.dumps(exported))
     theirs = transformers.LlamaConfig.from_pretrained(tmp_path)
     assert theirs.to_dict()["rope_parameters"]["rope_theta"] == 500_000
     assert (theirs.num_key_value_heads, theirs.head_dim) == (8, 128)
-    assert llama.config_from_hf(exported, "config.json") == dataclasses.replace(preset)
+    assert llama.FORM.config_from_hf(exported, "config.json") == dataclasses.replace(preset)
 
 
 def byte_level_tokenizer():

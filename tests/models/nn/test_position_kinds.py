@@ -328,7 +328,7 @@ def test_options_that_a_family_does_not_have():
         models.BertConfig(**TINY_SIZES, positions="sinusoidal", position_offset=2)
     with pytest.raises(ValueError, match=r"'projections' cuts 4 dimensions .* keys have size 1"):
         models.EncoderDecoderConfig(**TINY_SIZES, positions_at="projections", d_k=1)
-    with pytest.raises(ValueError, match=r"positions 'learned' are none of a Llama's"):
+    with pytest.raises(ValueError, match=r"positions 'learned' are none of this family's"):
         LlamaConfig(**TINY_SIZES, positions="learned")
     with pytest.raises(ValueError, match=r"position_base 7.0 is named rope_base"):
         LlamaConfig(**TINY_SIZES, position_base=7.0)

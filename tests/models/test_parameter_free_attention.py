@@ -11,7 +11,7 @@ import pytest
 from flaxzoo import models
 from flaxzoo.models.nn.attention import MultiHeadAttention
 from flaxzoo.models.nn.masks import AttentionMask
-from flaxzoo.models.nn.simple_attention import simple_attention_weights
+from flaxzoo.models.parameter_free_attention import simple_attention_weights
 from flaxzoo.models.registry import config_from_dict, config_to_dict
 
 X = jnp.array([[1.0, 0], [0, 1], [1, 1]])

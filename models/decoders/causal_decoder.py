@@ -1,0 +1,356 @@
+"""The mechanism of the decoders of today: what lies around their layers.
+
+Token embedding, layers with rotary positions, a final RMSNorm, and a head. A family derives its
+configuration and its module from the two classes here, and writes its own layer in the order of
+its paper (`llama.py` is the shortest).
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from ...data.errors import UserError
+from ..config import Activation, Execution, PositionKind, TransformerConfig, divisors
+from ..nn.cache import Cache, advance_cache
+from ..nn.heads import (
+    CAUSAL_HEADS,
+    HEAD_ALIASES,
+    CausalLMOutput,
+    ClassificationHead,
+    ClassifierOutput,
+    EncoderOutput,
+    HeadInputs,
+    LastTokenClassificationHead,
+    Projection,
+    ValueHead,
+    check_head,
+)
+from ..nn.layers import Embedding, RMSNorm, RowKeys, dropout
+from ..nn.masks import AnyArray
+from ..nn.positions import Positions
+from ..nn.rotary import rotary_positions
+from ..nn.stack import Layer, make_layer_context, prepare_inputs, run_layers
+from ..nn.typing import Bool, Float, Int
+from ..rotary_scaling import RotaryScaling
+
+DECODER_HEADS = (*CAUSAL_HEADS, "sequence_classification", "token_classification")
+"""The heads that these decoders can have."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CausalDecoderConfig(TransformerConfig):
+    """The fields that the decoders of today share.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    use_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
+    attention_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    activation: Activation = "silu"
+    """Non-linearity of the gate."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in normalization."""
+    dropout_rate: float = 0.0
+    """Dropout rate of embeddings, attention weights and the outputs of both sublayers; the papers
+    have no dropout."""
+    attention_dropout: float | None = None
+    """Dropout rate of attention weights, if not `dropout_rate`."""
+    classifier_dropout: float | None = None
+    """Dropout rate of the hidden states before token classification, if not 0.1."""
+    num_kv_heads: int | None = None
+    """Number of key/value heads, K, if not `num_heads`."""
+    d_head: int | None = None
+    """Size of one head, H, if not D / N."""
+    rope_base: float = 10_000.0
+    """Base of the rotary wavelengths (theta)."""
+    rope_fraction: float = 1.0
+    """The part of each head that is rotated: its first H · fraction dimensions."""
+    rope_scaling: RotaryScaling | None = None
+    """How the rotary frequencies are scaled for sequences longer than the trained."""
+    positions: PositionKind = "rotary"
+    """The kind of positions; these families have no others."""
+    tie_output: bool = False
+    """Whether the output projection is the token embedding; else it has its own matrix."""
+    head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default="causal_lm", metadata={"choices": DECODER_HEADS}
+    )
+    """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),
+    labels or a score of the sequence, read at its last real token (sequence_classification), or
+    labels of every token (token_classification)."""
+    labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Names of the labels of a classifier, in order of their ids."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "labels", tuple(self.labels))
+        object.__setattr__(self, "head", HEAD_ALIASES.get(self.head, self.head))
+        check_head(self)
+        for name in ("num_kv_heads", "d_head"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} {value} is not positive: choose at least 1")
+        if self.num_heads % self.kv_heads:
+            choices = ", ".join(map(str, divisors(self.num_heads)))
+            raise UserError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}: "
+                f"choose num_kv_heads from {choices}"
+            )
+        for name in ("attention_dropout", "classifier_dropout"):
+            if not 0 <= getattr(self, f"{name}_rate") < 1:
+                raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
+        self._check_rotary()
+
+    def _check_rotary(self) -> None:
+        """Raises UserError if the options of rotary positions are out of range."""
+        if self.positions != "rotary":
+            raise UserError(
+                f"positions {self.positions!r} are none of this family's, which are rotary: choose "
+                "another family, such as gpt"
+            )
+        if self.position_base != 10_000:
+            raise UserError(
+                f"position_base {self.position_base} is named rope_base in this family: give that"
+            )
+        if not self.rope_base > 0:
+            raise UserError(f"rope_base {self.rope_base} must be above 0, for example 10000")
+        if not 0 < self.rope_fraction <= 1 or self.rotated_dim % 2 or self.rotated_dim == 0:
+            raise UserError(
+                f"rope_fraction {self.rope_fraction} rotates {self.rotated_dim} of {self.key_dim} "
+                "dimensions: choose an even number of them"
+            )
+        if self.rope_scaling is not None:
+            for name in ("short_factors", "long_factors"):
+                factors = getattr(self.rope_scaling, name)
+                if factors is not None and len(factors) != self.rotated_dim // 2:
+                    raise UserError(
+                        f"rope_scaling {name} has {len(factors)} numbers for {self.rotated_dim} "
+                        f"rotated dimensions: give {self.rotated_dim // 2}"
+                    )
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the model can have."""
+        return DECODER_HEADS
+
+    def with_head(self, head: str, labels: tuple[str, ...]) -> "CausalDecoderConfig":
+        """Returns the configuration of the same body below another head."""
+        return dataclasses.replace(self, head=head, labels=labels)
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads, K; a divisor of `num_heads`."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one head, H."""
+        return self.d_model // self.num_heads if self.d_head is None else self.d_head
+
+    @property
+    def rotated_dim(self) -> int:
+        """Number of dimensions of a head that are rotated, R."""
+        return int(self.key_dim * self.rope_fraction)
+
+    @property
+    def attention_dropout_rate(self) -> float:
+        """Dropout rate of attention weights."""
+        return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def classifier_dropout_rate(self) -> float:
+        """Dropout rate of the hidden states before token classification."""
+        return 0.1 if self.classifier_dropout is None else self.classifier_dropout
+
+    # Properties in which these families differ. A family whose models differ in one makes it a
+    # field.
+
+    window: ClassVar[int | None] = None
+    """If given, the number of tokens, its own included, to which a token attends in some layers."""
+    windowed_rope_base: ClassVar[float | None] = None
+    """Base of the rotary wavelengths in these layers, if not `rope_base`; without scaling."""
+    embedding_scale: ClassVar[float] = 1.0
+    """Factor of the token embeddings."""
+    logit_cap: ClassVar[float | None] = None
+    """If given, logits z become cap · tanh(z / cap)."""
+
+    @property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """Whether each layer attends to the window only; read only if there is a window."""
+        return (True,) * self.num_layers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WindowedDecoderConfig(CausalDecoderConfig):
+    """A decoder whose layers may attend to a window of tokens only.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    window: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """If given, the number of tokens, its own included, to which a token attends."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is not None and self.window < 1:
+            raise UserError(f"window {self.window} must be at least 1, or None")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedDecoderConfig(WindowedDecoderConfig):
+    """A decoder in which some layers attend to a window, and the others to all tokens.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    full_layers: tuple[int, ...] | None = None
+    """The numbers, from 0, of the layers that attend to all tokens in spite of the window; None:
+    as the family has them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.full_layers is None:
+            return
+        object.__setattr__(self, "full_layers", tuple(self.full_layers))
+        if wrong := sorted(set(self.full_layers) - set(range(self.num_layers))):
+            raise UserError(
+                f"full_layers {wrong[0]} is no layer of {self.num_layers}: choose from 0 to "
+                f"{self.num_layers - 1}"
+            )
+
+    @property
+    def usual_full_layers(self) -> tuple[int, ...]:
+        """The layers that attend to all tokens where `full_layers` does not say."""
+        return ()
+
+    @property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """Whether each layer attends to the window only; read only if there is a window."""
+        full = self.usual_full_layers if self.full_layers is None else self.full_layers
+        return tuple(i not in full for i in range(self.num_layers))
+
+
+class CausalDecoder(nn.Module):
+    """A decoder with its head; a family names its layer.
+
+    Attributes:
+      config: sizes and options of the model.
+      execution: how it is run.
+    """
+
+    config: CausalDecoderConfig
+    execution: Execution = Execution()
+
+    layer: ClassVar[type[Layer]]
+    """The class of one layer."""
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: Int[AnyArray, "B T"],
+        attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None = None,
+        *,
+        position_ids: Int[AnyArray, "#B #T"] | None = None,
+        segment_ids: Int[AnyArray, "B T"] | None = None,
+        cache: Cache | None = None,
+        rng: RowKeys | None = None,
+        output_attentions: bool = False,
+        head_mask: Float[AnyArray, "*L N"] | None = None,
+    ) -> CausalLMOutput | ClassifierOutput:
+        """Computes the logits of every next token, or of labels.
+
+        Args:
+          input_ids: token ids.
+          attention_mask: 1 for the tokens that may be attended to. With a cache
+            it covers the S slots of the cache, those written by this call
+            included. A mask `[B, T, S]` states for each token all tokens that it
+            may attend to, itself included.
+          position_ids: position of each token; by default counted over the real
+            tokens of each sequence, from 0 in every document of a packed one.
+          segment_ids: number of the document that each token of a packed sequence
+            belongs to, 0 for padding. No document attends to another.
+          cache: keys and values of earlier calls, continued by `input_ids`.
+            Beyond its last slot all logits are NaN.
+          rng: one key per sequence (`models.row_keys`) switches dropout on.
+          output_attentions: whether to return the attention weights too.
+          head_mask: factor of the attention weights of each head, `[N]` or `[L, N]` for each
+            layer; 0 takes a head out.
+
+        Raises:
+          UserError: `attention_mask` does not cover the tokens (or slots), it is
+            `[B, T, S]` and no `position_ids` are given, a cache is given together
+            with packed sequences, or the head classifies sequences and is given a cache,
+            packed sequences or a mask `[B, T, S]`.
+        """
+        c, e = self.config, self.execution
+        if c.head == "sequence_classification" and (
+            cache is not None
+            or segment_ids is not None
+            or (attention_mask is not None and attention_mask.ndim == 3)
+        ):
+            raise UserError(
+                f"head {c.head!r} reads one sequence per row: leave cache and segment_ids out, "
+                "and give attention_mask [B, T]"
+            )
+        position_ids, mask = prepare_inputs(
+            c,
+            input_ids,
+            attention_mask,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            cache=cache,
+            causal=True,
+        )
+        embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
+        x = embed(input_ids)
+        if c.embedding_scale != 1:
+            x = x * jnp.asarray(c.embedding_scale, x.dtype)
+        x = dropout(x, c.dropout_rate, rng, "embedding")
+        context = make_layer_context(
+            c,
+            e,
+            mask,
+            cache=cache,
+            rng=rng,
+            output_attentions=output_attentions,
+            window=c.window,
+            windowed_layers=c.windowed_layers,
+            head_mask=head_mask,
+            positions=self._positions(position_ids),
+        )
+        x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
+        x = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="final_norm")(x)
+        if cache is not None:
+            assert outputs.cache is not None
+            x, cache = advance_cache(cache, outputs.cache, x)
+        body = EncoderOutput(x, attentions=outputs.attentions)
+        if c.head == "sequence_classification":
+            return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
+        if c.head == "token_classification":
+            inputs = HeadInputs(body, embed.embedding, None, rng)
+            return ClassificationHead(c, e, name="head")(inputs)
+        if not c.tie_output:
+            embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
+        projection = Projection(x, embed.embedding.astype(e.dtype), cap=c.logit_cap)
+        values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
+        return CausalLMOutput(x, projection, cache, outputs.attentions, values)
+
+    def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
+        """Returns the rotations of the tokens, in all layers or in those with a window."""
+        c = self.config
+        full = rotary_positions(
+            position_ids,
+            c.rotated_dim,
+            c.rope_base,
+            scaling=c.rope_scaling,
+            max_length=c.max_length,
+        )
+        if c.windowed_rope_base is None or c.window is None:
+            return Positions(rotary=full)
+        windowed = rotary_positions(position_ids, c.rotated_dim, c.windowed_rope_base)
+        return Positions(rotary=full, windowed_rotary=windowed)

@@ -1,0 +1,72 @@
+"""Gemma: a Llama with wide heads, scaled embeddings, and GELU in its gates.
+
+Gemma Team 2024, "Gemma: open models based on Gemini research and technology", section 2: heads of
+size 256, one key/value head in the smaller model, GeGLU feed-forward layers, RMSNorm, the output
+tied to the embedding. From the published code: embeddings are multiplied by √D, and the scales of
+norms are stored less 1.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from ..config import Activation, Settings
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..registry import Family, Preset
+from .causal_decoder import CausalDecoder, CausalDecoderConfig
+from .llama import LlamaLayer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GemmaConfig(CausalDecoderConfig):
+    """A decoder-only transformer of the first Gemma family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    norm_offset: ClassVar[float] = 1.0
+
+    activation: Activation = "gelu_tanh"
+    """Non-linearity of the gate."""
+    norm_eps: float = 1e-6
+    """Added to the mean square in normalization."""
+    attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the four projections of attention have biases; no published Gemma has."""
+    tie_output: bool = True
+    """Whether the output projection is the token embedding; else it has its own matrix."""
+
+    @property
+    def embedding_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Factor of the token embeddings, √D."""
+        return self.d_model**0.5
+
+
+class Gemma(CausalDecoder):
+    """A Gemma with its head: the layers of a Llama."""
+
+    layer = LlamaLayer
+
+
+def _preset(published: str, **fields: Any) -> Preset:
+    return Preset(GemmaConfig(**{**_COMMON, **fields}), "Gemma Team 2024a", published)
+
+
+_COMMON: Settings = {"vocab_size": 256_000, "max_length": 8192}
+
+PRESETS: dict[str, Preset] = {
+    "gemma-2b": _preset(
+        "2.5B", num_layers=18, d_model=2048, num_heads=8, num_kv_heads=1, d_ff=16_384
+    ),
+    "gemma-7b": _preset("8.5B", num_layers=28, d_model=3072, num_heads=16, d_head=256, d_ff=24_576),
+}
+
+NUM_PARAMETERS = {"gemma-2b": 2_506_172_416, "gemma-7b": 8_537_680_896}
+
+FAMILY = Family(
+    config=GemmaConfig,
+    module=Gemma,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
+    hf_module="decoders.gemma",
+)

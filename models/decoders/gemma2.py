@@ -1,0 +1,148 @@
+"""Gemma 2: four norms in a layer, capped scores, and windows in every other layer.
+
+Gemma Team 2024, "Gemma 2: improving open language models at a practical size", section 2: layers
+attend to 4,096 tokens and to all tokens in turn; scores of attention and logits are capped by tanh;
+both the input and the output of each sublayer are normalized; grouped key/value heads. Scores are
+divided by the square root of a number of its own, which in the largest model is not the head size.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import flax.linen as nn
+
+from ...data.errors import UserError
+from ..config import Activation, Settings
+from ..nn.attention import MultiHeadAttention
+from ..nn.layers import GatedFeedForward, Residual, RMSNorm, dropout, fold_in
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ..nn.typing import Array, Float
+from ..registry import Family, Preset
+from .causal_decoder import CausalDecoder, MixedDecoderConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma2Config(MixedDecoderConfig):
+    """A decoder-only transformer of the Gemma 2 family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    norm_offset: ClassVar[float] = 1.0
+
+    activation: Activation = "gelu_tanh"
+    """Non-linearity of the gate."""
+    norm_eps: float = 1e-6
+    """Added to the mean square in normalization."""
+    attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the four projections of attention have biases; no published Gemma has."""
+    tie_output: bool = True
+    """Whether the output projection is the token embedding; else it has its own matrix."""
+    score_divisor: int = 256
+    """The scores of attention are divided by the square root of this number."""
+    score_cap: float | None = 50.0  # pyright: ignore[reportIncompatibleVariableOverride]
+    """If given, attention scores s become cap · tanh(s / cap)."""
+    logit_cap: float | None = 30.0  # pyright: ignore[reportIncompatibleVariableOverride]
+    """If given, logits z become cap · tanh(z / cap)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("score_divisor", "score_cap", "logit_cap"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"{name} {value} must be above 0, for example 50")
+
+    @property
+    def embedding_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Factor of the token embeddings, √D."""
+        return self.d_model**0.5
+
+    @property
+    def usual_full_layers(self) -> tuple[int, ...]:
+        """Every second layer attends to all tokens."""
+        return tuple(range(1, self.num_layers, 2))
+
+
+class Gemma2Layer(Layer[Gemma2Config]):
+    """Self-attention and a gated feed-forward, with norms before and after, and a residual."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+
+        y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="attention_norm")(x)
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
+            y,
+            context.mask_of(inputs.index),
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+            scale=c.score_divisor**-0.5,
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
+            positions=context.positions_of(inputs.index),
+        )
+        y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="attention_output_norm")(y)
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
+
+        y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="feed_forward_norm")(x)
+        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
+        y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="feed_forward_output_norm")(y)
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        return x, LayerOutputs(cache, weights)
+
+
+class Gemma2(CausalDecoder):
+    """A Gemma 2 with its head."""
+
+    layer = Gemma2Layer
+
+
+def _preset(published: str, **fields: Any) -> Preset:
+    return Preset(Gemma2Config(**{**_COMMON, **fields}), "Gemma Team 2024b", published)
+
+
+_COMMON: Settings = {"vocab_size": 256_000, "max_length": 8192, "d_head": 256, "window": 4096}
+
+PRESETS: dict[str, Preset] = {
+    "gemma2-2b": _preset(
+        "2.6B", num_layers=26, d_model=2304, num_heads=8, num_kv_heads=4, d_ff=9216
+    ),
+    "gemma2-9b": _preset(
+        "9.2B", num_layers=42, d_model=3584, num_heads=16, num_kv_heads=8, d_ff=14_336
+    ),
+    "gemma2-27b": _preset(
+        "27.2B",
+        num_layers=46,
+        d_model=4608,
+        num_heads=32,
+        num_kv_heads=16,
+        d_head=128,
+        d_ff=36_864,
+        score_divisor=144,
+    ),
+}
+
+# fmt: off
+NUM_PARAMETERS = {
+    "gemma2-2b": 2_614_341_888, "gemma2-9b": 9_241_705_984, "gemma2-27b": 27_227_128_320,
+}
+# fmt: on
+
+FAMILY = Family(
+    config=Gemma2Config,
+    module=Gemma2,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
+    hf_module="decoders.gemma2",
+)

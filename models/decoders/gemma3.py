@@ -1,0 +1,112 @@
+"""Gemma 3: the layer of Gemma 2 with normalized queries and keys, and two rotary bases.
+
+Gemma Team 2025, "Gemma 3 technical report", section 2: five layers with a window for each that
+attends to all tokens; a rotary base of 1,000,000 in the latter, scaled for longer contexts, and of
+10,000 in the former; norms of queries and keys in place of capped scores. Text only: the vision
+encoder of the larger models is not here.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from ..config import Settings
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..registry import Family, Preset
+from ..rotary_scaling import RotaryScaling
+from .causal_decoder import CausalDecoder
+from .gemma2 import Gemma2Config, Gemma2Layer
+
+FULL_EVERY = 6
+"""Every sixth layer attends to all tokens."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma3Config(Gemma2Config):
+    """A decoder-only transformer of the Gemma 3 family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    query_key_norm: ClassVar[bool] = True
+    score_cap: ClassVar[float | None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    rope_base: float = 1_000_000.0
+    """Base of the rotary wavelengths in the layers that attend to all tokens."""
+    windowed_rope_base: float = 10_000.0  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Base of the rotary wavelengths in the layers with a window; without scaling."""
+    logit_cap: float | None = None
+    """If given, logits z become cap · tanh(z / cap); no published Gemma 3 has one."""
+
+    @property
+    def usual_full_layers(self) -> tuple[int, ...]:
+        """Every sixth layer attends to all tokens."""
+        return tuple(range(FULL_EVERY - 1, self.num_layers, FULL_EVERY))
+
+
+class Gemma3(CausalDecoder):
+    """A Gemma 3 with its head: the layers of Gemma 2, with norms of queries and keys."""
+
+    layer = Gemma2Layer
+
+
+def _preset(published: str, note: str = "", **fields: Any) -> Preset:
+    return Preset(Gemma3Config(**{**_COMMON, **fields}), "Gemma Team 2025", published, note)
+
+
+_COMMON: Settings = {
+    "vocab_size": 262_208,
+    "max_length": 131_072,
+    "d_head": 256,
+    "window": 1024,
+    "rope_scaling": RotaryScaling(kind="linear", factor=8.0),
+}
+_TEXT = "without the vision encoder of 417M"
+
+PRESETS: dict[str, Preset] = {
+    "gemma3-1b": _preset(
+        "1.0B",
+        vocab_size=262_144,
+        max_length=32_768,
+        num_layers=26,
+        d_model=1152,
+        num_heads=4,
+        num_kv_heads=1,
+        d_ff=6912,
+        window=512,
+        rope_scaling=None,
+    ),
+    "gemma3-4b": _preset(
+        "3.9B", _TEXT, num_layers=34, d_model=2560, num_heads=8, num_kv_heads=4, d_ff=10_240
+    ),
+    "gemma3-12b": _preset(
+        "11.8B", _TEXT, num_layers=48, d_model=3840, num_heads=16, num_kv_heads=8, d_ff=15_360
+    ),
+    "gemma3-27b": _preset(
+        "27.0B",
+        _TEXT,
+        num_layers=62,
+        d_model=5376,
+        num_heads=32,
+        num_kv_heads=16,
+        d_head=128,
+        d_ff=21_504,
+        score_divisor=168,
+    ),
+}
+
+# fmt: off
+NUM_PARAMETERS = {
+    "gemma3-1b": 999_885_952, "gemma3-4b": 3_880_263_168, "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304,
+}
+# fmt: on
+
+FAMILY = Family(
+    config=Gemma3Config,
+    module=Gemma3,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
+    hf_module="decoders.gemma3",
+)

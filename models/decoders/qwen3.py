@@ -1,0 +1,78 @@
+"""Qwen3: a Llama that normalizes each query and each key.
+
+Yang et al. 2025, "Qwen3 technical report", section 2: RMSNorm over each head of queries and keys
+before they are rotated, in place of Qwen2's biases; heads of size 128 whatever the width.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from ..config import Settings
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..registry import Family, Preset
+from .causal_decoder import CausalDecoder, MixedDecoderConfig
+from .llama import LlamaLayer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3Config(MixedDecoderConfig):
+    """A decoder-only transformer of the Qwen3 family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    query_key_norm: ClassVar[bool] = True
+
+    norm_eps: float = 1e-6
+    """Added to the mean square in normalization."""
+    rope_base: float = 1_000_000.0
+    """Base of the rotary wavelengths (theta)."""
+    attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the four projections of attention have biases; no published Qwen3 has."""
+
+
+class Qwen3(CausalDecoder):
+    """A Qwen3 with its head: the layers of a Llama, with norms of queries and keys."""
+
+    layer = LlamaLayer
+
+
+def _preset(published: str, sizes: tuple[int, int, int, int], **fields: Any) -> Preset:
+    """Builds a preset of the sizes (layers, width, heads, F)."""
+    names = "num_layers", "d_model", "num_heads", "d_ff"
+    settings: Settings = {**_COMMON, **dict(zip(names, sizes, strict=True)), **fields}
+    return Preset(Qwen3Config(**settings), "Yang et al. 2025", published)
+
+
+_COMMON: Settings = {
+    "vocab_size": 151_936,
+    "max_length": 40_960,
+    "num_kv_heads": 8,
+    "d_head": 128,
+}
+
+PRESETS: dict[str, Preset] = {
+    "qwen3-0.6b": _preset("0.6B", (28, 1024, 16, 3072), tie_output=True),
+    "qwen3-1.7b": _preset("1.7B", (28, 2048, 16, 6144), tie_output=True),
+    "qwen3-4b": _preset("4.0B", (36, 2560, 32, 9728), tie_output=True),
+    "qwen3-8b": _preset("8.2B", (36, 4096, 32, 12_288)),
+    "qwen3-14b": _preset("14.8B", (40, 5120, 40, 17_408)),
+    "qwen3-32b": _preset("32.8B", (64, 5120, 64, 25_600)),
+}
+
+# fmt: off
+NUM_PARAMETERS = {
+    "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
+}
+# fmt: on
+
+FAMILY = Family(
+    config=Qwen3Config,
+    module=Qwen3,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
+    hf_module="decoders.qwen3",
+)

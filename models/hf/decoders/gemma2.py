@@ -1,0 +1,118 @@
+"""Gemma 2 in Hugging Face's format."""
+
+from ....data.io.json_text import JsonObject, JsonValue
+from ...decoders.gemma2 import Gemma2Config
+from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
+from ..generation_config import NAMES
+from ..tensor_mapping import WeightsError
+from .causal_decoder import (
+    ATTENTION,
+    FEED_FORWARD,
+    DecoderForm,
+    Parts,
+    layer_types_to_hf,
+    set_windows,
+    size_fields,
+    take_layer_types,
+)
+
+FOUR_NORMS: Parts = {
+    "attention_norm": "input_layernorm",
+    "attention_output_norm": "post_attention_layernorm",
+    "feed_forward_norm": "pre_feedforward_layernorm",
+    "feed_forward_output_norm": "post_feedforward_layernorm",
+}
+"""The norms of a layer; the second is the output's, and not that before the feed-forward layer."""
+
+
+def take_windows(
+    fields: JsonObject, settings: Settings, source: str, *, num_layers: int, every: int
+) -> None:
+    """Takes the fields of windows out of a Gemma's.
+
+    Args:
+      fields: The content of the file.
+      settings: Gets `window` and `full_layers`.
+      source: The path of the file, for messages.
+      num_layers: The default of `num_hidden_layers`.
+      every: One layer of so many attends to all tokens where the file does not say.
+
+    Raises:
+      WeightsError: A field is of another type, or does not suit the layers.
+    """
+    window = fields.pop("sliding_window", 4096)
+    names = "sliding_window_pattern", "_sliding_window_pattern"
+    every_given = next(filter(None, [fields.pop(name, None) for name in names]), every)
+    number = fields.get("num_hidden_layers", num_layers)
+    for name, value in (("num_hidden_layers", number), ("sliding_window_pattern", every_given)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise WeightsError(f"{source}: {name} {value!r} is not of type int")
+    assert isinstance(number, int)
+    assert isinstance(every_given, int)
+    windowed = take_layer_types(fields, number, source)
+    if windowed is None:
+        windowed = [bool((i + 1) % every_given) for i in range(number)]
+    if window is not None:
+        set_windows(settings, window, windowed, source)
+
+
+def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
+    """Reads the windows; transformers takes caps where a file has none, and null is no cap."""
+    take_windows(fields, settings, source, num_layers=26, every=2)
+    fields.setdefault("attn_logit_softcapping", 50.0)
+    fields.setdefault("final_logit_softcapping", 30.0)
+
+
+def own_fields(config: Gemma2Config) -> JsonObject:
+    """Returns the fields of windows."""
+    if config.window is None:
+        full: list[JsonValue] = ["full_attention"] * config.num_layers
+        return {"sliding_window": None, "layer_types": full}
+    return {"sliding_window": config.window, "layer_types": layer_types_to_hf(config)}
+
+
+ACTIVATION = Field(
+    "hidden_activation",
+    "activation",
+    "gelu_pytorch_tanh",
+    {"gelu_pytorch_tanh": "gelu_tanh"} | ACTIVATIONS,
+)
+
+FORM = DecoderForm(
+    config=Gemma2Config,
+    model_type="gemma2",
+    classes={
+        "causal_lm": "Gemma2ForCausalLM",
+        "none": "Gemma2Model",
+        "sequence_classification": "Gemma2ForSequenceClassification",
+        "token_classification": "Gemma2ForTokenClassification",
+    },
+    fields=ConfigMapping(
+        (
+            *size_fields(
+                vocab_size=256_000,
+                hidden_size=2304,
+                intermediate_size=9216,
+                num_hidden_layers=26,
+                num_attention_heads=8,
+                num_key_value_heads=4,
+                max_position_embeddings=8192,
+                head_dim=256,
+                tie_word_embeddings=True,
+                activation=ACTIVATION,
+            ),
+            Field("attention_bias", "attention_bias", False),
+            Field("query_pre_attn_scalar", "score_divisor", 256),
+            Field("attn_logit_softcapping", "score_cap", None, kind=float),
+            Field("final_logit_softcapping", "logit_cap", None, kind=float),
+            FixedField("use_bidirectional_attention", (None, False)),
+        ),
+        # An older name of the activation, which transformers does not read; and the cache's kind.
+        ignored=NAMES | {"hidden_act", "cache_implementation"},
+    ),
+    layer={**ATTENTION, **FEED_FORWARD, **FOUR_NORMS},
+    own_settings=_own_settings,
+    own_fields=own_fields,
+    generation_defaults={"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2},
+)
+MAPPING = FORM.mapping()

@@ -1,0 +1,82 @@
+"""Phi-3 in Hugging Face's format."""
+
+from ....data.io.json_text import JsonObject
+from ...decoders.phi3 import Phi3Config
+from ..config_mapping import ConfigMapping, Field, FixedField, Settings
+from ..generation_config import NAMES
+from .causal_decoder import NORMS, DecoderForm, size_fields
+
+PADDING = 32_000
+"""The token that pads a row, and ends a text, where a file names none."""
+
+
+def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
+    """Reads the trained length, which stands beside the scaling, and the scaling's older names."""
+    del settings, source
+    length = fields.pop("original_max_position_embeddings", 4096)
+    for name in ("rope_scaling", "rope_parameters"):
+        given = fields.get(name)
+        if not isinstance(given, dict):
+            continue
+        kind = given.get("rope_type", given.get("type"))
+        if kind in (None, "default"):
+            continue
+        rest = {key: value for key, value in given.items() if key not in ("type", "rope_type")}
+        fields[name] = {
+            **rest,
+            "rope_type": "longrope" if kind in ("su", "yarn") else kind,
+            "original_max_position_embeddings": length,
+        }
+
+
+def _own_fields(config: Phi3Config) -> JsonObject:
+    scaling = config.rope_scaling
+    length = None if scaling is None else scaling.original_length
+    fields: JsonObject = {"original_max_position_embeddings": 4096 if length is None else length}
+    if config.vocab_size <= PADDING:  # transformers' default would be none of its tokens
+        fields["pad_token_id"] = None
+    return fields
+
+
+FORM = DecoderForm(
+    config=Phi3Config,
+    model_type="phi3",
+    classes={
+        "causal_lm": "Phi3ForCausalLM",
+        "none": "Phi3Model",
+        "sequence_classification": "Phi3ForSequenceClassification",
+        "token_classification": "Phi3ForTokenClassification",
+    },
+    fields=ConfigMapping(
+        (
+            *size_fields(
+                vocab_size=32_064,
+                hidden_size=3072,
+                intermediate_size=8192,
+                num_hidden_layers=32,
+                num_attention_heads=32,
+                num_key_value_heads=None,
+                max_position_embeddings=4096,
+                rms_norm_eps=1e-5,
+            ),
+            Field("sliding_window", "window", None, kind=int),
+            FixedField("resid_pdrop", (0.0,)),
+            FixedField("embd_pdrop", (0.0,)),
+            FixedField("attention_bias", (False,)),
+        ),
+        ignored=NAMES,
+    ),
+    layer={
+        ("attention/query", "attention/key", "attention/value"): "self_attn.qkv_proj",
+        "attention/output": "self_attn.o_proj",
+        ("feed_forward/gate", "feed_forward/up"): "mlp.gate_up_proj",
+        "feed_forward/down": "mlp.down_proj",
+        **NORMS,
+    },
+    rotary_kinds=("longrope",),
+    fractional=True,
+    own_settings=_own_settings,
+    own_fields=_own_fields,
+    generation_defaults={"bos_token_id": 1, "eos_token_id": PADDING, "pad_token_id": PADDING},
+)
+MAPPING = FORM.mapping()

@@ -1,0 +1,150 @@
+"""Rotary positions: queries and keys are rotated by their positions.
+
+Su et al. 2021, "RoFormer", section 3.2.2; `models.rotary_scaling` has the scalings.
+"""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from ..rotary_scaling import RotaryScaling
+from .masks import AnyArray
+from .typing import Array, Float, Int
+
+
+@struct.dataclass
+class Rotary:
+    """Rotations of queries and keys by their positions, the same for every head.
+
+    With R < H only the first R dimensions of a head are rotated.
+    """
+
+    cos: Float[Array, "#B T R"]
+    sin: Float[Array, "#B T R"]
+    interleaved: bool = struct.field(pytree_node=False, default=False)
+    """Whether a plane is that of neighboring dimensions (GPT-J)."""
+
+    def rotate(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+        """Rotates the plane of dimensions (i, i + R/2), or (2i, 2i + 1), by its angle."""
+        size = self.cos.shape[-1]
+        part = x[..., :size].astype(jnp.float32)
+        if self.interleaved:
+            pairs = part.reshape(*part.shape[:-1], -1, 2)
+            turned = jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(part.shape)
+        else:
+            first, second = jnp.split(part, 2, axis=-1)
+            turned = jnp.concatenate([-second, first], axis=-1)  # by 90 degrees
+        cos, sin = self.cos[:, :, None], self.sin[:, :, None]
+        rotated = (part * cos + turned * sin).astype(x.dtype)
+        return rotated if size == x.shape[-1] else jnp.concatenate([rotated, x[..., size:]], -1)
+
+
+def rotary_positions(
+    position_ids: Int[AnyArray, "#B #T"],
+    size: int,
+    base: float = 10_000.0,
+    *,
+    scaling: RotaryScaling | None = None,
+    max_length: int = 0,
+    interleaved: bool = False,
+) -> Rotary:
+    """Returns the rotations of some positions (Su et al. 2021, section 3.2.2).
+
+    The plane (i, i + R/2) turns by p / base^(2i/R) at position p. The paper pairs the dimensions
+    (2i, 2i + 1); the order here is that of GPT-NeoX and of every published Llama in Hugging Face's
+    format, and differs by a permutation of the dimensions of queries and keys.
+
+    Args:
+      position_ids: the position of each token.
+      size: R, how many dimensions of a head are rotated; an even number.
+      base: of the wavelengths.
+      scaling: of the frequencies.
+      max_length: the longest sequence, for scalings that depend on it.
+      interleaved: whether planes are (2i, 2i + 1), as in the paper (GPT-J).
+    """
+    frequency = rotary_frequencies(
+        position_ids, size, base, scaling=scaling, max_length=max_length
+    )  # [R/2] or [B, 1, R/2]
+    angle = jnp.asarray(position_ids, jnp.float32)[..., None] * frequency
+    if interleaved:
+        angle = jnp.repeat(angle, 2, axis=-1)  # [B, T, R]
+    else:
+        angle = jnp.concatenate([angle, angle], axis=-1)
+    amplitude = 1.0 if scaling is None else scaling.amplitude(max_length)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    if amplitude != 1:
+        cos, sin = cos * amplitude, sin * amplitude
+    return Rotary(cos, sin, interleaved)
+
+
+def rotary_frequencies(
+    position_ids: Int[AnyArray, "#B #T"],
+    size: int,
+    base: float,
+    *,
+    scaling: RotaryScaling | None,
+    max_length: int,
+) -> Float[Array, "*rest F"]:
+    """Returns the angle per position of each plane; where it depends on the row, `[B, 1, R/2]`.
+
+    The length of a row, for the kinds that depend on it, is its last position plus 1.
+    """
+    # Divide in float32, as transformers does: other rounding is visible at late positions.
+    exponent = jnp.arange(0, size, 2, dtype=jnp.float32) / size
+    frequency = 1.0 / jnp.float32(base) ** exponent
+    if scaling is None:
+        return frequency
+    if scaling.kind == "linear":
+        assert scaling.factor is not None
+        return frequency / scaling.factor
+    if scaling.kind == "llama3":
+        return _llama3(frequency, scaling)
+    if scaling.kind == "yarn":
+        return _yarn(frequency, scaling, base, max_length)
+    length = jnp.max(jnp.asarray(position_ids), axis=-1)[:, None, None] + 1  # [B, 1, 1]
+    if scaling.kind == "longrope":
+        assert scaling.original_length is not None
+        is_long = length > scaling.original_length
+        factors = (
+            jnp.asarray(x, jnp.float32) for x in (scaling.long_factors, scaling.short_factors)
+        )
+        long, short = (1.0 / (x * jnp.float32(base) ** exponent) for x in factors)
+        return jnp.where(is_long, long, short)
+    assert scaling.factor is not None
+    length = jnp.maximum(length, max_length).astype(jnp.float32)
+    growth = scaling.factor * length / max_length - (scaling.factor - 1)
+    return 1.0 / (base * growth ** (size / (size - 2))) ** exponent
+
+
+def _llama3(frequency: Float[Array, " F"], scaling: RotaryScaling) -> Float[Array, " F"]:
+    assert scaling.factor is not None
+    assert scaling.original_length is not None
+    turns = scaling.original_length * frequency / (2 * math.pi)  # over the trained length
+    low, high = scaling.low_frequency, scaling.high_frequency
+    smooth = (turns - low) / (high - low)
+    between = (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    return jnp.where(
+        turns < low, frequency / scaling.factor, jnp.where(turns > high, frequency, between)
+    )
+
+
+def _yarn(
+    frequency: Float[Array, " F"], scaling: RotaryScaling, base: float, max_length: int
+) -> Float[Array, " F"]:
+    original, size = scaling.original_length, 2 * frequency.size
+    assert original is not None
+    factor = scaling.factor or max_length / original
+
+    def dimension(turns: float) -> float:
+        """Returns the dimension whose plane turns so often over the trained length."""
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    last = last if last != first else last + 0.001
+    ramp = np.clip((np.arange(size // 2, dtype=np.float32) - first) / (last - first), 0, 1)
+    return frequency / factor * ramp + frequency * (1 - ramp)

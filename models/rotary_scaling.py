@@ -1,0 +1,112 @@
+"""How rotary frequencies are scaled for sequences longer than those of training.
+
+- linear: Chen et al. 2023, "Extending context window of large language models via positional
+  interpolation".
+- dynamic: a base that grows with the sequence ("NTK-aware" scaling, first described in forums).
+- yarn: Peng et al. 2023, "YaRN: efficient context window extension of large language models".
+- longrope: Ding et al. 2024, "LongRoPE: extending LLM context window beyond 2 million tokens".
+- llama3: the models of Llama 3.1 (Grattafiori et al. 2024) in their published code.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+from ..data.errors import UserError, check_choices
+
+ScalingKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
+
+_READ_BY: dict[str, tuple[ScalingKind, ...]] = {
+    "low_frequency": ("llama3",),
+    "high_frequency": ("llama3",),
+    "attention_factor": ("yarn", "longrope"),
+    "beta_fast": ("yarn",),
+    "beta_slow": ("yarn",),
+    "mscale": ("yarn",),
+    "mscale_all_dim": ("yarn",),
+    "truncate": ("yarn",),
+    "short_factors": ("longrope",),
+    "long_factors": ("longrope",),
+}
+"""The kinds that read a field; `kind`, `factor` and `original_length` are read by several."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotaryScaling:
+    """How rotary frequencies are scaled, so that a model reads more tokens than it was trained on.
+
+    Raises:
+      UserError: A field is missing, out of range, or belongs to another kind.
+    """
+
+    kind: ScalingKind
+    """linear: all frequencies are divided. dynamic: the base grows with the sequence. llama3: low
+    frequencies are divided, high ones stay. yarn: likewise, with a ramp over the dimensions.
+    longrope: each frequency has a divisor of its own, another for long sequences."""
+    factor: float | None = None
+    """How much longer sequences may be; yarn and longrope: by default the quotient of
+    `max_length` and `original_length`."""
+    original_length: int | None = None
+    """The trained length, in tokens (dynamic: `max_length`)."""
+    low_frequency: float = 1.0
+    """llama3: wavelengths above `original_length` / this are divided by `factor`."""
+    high_frequency: float = 4.0
+    """llama3: wavelengths below `original_length` / this are left as they are."""
+    attention_factor: float | None = None
+    """Factor of sines and cosines; by default it follows from `factor`."""
+    beta_fast: float = 32.0
+    """yarn: frequencies that turn at least so often over `original_length` stay as they are."""
+    beta_slow: float = 1.0
+    """yarn: frequencies that turn at most so often are divided by `factor`."""
+    mscale: float | None = None
+    """yarn: with `mscale_all_dim`, from which `attention_factor` follows."""
+    mscale_all_dim: float | None = None
+    """yarn: see `mscale`."""
+    truncate: bool = True
+    """yarn: whether the ramp begins and ends at whole dimensions."""
+    short_factors: tuple[float, ...] | None = None
+    """longrope: the divisor of each frequency, for sequences of at most `original_length`."""
+    long_factors: tuple[float, ...] | None = None
+    """longrope: the same for longer ones."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("short_factors", "long_factors"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, tuple(map(float, value)))
+        for field in dataclasses.fields(self):
+            kinds = _READ_BY.get(field.name, (self.kind,))
+            value = getattr(self, field.name)
+            if self.kind not in kinds and value != field.default:
+                raise UserError(
+                    f"rope_scaling {field.name} {value!r} belongs to the kind "
+                    f"{' or '.join(kinds)}, and this one is {self.kind}: leave it out"
+                )
+        needed = {
+            "linear": ("factor",),
+            "dynamic": ("factor",),
+            "llama3": ("factor", "original_length"),
+            "yarn": ("original_length",),
+            "longrope": ("original_length", "short_factors", "long_factors"),
+        }[self.kind]
+        for name in needed:
+            if getattr(self, name) is None:
+                raise UserError(f"rope_scaling of the kind {self.kind} needs {name}: give it")
+        if self.factor is not None and not self.factor > 0:
+            raise UserError(f"rope_scaling factor {self.factor} must be above 0, for example 8.0")
+
+    def amplitude(self, max_length: int) -> float:
+        """Returns the factor of sines and cosines, by which attention scores grow twice."""
+        if self.kind not in ("yarn", "longrope") or self.attention_factor is not None:
+            return self.attention_factor or 1.0
+        assert self.original_length is not None
+        factor = self.factor or max_length / self.original_length
+        if factor <= 1:
+            return 1.0
+        if self.kind == "longrope":
+            return math.sqrt(1 + math.log(factor) / math.log(self.original_length))
+        if self.mscale and self.mscale_all_dim:
+            grown = (0.1 * m * math.log(factor) + 1 for m in (self.mscale, self.mscale_all_dim))
+            return next(grown) / next(grown)
+        return 0.1 * math.log(factor) + 1

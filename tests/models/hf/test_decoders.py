@@ -1,0 +1,342 @@
+"""The decoders of today against transformers: answers, and weights in both directions."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax.traverse_util import flatten_dict
+from flaxzoo import models
+from flaxzoo.models.hf.registry import mapping_of, mapping_of_type
+from flaxzoo.models.hf.save_weights import write_weights
+from flaxzoo.models.hf.tensor_mapping import WeightsError
+
+from ...support.hf_weights import gradients_of
+from ...support.parity import note_answers, note_tokens
+
+SIZES = {
+    "vocab_size": 37,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LONG = {"rope_type": "longrope", "rope_theta": 100.0}
+LONG |= {"short_factor": [1.0, 1.5], "long_factor": [2.0, 9.0], "factor": 4.0}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama, linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}},
+    ),
+    "Llama, dynamic, biases": (
+        "Llama",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 50.0, "factor": 2.0},
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 10,
+        },
+    ),
+    "Llama 3.1": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 20,
+            },
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+        },
+    ),
+    "Llama, yarn": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 9,
+                "beta_fast": 3.0,
+                "beta_slow": 0.2,
+            },
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Mistral": ("Mistral", {"sliding_window": 4, "head_dim": 10, "num_attention_heads": 6}),
+    "Mistral, all tokens": ("Mistral", {"sliding_window": None, "hidden_size": 23, "head_dim": 6}),
+    "Qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
+    "Qwen3": ("Qwen3", {"head_dim": 10, "tie_word_embeddings": True, "attention_bias": True}),
+    "Qwen3, windows": (
+        "Qwen3",
+        {
+            "head_dim": 8,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "Gemma": ("Gemma", {"head_dim": 10, "num_key_value_heads": 1, "hidden_act": "gelu"}),
+    "Gemma2": (
+        "Gemma2",
+        {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 20},
+    ),
+    "Gemma2, no caps": (
+        "Gemma2",
+        {
+            "head_dim": 6,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "sliding_window": 3,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "Gemma3": (
+        "Gemma3Text",
+        {
+            "head_dim": 10,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            },
+        },
+    ),
+    "Gemma3, capped": (
+        "Gemma3Text",
+        {
+            "head_dim": 6,
+            "num_hidden_layers": 7,
+            "sliding_window": 3,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "Phi3": ("Phi3", {"sliding_window": 5, "hidden_size": 32}),
+    "Phi3, longrope": (
+        "Phi3",
+        {
+            "hidden_size": 32,
+            "original_max_position_embeddings": 8,
+            "rope_parameters": {**LONG, "partial_rotary_factor": 0.5},
+        },
+    ),
+}
+CLASS = {"Gemma3Text": "Gemma3"}
+FAMILIES = {family for family, _ in KINDS.values()}
+OTHER_HEADS = [
+    (kind, suffix)
+    for kind in ("Llama 3.1", "Qwen3", "Gemma2", "Gemma3", "Phi3")
+    for suffix in ("ForSequenceClassification", "ForTokenClassification", "Model")
+    if (kind, suffix) != ("Gemma3", "ForTokenClassification")  # transformers has no such class
+]
+OTHER_CLASSES = {KINDS[kind][0] + suffix for kind, suffix in OTHER_HEADS}
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(3, 37, (3, 11))
+
+
+def random_model(kind: str, suffix: str = "ForCausalLM", **more: Any) -> Any:
+    """A model of transformers with random weights; eager attention, which knows every option."""
+    family, fields = KINDS[kind]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **fields, **more})
+    name = CLASS.get(family, family) if suffix == "ForCausalLM" else family
+    config._attn_implementation = "eager"
+    theirs = getattr(transformers, name + suffix)(config).eval()
+    scale = 0.0 if "Gemma" in family else 0.7  # a Gemma adds 1
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else scale, 0.2)
+    return theirs
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request, tmp_path_factory):
+    """A random model of transformers, and the same model loaded from its folder."""
+    theirs = random_model(request.param)
+    folder = tmp_path_factory.mktemp("decoder")
+    theirs.save_pretrained(folder)
+    return theirs, *models.load(folder)
+
+
+def test_logits_and_gradients(pair, assert_close):
+    theirs, model, params = pair
+
+    def loss(params):
+        logits = model.apply({"params": params}, input_ids=IDS).logits
+        return jnp.mean(jnp.square(logits)), logits
+
+    (_, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    expected = theirs(torch.tensor(IDS)).logits
+    expected.square().mean().backward()
+    assert_close(logits, expected.detach().numpy())
+    note_answers(theirs, "import", logits, expected.detach())
+    found = flatten_dict(gradients, sep="/")
+    for path, gradient in flatten_dict(gradients_of(theirs, model.config), sep="/").items():
+        assert_close(found[path], gradient)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [{"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}])
+def test_decoded_tokens(pair, asked):
+    """Greedy and beam search, with prompts that are padded on the left."""
+    theirs, model, params = pair
+    ids, mask = IDS.copy(), np.ones_like(IDS)
+    ids[1, :4], mask[1, :4] = 0, 0
+    if model.config.rope_scaling and model.config.rope_scaling.kind in ("dynamic", "longrope"):
+        ids, mask = ids[:1], mask[:1]  # transformers takes the length of the longest row for all
+    asked = {**asked, "max_new_tokens": 5, "pad_token_id": 0, "eos_token_id": 2}
+    expected = theirs.generate(
+        torch.tensor(ids), attention_mask=torch.tensor(mask), do_sample=False, **asked
+    )
+    found = models.generate(model, params, ids, attention_mask=mask, **asked)
+    np.testing.assert_array_equal(found, expected.numpy())
+    note_tokens(theirs)
+
+
+def test_exported_weights_are_those_that_were_read(pair, tmp_path, assert_close):
+    theirs, model, params = pair
+    write_weights(tmp_path, model.config, params)
+    loaded, info = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    state = theirs.state_dict()
+    assert loaded.state_dict().keys() == state.keys()
+    for name, tensor in loaded.state_dict().items():
+        np.testing.assert_array_equal(tensor, state[name], err_msg=name)
+    with torch.no_grad():
+        found, expected = loaded(torch.tensor(IDS)).logits, theirs(torch.tensor(IDS)).logits
+    assert_close(found, expected)
+    note_answers(loaded, "export", jnp.asarray(found), expected)
+    again, params_again = models.load(tmp_path)
+    assert again.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, params_again, params)
+
+
+@pytest.mark.parametrize("kind", ["Llama, dynamic, biases", "Phi3, longrope", "Gemma3"])
+def test_inputs_longer_than_the_trained(kind, tmp_path, assert_close):
+    theirs = random_model(kind)
+    theirs.save_pretrained(tmp_path)
+    model, params = models.load(tmp_path)
+    ids = np.concatenate([IDS, IDS], axis=1)
+    expected = theirs(torch.tensor(ids)).logits.detach()
+    assert_close(jax.jit(model.apply)({"params": params}, input_ids=ids).logits, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "suffix"), OTHER_HEADS)
+def test_other_heads(kind, suffix, tmp_path, assert_close):
+    theirs = random_model(kind, suffix, **({} if "Model" in suffix else {"num_labels": 3}))
+    theirs.save_pretrained(tmp_path / "hf", max_shard_size="8KB")
+    model, params = models.load(tmp_path / "hf")
+    ids, mask = IDS.copy(), np.ones_like(IDS)
+    ids[1, 7:], mask[1, 7:] = 0, 0
+    found = jax.jit(model.apply)({"params": params}, input_ids=ids, attention_mask=mask)
+    expected = theirs(torch.tensor(ids), attention_mask=torch.tensor(mask))
+    name = "last_hidden_state" if "Model" in suffix else "logits"
+    ours, answers = getattr(found, name), getattr(expected, name).detach()
+    if ours.shape[:2] == mask.shape:  # what padding computes is of no use
+        ours, answers = np.asarray(ours)[mask == 1], answers[torch.tensor(mask) == 1]
+    assert_close(ours, answers)
+    note_answers(theirs, "import", jnp.asarray(ours), answers)
+    (tmp_path / "ours").mkdir()
+    write_weights(tmp_path / "ours", model.config, params)
+    again = type(theirs).from_pretrained(tmp_path / "ours", pad_token_id=0).eval()
+    for n, tensor in again.state_dict().items():
+        np.testing.assert_array_equal(tensor, theirs.state_dict()[n], err_msg=n)
+    written = getattr(again(torch.tensor(ids), attention_mask=torch.tensor(mask)), name).detach()
+    written = written[torch.tensor(mask) == 1] if written.shape[:2] == mask.shape else written
+    note_answers(again, "export", jnp.asarray(ours), written)
+
+
+def test_half_precision_is_read_as_it_is_stored(tmp_path):
+    theirs = random_model("Qwen3").to(torch.bfloat16)
+    theirs.save_pretrained(tmp_path)
+    _, params = models.load(tmp_path)
+    stored = theirs.model.layers[1].self_attn.q_norm.weight.detach().float()
+    np.testing.assert_array_equal(params["layers"]["attention"]["query_norm"]["scale"][1], stored)
+
+
+REFUSED = {
+    "Llama": [
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "scaling of type 'ntk' is not supp"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}},
+            "honours: mrope_section",
+        ),
+        ({"rope_parameters": {"rope_type": "linear"}}, "kind linear needs factor"),
+        (
+            {"rope_theta": 7.0, "rope_parameters": {"rope_theta": 8.0}},
+            "rope_theta says rope_theta 7.0, and elsewhere it is 8.0",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"architectures": ["LlamaForQuestionAnswering"]}, "ForQuestionAnswering is not"),
+        ({"layer_types": ["full_attention"]}, "honours: layer_types"),
+    ],
+    "Qwen2": [
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types .* is not supported: only one of"),
+        ({"layer_types": ["full_attention"]}, "for each of 3 layers"),
+        (
+            {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 1},
+            "window 0 must be at least 1",
+        ),
+    ],
+    "Gemma": [({"use_bidirectional_attention": True}, "use_bidirectional_attention True is not")],
+    "Gemma3Text": [
+        ({"attn_logit_softcapping": 5.0}, "attn_logit_softcapping 5.0 is not supported"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rotary scaling of sliding_attention, .* is not supported",
+        ),
+    ],
+    "Phi3": [
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "scaling of type 'linear' is not supported: only 'default', 'longrope'",
+        ),
+        ({"resid_pdrop": 0.1}, "resid_pdrop 0.1 is not supported"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"), [(f, *case) for f, cases in REFUSED.items() for case in cases]
+)
+def test_unsupported_options_are_refused_by_name(family, fields, message):
+    model_type = getattr(transformers, f"{family}Config").model_type
+    config = {"model_type": model_type, **SIZES, **fields}
+    with pytest.raises((WeightsError, ValueError), match=message):
+        mapping_of_type(model_type, "config.json").config_from_hf(config, "config.json")
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *("llama3.1-8b", "mistral-7b", "qwen2-7b", "qwen3-0.6b", "gemma-2b", "gemma2-27b"),
+        *("gemma3-27b", "phi3-mini", "phi4"),
+    ],
+)
+def test_a_published_size_survives_its_config_json(preset, tmp_path):
+    """Through ours and through transformers' own reading of it."""
+    config = models.preset(preset)
+    mapping = mapping_of(config)
+    fields = mapping.config_to_hf(config)
+    again = mapping.config_from_hf(json.loads(json.dumps(fields)), "config.json")
+    assert models.create(again).config == models.create(config).config
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    read = mapping.config_from_hf(json.loads((tmp_path / "config.json").read_text()), "config.json")
+    assert read == again

@@ -1,0 +1,117 @@
+"""Laws of the decoders of today: what an answer may depend on, and that every way to it agrees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import models, train
+from flaxzoo.models.decoders.gemma import GemmaConfig
+from flaxzoo.models.decoders.gemma2 import Gemma2Config
+from flaxzoo.models.decoders.gemma3 import Gemma3Config
+from flaxzoo.models.decoders.llama import LlamaConfig
+from flaxzoo.models.decoders.mistral import MistralConfig
+from flaxzoo.models.decoders.phi3 import Phi3Config
+from flaxzoo.models.decoders.qwen2 import Qwen2Config
+from flaxzoo.models.decoders.qwen3 import Qwen3Config
+from flaxzoo.models.rotary_scaling import RotaryScaling
+from flaxzoo.train.distributed import sharding
+
+SIZES = {
+    "vocab_size": 32,
+    "max_length": 16,
+    "num_layers": 3,
+    "d_model": 16,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "d_ff": 24,
+    "init_std": 0.3,
+}
+DYNAMIC = RotaryScaling(kind="dynamic", factor=4.0)
+LONG = RotaryScaling(
+    kind="longrope", original_length=6, short_factors=(1.0, 2.0), long_factors=(3.0, 4.0)
+)
+CONFIGS = {
+    "Llama, dynamic": LlamaConfig(**{**SIZES, "max_length": 6}, rope_scaling=DYNAMIC),
+    "Mistral": MistralConfig(**SIZES, window=3, d_head=6),
+    "Qwen2": Qwen2Config(**SIZES, window=4, full_layers=(1,)),
+    "Qwen3": Qwen3Config(**SIZES, d_head=6),
+    "Gemma": GemmaConfig(**SIZES),
+    "Gemma 2": Gemma2Config(**SIZES, window=3, score_divisor=9, score_cap=3.0, logit_cap=2.0),
+    "Gemma 3": Gemma3Config(**SIZES, window=3, full_layers=(1,), score_divisor=4, rope_base=50.0),
+    "Phi-3": Phi3Config(**SIZES, d_head=8, rope_fraction=0.5, rope_scaling=LONG),
+}
+BY_LENGTH = ("Llama, dynamic", "Phi-3")
+"""Kinds whose rotations depend on the length of the row."""
+IDS = np.random.default_rng(0).integers(0, 32, (8, 12))
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request):
+    config = CONFIGS[request.param]
+    model = models.create(config)
+    params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
+    # Every parameter counts, also those that begin as 0 or 1.
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(1)
+    params = tree.unflatten([x + rng.normal(0, 0.1, x.shape).astype(np.float32) for x in leaves])
+    apply = jax.jit(lambda params, inputs: model.apply({"params": params}, **inputs).logits)
+    return request.param, model, params, lambda **inputs: np.asarray(apply(params, inputs))
+
+
+def test_an_answer_depends_on_earlier_tokens_of_its_document_only(case, assert_close):
+    """Later tokens, padding on either side, and other documents of a packed row change nothing."""
+    name, _, _, logits = case
+    full = logits(input_ids=IDS[:1])
+    later = IDS[:1].copy()
+    later[:, 8:] = (later[:, 8:] + 1) % 32
+    np.testing.assert_allclose(logits(input_ids=later)[:, :8], full[:, :8], atol=1e-6)
+    for left, right in ((3, 0), (0, 3)):
+        ids = np.pad(IDS[:1], ((0, 0), (left, right)))
+        mask = np.pad(np.ones((1, 12), np.int32), ((0, 0), (left, right)))
+        found = logits(input_ids=ids, attention_mask=mask)
+        assert_close(found[:, left : left + 12], full)
+    if name not in BY_LENGTH:
+        segments = np.array([[1] * 5 + [2] * 7])
+        packed = logits(input_ids=IDS[:1], segment_ids=segments)
+        assert_close(packed[:, :5], logits(input_ids=IDS[:1, :5]))
+        assert_close(packed[:, 5:], logits(input_ids=IDS[:1, 5:]))
+
+
+@pytest.mark.slow
+def test_cached_calls_equal_a_full_call(case, assert_close):
+    """The prompts are padded on the left; layers are separate, as generation has them."""
+    name, model, params, logits = case
+    mask = np.ones((8, 12), np.int32)
+    mask[0, :3] = 0
+    expected = logits(input_ids=IDS, attention_mask=mask)
+    decoding, unstacked = models.unstack_layers(model, params)
+    cache = models.init_cache(model.config, decoding.execution, 8, 12)
+    apply = jax.jit(
+        lambda ids, cache: decoding.apply({"params": unstacked}, ids, mask, cache=cache)
+    )
+    found = []
+    parts = ((0, 12),) if name in BY_LENGTH else ((0, 7), (7, 8), (8, 12))
+    for start, end in parts:
+        output = apply(IDS[:, start:end], cache)
+        cache, found = output.cache, [*found, output.logits]
+    real = mask[..., None] != 0
+    assert_close(np.concatenate(found, axis=1) * real, expected * real)
+
+
+@pytest.mark.slow
+def test_devices_and_executions_compute_the_same_gradients(case, assert_close):
+    """Eight devices over three axes with layers that are unrolled and computed again."""
+    _, model, params, _ = case
+    mesh = sharding.make_mesh(train.MeshConfig(data=2, fsdp=2, tensor=2))
+    again = models.create(model.config, models.Execution(layers="unroll", remat="dots"))
+
+    def loss_of(apply):
+        def loss(params, ids):
+            return jnp.mean(jnp.square(apply({"params": params}, input_ids=ids).logits))
+
+        return jax.jit(jax.grad(loss))
+
+    placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
+    ids = jax.device_put(IDS, sharding.batch_sharding(mesh, IDS.shape))
+    found = loss_of(sharding.constrain_activations(again.apply, mesh))(placed, ids)
+    jax.tree.map(assert_close, found, loss_of(model.apply)(params, IDS))

@@ -1,0 +1,49 @@
+"""Recipes of the decoders of today: any published size of a family, on the user's own text."""
+
+import dataclasses
+
+from ...data.tasks.causal_lm import CausalLMData
+from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
+from ...models.config import Execution
+from ..config import Recipe, TrainConfig
+from ..optimizer_config import OptimizerConfig
+
+
+def of_size(preset: str) -> TrainConfig:
+    """Returns the settings of any published size, on the user's own text."""
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
+    return TrainConfig(
+        model=model,
+        data=CausalLMData(
+            source="builtin:python-docs",
+            length=512,
+            tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
+        ),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=round(3e-4 * 4096 / model.d_model, 6), warmup_steps=500
+        ),
+        execution=Execution(dtype="bfloat16", remat="dots"),
+        steps=10_000,
+        batch_size=32,
+        evaluate_every=500,
+        checkpoint_every=500,
+    )
+
+
+def recipe_of_family(family: str) -> Recipe:
+    """Returns the recipe of a family of decoders that has no file of recipes of its own."""
+    smallest = next(iter(registry.families()[family].presets))
+    return Recipe(
+        summary=f"A {family} of any published size on your own text.",
+        details=(
+            f"Run: flaxzoo train {family} --preset {smallest} --data.source "
+            "'text:books/*.txt#block'\n"
+            "The vocabulary is trained on the text, and the size of the embedding follows "
+            "from it. The\n"
+            "learning rate is 3e-4 at a width of 4,096 and smaller in proportion for wider models."
+        ),
+        config=of_size(smallest),
+        of_preset=of_size,
+        preset=smallest,
+    )
