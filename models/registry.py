@@ -35,6 +35,7 @@ FAMILIES = {
     "gemma3": "decoders",
     "phi3": "decoders",
     "t5": "encoder_decoders",
+    "bart": "encoder_decoders",
 }
 """The families, by the name of their file, and the room in which it is."""
 
