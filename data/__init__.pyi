@@ -86,6 +86,8 @@ from .tasks.sequence_classification import SequenceClassificationData as Sequenc
 from .tasks.sequence_classification import (
     SequenceClassificationExamples as SequenceClassificationExamples,
 )
+from .tasks.span_corruption import SpanCorruptionData as SpanCorruptionData
+from .tasks.span_corruption import SpanCorruptionExamples as SpanCorruptionExamples
 from .tasks.token_classification import TokenClassificationData as TokenClassificationData
 from .tasks.token_classification import TokenClassificationExamples as TokenClassificationExamples
 from .tasks.translation import NumberExamples as NumberExamples

@@ -37,6 +37,7 @@ FAMILIES = {
     "mixtral": "decoders",
     "qwen3_moe": "decoders",
     "t5": "encoder_decoders",
+    "bart": "encoder_decoders",
 }
 """The families, by the name of their file, and the room in which it is."""
 

@@ -129,9 +129,14 @@ def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.nd
 
 
 def best_fit(
-    source_sizes: np.ndarray, target_sizes: np.ndarray, length: int, seed: int
+    source_sizes: np.ndarray,
+    target_sizes: np.ndarray,
+    length: int,
+    seed: int,
+    *,
+    target_length: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Plans sequences of whole sentence pairs, with the same room on either side.
+    """Plans sequences of whole sentence pairs, with the same room on either side or not.
 
     The pairs come in an order drawn from the seed. Each goes to the fullest of a bounded number of
     open sequences that has room for both its sides; if none has, a new sequence opens and, where
@@ -143,19 +148,22 @@ def best_fit(
       target_sizes: Tokens of each target, int64 [num_pairs].
       length: Tokens in a sequence on each side.
       seed: Of the order; any integer.
+      target_length: Tokens in a sequence on the side of the targets, if not ``length``.
 
     Returns:
       ``pairs`` int64 [num_fitting], grouped by sequence, and ``sequence_starts`` int64
       [num_sequences + 1]: sequence ``i`` has the pairs from ``sequence_starts[i]`` to
       ``sequence_starts[i + 1]``, exclusive.
     """
-    order = np.flatnonzero(np.maximum(source_sizes, target_sizes) <= length)
+    rooms = length, length if target_length is None else target_length
+    order = np.flatnonzero((source_sizes <= rooms[0]) & (target_sizes <= rooms[1]))
     np.random.default_rng(seed % 2**64).shuffle(order)
     sequences: list[list[int]] = [[] for _ in range(_OPEN_SEQUENCES)]
     closed: list[list[int]] = []
-    room = np.full((2, _OPEN_SEQUENCES), length)  # free tokens of each side of each open sequence
+    # Free tokens of each side of each open sequence.
+    room = np.repeat(np.asarray(rooms)[:, None], _OPEN_SEQUENCES, axis=1)
     of_sources, of_targets = room
-    unused = 2 * length
+    unused = sum(rooms)
     in_all = np.full(_OPEN_SEQUENCES, unused)  # free tokens of both sides together
     sizes = zip(source_sizes[order].tolist(), target_sizes[order].tolist(), strict=True)
     for pair, (source, target) in zip(order.tolist(), sizes, strict=True):
@@ -165,7 +173,7 @@ def best_fit(
         if not fits[index]:  # close the sequence with the least room on a side, and reuse its slot
             index = int(np.minimum(of_sources, of_targets).argmin())
             closed.append(sequences[index])
-            sequences[index], room[:, index], in_all[index] = [], length, unused
+            sequences[index], room[:, index], in_all[index] = [], rooms, unused
         sequences[index].append(pair)
         room[:, index] -= source, target
         in_all[index] -= source + target

@@ -81,13 +81,16 @@ def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
     return [*tokenizer.encode(text, add_special_tokens=False), end_of_text(tokenizer)]
 
 
-def arrays_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict[str, np.ndarray]:
+def arrays_of_pairs(
+    pairs: Iterable[TokenPair], length: int, start: int, *, target_length: int | None = None
+) -> dict[str, np.ndarray]:
     """Makes one example.
 
     Args:
       pairs: Pairs whose sources together have at most ``length`` tokens, as have their targets.
       length: The length of the example, S = T.
       start: The id that begins each target in the decoder.
+      target_length: The length of the example on the side of the targets, if not ``length``.
 
     Returns:
       Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
@@ -96,8 +99,11 @@ def arrays_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict
       segment id on both sides, counted from 1; positions start at 0 in each pair. Padding, at
       the end, is 0 in all arrays.
     """
-    arrays = {name: np.zeros(length, np.int32) for name in ARRAYS}
-    positions = np.arange(length)
+    arrays = {
+        name: np.zeros(size, np.int32)
+        for name, size in array_lengths(length, target_length or length).items()
+    }
+    positions = np.arange(max(length, target_length or length))
     first = first_of_target = 0
     for segment, (source, target) in enumerate(pairs, start=1):
         end = first + len(source)
@@ -112,6 +118,12 @@ def arrays_of_pairs(pairs: Iterable[TokenPair], length: int, start: int) -> dict
         arrays["labels"][first_of_target:end] = target
         first_of_target = end
     return arrays
+
+
+def array_lengths(length: int, target_length: int) -> dict[str, int]:
+    """Returns the length of each array of an example, S or T."""
+    of_sources = ("input_ids", "segment_ids", "position_ids")
+    return {name: length if name in of_sources else target_length for name in ARRAYS}
 
 
 @dataclass(frozen=True)

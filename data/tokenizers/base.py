@@ -46,6 +46,7 @@ class Tokenizer(ABC):
       special_ids: The ids of the special tokens.
       fingerprint: A stable hash of everything that determines the ids.
       own_chat_template: The chat template of its folder; None if that has none.
+      sentinels: The ids of ``<extra_id_0>``, ``<extra_id_1>``, … (T5), if the vocabulary has any.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Tokenizer(ABC):
     special_ids: SpecialIds
     fingerprint: str
     own_chat_template: ChatTemplate | None = None
+    sentinels: tuple[int, ...] = ()
 
     @property
     def target(self) -> "Tokenizer":
@@ -300,6 +302,12 @@ def _load_vocabulary(path: Path) -> Tokenizer:
             f"no tokenizer at {path}: there is no such file or folder; check the path, or train "
             "one (flaxzoo tokenizer train)"
         )
+    from .sentinels import with_sentinels
+
+    return with_sentinels(_load_file(path), path)
+
+
+def _load_file(path: Path) -> Tokenizer:
     if path.suffix == ".json":
         return _load_json(path)
     if path.suffix == ".bpe" or path.name.endswith("merges.txt"):

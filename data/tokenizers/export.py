@@ -11,12 +11,13 @@ Differences between the libraries are stated in ``tokenizer_config.json`` where 
 """
 
 import json
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Literal
 
 import tokenizers
-from tokenizers import decoders, models, processors
+from tokenizers import AddedToken, decoders, models, processors
 
 from ..errors import DataError
 from ..io.atomic_io import write_file
@@ -26,6 +27,7 @@ from .huggingface import HuggingFaceTokenizer
 from .marian import MarianTokenizer
 from .sentencepiece import SentencePieceTokenizer
 from .sentencepiece_export import obstacle, sentencepiece_backend
+from .sentinels import SentinelTokenizer
 
 _CONFIG = "tokenizer_config.json"
 # Files that `save` writes, and from which `tokenizer.json` is made.
@@ -68,6 +70,9 @@ def export_tokenizer(
             "tokenizer: sentencepiece.model unchanged, and no tokenizer.json for transformers: "
             f"{reason}, which the tokenizers library cannot express exactly"
         )
+    base = tokenizer.base if isinstance(tokenizer, SentinelTokenizer) else None
+    if isinstance(base, SentencePieceTokenizer) and obstacle(base.model):
+        return _export_t5(base.model, tokenizer.sentinels, folder, limit)
     backend = _backend(tokenizer)
     if closing:
         _close(backend, tokenizer)
@@ -88,6 +93,11 @@ def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
         return sentencepiece_backend(tokenizer.model)
     if isinstance(tokenizer, CharacterTokenizer):
         return _characters(tokenizer)
+    if isinstance(tokenizer, SentinelTokenizer):
+        backend = _backend(tokenizer.base)
+        for id in reversed(tokenizer.sentinels):
+            backend.add_special_tokens([AddedToken(tokenizer.token(id), normalized=False)])
+        return backend
     raise DataError(f"a {tokenizer.kind} tokenizer cannot be written for transformers")
 
 
@@ -132,8 +142,11 @@ def _config(tokenizer: Tokenizer, closing: bool) -> dict[str, object]:
     named: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        # A chat template writes the names of special tokens, which must then become these tokens.
-        "split_special_tokens": special.mask is None and tokenizer.own_chat_template is None,
+        # A chat template writes the names of special tokens, which must then become these tokens;
+        # a user those of sentinels.
+        "split_special_tokens": special.mask is None
+        and tokenizer.own_chat_template is None
+        and not tokenizer.sentinels,
         "padding_side": "left" if continues_text else "right",
     }
     if isinstance(tokenizer, HuggingFaceTokenizer):
@@ -163,6 +176,14 @@ def _export_marian(tokenizer: MarianTokenizer, folder: Path, limit: dict[str, in
         f"tokenizer: {files}; transformers gives the same ids and texts for sources; for "
         "targets it uses the special tokens of sources, which differ"
     )
+
+
+def _export_t5(model: bytes, sentinels: Sequence[int], folder: Path, limit: dict[str, int]) -> str:
+    """Writes the files of a T5, whose class makes the rest of its vocabulary itself."""
+    config = {"tokenizer_class": "T5Tokenizer", "extra_ids": len(sentinels), **limit}
+    write_file(folder / "spiece.model", model)
+    write_file(folder / _CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    return "tokenizer: spiece.model; transformers' T5Tokenizer gives the same ids and texts"
 
 
 def _exactness(tokenizer: Tokenizer) -> str:

@@ -33,6 +33,7 @@ from .base import (
     printable,
     read_json,
 )
+from .sentinels import sentinels_among, started_by_padding
 
 # The names of special tokens, used if no file states them.
 _USUAL_NAMES = {
@@ -62,15 +63,18 @@ class HuggingFaceTokenizer(Tokenizer):
           backend: The library's tokenizer. Its padding and truncation are turned off.
           special_ids: The ids of the special tokens.
         """
+        added = backend.get_added_tokens_decoder()
+        self.sentinels = sentinels_among((id, token.content) for id, token in added.items())
+        backend = _marked(backend, self.sentinels, special=False)
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True  # "<|endoftext|>" in a text is just text
         self._backend = backend
-        self.special_ids = special_ids
+        self.special_ids = started_by_padding(special_ids) if self.sentinels else special_ids
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         content = backend.to_str()
         self.kind = _kind(json.loads(content))
-        specials = repr(sorted(asdict(special_ids).items()))
+        specials = repr(sorted(asdict(self.special_ids).items()))
         self.fingerprint = hashlib.blake2b(
             (content + specials).encode(), digest_size=16
         ).hexdigest()
@@ -124,6 +128,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``."""
+        if skip_special_tokens and self.sentinels:
+            ids = [id for id in ids if id not in self.sentinels]
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token(self, id: int) -> str:
@@ -139,14 +145,15 @@ class HuggingFaceTokenizer(Tokenizer):
         if config["tokenizer_class"] == _BERT:
             pieces = [self._backend.id_to_token(id) or "" for id in range(self.vocab_size)]
             write_file(Path(folder) / "vocab.txt", "\n".join([*pieces, ""]).encode())
-        write_file(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True).encode())
+        write_file(Path(folder) / "tokenizer.json", self.backend().to_str(pretty=True).encode())
         write_file(
             Path(folder) / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode()
         )
 
     def backend(self) -> tokenizers.Tokenizer:
-        """Returns a copy of the library's tokenizer."""
-        return tokenizers.Tokenizer.from_str(self._backend.to_str())
+        """Returns a copy of the library's tokenizer, whose sentinels are special tokens."""
+        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        return _marked(copy, self.sentinels, special=True)
 
     def transformers_config(self) -> dict[str, object]:
         """Returns the settings for transformers: the class of the tokenizer, and special tokens."""
@@ -166,6 +173,23 @@ class HuggingFaceTokenizer(Tokenizer):
             "strip_accents": normalizer["strip_accents"],
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
+
+
+def _marked(
+    backend: tokenizers.Tokenizer, sentinels: Sequence[int], *, special: bool
+) -> tokenizers.Tokenizer:
+    """Returns a tokenizer whose sentinels are special tokens or not.
+
+    The library finds the names of special tokens in a text only together with all others; of these
+    it is to find none.
+    """
+    if not sentinels:
+        return backend
+    content: JsonObject = json.loads(backend.to_str())
+    for token in content["added_tokens"]:
+        if token["id"] in sentinels:
+            token["special"] = special
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def _after_line_feed(

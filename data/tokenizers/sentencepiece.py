@@ -152,7 +152,11 @@ class SentencePieceTokenizer(Tokenizer):
 
     def token(self, id: int) -> str:
         """See ``Tokenizer``."""
-        return printable(self._processor.id_to_piece(id))
+        return printable(self.piece(id))
+
+    def piece(self, id: int) -> str:
+        """Returns the piece of an id as the model has it."""
+        return self._processor.id_to_piece(id)
 
     def save_vocabulary(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes ``sentencepiece.model``."""

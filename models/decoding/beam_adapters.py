@@ -59,6 +59,7 @@ class EncoderDecoderBeams:
         ids: Int[Array, "B P"],
         mask: Int[Array, "B P"],
         *,
+        position_ids: Int[Array, "B P"] | None,
         start_id: Int[Array, ""],
         slots: int,
     ) -> Prefill:
@@ -68,6 +69,7 @@ class EncoderDecoderBeams:
           params: parameters of the model.
           ids: padded rows.
           mask: 1 where there is a token.
+          position_ids: the position of each token; None: they are counted from 0.
           start_id: the first token of every target.
           slots: the number of cache slots for the tokens of all beams of a row.
         """
@@ -77,6 +79,7 @@ class EncoderDecoderBeams:
             ids,
             mask,
             decoder_input_ids=jnp.full((rows, 1), start_id),
+            position_ids=position_ids,
             cache=init_cache(self.model.config, self.model.execution, rows, slots),
         )
         visible = jnp.broadcast_to(jnp.arange(slots) == 0, (rows, slots))  # the start token
@@ -128,11 +131,12 @@ class CausalBeams:
         ids: Int[Array, "B P"],
         mask: Int[Array, "B P"],
         *,
+        position_ids: Int[Array, "B P"] | None,
         start_id: Int[Array, ""],
         slots: int,
     ) -> Prefill:
         """Reads the rows; see `EncoderDecoderBeams.prefill`. There is no start token."""
-        del start_id
+        del position_ids, start_id
         visible = jnp.pad(mask, ((0, 0), (0, slots)))
         cache = init_cache(self.model.config, self.model.execution, *visible.shape)
         output: CausalLMOutput = self.model.apply({"params": params}, ids, visible, cache=cache)

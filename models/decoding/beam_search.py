@@ -37,6 +37,7 @@ def run(
     ids: Int[Array, "B P"],
     mask: Int[Array, "B P"],
     *,
+    position_ids: Int[Array, "B P"] | None = None,
     max_lengths: Int[Array, " B"],
     recent: Int[Array, "B R"],
     start_id: Int[Array, ""],
@@ -51,6 +52,7 @@ def run(
       params: its parameters.
       ids: the rows, padded.
       mask: 1 where there is a token.
+      position_ids: the position of each token of a source; None: they are counted from 0.
       max_lengths: the longest target of each row.
       recent: the last tokens of each row, for banned sequences.
       start_id: the first token of each target, for an encoder-decoder.
@@ -60,7 +62,9 @@ def run(
     """
     # The K tokens of each step but the last have a slot in the cache.
     slots = num_beams * (num_tokens - 1)
-    prefill = model.prefill(params, ids, mask, start_id=start_id, slots=slots)
+    prefill = model.prefill(
+        params, ids, mask, position_ids=position_ids, start_id=start_id, slots=slots
+    )
     state = empty_state(prefill, recent, max_lengths, num_beams=num_beams, num_tokens=num_tokens)
     # Before the first token a row has one beam.
     candidates = best_candidates(
@@ -70,6 +74,7 @@ def run(
         max_lengths == 1,
         params=beam_params,
         num_beams=num_beams,
+        first=True,
     )
 
     def step(state: BeamState) -> BeamState:

@@ -34,6 +34,8 @@ class BeamParams:
     force_eos: bool = struct.field(pytree_node=False)
     """Whether the first of `eos_ids` is written where there is space for only one token."""
     renormalize: bool = struct.field(pytree_node=False, default=False)
+    forced_bos: Int[Array, ""] | None = None
+    """The first token of every hypothesis, whatever the model says."""
 
     def penalty(self, length: Array) -> Array:
         """Returns the divisor of the log-probability of `length` tokens."""
@@ -61,6 +63,7 @@ def beam_params(request: GenerationRequest, method: BeamSearch, vocab_size: int)
         penalty_form=method.penalty_form,
         early_stopping=True if greedy else method.early_stopping,
         force_eos=bool(forced),
+        forced_bos=None if request.forced_bos_id is None else jnp.int32(request.forced_bos_id),
         renormalize=method.renormalize,
     )
 
@@ -136,6 +139,7 @@ def best_candidates(
     *,
     params: BeamParams,
     num_beams: int,
+    first: bool = False,
 ) -> Candidates:
     """Returns the best C of each row's K · V continuations.
 
@@ -150,6 +154,7 @@ def best_candidates(
       params: which tokens may be chosen.
       num_beams: the number of beams after this step; where there are fewer than C continuations,
         the others have -inf.
+      first: whether these are the first tokens.
     """
     number = (1 + params.eos_ids.shape[0]) * num_beams  # C
     rows, beams_before, vocabulary = logits.shape  # the first step has one beam
@@ -158,10 +163,12 @@ def best_candidates(
     # The best C of a row are among the best C of each beam: [B, K, min(C, V)].
     scores, tokens = top_tokens(allowed, min(number, vocabulary))
     scores = scores - normalizer[..., None] + log_probs[..., None]
+    # One continuation of each beam, a forced token, at no cost.
+    only_one = jnp.where(jnp.arange(scores.shape[-1]) == 0, log_probs[..., None], -jnp.inf)
+    if params.forced_bos is not None and first:
+        scores, tokens = only_one, jnp.full_like(tokens, params.forced_bos)
     if params.force_eos:
-        # One continuation of each beam, the end token, at no cost.
-        only_end = jnp.where(jnp.arange(scores.shape[-1]) == 0, log_probs[..., None], -jnp.inf)
-        scores = jnp.where(last[:, None, None], only_end, scores)
+        scores = jnp.where(last[:, None, None], only_one, scores)
         tokens = jnp.where(last[:, None, None], params.eos_ids[0], tokens)
     per_beam = scores.shape[-1]
     short = ((0, 0), (0, max(0, number - per_beam * beams_before)))  # a tiny vocabulary

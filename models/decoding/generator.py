@@ -205,7 +205,11 @@ class Generator:
         return request.method
 
     def search(
-        self, rows: Sequence[Sequence[int]], request: GenerationRequest
+        self,
+        rows: Sequence[Sequence[int]],
+        request: GenerationRequest,
+        *,
+        positions: Sequence[Sequence[int]] | None = None,
     ) -> list[list[Hypothesis]]:
         """Finds the best targets of some sources, or continuations of some prompts.
 
@@ -216,6 +220,7 @@ class Generator:
         Args:
           rows: tokens of each source, with its end token; or of each prompt.
           request: the method, a `BeamSearch`, and everything else.
+          positions: the position of each token of a source; by default counted from 0.
 
         Returns:
           For each row up to `request.num_return_sequences` hypotheses, the best first.
@@ -233,6 +238,9 @@ class Generator:
         length = min(round_up(max(map(len, rows)), ROW_BUCKET), config.max_length)
         number = power_of_two(len(rows))
         ids, mask = pad_rows(rows, num_rows=number, length=length, left=model.pads_left)
+        places = None
+        if positions is not None:
+            places, _ = pad_rows(positions, num_rows=number, length=length)
         # Rows of padding have a longest target of 0: they are done before they begin.
         max_lengths = np.zeros(number, np.int32)
         max_lengths[: len(rows)] = [_max_length(model, request, len(row)) for row in rows]
@@ -244,6 +252,7 @@ class Generator:
             self._params,
             ids,
             mask,
+            position_ids=places,
             max_lengths=max_lengths,
             recent=last_tokens(written, params.banned.prefix_length),
             start_id=jnp.int32(request.start_id or 0),
@@ -282,7 +291,12 @@ class Generator:
                     f"{config.max_length}"
                 )
             _check_ids(row, model.vocab_size, f"{model.row} {number}")
-        for name, token in (("start_id", request.start_id), ("eos_id", request.forced_eos_id)):
+        named = {
+            "start_id": request.start_id,
+            "forced_bos_id": request.forced_bos_id,
+            "eos_id": request.forced_eos_id,
+        }
+        for name, token in named.items():
             if token is not None and not 0 <= token < config.vocab_size:
                 raise UserError(
                     f"{name} {token} is not within the vocabulary of {config.vocab_size}"

@@ -97,6 +97,9 @@ class GenerationRequest:
     """Sequences of one or more tokens that are never written."""
     start_id: int | None = None
     """The first token of the targets of an encoder-decoder."""
+    forced_bos_id: int | None = None
+    """The token that follows it, for beam search, as the language of an mBART's target. The model
+    does not choose it, and its probability is not counted (as in transformers)."""
     eos_ids: tuple[int, ...] = ()
     """Tokens that end a row. Ids beyond the vocabulary, as some published folders have, end
     nothing."""

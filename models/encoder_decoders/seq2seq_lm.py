@@ -1,4 +1,4 @@
-"""What encoder-decoders share: how they are called, from the tokens of both sides to logits."""
+"""The call that encoder-decoders share, from the tokens of both sides to logits."""
 
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
@@ -11,7 +11,12 @@ from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, LayerCache
-from ..nn.heads import Projection, Seq2SeqLMOutput
+from ..nn.heads import (
+    ClassifierOutput,
+    Projection,
+    QuestionAnsweringOutput,
+    Seq2SeqLMOutput,
+)
 from ..nn.layers import RowKeys, fold_in
 from ..nn.masks import AnyArray, AttentionMask, Size
 from ..nn.stack import (
@@ -36,6 +41,7 @@ def attend_to_source(
     x: Float[Array, "B T D"],
     inputs: LayerInputs,
     context: LayerContext,
+    *,
     rng: RowKeys | None,
 ) -> tuple[Float[Array, "B T D"], LayerCache | None, Float[Array, "B N T S"] | None]:
     """Attends to the source; returns its keys and values too where a cache is to keep them.
@@ -45,7 +51,7 @@ def attend_to_source(
       x: its input.
       inputs: the inputs of that layer.
       context: the inputs that all layers share.
-      rng: keys of dropout.
+      rng: keys of dropout in that layer.
     """
     # Keys and values of the source: those of an earlier call, or projected by this one.
     source = context.encoder_hidden_states if inputs.cross is None else inputs.cross
@@ -55,7 +61,7 @@ def attend_to_source(
     y, cross, weights = attention(
         x,
         context.cross_mask,
-        rng=rng,
+        rng=fold_in(rng, CROSS),
         output_attentions=context.output_attentions,
         encoder_hidden_states=source,
         head_mask=None if head_mask is None else head_mask[inputs.index],
@@ -94,7 +100,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
     """A model that predicts the next token of a target, given a source.
 
     A family's module declares its tables and the two halves in `setup`, and defines the three
-    methods below `__call__`.
+    methods below `__call__`; with other heads also the two behind them.
 
     Attributes:
       config: sizes and options of the model.
@@ -116,7 +122,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         input_ids: Int[AnyArray, "B S"] | None = None,
         attention_mask: Int[AnyArray, "B columns"] | None = None,
         *,
-        decoder_input_ids: Int[AnyArray, "B T"],
+        decoder_input_ids: Int[AnyArray, "B T"] | None = None,
         decoder_attention_mask: Int[AnyArray, "B slots"]
         | Bool[AnyArray, "B T slots"]
         | None = None,
@@ -131,15 +137,15 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         head_mask: Float[AnyArray, "*L N"] | None = None,
         decoder_head_mask: Float[AnyArray, "*L N"] | None = None,
         cross_attn_head_mask: Float[AnyArray, "*L N"] | None = None,
-    ) -> Seq2SeqLMOutput:
-        """Computes the logits of every next token of the targets.
+    ) -> Seq2SeqLMOutput | ClassifierOutput | QuestionAnsweringOutput:
+        """Computes the logits of every next token of the targets, or those of another head.
 
         Args:
           input_ids: tokens of the sources; ignored if `encoder_outputs` or a cache
             with their keys and values is given.
           attention_mask: 1 for the tokens of the source that may be attended to.
           decoder_input_ids: tokens of the targets, shifted right: a start token
-            first.
+            first. Required, but for heads whose targets are the sources.
           decoder_attention_mask: 1 for the tokens of the target that later tokens
             may attend to; with a cache, for each of its slots. A mask `[B, T,
             slots]` states for each token all that it may attend to, itself included.
@@ -162,8 +168,10 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
 
         Raises:
           UserError: a sequence is longer than a table of positions (`max_length`), a mask
-            has the wrong length, only one side is packed, or there is no source.
+            has the wrong length, only one side is packed, or there is no source or no target.
         """
+        if decoder_input_ids is None:
+            decoder_input_ids = self.default_target(input_ids)
         if (segment_ids is None) != (decoder_segment_ids is None):
             raise UserError("only one side is packed: give both segment_ids or neither")
         encoded, attentions = None, None
@@ -212,7 +220,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         )
         x = self.embed_target(decoder_input_ids)
         x, cache, outputs = self.decoder(x, positions, cache, context)
-        return Seq2SeqLMOutput(
+        output = Seq2SeqLMOutput(
             last_hidden_state=x,
             projection=self.project(x),
             encoder_last_hidden_state=encoded,
@@ -221,6 +229,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             decoder_attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
         )
+        return self.apply_head(output, input_ids, rng)
 
     def _encode(
         self,
@@ -269,6 +278,25 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
     def project(self, x: Float[Array, "B T D"]) -> Projection:
         """Pairs the decoder's output with the vocabulary matrix, not yet multiplied."""
         raise NotImplementedError
+
+    def default_target(self, ids: Int[AnyArray, "B S"] | None) -> Int[Array, "B S"]:
+        """Returns the decoder's input where none is given, for heads that make it of the source.
+
+        Raises:
+          UserError: the head does not.
+        """
+        del ids
+        raise UserError("there is no target: give decoder_input_ids, a start token first")
+
+    def apply_head(
+        self,
+        output: Seq2SeqLMOutput,
+        input_ids: Int[AnyArray, "B S"] | None,
+        rng: RowKeys | None,
+    ) -> Seq2SeqLMOutput | ClassifierOutput | QuestionAnsweringOutput:
+        """Returns the output of a head that is not the projection on the vocabulary."""
+        del input_ids, rng
+        return output
 
 
 def _source_length(

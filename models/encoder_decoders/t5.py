@@ -41,7 +41,7 @@ from ..nn.positions import make_positions
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs, run_layers
 from ..nn.typing import Array, Float, Int
 from ..registry import Family, Preset
-from .seq2seq_lm import CROSS, Seq2SeqLM, Stack, attend_to_source, one_token_each
+from .seq2seq_lm import Seq2SeqLM, Stack, attend_to_source, one_token_each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class T5DecoderLayer(T5EncoderLayer):
         y = RMSNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
         attention = MultiHeadAttention(c, e, output_std, name="cross_attention")
-        y, cross, weights = attend_to_source(attention, y, inputs, context, fold_in(rng, CROSS))
+        y, cross, weights = attend_to_source(attention, y, inputs, context, rng=rng)
         y = dropout(y, c.dropout_rate, rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
 

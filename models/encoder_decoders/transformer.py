@@ -52,7 +52,7 @@ from ..nn.stack import (
 )
 from ..nn.typing import Array, Float, Int
 from ..registry import Family, Preset
-from .seq2seq_lm import CROSS, Seq2SeqLM, Stack, attend_to_source, one_token_each
+from .seq2seq_lm import Seq2SeqLM, Stack, attend_to_source, one_token_each
 from .transformer_table3 import BASE, TABLE_3
 
 
@@ -107,6 +107,9 @@ class EncoderDecoderConfig(TransformerConfig):
     encoder_causal: bool = False
     """Whether a token of the source, too, attends only to itself and to earlier ones."""
 
+    embedding_norm: ClassVar[bool] = False
+    """Whether the sums of embeddings and positions are normalized (BART)."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in (
@@ -130,6 +133,11 @@ class EncoderDecoderConfig(TransformerConfig):
                 f"d_model {self.d_model} is not divisible by decoder_num_heads "
                 f"{self.decoder_num_heads}: choose from {choices}"
             )
+
+    @property
+    def embedding_init_std(self) -> float:
+        """Standard deviation of initial embeddings of tokens and positions."""
+        return self.d_model**-0.5
 
     @property
     def decoder(self) -> "EncoderDecoderConfig":
@@ -246,9 +254,7 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
         attention = MultiHeadAttention(c, e, c.init_std, name="cross_attention")
-        y, cross, cross_weights = attend_to_source(
-            attention, x, inputs, context, fold_in(rng, CROSS)
-        )
+        y, cross, cross_weights = attend_to_source(attention, x, inputs, context, rng=rng)
         y = dropout(y, c.dropout_rate, rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
@@ -289,9 +295,7 @@ class PreNormDecoderLayer(DecoderLayer):
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
         attention = MultiHeadAttention(c, e, c.init_std, name="cross_attention")
-        y, cross, cross_weights = attend_to_source(
-            attention, y, inputs, context, fold_in(rng, CROSS)
-        )
+        y, cross, cross_weights = attend_to_source(attention, y, inputs, context, rng=rng)
         y = dropout(y, c.dropout_rate, rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
 
@@ -322,10 +326,12 @@ class TransformerStack(Stack[EncoderDecoderConfig]):
             x.shape[1],
             cache=cache,
             causal=self.causal,
-            init_std=c.d_model**-0.5,
+            init_std=c.embedding_init_std,
         )
         x = positions.at_input(x)
         context = dataclasses.replace(context, positions=positions)
+        if c.embedding_norm:
+            x = LayerNorm(c.norm_eps, e, c.norm_affine, name="embedding_norm")(x)
         x = dropout(x, c.dropout_rate, context.rng, "embedding")
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
         if c.norm_position == "pre":
@@ -351,7 +357,7 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
         c, e = self.config, self.execution
 
         def table(size: int) -> Embedding:
-            return Embedding(size, c.d_model, c.d_model**-0.5, e)
+            return Embedding(size, c.d_model, c.embedding_init_std, e)
 
         self.token_embedding = table(c.vocab_size)
         if not c.share_embeddings:

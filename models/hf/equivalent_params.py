@@ -48,7 +48,7 @@ def as_gpt2(config: GPTConfig, params: Params) -> tuple[GPTConfig, Params]:
     if config.positions not in (*NOT_ADDED, "learned"):
         flat[POSITIONS] = position_vectors(config, config.max_length)
         equivalent = dataclasses.replace(equivalent, positions="learned", position_table=None)
-    return equivalent, _with_zeros(equivalent, flat)
+    return equivalent, with_zeros(equivalent, flat)
 
 
 def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDecoderConfig, Params]:
@@ -74,11 +74,12 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
     equivalent = dataclasses.replace(
         config, attention_bias=True, output_bias=True, position_layout=layout
     )
-    return equivalent, _with_zeros(equivalent, flat)
+    return equivalent, with_zeros(equivalent, flat)
 
 
-def _with_zeros(config: TransformerConfig, flat: Params) -> Params:
+def with_zeros(config: TransformerConfig, params: Params) -> Params:
     """Returns all parameters of a model, zeros where none are given, and adapters if there are."""
+    flat: Params = flatten_dict(params, sep="/")
     shapes: Params = flatten_dict(parameter_shapes(create(config)), sep="/")
     arrays = {
         path: flat[path] if path in flat else np.zeros(target.shape, target.dtype)

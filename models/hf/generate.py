@@ -63,8 +63,8 @@ def generate(
         elsewhere there is none.
       seed: the seed of the random choices.
       **requested: `max_new_tokens` (by default 20) or `max_length` (with the prompt);
-        `eos_token_id` (one or several), `pad_token_id`, `forced_eos_token_id`,
-        `decoder_start_token_id`;
+        `eos_token_id` (one or several), `pad_token_id`, `forced_eos_token_id`; of
+        encoder-decoders `decoder_start_token_id`, `forced_bos_token_id`;
         `bad_words_ids`, `suppress_tokens`; `num_beams`, `length_penalty`, `early_stopping`,
         `renormalize_logits`; `num_return_sequences`; for causal models without beams also
         `repetition_penalty`, and `do_sample` with `temperature`, `top_k` (by default 50; None or
@@ -86,6 +86,9 @@ def generate(
     causal = model.config.head in CAUSAL_HEADS
     fields = _hf_fields(requested)
     rows, prompts = _read(input_ids, attention_mask, fields, causal)
+    # Where padding has positions, too, that on the left moves the tokens behind it.
+    counts_padding = attention_mask is not None and not getattr(model, "skip_padding", True)
+    positions = _places(attention_mask) if counts_padding else None
     request = request_from_hf(
         fields,
         WHERE,
@@ -97,7 +100,7 @@ def generate(
     if isinstance(request.method, BeamSearch):
         written = [
             hypothesis.tokens + ([] if hypothesis.end_id is None else [hypothesis.end_id])
-            for hypotheses in search_all(generator, rows, request)
+            for hypotheses in search_all(generator, rows, request, positions)
             for hypothesis in hypotheses
         ]
     else:
@@ -121,7 +124,7 @@ def counting_from_zero(model: Model) -> Model:
     here, starts after the rows of the padding.
     """
     config = model.config
-    if not (offset := config.position_offset):
+    if config.head not in CAUSAL_HEADS or not (offset := config.position_offset):
         return model
     longer = config.max_length + offset
     return create(
@@ -175,15 +178,23 @@ def _read(
     ], prompts
 
 
+def _places(mask: object) -> list[list[int]]:
+    """Returns the columns of the tokens of each row, those where a mask is not 0."""
+    return [np.flatnonzero(row).tolist() for row in _plain(mask)]
+
+
 def search_all(
-    generator: Generator, rows: Sequence[Sequence[int]], request: GenerationRequest
+    generator: Generator,
+    rows: Sequence[Sequence[int]],
+    request: GenerationRequest,
+    positions: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
     """Returns the `num_return_sequences` best hypotheses of each row.
 
     Raises:
       UserError: there are not so many, or a row is not the model's.
     """
-    found = generator.search(rows, request)
+    found = generator.search(rows, request, positions=positions)
     if (least := min(map(len, found))) < request.num_return_sequences:
         raise UserError(
             f"the search found only {least} of num_return_sequences "

@@ -32,7 +32,8 @@ UNSUPPORTED_SAMPLING = ConfigMapping(
 UNSUPPORTED_NAMES = frozenset(field.hf for field in UNSUPPORTED_SAMPLING.fields)
 TOKENS = frozenset(
     """
-    bos_token_id decoder_start_token_id eos_token_id forced_eos_token_id pad_token_id
+    bos_token_id decoder_start_token_id eos_token_id forced_bos_token_id forced_eos_token_id
+    pad_token_id
     """.split()
 )
 SEQUENCES = frozenset({"bad_words_ids", "suppress_tokens"})
@@ -52,7 +53,6 @@ FIELDS = ConfigMapping(
         FixedField("early_stopping", (False, True, "never")),
         FixedField("min_length", (0,)),
         FixedField("min_new_tokens", (0,)),
-        FixedField("forced_bos_token_id", (None,)),
         FixedField("force_bos_token_to_be_generated", (False,)),
         FixedField("encoder_repetition_penalty", (1.0,)),
         FixedField("no_repeat_ngram_size", (0,)),
@@ -132,6 +132,12 @@ def request_from_hf(
             f"{where}: forced_eos_token_id {forced} is not supported: only of eos_token_id "
             f"{fields.get('eos_token_id')} (add it there)"
         )
+    first = _token_id(fields, "forced_bos_token_id", where)
+    if first is not None and causal:
+        raise WeightsError(
+            f"{where}: forced_bos_token_id {first} is not supported with a model that continues "
+            "prompts: put it into the prompts"
+        )
     start = _token_id(fields, "decoder_start_token_id", where)
     if start is None:
         start = _token_id(fields, "bos_token_id", where)
@@ -144,6 +150,7 @@ def request_from_hf(
             num_return_sequences=settings["num_return_sequences"],
             banned=_banned(fields, eos_ids, where),
             start_id=None if causal else start,
+            forced_bos_id=first,
             eos_ids=eos_ids,
             forced_eos_id=forced,
             pad_id=_token_id(fields, "pad_token_id", where),

@@ -17,6 +17,7 @@ from ..support.parity import FILE
 TESTS_FOLDER = Path(__file__).parents[1]
 GUIDE = TESTS_FOLDER.parent / "models" / "README.md"
 TESTS = (
+    "models/hf/test_bart.py",
     "models/hf/test_decoders.py",
     "models/hf/test_generate.py",
     "models/hf/test_llama.py",
@@ -46,6 +47,8 @@ NAMES = {
     "pegasus": "Pegasus",
     "t5": "T5",
     "mt5": "mT5",
+    "bart": "BART",
+    "mbart": "mBART",
 }
 HEADS = {  # by how names of models end
     "ForPreTraining": "masked words and next sentence",

@@ -22,6 +22,7 @@ from ...data.tasks.sequence_classification import (
     SequenceClassificationData,
     SequenceClassificationExamples,
 )
+from ...data.tasks.span_corruption import SpanCorruptionData, SpanCorruptionExamples
 from ...data.tasks.token_classification import TokenClassificationData, TokenClassificationExamples
 from ...data.tasks.translation import TranslationData, TranslationExamples
 from ..config import TrainConfig
@@ -224,6 +225,19 @@ def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Translat
     }
 
 
+def _span_corruption_scores(
+    evaluation: Evaluation, split: DataSplit, data: SpanCorruptionData
+) -> Scores:
+    del data
+    means, examples = evaluation.means, cast(SpanCorruptionExamples, split.examples)
+    return {
+        "perplexity": _perplexity(means["nll"]),
+        "accuracy": means["accuracy"],
+        "tokens": int(evaluation.counts["nll"]),
+        "texts": examples.num_texts,
+    }
+
+
 def _translation_loss_note(config: TrainConfig, data: TranslationData) -> str | None:
     del data
     if config.label_smoothing == 0:
@@ -383,6 +397,14 @@ _TABLE: tuple[Task[Any], ...] = (
         progress_metrics=("nll", "perplexity", "accuracy"),
         next_command="translate {run} --input FILE",
         generation_metrics=translation_scores,
+    ),
+    Task(
+        data=SpanCorruptionData,
+        objective=lambda config, data: objectives.translation(0.0),
+        heads=lambda data: ("seq2seq_lm",),
+        scores=_span_corruption_scores,
+        progress_metrics=("perplexity", "accuracy"),
+        next_command="translate {run} --input FILE",
     ),
     Task(
         data=PolicyData,

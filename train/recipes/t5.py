@@ -1,5 +1,89 @@
-"""Recipes of T5."""
+"""Recipes of T5: span corruption."""
 
-from ..config import Recipe
+import dataclasses
 
-RECIPES: dict[str, Recipe] = {}
+from ...data.tasks.span_corruption import SpanCorruptionData
+from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
+from ...models.config import Execution
+from ...models.encoder_decoders.t5 import T5Config
+from ..config import Recipe, TrainConfig
+from ..optimizer_config import OptimizerConfig
+
+
+def _of_size(preset: str) -> TrainConfig:
+    """Returns the settings of any published size, on the user's own text."""
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
+    return TrainConfig(
+        model=model,
+        data=SpanCorruptionData(
+            source="builtin:python-docs",
+            length=512,
+            tokenizer=TokenizerConfig(kind="sentencepiece-unigram", vocab_size=4096),
+        ),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=1e-3, schedule="inverse_sqrt", warmup_steps=1000
+        ),
+        execution=Execution(dtype="bfloat16", remat="dots"),
+        steps=10_000,
+        batch_size=128,
+        evaluate_every=500,
+        checkpoint_every=500,
+    )
+
+
+RECIPES: dict[str, Recipe] = {
+    "t5-quickstart": Recipe(
+        summary="A small T5 1.1 fills gaps in the English prose that every Python ships.",
+        details=(
+            "Run: flaxzoo train t5-quickstart\n"
+            "Expect a validation loss of LOSS nats per token of the targets. The text, and\n"
+            "therefore the vocabulary, differs between Python versions.\n"
+            "Gaps in a text are marked by <extra_id_0>, <extra_id_1>, …:\n"
+            "echo 'The for <extra_id_0> is used to' | flaxzoo translate runs/t5-quickstart "
+            "--input -"
+        ),
+        config=TrainConfig(
+            model=T5Config(
+                vocab_size=1,  # grows to the tokenizer's
+                max_length=128,
+                num_layers=3,
+                d_model=192,
+                num_heads=4,
+                d_head=48,
+                d_ff=512,
+                activation="gelu_tanh",
+                gated=True,
+                tie_output=False,
+                scale_output=False,
+                dropout_rate=0.0,
+            ),
+            data=SpanCorruptionData(
+                source="builtin:python-docs",
+                length=128,
+                tokenizer=TokenizerConfig(kind="sentencepiece-unigram", vocab_size=2048),
+            ),
+            optimizer=OptimizerConfig(peak_learning_rate=3e-3, warmup_steps=50),
+            execution=Execution(remat="dots"),
+            steps=800,
+            batch_size=16,
+            evaluate_every=200,
+            checkpoint_every=200,
+            sample_prompt="The for <extra_id_0> is used to iterate over the <extra_id_1> of a list",
+        ),
+    ),
+    "t5": Recipe(
+        summary="A T5 of any published size on your own text.",
+        details=(
+            "Run: flaxzoo train t5 --preset t5-v1.1-small --data.source 'text:books/*.txt#block'\n"
+            "The vocabulary is trained on the text, gets 100 sentinels, and the size of the "
+            "embedding\n"
+            "follows from it. 15 % of the tokens are dropped in spans of 3 on average, and "
+            "sequences\n"
+            "have 512 tokens, as in Raffel et al. 2020, sections 3.1.2 and 3.1.4."
+        ),
+        config=_of_size("t5-v1.1-small"),
+        of_preset=_of_size,
+        preset="t5-v1.1-small",
+    ),
+}

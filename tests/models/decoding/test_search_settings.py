@@ -145,7 +145,7 @@ REFUSED = {
     "two ends": ({"eos_token_id": [0, 2]}, r"eos_token_id \[0, 2\]"),
     "no end": ({"eos_token_id": None}, "eos_token_id None"),
     "another forced end": ({"forced_eos_token_id": 3}, "forced_eos_token_id 3 .* eos_token_id 0"),
-    "forced beginning": ({"forced_bos_token_id": 3}, "forced_bos_token_id 3"),
+    "forced words": ({"forced_bos_token_id": "en"}, "forced_bos_token_id 'en'"),
     "shortest": ({"min_length": 3}, "min_length 3"),
     "repetitions": ({"repetition_penalty": 1.2}, "repetition_penalty 1.2"),
     "n-grams": ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size 3"),

@@ -1,0 +1,218 @@
+"""Span corruption: sources with gaps, and targets that fill them (T5).
+
+Raffel et al. 2020, "Exploring the limits of transfer learning", section 3.1.4: see
+``features.span_corruption``. Documents are cut into texts whose sources fill a sequence; shorter
+texts share a sequence, with different segment ids. Every epoch has the same texts and other gaps.
+
+The arrays of a batch are those of translation, int32: ``input_ids``, ``segment_ids``,
+``position_ids`` [B, S], and ``decoder_input_ids``, ``decoder_segment_ids``,
+``decoder_position_ids``, ``labels`` [B, T]; T follows from S and the fraction that is dropped.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from ..corpora.token_corpus import TokenCorpus, build_corpus
+from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, counted
+from ..errors import DataError, UserError
+from ..features.span_corruption import SpanCorruption
+from ..packing.packing import best_fit
+from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
+from ..tokenizers.base import Tokenizer
+from ..tokenizers.sentinels import NUMBER, SentinelTokenizer
+from .base import DocumentsData
+from .translation import ARRAYS, array_lengths, arrays_of_pairs, start_and_end
+
+# Every run evaluates on the same examples and gaps.
+_EVALUATION_SEED = 0x5EED
+
+
+@dataclass(frozen=True)
+class SpanCorruptionExamples(PickledByFields):
+    """The examples of training epochs, or of evaluation; see ``dataset.ExampleSource``.
+
+    Attributes:
+      corpus: The tokens.
+      tokenizer: The tokenizer, with at least one sentinel for each span of a text.
+      corruption: How much of a text is dropped.
+      lengths: The lengths of a sequence, S and T.
+      seed: The seed of the order of the texts and of the gaps, any integer.
+      changes: Whether every epoch has other gaps.
+    """
+
+    corpus: TokenCorpus
+    tokenizer: Tokenizer
+    corruption: SpanCorruption
+    lengths: tuple[int, int]
+    seed: int
+    changes: bool
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples in an epoch, at least 1."""
+        return len(self._plan[1]) - 1
+
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example: a pure function of the seed and its arguments.
+
+        Args:
+          epoch: From 0.
+          index: In ``[0, num_examples)``.
+
+        Returns:
+          See ``translation.arrays_of_pairs``.
+        """
+        rng = np.random.default_rng([self.seed % 2**64, epoch if self.changes else 0, index])
+        start, end = start_and_end(self.tokenizer)
+        texts, sequence_starts = self._plan
+        pairs = [
+            self.corruption.corrupt(self.text(text), self.tokenizer.sentinels, end, rng)
+            for text in texts[sequence_starts[index] : sequence_starts[index + 1]].tolist()
+        ]
+        return arrays_of_pairs(pairs, self.lengths[0], start, target_length=self.lengths[1])
+
+    def text(self, number: int) -> np.ndarray:
+        """Returns the tokens of one of the texts that are corrupted."""
+        firsts, sizes = self._texts
+        return self.corpus.tokens[firsts[number] : firsts[number] + sizes[number]]
+
+    @cached_property
+    def num_tokens(self) -> tuple[int, int]:
+        """The numbers of tokens in all sources and in all targets, including end tokens."""
+        sources, targets = self.corruption.pair_sizes(self._texts[1][self._plan[0]])
+        return int(sources.sum()), int(targets.sum())
+
+    @property
+    def num_texts(self) -> int:
+        """The number of texts in all examples."""
+        return len(self._plan[0])
+
+    @cached_property
+    def _texts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first token and the number of tokens of each text."""
+        # The corpus has special tokens around each document.
+        special = self.tokenizer.special_ids
+        before, after = special.bos is not None, special.eos is not None
+        starts = self.corpus.document_starts
+        sizes = np.diff(starts, append=len(self.corpus.tokens)) - before - after
+        longest = self.corruption.longest_text(*self.lengths)
+        number = -(-sizes // longest)  # texts of each document
+        of_document = np.repeat(np.arange(len(sizes)), number)
+        index = np.arange(len(of_document)) - np.repeat(np.cumsum(number) - number, number)
+        firsts = starts[of_document] + before + index * longest
+        lengths = np.minimum(sizes[of_document] - index * longest, longest)
+        kept = lengths >= 2  # one token cannot be kept and dropped
+        return firsts[kept], lengths[kept]
+
+    @cached_property
+    def _plan(self) -> tuple[np.ndarray, np.ndarray]:
+        """The texts of the sequences, and where each sequence begins."""
+        source_sizes, target_sizes = self.corruption.pair_sizes(self._texts[1])
+        length, target_length = self.lengths
+        return best_fit(source_sizes, target_sizes, length, self.seed, target_length=target_length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanCorruptionData(DocumentsData):
+    """Documents with gaps, whose content is predicted (T5)."""
+
+    kind: ClassVar[str] = "span_corruption"
+
+    length: int
+    """Tokens in a source, S; a sequence may hold several."""
+    target_length: int | None = None
+    """Tokens in a target, T, if not what a text takes whose source has S tokens."""
+    noise_density: float = 0.15
+    """The fraction of the tokens that is dropped."""
+    mean_span_length: float = 3.0
+    """The mean number of consecutive tokens that are dropped."""
+    num_sentinels: int = NUMBER
+    """Sentinels behind the tokens of a vocabulary that has none yet."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        corruption = self.corruption
+        for name in ("target_length", "num_sentinels"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"data.{name} {value} must be at least 1")
+        if not corruption.longest_text(self.length, self.target_length):
+            sides = self.length, self.target_length or self.length
+            raise UserError(
+                f"no text of two tokens fits data.length {self.length} and data.target_length "
+                f"{sides[1]}: give at least 3 on each side"
+            )
+
+    @property
+    def corruption(self) -> SpanCorruption:
+        """How much of a text is dropped."""
+        return SpanCorruption(self.noise_density, self.mean_span_length)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The lengths of a sequence, S and T."""
+        if self.target_length is not None:
+            return self.length, self.target_length
+        longest = np.asarray([self.corruption.longest_text(self.length)])
+        return self.length, int(self.corruption.pair_sizes(longest)[1][0])
+
+    def make_tokenizer(self) -> Tokenizer:
+        """See ``DataConfig``; adds sentinels to a vocabulary that has none."""
+        tokenizer = super().make_tokenizer()
+        return (
+            tokenizer if tokenizer.sentinels else SentinelTokenizer(tokenizer, self.num_sentinels)
+        )
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``; the arrays are those of ``translation.arrays_of_pairs``."""
+        lengths = array_lengths(*self.lengths)
+        return {name: ArraySpec((lengths[name],), values) for name, values in ARRAYS.items()}
+
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """Returns the texts that are not held out, with other gaps in every epoch."""
+        return self._split(self.texts(), tokenizer, seed, changes=True)
+
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Returns every text to validate on, always with the same gaps."""
+        documents = self.validation_documents()
+        return self._split(documents, tokenizer, _EVALUATION_SEED, changes=False)
+
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
+        """Returns every text of a source, always with the same gaps."""
+        return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, changes=False)
+
+    def _split(
+        self, documents: Documents, tokenizer: Tokenizer, seed: int, *, changes: bool
+    ) -> DataSplit:
+        start_and_end(tokenizer)
+        corruption, lengths = self.corruption, self.lengths
+        longest = corruption.longest_text(*lengths)
+        (most,) = corruption.counts(np.asarray([longest]))[1].tolist()
+        if most > len(tokenizer.sentinels):
+            raise DataError(
+                f"a text of {longest} tokens has {most} gaps, and the vocabulary "
+                f"{counted(len(tokenizer.sentinels), 'sentinel')}: give a smaller data.length, or "
+                f"train a vocabulary with data.num_sentinels {most}"
+            )
+        corpus = build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
+        examples = SpanCorruptionExamples(corpus, tokenizer, corruption, lengths, seed, changes)
+        if not examples.num_texts:
+            raise DataError("no document has two tokens: give a source with text")
+        source, target = examples.num_tokens
+        padding = 1 - (source + target) / (sum(lengths) * examples.num_examples)
+        of_documents = counted(corpus.num_documents, "document")
+        summary = (
+            f"{of_documents} in {counted(examples.num_texts, 'text')}, {source:,} + {target:,} "
+            f"tokens in {counted(examples.num_examples, 'sequence')} of {lengths[0]} + "
+            f"{lengths[1]}, {padding:.1%} of them padding"
+        )
+        if corpus.num_unknown:
+            unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,} tokens"
+            summary += f"; {unknown} are unknown to the tokenizer"
+        notes = (documents.note,) if documents.note else ()
+        return DataSplit(examples, corpus, corpus.fingerprint, summary, notes)

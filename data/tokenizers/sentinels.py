@@ -1,0 +1,200 @@
+"""Sentinels: the tokens of T5 that mark gaps in a text, and the spans that fill them.
+
+Raffel et al. 2020, "Exploring the limits of transfer learning", section 3.1.4. Sentinel number i is
+named ``<extra_id_i>`` and has the id V - 1 - i: sentinels are counted from the end of the
+vocabulary. A name in a text is the sentinel, as in transformers: that is how a user marks a gap.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+
+from ..errors import DataError
+from ..io.atomic_io import write_file
+from .base import SpecialIds, Tokenizer, read_json
+
+FILE = "sentinels.json"
+"""The file that says that a folder's vocabulary has sentinels."""
+NUMBER = 100
+"""The number of sentinels of every published T5."""
+NAME = re.compile(r"<extra_id_(\d+)>")
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what represents a space in pieces
+_CLASSES = ("T5Tokenizer", "T5TokenizerFast", "MT5Tokenizer", "MT5TokenizerFast")
+
+
+class SentinelTokenizer(Tokenizer):
+    """Another tokenizer with sentinels behind its tokens.
+
+    If the vocabulary has no token that starts a text, targets start with padding, and the template
+    adds the end token to each text (T5).
+
+    Attributes:
+      base: The tokenizer of the text between sentinels.
+      number: The number of sentinels.
+    """
+
+    def __init__(self, base: Tokenizer, number: int = NUMBER) -> None:
+        """Makes the tokenizer.
+
+        Args:
+          base: The tokenizer of the text between sentinels.
+          number: The number of sentinels.
+
+        Raises:
+          DataError: There is no sentinel.
+        """
+        if number < 1:
+            raise DataError(f"{number} sentinels mark no gap: give at least 1")
+        self.base, self.number = base, number
+        self.kind = base.kind
+        self.vocab_size = base.vocab_size + number
+        self.sentinels = tuple(range(self.vocab_size - 1, base.vocab_size - 1, -1))
+        self.special_ids = started_by_padding(base.special_ids)
+        self._adds_end = base.special_ids.bos is None and base.special_ids.eos is not None
+        content = f"{base.fingerprint} {number} sentinels"
+        self.fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """See ``Tokenizer``."""
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        for start, part, sentinel in self._parts(text):
+            if sentinel is not None:
+                ids.append(sentinel)
+                offsets.append((start, start + len(part)))
+                continue
+            found = self.base.encode_with_offsets(part, add_special_tokens=False)
+            ids += found[0]
+            offsets += ((a + start, b + start) for a, b in found[1])
+        if add_special_tokens and self._adds_end:
+            assert self.special_ids.eos is not None
+            return [*ids, self.special_ids.eos], [*offsets, (0, 0)]
+        return ids, offsets
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See ``Tokenizer``."""
+        parts = [self._parts(text) for text in texts]
+        plain = [part for of_text in parts for _, part, sentinel in of_text if sentinel is None]
+        encoded = iter(self.base.encode_batch(plain))
+        return [
+            [
+                id
+                for _, _, sentinel in of_text
+                for id in (next(encoded) if sentinel is None else [sentinel])
+            ]
+            for of_text in parts
+        ]
+
+    def _parts(self, text: str) -> list[tuple[int, str, int | None]]:
+        """Splits a text at its sentinels: where a part begins, the part, and its id if it is one.
+
+        Without a sentinel the text is one part, even if it is empty.
+        """
+        parts: list[tuple[int, str, int | None]] = []
+        start = 0
+        for match in NAME.finditer(text):
+            number = int(match[1])
+            if number >= self.number or match[1] != str(number):
+                continue
+            if match.start() > start:
+                parts.append((start, text[start : match.start()], None))
+            parts.append((match.start(), match[0], self.sentinels[number]))
+            start = match.end()
+        if start < len(text) or not parts:
+            parts.append((start, text[start:], None))
+        return parts
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See ``Tokenizer``; sentinels are special tokens."""
+        ids = [int(id) for id in ids]
+        if self._adds_end:
+            return self._joined(ids, skip_special_tokens)
+        if skip_special_tokens:
+            return self.base.decode([id for id in ids if id not in self.sentinels])
+        groups = itertools.groupby(ids, self.sentinels.__contains__)
+        return "".join(
+            "".join(map(self.token, group))
+            if is_sentinel
+            else self.base.decode(list(group), skip_special_tokens=False)
+            for is_sentinel, group in groups
+        )
+
+    def _joined(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Joins pieces as transformers does those of a T5, whose unknown token is skipped, too."""
+        special = self.special_ids
+        skipped = {*self.sentinels, special.pad, special.unk, special.bos, special.eos}
+        known = self.base.vocab_size
+        piece_of = getattr(self.base, "piece", self.base.token)
+        pieces = [
+            piece_of(id) if id < known else self.token(id)
+            for id in ids
+            if not skip_special_tokens or id not in skipped
+        ]
+        first = [piece.replace(_SPACE, "") for piece in pieces[:1]]
+        return "".join([*first, *(piece.replace(_SPACE, " ") for piece in pieces[1:])])
+
+    def token(self, id: int) -> str:
+        """See ``Tokenizer``."""
+        first = self.base.vocab_size
+        return self.base.token(id) if id < first else f"<extra_id_{self.vocab_size - 1 - id}>"
+
+    def save_vocabulary(self, folder: str | PathLike[str]) -> None:
+        """See ``Tokenizer``; writes the files of the base and ``sentinels.json``."""
+        self.base.save_vocabulary(folder)
+        write_file(Path(folder) / FILE, json.dumps({"number": self.number}).encode())
+
+
+def started_by_padding(special: SpecialIds) -> SpecialIds:
+    """Returns special tokens of which padding starts a text, if no other token does."""
+    return special if special.bos is not None else dataclasses.replace(special, bos=special.pad)
+
+
+def sentinels_among(names: Iterable[tuple[int, str]]) -> tuple[int, ...]:
+    """Returns the ids of sentinels in the order of their numbers, given ids and names of tokens."""
+    numbered = {int(match[1]): id for id, name in names if (match := NAME.fullmatch(name))}
+    return tuple(numbered[number] for number in sorted(numbered))
+
+
+def with_sentinels(tokenizer: Tokenizer, file: Path) -> Tokenizer:
+    """Returns the tokenizer of a folder whose files say that there are sentinels.
+
+    Args:
+      tokenizer: The tokenizer that one file of the folder defines.
+      file: That file. Beside it may be ``sentinels.json``, or the configuration of a T5 with its
+        ``spiece.model``.
+
+    Raises:
+      DataError: A file beside it is damaged.
+    """
+    if tokenizer.sentinels:
+        return tokenizer
+    if (own := file.with_name(FILE)).is_file():
+        return SentinelTokenizer(tokenizer, _integer(_object(own), "number", own))
+    if file.name != "spiece.model":
+        return tokenizer
+    config = file.with_name("tokenizer_config.json")
+    content = _object(config)
+    if content.get("tokenizer_class") in _CLASSES or "extra_ids" in content:
+        number = _integer({"extra_ids": NUMBER, **content}, "extra_ids", config)
+        return SentinelTokenizer(tokenizer, number) if number else tokenizer
+    is_t5 = not content and _object(file.with_name("config.json")).get("model_type") == "t5"
+    return SentinelTokenizer(tokenizer) if is_t5 else tokenizer
+
+
+def _object(file: Path) -> dict[str, object]:
+    content = read_json(file) if file.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _integer(content: dict[str, object], name: str, file: Path) -> int:
+    value = content.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise DataError(f"{file}: {name} {value!r} is not a number of tokens: fetch it again")
+    return value

@@ -1,0 +1,235 @@
+"""BART and mBART: a Transformer that is pretrained to restore the text that noise took from it.
+
+- BART: Lewis et al. 2020, "BART: denoising sequence-to-sequence pre-training for natural language
+  generation, translation, and comprehension", section 2.1: the Transformer with GELU; section 3
+  and figure 3 for the heads, which read the decoder.
+- mBART: Liu et al. 2020, "Multilingual denoising pre-training for neural machine translation",
+  section 2.2: the same with norms before the sublayers, and one more on top of either half.
+- mBART-50: Tang et al. 2020, "Multilingual translation with extensible multilingual pretraining
+  and finetuning": an mBART with 25 more languages.
+
+Details that the papers leave open follow the authors' code (fairseq): positions are learned, with
+two unused rows before the first one; the sums of embeddings and positions are normalized; the
+projections of attention have biases. The layers are those of the Transformer.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from ...data.errors import UserError
+from ..config import Activation, PositionKind, Settings
+from ..nn.heads import (
+    HEADS,
+    ClassifierOutput,
+    EncoderOutput,
+    HeadInputs,
+    QuestionAnsweringOutput,
+    Seq2SeqLMOutput,
+    check_head,
+)
+from ..nn.layers import Linear, RowKeys, dropout
+from ..nn.masks import AnyArray
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..nn.typing import Array, Int
+from ..registry import Family, Preset
+from .seq2seq_lm import one_token_each
+from .transformer import EncoderDecoder, EncoderDecoderConfig
+
+BART_HEADS = ("seq2seq_lm", "sequence_classification", "question_answering")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BartConfig(EncoderDecoderConfig):
+    """A BART, or with `norm_position="pre"` an mBART.
+
+    Raises:
+      UserError: a size or a rate is out of range, or the head needs labels and has none.
+    """
+
+    embedding_norm: ClassVar[bool] = True
+    position_offset: ClassVar[int] = 2
+
+    activation: Activation = "gelu"
+    """Non-linearity of the feed-forward layers."""
+    init_std: float | None = 0.02
+    """Standard deviation of initial kernels and embeddings. None: each kernel is initialized
+    uniformly (Glorot and Bengio 2010, equation 16), embeddings with 1 / √D."""
+    attention_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Whether the projections of attention have biases."""
+    positions: PositionKind = "learned"
+    """The kind of positions; a BART has no others."""
+    scale_embedding: bool = False
+    """Whether embeddings are multiplied by √D before positions are added (mBART)."""
+    head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default="seq2seq_lm", metadata={"choices": BART_HEADS}
+    )
+    """The output: the next tokens of a target (seq2seq_lm); or labels of the source
+    (sequence_classification) or an answer in it (question_answering), from a decoder that reads the
+    source, too."""
+    labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Names of the labels of a classification head, in order of their ids; for question answering,
+    the name of the label "no answer" if questions may have none."""
+    classifier_dropout: float = 0.0
+    """Dropout rate before both maps of sequence classification."""
+    start_id: int = 2
+    """The token that the decoder reads first where its target is the source."""
+    end_id: int = 2
+    """The token that ends a source; by the last one in it a sequence is classified."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "labels", tuple(self.labels))
+        check_head(self)
+        if self.positions != "learned":
+            raise UserError(
+                f"positions {self.positions!r} are none of a BART's, which are learned: choose "
+                "another family, such as transformer"
+            )
+        if not 0 <= self.classifier_dropout < 1:
+            raise UserError(f"classifier_dropout {self.classifier_dropout} is not in [0, 1)")
+        if self.head != "seq2seq_lm" and (self.output_bias or not self.tie_output):
+            raise UserError(
+                f"head {self.head!r} writes no tokens: leave output_bias and tie_output out"
+            )
+        for name in ("start_id", "end_id"):
+            if self.head != "seq2seq_lm" and not 0 <= getattr(self, name) < self.vocab_size:
+                raise UserError(
+                    f"{name} {getattr(self, name)} is not within the vocabulary of "
+                    f"{self.vocab_size}: give the id of one of its tokens"
+                )
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the model can have."""
+        return BART_HEADS
+
+    def with_head(self, head: str, labels: tuple[str, ...]) -> "BartConfig":
+        """Returns the same body with another head; one that writes no tokens has no output."""
+        if head != "seq2seq_lm":
+            return dataclasses.replace(
+                self, head=head, labels=labels, tie_output=True, output_bias=False
+            )
+        return dataclasses.replace(self, head=head, labels=labels)
+
+    @property
+    def classifier_dropout_rate(self) -> float:
+        """Dropout rate of the inputs of classifiers."""
+        return self.classifier_dropout if HEADS[self.head].has_dropout else 0.0
+
+    @property
+    def embedding_init_std(self) -> float:
+        """Standard deviation of initial embeddings of tokens and positions."""
+        return super().embedding_init_std if self.init_std is None else self.init_std
+
+
+class Bart(EncoderDecoder):
+    """A BART with its head.
+
+    Attributes:
+      config: sizes and options of the model.
+      execution: how it is run.
+    """
+
+    config: BartConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    skip_padding = False  # positions count all slots of a sequence
+
+    def setup(self) -> None:
+        """Declares the tables, the two stacks, and the head."""
+        super().setup()
+        c, e = self.config, self.execution
+        spec = HEADS[c.head]
+        if spec.needs_pooler:
+            self.pooler = Linear((c.d_model,), c.init_std, execution=e)
+        if spec.module is not None:
+            self.head = spec.module(c, e)  # pyright: ignore[reportCallIssue]
+
+    def default_target(self, ids: Int[AnyArray, "B S"] | None) -> Int[Array, "B S"]:
+        """Returns the source shifted right behind a start token, for all heads but the first."""
+        if ids is None or self.config.head == "seq2seq_lm":
+            return super().default_target(ids)
+        return jnp.pad(
+            jnp.asarray(ids)[:, :-1], ((0, 0), (1, 0)), constant_values=self.config.start_id
+        )
+
+    def apply_head(
+        self,
+        output: Seq2SeqLMOutput,
+        input_ids: Int[AnyArray, "B S"] | None,
+        rng: RowKeys | None,
+    ) -> Seq2SeqLMOutput | ClassifierOutput | QuestionAnsweringOutput:
+        """Returns labels from the decoder's state at the last end token, or an answer's ends."""
+        c, x = self.config, output.last_hidden_state
+        if c.head == "seq2seq_lm":
+            return output
+        pooled = None
+        if HEADS[c.head].needs_pooler:
+            if input_ids is None:
+                raise UserError(f"head {c.head!r} looks for the end of a source: give input_ids")
+            # A sequence without an end token is read at its first position.
+            columns = jnp.where(input_ids == c.end_id, jnp.arange(input_ids.shape[1]), 0)
+            last = jnp.max(columns, axis=1)[:, None, None]  # [B, 1, 1]
+            ended = jnp.take_along_axis(x, last, axis=1)[:, 0]  # [B, D]
+            ended = dropout(ended, c.classifier_dropout_rate, rng, "pooler")
+            pooled = jnp.tanh(self.pooler(ended))
+        body = EncoderOutput(x, pooled, output.decoder_attentions)
+        return self.head(HeadInputs(body, self.token_embedding.embedding, None, rng))
+
+
+def _preset(
+    paper: str, published: str, sizes: tuple[int, int], fields: Settings, note: str = ""
+) -> Preset:
+    """Builds a preset of the sizes (layers of each half, width), with heads of size 64."""
+    num_layers, d_model = sizes
+    config = BartConfig(
+        max_length=1024,
+        num_layers=num_layers,
+        d_model=d_model,
+        num_heads=d_model // 64,
+        **fields,
+    )
+    return Preset(config, paper, published, note)
+
+
+_BART: Settings = {"vocab_size": 50_265}
+_MBART: Settings = {"vocab_size": 250_027, "norm_position": "pre", "scale_embedding": True}
+
+PRESETS: dict[str, Preset] = {
+    "bart-base": _preset("Lewis et al. 2020", "140M", (6, 768), _BART),
+    "bart-large": _preset("Lewis et al. 2020", "400M", (12, 1024), _BART),
+    "mbart-large-cc25": _preset("Liu et al. 2020", "610M", (12, 1024), _MBART),
+    "mbart-large-50": _preset(
+        "Tang et al. 2020",
+        "610M",
+        (12, 1024),
+        _MBART | {"vocab_size": 250_054},
+        "the number is that of 25 languages, which have 27 tokens less",
+    ),
+}
+
+NUM_PARAMETERS = {
+    "bart-base": 139_420_416,
+    "bart-large": 406_291_456,
+    "mbart-large-cc25": 610_851_840,
+    "mbart-large-50": 610_879_488,
+}
+
+FAMILY = Family(
+    config=BartConfig,
+    module=Bart,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    smallest_inputs=one_token_each,
+    parameter_axes={
+        **EMBEDDING_AXES,
+        **LAYER_AXES,
+        **FINAL_NORM_AXES,
+        **HEAD_AXES,
+        r"(encoder|decoder)/embedding_norm/(scale|bias)": (None,),
+        r"pooler/kernel": ("model", None),
+        r"pooler/bias": (None,),
+    },
+    hf_module="encoder_decoders.bart",
+)

@@ -1,0 +1,5 @@
+"""Recipes of BART and mBART."""
+
+from ..config import Recipe
+
+RECIPES: dict[str, Recipe] = {}
