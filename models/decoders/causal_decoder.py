@@ -9,12 +9,12 @@ import dataclasses
 from typing import ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from ...data.errors import UserError
 from ..config import Activation, Execution, PositionKind, TransformerConfig, divisors
 from ..nn.cache import Cache, advance_cache
+from ..nn.experts import real_tokens, stack_statistics
 from ..nn.heads import (
     CAUSAL_HEADS,
     HEAD_ALIASES,
@@ -33,7 +33,7 @@ from ..nn.masks import AnyArray
 from ..nn.positions import Positions
 from ..nn.rotary import rotary_positions
 from ..nn.stack import Layer, make_layer_context, prepare_inputs, run_layers
-from ..nn.typing import Array, Bool, Float, Int
+from ..nn.typing import Bool, Float, Int
 from ..rotary_scaling import RotaryScaling
 
 DECODER_HEADS = (*CAUSAL_HEADS, "sequence_classification", "token_classification")
@@ -330,7 +330,8 @@ class CausalDecoder(nn.Module):
         if cache is not None:
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x)
-        body = EncoderOutput(x, attentions=outputs.attentions)
+        router = stack_statistics(outputs.router)
+        body = EncoderOutput(x, attentions=outputs.attentions, router=router)
         if c.head == "sequence_classification":
             return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
         if c.head == "token_classification":
@@ -340,9 +341,6 @@ class CausalDecoder(nn.Module):
             embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
         projection = Projection(x, embed.embedding.astype(e.dtype), cap=c.logit_cap)
         values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
-        router = outputs.router
-        if isinstance(router, tuple):  # separate layers
-            router = jax.tree.map(lambda *each: jnp.stack(each), *router)
         return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
@@ -359,16 +357,3 @@ class CausalDecoder(nn.Module):
             return Positions(rotary=full)
         windowed = rotary_positions(position_ids, c.rotated_dim, c.windowed_rope_base)
         return Positions(rotary=full, windowed_rotary=windowed)
-
-
-def real_tokens(
-    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
-    segment_ids: Int[AnyArray, "B T"] | None,
-    cache: Cache | None,
-) -> Float[Array, "B T"] | None:
-    """Returns 1 for the tokens that are no padding; None: all are, or the mask does not say."""
-    if segment_ids is not None:
-        return (jnp.asarray(segment_ids) != 0).astype(jnp.float32)
-    if attention_mask is None or attention_mask.ndim == 3 or cache is not None:
-        return None
-    return (jnp.asarray(attention_mask) != 0).astype(jnp.float32)

@@ -11,7 +11,7 @@ from typing import Any
 import flax.linen as nn
 
 from ...data.errors import UserError
-from ..config import Settings
+from ..config import MixtureConfig, Settings
 from ..nn.attention import MultiHeadAttention
 from ..nn.experts import Experts
 from ..nn.layers import Residual, RMSNorm, dropout, fold_in
@@ -23,7 +23,7 @@ from .causal_decoder import CausalDecoder, WindowedDecoderConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MixtureDecoderConfig(WindowedDecoderConfig):
+class MixtureDecoderConfig(MixtureConfig, WindowedDecoderConfig):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A decoder whose feed-forward layers are mixtures of experts.
 
     Raises:
@@ -32,33 +32,15 @@ class MixtureDecoderConfig(WindowedDecoderConfig):
 
     num_experts: int = 8  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of experts of each feed-forward layer, E."""
-    experts_per_token: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of experts that each token goes through, k."""
-    expert_capacity: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """If given, an expert takes at most T · k / E · capacity tokens of a sequence, and drops the
-    others; None: no token is dropped."""
-    router_jitter: float = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """In training the router's input is multiplied by random numbers from 1 - jitter to 1 +
-    jitter."""
     router_balance: float = 0.001  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Coefficient of the loss that balances the experts of each sequence."""
-    router_z: float = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Coefficient of the loss of the router's logits (0.001 in ST-MoE)."""
+    """Coefficient of the loss that balances the experts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.experts_per_token <= self.num_experts:
+        if not self.num_experts:
             raise UserError(
-                f"experts_per_token {self.experts_per_token} is not from 1 to num_experts "
-                f"{self.num_experts}"
+                "num_experts 0 must be at least 1: a model without a mixture is a Llama"
             )
-        if self.expert_capacity is not None and not self.expert_capacity > 0:
-            raise UserError(f"expert_capacity {self.expert_capacity} must be above 0, or None")
-        if not 0 <= self.router_jitter < 1:
-            raise UserError(f"router_jitter {self.router_jitter} is not in [0, 1)")
-        for name in ("router_balance", "router_z"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} {getattr(self, name)} must not be negative")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ number of tokens of each sequence, and drops the others.
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -23,12 +24,15 @@ import jax.numpy as jnp
 from flax import struct
 
 from ..config import Execution, TransformerConfig
-from .layers import ACTIVATIONS, RowKeys, fold_in
-from .typing import Array, Float, Int
+from .cache import Cache
+from .layers import ACTIVATIONS, FeedForward, GatedFeedForward, RowKeys, fold_in
+from .masks import AnyArray
+from .typing import Array, Bool, Float, Int
 
 BLOCK = 64
 """Tokens that are multiplied with an expert's matrices at a time. Fewer leave less of the last
 block of each expert empty, more read the matrices less often."""
+_JITTER = 0x6A
 
 
 @struct.dataclass
@@ -43,6 +47,28 @@ class RouterStatistics:
     """The sum of logsumexp(router logits)²."""
     tokens: Float[Array, "*L B"]
     """The number of real tokens."""
+
+
+def stack_statistics(
+    router: RouterStatistics | tuple[RouterStatistics, ...] | None,
+) -> RouterStatistics | None:
+    """Returns the statistics of all layers as arrays `[L, …]`, also those of separate layers."""
+    if not isinstance(router, tuple):
+        return router
+    return jax.tree.map(lambda *each: jnp.stack(each), *router)
+
+
+def real_tokens(
+    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
+    segment_ids: Int[AnyArray, "B T"] | None,
+    cache: Cache | None,
+) -> Float[Array, "B T"] | None:
+    """Returns 1 for the tokens that are no padding; None: all are, or the mask does not say."""
+    if segment_ids is not None:
+        return (jnp.asarray(segment_ids) != 0).astype(jnp.float32)
+    if attention_mask is None or attention_mask.ndim == 3 or cache is not None:
+        return None
+    return (jnp.asarray(attention_mask) != 0).astype(jnp.float32)
 
 
 def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
@@ -67,7 +93,7 @@ def batch_balance_loss(statistics: RouterStatistics) -> Float[Array, ""]:
     This is the form of transformers (`router_aux_loss_coef`). It depends on what else is in the
     batch: use it to compare, and `balance_loss` to train.
     """
-    tokens = jnp.sum(statistics.tokens)
+    tokens = jnp.maximum(jnp.sum(statistics.tokens), 1)
     assigned, probability = (
         jnp.sum(x, axis=tuple(range(x.ndim - 1))) / tokens
         for x in (statistics.assigned, statistics.probability)
@@ -76,16 +102,29 @@ def batch_balance_loss(statistics: RouterStatistics) -> Float[Array, ""]:
 
 
 def router_z_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
-    """Returns the z-loss of each sequence: the sum over its tokens, the mean over layers."""
-    return jnp.mean(statistics.squared_log_normalizer, axis=0)
+    """Returns the z-loss of each sequence: the mean over its tokens and over the layers."""
+    tokens = jnp.maximum(statistics.tokens, 1)
+    return jnp.mean(statistics.squared_log_normalizer / tokens, axis=0)
+
+
+class Kernels(NamedTuple):
+    """The linear maps of E experts."""
+
+    inputs: tuple[Float[Array, "E D F"], ...]
+    """The gate and the map that it gates, or a single map before the activation."""
+    down: Float[Array, "E F D"]
+
+
+Activation = Callable[[Array], Array]
+"""The non-linearity, elementwise."""
 
 
 class Experts(nn.Module):
-    """A router and E feed-forward layers, gated as in a Llama, of which each token uses k.
+    """A router and E feed-forward layers, of which each token uses k; and layers that all use.
 
     Attributes:
-      config: sizes; `num_experts` E, `experts_per_token` k, `expert_dim` F, and
-        `normalize_experts`, `expert_capacity`, `router_jitter`.
+      config: sizes; `num_experts` E, `experts_per_token` k, `expert_dim` F, `num_shared_experts`,
+        and `gated_experts`, `normalize_experts`, `expert_capacity`, `router_jitter`.
       execution: precision, and how the experts are computed.
       output_init_std: standard deviation of the initial maps back to the residual stream.
     """
@@ -106,7 +145,7 @@ class Experts(nn.Module):
         Args:
           x: input of the sublayer.
           real: 1 for tokens that count in the statistics, and take an expert's capacity; None: all.
-          rng: keys of jitter; None: no jitter.
+          rng: keys of jitter, and of dropout in the layers that all use; None: neither.
         """
         c, e = self.config, self.execution
         number, width = c.num_experts, c.expert_dim
@@ -114,12 +153,11 @@ class Experts(nn.Module):
         init = nn.initializers.normal(c.init_std or 0.02)
         out_init = nn.initializers.normal(self.output_init_std or 0.02)
         router = self.param("router", init, (c.d_model, number), e.param_dtype)
-        gate, up = (
-            self.param(name, init, (number, c.d_model, width), e.param_dtype).astype(e.dtype)
-            for name in ("gate", "up")
+        inputs = tuple(
+            self.param(name, init, (number, c.d_model, width), e.param_dtype)
+            for name in (("gate", "up") if c.gated_experts else ("up",))
         )
         down = self.param("down", out_init, (number, width, c.d_model), e.param_dtype)
-        down = down.astype(e.dtype)
 
         # The router decides in float32 (Fedus et al. 2022, section 2.4).
         seen = _jittered(x.astype(jnp.float32), c.router_jitter, rng)
@@ -129,24 +167,14 @@ class Experts(nn.Module):
         if c.normalize_experts:
             weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
 
-        activation = ACTIVATIONS[c.activation]
-        kernels = gate, up, down
-        if c.expert_capacity is not None:
-            capacity = math.ceil(x.shape[1] * c.experts_per_token / number * c.expert_capacity)
-            outputs = _by_capacity(
-                x.astype(e.dtype),
-                chosen,
-                real,
-                kernels=kernels,
-                activation=activation,
-                capacity=capacity,
-            )
-        else:
-            rows = x.astype(e.dtype).reshape(-1, c.d_model)
-            compute = {"blocked": _by_blocks, "ragged": _ragged}.get(e.experts, _by_platform)
-            outputs = compute(rows, chosen.reshape(-1, chosen.shape[-1]), kernels, activation)
-            outputs = outputs.reshape(*chosen.shape, c.d_model)
-        y = jnp.einsum("BTKD,BTK->BTD", outputs, weight.astype(e.dtype))
+        x, weight, inputs, down = jax.tree.map(
+            lambda x: x.astype(e.dtype), (x, weight, inputs, down)
+        )
+        mixture = ExpertMixture(c, e, name="mixture")
+        y = mixture(x, chosen, weight, real, Kernels(inputs, down))
+        for i in range(c.num_shared_experts):
+            shared = GatedFeedForward if c.gated_experts else FeedForward
+            y += shared(c, e, self.output_init_std, name=f"shared_{i}")(x, fold_in(rng, i))
 
         one_hot = jax.nn.one_hot(chosen, number).sum(axis=2) * real[..., None]  # [B, T, E]
         squared = jnp.square(jax.nn.logsumexp(logits, axis=-1)) * real
@@ -158,6 +186,97 @@ class Experts(nn.Module):
         )
 
 
+class ExpertMixture(nn.Module):
+    """The part of a mixture that follows the router's choice; it has no parameters of its own.
+
+    Training on several devices finds it by its class, and divides the experts over them.
+
+    Attributes:
+      config: `num_experts`, `experts_per_token`, `expert_capacity`, `activation`.
+      execution: how the experts are computed.
+    """
+
+    config: TransformerConfig
+    execution: Execution
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        chosen: Int[Array, "B T K"],
+        weight: Float[Array, "B T K"],
+        real: Float[Array, "B T"],
+        kernels: Kernels,
+    ) -> Float[Array, "B T D"]:
+        """Returns Σₖ weightₖ · expertₖ(x) for each token."""
+        if self.config.expert_capacity is None:
+            return self.dropless(x, chosen, weight, kernels)
+        rows, slot = self.dispatch(x, chosen, real)
+        return combine(self.by_capacity(rows, kernels), slot, weight)
+
+    @property
+    def activation(self) -> Activation:
+        """The non-linearity of the experts."""
+        return ACTIVATIONS[self.config.activation]
+
+    def dropless(
+        self, x: Array, chosen: Array, weight: Array, kernels: Kernels
+    ) -> Float[Array, "B T D"]:
+        """Returns the sums of the experts that `kernels` has; any other number chosen adds 0."""
+        compute = {"blocked": _by_blocks, "ragged": _ragged}.get(
+            self.execution.experts, _by_platform
+        )
+        width, per_token = x.shape[-1], chosen.shape[-1]
+        flat = (x.reshape(-1, width), chosen.reshape(-1, per_token), weight.reshape(-1, per_token))
+        return compute(*flat, kernels, activation=self.activation).reshape(x.shape)
+
+    def dispatch(
+        self, x: Array, chosen: Array, real: Array
+    ) -> tuple[Float[Array, "B E C D"], Int[Array, "B T K"]]:
+        """Returns the tokens that each expert takes of each sequence, and the slot of each choice.
+
+        Every sequence has its own capacity, so that the result does not depend on the batch. A
+        token's first choice comes before any token's second (Lepikhin et al. 2020, "GShard"). What
+        is beyond the capacity has the slot E · C.
+        """
+        number, (_, length, per_token) = self.config.num_experts, chosen.shape
+        assert self.config.expert_capacity is not None
+        capacity = math.ceil(length * per_token / number * self.config.expert_capacity)
+        capacity = min(capacity, length)  # a token chooses an expert once
+        one_hot = jax.nn.one_hot(chosen, number, dtype=jnp.int32)
+        one_hot *= (real != 0)[..., None, None]  # padding takes no capacity
+        by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, number)
+        rank = jnp.cumsum(by_choice, axis=1) - by_choice  # of a choice among its expert's
+        rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
+        rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]
+        kept = (rank < capacity) & (real[..., None] != 0)
+        slot = jnp.where(kept, chosen * capacity + rank, number * capacity)
+
+        def fill(x: Array, slot: Array) -> Array:
+            rows = jnp.zeros((number * capacity, x.shape[-1]), x.dtype)
+            return rows.at[slot.reshape(-1)].set(jnp.repeat(x, per_token, axis=0), mode="drop")
+
+        return jax.vmap(fill)(x, slot).reshape(x.shape[0], number, capacity, -1), slot
+
+    def by_capacity(
+        self, rows: Float[Array, "B E C D"], kernels: Kernels
+    ) -> Float[Array, "B E C D"]:
+        """Returns the output of each expert for its rows."""
+        before = tuple(jnp.einsum("BECD,EDF->BECF", rows, kernel) for kernel in kernels.inputs)
+        return jnp.einsum("BECF,EFD->BECD", _hidden(self.activation, before), kernels.down)
+
+
+def combine(
+    outputs: Float[Array, "B E C D"], slot: Int[Array, "B T K"], weight: Float[Array, "B T K"]
+) -> Float[Array, "B T D"]:
+    """Returns the weighted sum of each token's outputs; those beyond an expert's capacity are 0."""
+
+    def of_sequence(outputs: Array, slot: Array) -> Array:
+        rows = outputs.reshape(-1, outputs.shape[-1])
+        return rows.at[slot].get(mode="fill", fill_value=0)
+
+    return jnp.einsum("BTKD,BTK->BTD", jax.vmap(of_sequence)(outputs, slot), weight)
+
+
 def _jittered(x: Float[Array, "B T D"], width: float, rng: RowKeys | None) -> Array:
     """Multiplies by random numbers from 1 - width to 1 + width."""
     if width == 0 or rng is None:
@@ -165,21 +284,22 @@ def _jittered(x: Float[Array, "B T D"], width: float, rng: RowKeys | None) -> Ar
     draw = functools.partial(
         jax.random.uniform, shape=x.shape[1:], minval=1 - width, maxval=1 + width
     )
-    return x * jax.vmap(draw)(fold_in(rng, _JITTER))
+    return x * jax.vmap(lambda key: draw(key))(fold_in(rng, _JITTER))
 
 
-_JITTER = 0x6A
-Kernels = tuple[Float[Array, "E D F"], Float[Array, "E D F"], Float[Array, "E F D"]]
-"""The maps of all experts: gate, up, down."""
+def _hidden(activation: Activation, before: tuple[Array, ...]) -> Array:
+    """Returns the input of the last map: activation(gate) · up, or activation(up)."""
+    first, *gated = before
+    return activation(first) * gated[0] if gated else activation(first)
 
 
-Activation = Callable[[Array], Array]
-
-
-def _by_platform(rows: Array, chosen: Array, kernels: Kernels, activation: Activation) -> Array:
+def _by_platform(
+    x: Array, chosen: Array, weight: Array, kernels: Kernels, *, activation: Activation
+) -> Array:
     return jax.lax.platform_dependent(
-        rows,
+        x,
         chosen,
+        weight,
         kernels,
         tpu=functools.partial(_ragged, activation=activation),
         default=functools.partial(_by_blocks, activation=activation),
@@ -187,143 +307,155 @@ def _by_platform(rows: Array, chosen: Array, kernels: Kernels, activation: Activ
 
 
 def _ragged(
-    rows: Float[Array, "M D"],
+    x: Float[Array, "M D"],
     chosen: Int[Array, "M K"],
+    weight: Float[Array, "M K"],
     kernels: Kernels,
+    *,
     activation: Activation,
-) -> Float[Array, "A D"]:
-    """Returns the output of each of the M · K assignments, the groups of rows left to XLA."""
-    gate, up, down = kernels
-    experts = chosen.reshape(-1)
-    order = jnp.argsort(experts, stable=True)  # the assignments by expert
-    sizes = jnp.bincount(experts, length=gate.shape[0]).astype(jnp.int32)
-    x = rows[order // chosen.shape[1]]
-    hidden = activation(jax.lax.ragged_dot(x, gate, sizes)) * jax.lax.ragged_dot(x, up, sizes)
-    return jax.lax.ragged_dot(hidden, down, sizes)[jnp.argsort(order)]
+) -> Float[Array, "M D"]:
+    """Returns the weighted sums, with the groups of rows left to XLA."""
+    number, per_token = kernels.down.shape[0], chosen.shape[1]
+    experts = _known(chosen, number).reshape(-1)
+    order = jnp.argsort(experts, stable=True)  # the choices by expert
+    sizes = jnp.bincount(experts, length=number).astype(jnp.int32)
+    rows = x[order // per_token]
+    before = tuple(jax.lax.ragged_dot(rows, kernel, sizes) for kernel in kernels.inputs)
+    outputs = jax.lax.ragged_dot(_hidden(activation, before), kernels.down, sizes)
+    outputs = jnp.where((jnp.arange(experts.size) < jnp.sum(sizes))[:, None], outputs, 0)
+    outputs = outputs[jnp.argsort(order)].reshape(*chosen.shape, -1)
+    return jnp.einsum("MKD,MK->MD", outputs, weight)
+
+
+def _known(chosen: Int[Array, "M K"], number: int) -> Int[Array, "M K"]:
+    """Returns the chosen experts, all that are not among `number` as the number itself."""
+    return jnp.where((chosen >= 0) & (chosen < number), chosen, number)
+
+
+class _Blocks(NamedTuple):
+    """Blocks of choices, each of one expert; `n` is enough for any choice."""
+
+    expert: Int[Array, " n"]
+    used: Int[Array, ""]
+    """The number of blocks that have any choices; the others come last."""
+    choice: Int[Array, "n b"]
+    """Which of the M · K choices each row of a block is."""
+    filled: Bool[Array, "n b"]
+    """Whether it is one at all."""
+    row: Int[Array, "M K"]
+    """The row of each choice among the n · b; n · b for an expert that is not here."""
 
 
 def _by_blocks(
-    rows: Float[Array, "M D"],
+    x: Float[Array, "M D"],
     chosen: Int[Array, "M K"],
+    weight: Float[Array, "M K"],
     kernels: Kernels,
+    *,
     activation: Activation,
-) -> Float[Array, "A D"]:
-    """Returns the output of each of the M · K assignments, computed in blocks of one expert.
+) -> Float[Array, "M D"]:
+    """Returns the weighted sums, computed in blocks of the rows of one expert.
 
-    The rows of each expert are padded to whole blocks. There are at most A / BLOCK + E of these,
-    so that shapes are static, and no assignment is dropped.
+    The rows of each expert are padded to whole blocks. There are at most M · K / BLOCK + E of
+    these, so that shapes are static, and no choice is dropped.
     """
-    number, per_token = kernels[0].shape[0], chosen.shape[1]
-    experts = chosen.reshape(-1)
-    assignments = experts.size
+    number = kernels.down.shape[0]
+    experts = _known(chosen, number).reshape(-1)
     order = jnp.argsort(experts, stable=True)
     counts = jnp.bincount(experts, length=number)
-    blocks = -(-counts // BLOCK)
-    ends = jnp.cumsum(blocks)
-    # The place of each assignment among the padded rows.
-    rank = jnp.arange(assignments) - (jnp.cumsum(counts) - counts)[experts[order]]
-    place = (ends - blocks)[experts[order]] * BLOCK + rank
-    place = jnp.zeros_like(place).at[order].set(place, unique_indices=True)
+    starts = jnp.cumsum(counts) - counts
+    ends = jnp.cumsum(-(-counts // BLOCK))  # in blocks
+    first = ends - -(-counts // BLOCK)
 
-    most = (assignments + number * (BLOCK - 1)) // BLOCK
-    expert_of = jnp.minimum(jnp.searchsorted(ends, jnp.arange(most), side="right"), number - 1)
-    padded = jnp.zeros((most * BLOCK, rows.shape[1]), rows.dtype)
-    padded = padded.at[place].set(jnp.repeat(rows, per_token, axis=0), unique_indices=True)
-    outputs = _blocks(activation, padded.reshape(most, BLOCK, -1), kernels, expert_of, ends[-1])
-    return outputs.reshape(most * BLOCK, -1)[place]
+    most = -(-experts.size // BLOCK) + number
+    expert = jnp.minimum(jnp.searchsorted(ends, jnp.arange(most), side="right"), number - 1)
+    rank = (jnp.arange(most) - first[expert])[:, None] * BLOCK + jnp.arange(BLOCK)
+    filled = (rank < counts[expert][:, None]) & (jnp.arange(most) < ends[-1])[:, None]
+    choice = order[jnp.where(filled, starts[expert][:, None] + rank, 0)]
+    place = jnp.argsort(order)  # of each choice among the sorted ones
+    here = experts < number
+    own = jnp.minimum(experts, number - 1)
+    row = jnp.where(here, first[own] * BLOCK + place - starts[own], most * BLOCK)
+    blocks = _Blocks(expert, ends[-1], choice, filled, row.reshape(chosen.shape))
+    return _in_blocks(activation, x, weight, kernels, blocks)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _blocks(
-    activation: Activation,
-    x: Float[Array, "n b D"],
-    kernels: Kernels,
-    expert_of: Int[Array, " n"],
-    used: Int[Array, ""],
-) -> Float[Array, "n b D"]:
-    """Returns the output of the first `used` blocks, each by the expert of its own; then zeros."""
-    return _blocks_forward(activation, x, kernels, expert_of, used)[0]
+def _in_blocks(
+    activation: Activation, x: Array, weight: Array, kernels: Kernels, blocks: _Blocks
+) -> Float[Array, "M D"]:
+    """Returns the weighted sums. Rows are gathered in both directions, never scattered."""
+    return _blocks_forward(activation, x, weight, kernels, blocks)[0]
+
+
+_Residuals = tuple[Array, Array, Kernels, _Blocks, tuple[Array, ...], Array]
 
 
 def _blocks_forward(
-    activation: Activation, x: Array, kernels: Kernels, expert_of: Array, used: Array
-) -> tuple[Array, tuple[Array, Kernels, Array, Array, Array, Array]]:
-    gate, up, down = kernels
-    wide = jnp.zeros((*x.shape[:2], gate.shape[-1]), x.dtype)
+    activation: Activation, x: Array, weight: Array, kernels: Kernels, blocks: _Blocks
+) -> tuple[Array, _Residuals]:
+    shape, width = blocks.choice.shape, kernels.down.shape[1]
+    outputs = jnp.zeros((*shape, x.shape[1]), x.dtype)
+    wide = tuple(jnp.zeros((*shape, width), x.dtype) for _ in kernels.inputs)
 
-    def one(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        y, gates, ups = carry
-        expert, block = expert_of[i], x[i]
-        g, u = block @ gate[expert], block @ up[expert]
-        out = (activation(g) * u) @ down[expert]
-        return y.at[i].set(out), gates.at[i].set(g), ups.at[i].set(u)
+    def one(i: Array, carry: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
+        outputs, kept = carry
+        expert = blocks.expert[i]
+        rows = _rows_of(x, blocks, i, weight.shape[1])
+        before = tuple(rows @ kernel[expert] for kernel in kernels.inputs)
+        output = _hidden(activation, before) @ kernels.down[expert]
+        kept = tuple(all_.at[i].set(own) for all_, own in zip(kept, before, strict=True))
+        return outputs.at[i].set(output), kept
 
-    y, gates, ups = jax.lax.fori_loop(0, used, one, (jnp.zeros_like(x), wide, wide))
-    return y, (x, kernels, expert_of, used, gates, ups)
+    outputs, kept = jax.lax.fori_loop(0, blocks.used, one, (outputs, wide))
+    of_choice = _of_choices(outputs, blocks)  # [M, K, D]
+    y = jnp.einsum("MKD,MK->MD", of_choice, weight)
+    return y, (x, weight, kernels, blocks, kept, outputs)
 
 
 def _blocks_backward(
-    activation: Activation,
-    residuals: tuple[Array, Kernels, Array, Array, Array, Array],
-    dy: Array,
-) -> tuple[Array, Kernels, None, None]:
-    x, (gate, up, down), expert_of, used, gates, ups = residuals
+    activation: Activation, residuals: _Residuals, dy: Array
+) -> tuple[Array, Array, Kernels, None]:
+    x, weight, kernels, blocks, kept, outputs = residuals
+    per_token = weight.shape[1]
 
-    def one(i: Array, carry: tuple[Array, Array, Array, Array]) -> tuple[Array, ...]:
-        dx, d_gate, d_up, d_down = carry
-        expert = expert_of[i]
-        active, pullback = jax.vjp(activation, gates[i])
-        d_hidden = dy[i] @ down[expert].T
-        (dg,) = pullback(d_hidden * ups[i])
-        du = d_hidden * active
-        return (
-            dx.at[i].set(dg @ gate[expert].T + du @ up[expert].T),
-            d_gate.at[expert].add(x[i].T @ dg),
-            d_up.at[expert].add(x[i].T @ du),
-            d_down.at[expert].add((active * ups[i]).T @ dy[i]),
+    def one(i: Array, carry: tuple[Array, Kernels]) -> tuple[Array, Kernels]:
+        d_rows, d_kernels = carry
+        expert = blocks.expert[i]
+        d_output = _rows_of(dy, blocks, i, per_token)
+        d_output *= weight.reshape(-1)[blocks.choice[i]][:, None]
+        before = tuple(all_[i] for all_ in kept)
+        hidden, pullback = jax.vjp(functools.partial(_hidden, activation), before)
+        (d_before,) = pullback(d_output @ kernels.down[expert].T)
+        rows = _rows_of(x, blocks, i, per_token)
+        d_row = sum(
+            d @ kernel[expert].T for d, kernel in zip(d_before, kernels.inputs, strict=True)
         )
+        d_inputs = tuple(
+            total.at[expert].add(rows.T @ d)
+            for total, d in zip(d_kernels.inputs, d_before, strict=True)
+        )
+        d_down = d_kernels.down.at[expert].add(hidden.T @ d_output)
+        return d_rows.at[i].set(d_row), Kernels(d_inputs, d_down)
 
-    zeros = jax.tree.map(jnp.zeros_like, (x, gate, up, down))
-    dx, *d_kernels = jax.lax.fori_loop(0, used, one, zeros)
-    return dx, (d_kernels[0], d_kernels[1], d_kernels[2]), None, None
+    zeros = (jnp.zeros_like(outputs), jax.tree.map(jnp.zeros_like, kernels))
+    d_rows, d_kernels = jax.lax.fori_loop(0, blocks.used, one, zeros)
+    dx = jnp.sum(_of_choices(d_rows, blocks), axis=1)
+    d_weight = jnp.einsum("MKD,MD->MK", _of_choices(outputs, blocks), dy)
+    return dx, d_weight, d_kernels, None
 
 
-_blocks.defvjp(_blocks_forward, _blocks_backward)
+_in_blocks.defvjp(_blocks_forward, _blocks_backward)
 
 
-def _by_capacity(
-    x: Float[Array, "B T D"],
-    chosen: Int[Array, "B T K"],
-    real: Float[Array, "B T"],
-    *,
-    kernels: Kernels,
-    activation: Activation,
-    capacity: int,
-) -> Float[Array, "B T K D"]:
-    """Returns the output of each assignment; 0 for those beyond an expert's capacity.
+def _rows_of(
+    x: Float[Array, "M D"], blocks: _Blocks, i: Array, per_token: int
+) -> Float[Array, "b D"]:
+    """Returns the tokens of block i; zeros where it has none."""
+    return jnp.where(blocks.filled[i][:, None], x[blocks.choice[i] // per_token], 0)
 
-    Every sequence has its own capacity, so that the result does not depend on the batch. A token's
-    first choice comes before any token's second (Lepikhin et al. 2020, "GShard").
-    """
-    gate, up, down = kernels
-    batch, length, per_token = chosen.shape
-    one_hot = jax.nn.one_hot(chosen, gate.shape[0], dtype=jnp.int32)
-    one_hot *= real[..., None, None].astype(jnp.int32)  # padding takes no capacity
-    by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(batch, per_token * length, -1)
-    rank = jnp.cumsum(by_choice, axis=1) - by_choice  # of an assignment among its expert's
-    rank = jnp.sum(rank * by_choice, axis=-1).reshape(batch, per_token, length)
-    rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]
-    kept = (rank < capacity) & (real[..., None] != 0)
-    slot = jnp.where(kept, chosen * capacity + rank, gate.shape[0] * capacity)
 
-    def of_sequence(x: Array, slot: Array) -> Array:
-        flat = slot.reshape(-1)
-        rows = jnp.zeros((gate.shape[0] * capacity, x.shape[-1]), x.dtype)
-        rows = rows.at[flat].set(jnp.repeat(x, per_token, axis=0), mode="drop")
-        rows = rows.reshape(gate.shape[0], capacity, -1)  # [E, C, D]
-        hidden = activation(jnp.einsum("ECD,EDF->ECF", rows, gate))
-        hidden *= jnp.einsum("ECD,EDF->ECF", rows, up)
-        outputs = jnp.einsum("ECF,EFD->ECD", hidden, down).reshape(-1, x.shape[-1])
-        return outputs.at[flat].get(mode="fill", fill_value=0).reshape(*slot.shape, -1)
-
-    return jax.vmap(of_sequence)(x, slot)
+def _of_choices(outputs: Float[Array, "n b D"], blocks: _Blocks) -> Float[Array, "M K D"]:
+    """Returns the row of each choice; zeros for those of experts that are not here."""
+    rows = outputs.reshape(-1, outputs.shape[-1])
+    return rows.at[blocks.row].get(mode="fill", fill_value=0)

@@ -99,6 +99,8 @@ class EncoderOutput:
     last_hidden_state: Float[Array, "B T D"]
     pooler_output: Float[Array, "B D"] | None = None
     attentions: AttentionWeights = None
+    router: RouterStatistics | None = None
+    """Sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
 
 
 class _WithBody:
@@ -120,6 +122,11 @@ class _WithBody:
     def attentions(self) -> AttentionWeights:
         """Attention weights of every layer, if requested."""
         return self.body.attentions
+
+    @property
+    def router(self) -> RouterStatistics | None:
+        """Sums of a mixture of experts, `[L, B, …]`."""
+        return self.body.router
 
 
 @struct.dataclass
