@@ -16,8 +16,8 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.padding import pad_rows, power_of_two, round_up
 from ...models.model import Model
 from ...models.nn.typing import Array, Float, Int, Params
+from ..distributed.expert_parallel import over_mesh
 from ..distributed.sharding import (
-    constrain_activations,
     num_batch_shards,
     parameter_shardings,
     shard_batch,
@@ -125,9 +125,7 @@ class RewardModel:
     @functools.cached_property
     def _scores(self) -> Any:
         mesh = self._mesh
-        apply = (
-            self._model.apply if mesh is None else constrain_activations(self._model.apply, mesh)
-        )
+        apply = self._model.apply if mesh is None else over_mesh(self._model.apply, mesh)
 
         def scores(
             params: Params, ids: Int[Array, "R T"], mask: Int[Array, "R T"]

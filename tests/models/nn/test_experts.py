@@ -1,4 +1,4 @@
-"""Mixtures of experts: every execution against a loop over experts, and the losses of the router."""
+"""Mixtures of experts: executions against a loop over experts, and the losses of the router."""
 
 import dataclasses
 
