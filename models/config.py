@@ -393,8 +393,8 @@ class MixtureConfig:
     router_balance: float = 0.01
     """Coefficient of the loss that balances the experts (0.01 in Switch)."""
     router_balance_over: Literal["sequence", "batch"] = "sequence"
-    """What that loss balances: the tokens of each sequence and layer, or those of all sequences
-    and layers together, as transformers does; a batch cannot be cut into micro-batches then."""
+    """The tokens that this loss balances: those of each sequence and layer, or of all sequences and
+    layers together, as in transformers; a batch cannot be cut into micro-batches then."""
     router_z: float = 0.0
     """Coefficient of the loss of the router's logits (0.001 in ST-MoE)."""
 

@@ -156,7 +156,7 @@ def feed_forward(
     c: GPTConfig,
     e: Execution,
     x: Float[Array, "B T D"],
-    /,
+    *,
     context: LayerContext,
     rng: RowKeys | None,
 ) -> tuple[Float[Array, "B T D"], RouterStatistics | None]:
@@ -195,7 +195,7 @@ class PreNormLayer(Layer[GPTConfig]):
         x = Residual(c, e, name="attention_residual")(x, y)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
-        y, router = feed_forward(c, e, y, context, rng)
+        y, router = feed_forward(c, e, y, context=context, rng=rng)
         y = dropout(y, c.dropout_rate, rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         return x, LayerOutputs(cache, weights, router=router)
@@ -229,7 +229,7 @@ class PostNormLayer(Layer[GPTConfig]):
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
-        y, router = feed_forward(c, e, x, context, rng)
+        y, router = feed_forward(c, e, x, context=context, rng=rng)
         y = dropout(y, c.dropout_rate, rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)

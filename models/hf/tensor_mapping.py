@@ -119,10 +119,14 @@ class TensorRule:
         """The number of leading axes of the parameters whose entries are tensors of their own."""
         return sum(index in self.hf for index in ("{i}", "{e}"))
 
+    def indices(self, flax: Sequence[Shape]) -> Iterator[tuple[int, ...]]:
+        """Yields the index of each tensor in the parameters, in the order of `tensors`."""
+        yield from np.ndindex(*flax[0][: self.num_stacked])
+
     def tensors(self, flax: Sequence[Shape]) -> Iterator[tuple[str, Shape]]:
         """Yields name and shape of each tensor, given the shapes of the parameters."""
         shape = self.layout.hf_shape([shape[self.num_stacked :] for shape in flax])
-        for index in np.ndindex(*flax[0][: self.num_stacked]):
+        for index in self.indices(flax):
             yield self.hf.format(**dict(zip("ie", index, strict=False))), shape
 
 
@@ -510,8 +514,7 @@ def export_tensors(
 
     for rule in mapping.rules:
         shapes = [params[path].shape for path in rule.flax]
-        indices = np.ndindex(*shapes[0][: rule.num_stacked])
-        for index, (name, shape) in zip(indices, rule.tensors(shapes), strict=True):
+        for index, (name, shape) in zip(rule.indices(shapes), rule.tensors(shapes), strict=True):
             yield ExportedTensor(name, shape, functools.partial(make, rule, index))
     for ignored in mapping.ignored:
         if ignored.exported and ignored.value is not None:

@@ -115,6 +115,15 @@ class Kernels(NamedTuple):
     down: Float[Array, "E F D"]
 
 
+class Choice(NamedTuple):
+    """The router's choice of K experts for each token."""
+
+    experts: Int[Array, "*tokens K"]
+    weight: Float[Array, "*tokens K"]
+    real: Float[Array, "*tokens"]
+    """1 for tokens that are no padding."""
+
+
 Activation = Callable[[Array], Array]
 """The non-linearity, elementwise."""
 
@@ -171,7 +180,7 @@ class Experts(nn.Module):
             lambda x: x.astype(e.dtype), (x, weight, inputs, down)
         )
         mixture = ExpertMixture(c, e, name="mixture")
-        y = mixture(x, chosen, weight, real, Kernels(inputs, down))
+        y = mixture(x, Choice(chosen, weight, real), Kernels(inputs, down))
         for i in range(c.num_shared_experts):
             shared = GatedFeedForward if c.gated_experts else FeedForward
             y += shared(c, e, self.output_init_std, name=f"shared_{i}")(x, fold_in(rng, i))
@@ -200,18 +209,13 @@ class ExpertMixture(nn.Module):
     execution: Execution
 
     def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        chosen: Int[Array, "B T K"],
-        weight: Float[Array, "B T K"],
-        real: Float[Array, "B T"],
-        kernels: Kernels,
+        self, x: Float[Array, "B T D"], choice: Choice, kernels: Kernels
     ) -> Float[Array, "B T D"]:
         """Returns Σₖ weightₖ · expertₖ(x) for each token."""
         if self.config.expert_capacity is None:
-            return self.dropless(x, chosen, weight, kernels)
-        rows, slot = self.dispatch(x, chosen, real)
-        return combine(self.by_capacity(rows, kernels), slot, weight)
+            return self.dropless(x, choice, kernels)
+        rows, slot = self.dispatch(x, choice)
+        return combine(self.by_capacity(rows, kernels), slot, choice.weight)
 
     @property
     def activation(self) -> Activation:
@@ -219,18 +223,23 @@ class ExpertMixture(nn.Module):
         return ACTIVATIONS[self.config.activation]
 
     def dropless(
-        self, x: Array, chosen: Array, weight: Array, kernels: Kernels
+        self, x: Float[Array, "B T D"], choice: Choice, kernels: Kernels
     ) -> Float[Array, "B T D"]:
         """Returns the sums of the experts that `kernels` has; any other number chosen adds 0."""
         compute = {"blocked": _by_blocks, "ragged": _ragged}.get(
             self.execution.experts, _by_platform
         )
-        width, per_token = x.shape[-1], chosen.shape[-1]
-        flat = (x.reshape(-1, width), chosen.reshape(-1, per_token), weight.reshape(-1, per_token))
-        return compute(*flat, kernels, activation=self.activation).reshape(x.shape)
+        per_token = choice.experts.shape[-1]
+        flat = Choice(
+            choice.experts.reshape(-1, per_token),
+            choice.weight.reshape(-1, per_token),
+            choice.real.reshape(-1),
+        )
+        rows = x.reshape(-1, x.shape[-1])
+        return compute(rows, flat, kernels, activation=self.activation).reshape(x.shape)
 
     def dispatch(
-        self, x: Array, chosen: Array, real: Array
+        self, x: Float[Array, "B T D"], choice: Choice
     ) -> tuple[Float[Array, "B E C D"], Int[Array, "B T K"]]:
         """Returns the tokens that each expert takes of each sequence, and the slot of each choice.
 
@@ -238,18 +247,19 @@ class ExpertMixture(nn.Module):
         token's first choice comes before any token's second (Lepikhin et al. 2020, "GShard"). What
         is beyond the capacity has the slot E · C.
         """
-        number, (_, length, per_token) = self.config.num_experts, chosen.shape
+        number, (_, length, per_token) = self.config.num_experts, choice.experts.shape
+        real = choice.real != 0
         assert self.config.expert_capacity is not None
         capacity = math.ceil(length * per_token / number * self.config.expert_capacity)
         capacity = min(capacity, length)  # a token chooses an expert once
-        one_hot = jax.nn.one_hot(chosen, number, dtype=jnp.int32)
-        one_hot *= (real != 0)[..., None, None]  # padding takes no capacity
+        one_hot = jax.nn.one_hot(choice.experts, number, dtype=jnp.int32)
+        one_hot *= real[..., None, None]  # padding takes no capacity
         by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, number)
         rank = jnp.cumsum(by_choice, axis=1) - by_choice  # of a choice among its expert's
         rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
         rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]
-        kept = (rank < capacity) & (real[..., None] != 0)
-        slot = jnp.where(kept, chosen * capacity + rank, number * capacity)
+        kept = (rank < capacity) & real[..., None]
+        slot = jnp.where(kept, choice.experts * capacity + rank, number * capacity)
 
         def fill(x: Array, slot: Array) -> Array:
             rows = jnp.zeros((number * capacity, x.shape[-1]), x.dtype)
@@ -293,13 +303,10 @@ def _hidden(activation: Activation, before: tuple[Array, ...]) -> Array:
     return activation(first) * gated[0] if gated else activation(first)
 
 
-def _by_platform(
-    x: Array, chosen: Array, weight: Array, kernels: Kernels, *, activation: Activation
-) -> Array:
+def _by_platform(x: Array, choice: Choice, kernels: Kernels, *, activation: Activation) -> Array:
     return jax.lax.platform_dependent(
         x,
-        chosen,
-        weight,
+        choice,
         kernels,
         tpu=functools.partial(_ragged, activation=activation),
         default=functools.partial(_by_blocks, activation=activation),
@@ -307,24 +314,19 @@ def _by_platform(
 
 
 def _ragged(
-    x: Float[Array, "M D"],
-    chosen: Int[Array, "M K"],
-    weight: Float[Array, "M K"],
-    kernels: Kernels,
-    *,
-    activation: Activation,
+    x: Float[Array, "M D"], choice: Choice, kernels: Kernels, *, activation: Activation
 ) -> Float[Array, "M D"]:
     """Returns the weighted sums, with the groups of rows left to XLA."""
-    number, per_token = kernels.down.shape[0], chosen.shape[1]
-    experts = _known(chosen, number).reshape(-1)
+    number, per_token = kernels.down.shape[0], choice.experts.shape[1]
+    experts = _known(choice.experts, number).reshape(-1)
     order = jnp.argsort(experts, stable=True)  # the choices by expert
     sizes = jnp.bincount(experts, length=number).astype(jnp.int32)
     rows = x[order // per_token]
     before = tuple(jax.lax.ragged_dot(rows, kernel, sizes) for kernel in kernels.inputs)
     outputs = jax.lax.ragged_dot(_hidden(activation, before), kernels.down, sizes)
     outputs = jnp.where((jnp.arange(experts.size) < jnp.sum(sizes))[:, None], outputs, 0)
-    outputs = outputs[jnp.argsort(order)].reshape(*chosen.shape, -1)
-    return jnp.einsum("MKD,MK->MD", outputs, weight)
+    outputs = outputs[jnp.argsort(order)].reshape(*choice.experts.shape, -1)
+    return jnp.einsum("MKD,MK->MD", outputs, choice.weight)
 
 
 def _known(chosen: Int[Array, "M K"], number: int) -> Int[Array, "M K"]:
@@ -338,21 +340,16 @@ class _Blocks(NamedTuple):
     expert: Int[Array, " n"]
     used: Int[Array, ""]
     """The number of blocks that have any choices; the others come last."""
-    choice: Int[Array, "n b"]
-    """Which of the M · K choices each row of a block is."""
+    member: Int[Array, "n b"]
+    """The number of each row of a block among the M · K choices."""
     filled: Bool[Array, "n b"]
-    """Whether it is one at all."""
+    """Whether the row is a choice at all."""
     row: Int[Array, "M K"]
     """The row of each choice among the n · b; n · b for an expert that is not here."""
 
 
 def _by_blocks(
-    x: Float[Array, "M D"],
-    chosen: Int[Array, "M K"],
-    weight: Float[Array, "M K"],
-    kernels: Kernels,
-    *,
-    activation: Activation,
+    x: Float[Array, "M D"], choice: Choice, kernels: Kernels, *, activation: Activation
 ) -> Float[Array, "M D"]:
     """Returns the weighted sums, computed in blocks of the rows of one expert.
 
@@ -360,7 +357,7 @@ def _by_blocks(
     these, so that shapes are static, and no choice is dropped.
     """
     number = kernels.down.shape[0]
-    experts = _known(chosen, number).reshape(-1)
+    experts = _known(choice.experts, number).reshape(-1)
     order = jnp.argsort(experts, stable=True)
     counts = jnp.bincount(experts, length=number)
     starts = jnp.cumsum(counts) - counts
@@ -371,30 +368,33 @@ def _by_blocks(
     expert = jnp.minimum(jnp.searchsorted(ends, jnp.arange(most), side="right"), number - 1)
     rank = (jnp.arange(most) - first[expert])[:, None] * BLOCK + jnp.arange(BLOCK)
     filled = (rank < counts[expert][:, None]) & (jnp.arange(most) < ends[-1])[:, None]
-    choice = order[jnp.where(filled, starts[expert][:, None] + rank, 0)]
+    member = order[jnp.where(filled, starts[expert][:, None] + rank, 0)]
     place = jnp.argsort(order)  # of each choice among the sorted ones
     here = experts < number
     own = jnp.minimum(experts, number - 1)
     row = jnp.where(here, first[own] * BLOCK + place - starts[own], most * BLOCK)
-    blocks = _Blocks(expert, ends[-1], choice, filled, row.reshape(chosen.shape))
-    return _in_blocks(activation, x, weight, kernels, blocks)
+    blocks = _Blocks(expert, ends[-1], member, filled, row.reshape(choice.experts.shape))
+    return _in_blocks(activation, (x, choice.weight), kernels, blocks)
+
+
+_Weighted = tuple[Float[Array, "M D"], Float[Array, "M K"]]
+"""Tokens, and the weights of their experts."""
+_Residuals = tuple[_Weighted, Kernels, _Blocks, tuple[Array, ...], Array]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_blocks(
-    activation: Activation, x: Array, weight: Array, kernels: Kernels, blocks: _Blocks
+    activation: Activation, weighted: _Weighted, kernels: Kernels, blocks: _Blocks
 ) -> Float[Array, "M D"]:
     """Returns the weighted sums. Rows are gathered in both directions, never scattered."""
-    return _blocks_forward(activation, x, weight, kernels, blocks)[0]
-
-
-_Residuals = tuple[Array, Array, Kernels, _Blocks, tuple[Array, ...], Array]
+    return _blocks_forward(activation, weighted, kernels, blocks)[0]
 
 
 def _blocks_forward(
-    activation: Activation, x: Array, weight: Array, kernels: Kernels, blocks: _Blocks
+    activation: Activation, weighted: _Weighted, kernels: Kernels, blocks: _Blocks
 ) -> tuple[Array, _Residuals]:
-    shape, width = blocks.choice.shape, kernels.down.shape[1]
+    x, weight = weighted
+    shape, width = blocks.member.shape, kernels.down.shape[1]
     outputs = jnp.zeros((*shape, x.shape[1]), x.dtype)
     wide = tuple(jnp.zeros((*shape, width), x.dtype) for _ in kernels.inputs)
 
@@ -410,20 +410,20 @@ def _blocks_forward(
     outputs, kept = jax.lax.fori_loop(0, blocks.used, one, (outputs, wide))
     of_choice = _of_choices(outputs, blocks)  # [M, K, D]
     y = jnp.einsum("MKD,MK->MD", of_choice, weight)
-    return y, (x, weight, kernels, blocks, kept, outputs)
+    return y, (weighted, kernels, blocks, kept, outputs)
 
 
 def _blocks_backward(
     activation: Activation, residuals: _Residuals, dy: Array
-) -> tuple[Array, Array, Kernels, None]:
-    x, weight, kernels, blocks, kept, outputs = residuals
+) -> tuple[_Weighted, Kernels, None]:
+    (x, weight), kernels, blocks, kept, outputs = residuals
     per_token = weight.shape[1]
 
     def one(i: Array, carry: tuple[Array, Kernels]) -> tuple[Array, Kernels]:
         d_rows, d_kernels = carry
         expert = blocks.expert[i]
         d_output = _rows_of(dy, blocks, i, per_token)
-        d_output *= weight.reshape(-1)[blocks.choice[i]][:, None]
+        d_output *= weight.reshape(-1)[blocks.member[i]][:, None]
         before = tuple(all_[i] for all_ in kept)
         hidden, pullback = jax.vjp(functools.partial(_hidden, activation), before)
         (d_before,) = pullback(d_output @ kernels.down[expert].T)
@@ -442,7 +442,7 @@ def _blocks_backward(
     d_rows, d_kernels = jax.lax.fori_loop(0, blocks.used, one, zeros)
     dx = jnp.sum(_of_choices(d_rows, blocks), axis=1)
     d_weight = jnp.einsum("MKD,MD->MK", _of_choices(outputs, blocks), dy)
-    return dx, d_weight, d_kernels, None
+    return (dx, d_weight), d_kernels, None
 
 
 _in_blocks.defvjp(_blocks_forward, _blocks_backward)
@@ -452,7 +452,7 @@ def _rows_of(
     x: Float[Array, "M D"], blocks: _Blocks, i: Array, per_token: int
 ) -> Float[Array, "b D"]:
     """Returns the tokens of block i; zeros where it has none."""
-    return jnp.where(blocks.filled[i][:, None], x[blocks.choice[i] // per_token], 0)
+    return jnp.where(blocks.filled[i][:, None], x[blocks.member[i] // per_token], 0)
 
 
 def _of_choices(outputs: Float[Array, "n b D"], blocks: _Blocks) -> Float[Array, "M K D"]:

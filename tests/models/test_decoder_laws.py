@@ -129,5 +129,5 @@ def test_devices_and_executions_compute_the_same_gradients(case, assert_close):
 
     placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
     ids = jax.device_put(IDS, sharding.batch_sharding(mesh, IDS.shape))
-    found = loss_of(over_mesh(again.apply, mesh))(placed, ids)
+    found = loss_of(over_mesh(again.apply, mesh, again.config))(placed, ids)
     jax.tree.map(assert_close, found, loss_of(model.apply)(params, IDS))

@@ -105,7 +105,7 @@ def make_sharded_step(
         UserError: the parameters cannot be divided over the mesh, or the devices reach no memory
           of their host.
     """
-    apply_fn = shard_map_attention(over_mesh(model.apply, mesh), mesh)
+    apply_fn = shard_map_attention(over_mesh(model.apply, mesh, model.config), mesh)
     init = make_init(model, objective, tx, adapter)
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, tx, mesh, model.config)

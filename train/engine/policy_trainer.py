@@ -358,7 +358,7 @@ def compile_policy_trainer(
         sharded=sharded,
         programs=RolloutPrograms(
             model=model,
-            apply_fn=over_mesh(model.apply, mesh),
+            apply_fn=over_mesh(model.apply, mesh, model.config),
             mesh=mesh,
             settings=data.rollout,
             answer_length=data.answer_length,

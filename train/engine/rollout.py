@@ -133,7 +133,7 @@ class RolloutPrograms:
             max_new_tokens=self.answer_length,
             end_ids=self.end_ids,
             temperature=self.settings.filled().temperature,
-            apply_fn=over_mesh(apply_fn, self.mesh),
+            apply_fn=over_mesh(apply_fn, self.mesh, model.config),
         )
         return rollout_of(ids, mask, answers, self.end_ids)
 

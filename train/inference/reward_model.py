@@ -125,7 +125,11 @@ class RewardModel:
     @functools.cached_property
     def _scores(self) -> Any:
         mesh = self._mesh
-        apply = self._model.apply if mesh is None else over_mesh(self._model.apply, mesh)
+        apply = (
+            self._model.apply
+            if mesh is None
+            else over_mesh(self._model.apply, mesh, self._model.config)
+        )
 
         def scores(
             params: Params, ids: Int[Array, "R T"], mask: Int[Array, "R T"]

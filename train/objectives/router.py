@@ -54,8 +54,8 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         balance = batch_balance_loss if over_batch else balance_loss
         return {
             **objective.terms(outputs, batch, *reference),
-            BALANCE: sum(jnp.sum(balance(router)) for router in routers),
-            Z: sum(jnp.sum(router_z_loss(router)) for router in routers),
+            BALANCE: sum((jnp.sum(balance(router)) for router in routers), jnp.float32(0)),
+            Z: sum((jnp.sum(router_z_loss(router)) for router in routers), jnp.float32(0)),
         }
 
     coefficients = {BALANCE: model.router_balance, Z: model.router_z}

@@ -96,7 +96,9 @@ def test_choices_of_experts_that_are_elsewhere_add_nothing(execution, assert_clo
 
     def of(first, last):
         kernels = experts.Kernels((params["up"][first:last],), params["down"][first:last])
-        return jax.jit(mixture.dropless)(X, chosen - first, weight, kernels)
+        return jax.jit(mixture.dropless)(
+            X, experts.Choice(chosen - first, weight, jnp.ones((3, 70))), kernels
+        )
 
     assert_close(of(0, 2) + of(2, 5), of(0, 5))
 
@@ -106,7 +108,7 @@ def test_an_expert_takes_its_capacity_of_each_sequence_first_choices_first():
     mixture = experts.ExpertMixture(config, models.Execution())
     chosen = jnp.array([[[0, 1], [0, 1], [1, 0], [0, 1]], [[1, 0]] * 4])
     real = jnp.array([[1, 1, 1, 1], [0, 1, 1, 1]])
-    _, slot = mixture.dispatch(jnp.ones((2, 4, D)), chosen, real)
+    _, slot = mixture.dispatch(jnp.ones((2, 4, D)), experts.Choice(chosen, chosen, real))
     # Three of four: the first choices of tokens 0, 1 and 3 fill expert 0; 6 is the slot of none.
     np.testing.assert_array_equal(
         slot, [[[0, 4], [1, 5], [3, 6], [2, 6]], [[6, 6], [3, 0], [4, 1], [5, 2]]]

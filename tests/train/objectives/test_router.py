@@ -106,7 +106,8 @@ def test_the_form_of_transformers(tmp_path, assert_close):
     assert own.router_balance == 0.7
     objective = train.with_router(train.CAUSAL, own)
     ids, mask = torch.tensor(BATCH["input_ids"]).long(), torch.tensor(BATCH["segment_ids"])
-    ids, mask = ids[LENGTHS > 0], mask[LENGTHS > 0]
+    some = torch.tensor(LENGTHS > 0)
+    ids, mask = ids[some], mask[some]
     expected = theirs(ids, attention_mask=mask, labels=torch.where(mask == 1, ids, -100))
     batch = {name: jnp.asarray(x[LENGTHS > 0]) for name, x in BATCH.items()}
     _, terms = jax.jit(lambda params: objective.apply(model.apply, params, batch))(params)
