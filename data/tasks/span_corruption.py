@@ -9,7 +9,7 @@ The arrays of a batch are those of translation, int32: ``input_ids``, ``segment_
 ``decoder_position_ids``, ``labels`` [B, T]; T follows from S and the fraction that is dropped.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -21,8 +21,9 @@ from ..errors import DataError, UserError
 from ..features.span_corruption import SpanCorruption
 from ..packing.packing import best_fit
 from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
-from ..tokenizers.base import Tokenizer
+from ..tokenizers.base import Tokenizer, load_tokenizer
 from ..tokenizers.sentinels import NUMBER, SentinelTokenizer
+from ..tokenizers.training import train_tokenizer
 from .base import DocumentsData
 from .translation import ARRAYS, array_lengths, arrays_of_pairs, start_and_end
 
@@ -130,7 +131,8 @@ class SpanCorruptionData(DocumentsData):
     mean_span_length: float = 3.0
     """The mean number of consecutive tokens that are dropped."""
     num_sentinels: int = NUMBER
-    """Sentinels behind the tokens of a vocabulary that has none yet."""
+    """Sentinels behind the tokens of a vocabulary that has none yet. They count in
+    `tokenizer.vocab_size`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,6 +141,12 @@ class SpanCorruptionData(DocumentsData):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"data.{name} {value} must be at least 1")
+        size = self.tokenizer.vocab_size
+        if self.tokenizer.path is None and size is not None and size <= self.num_sentinels:
+            raise UserError(
+                f"data.tokenizer.vocab_size {size} leaves no token besides data.num_sentinels "
+                f"{self.num_sentinels}: give a larger vocabulary"
+            )
         if not corruption.longest_text(self.length, self.target_length):
             sides = self.length, self.target_length or self.length
             raise UserError(
@@ -161,7 +169,13 @@ class SpanCorruptionData(DocumentsData):
 
     def make_tokenizer(self) -> Tokenizer:
         """See ``DataConfig``; adds sentinels to a vocabulary that has none."""
-        tokenizer = super().make_tokenizer()
+        config = self.tokenizer
+        if config.path is not None:
+            tokenizer = load_tokenizer(config.path)
+        else:
+            if config.vocab_size is not None:
+                config = replace(config, vocab_size=config.vocab_size - self.num_sentinels)
+            tokenizer = train_tokenizer(self.texts(), config)
         return (
             tokenizer if tokenizer.sentinels else SentinelTokenizer(tokenizer, self.num_sentinels)
         )

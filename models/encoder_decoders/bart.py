@@ -22,10 +22,9 @@ from ...data.errors import UserError
 from ..config import Activation, PositionKind, Settings
 from ..nn.heads import (
     HEADS,
-    ClassifierOutput,
     EncoderOutput,
     HeadInputs,
-    QuestionAnsweringOutput,
+    ModelOutput,
     Seq2SeqLMOutput,
     check_head,
 )
@@ -37,7 +36,7 @@ from ..registry import Family, Preset
 from .seq2seq_lm import one_token_each
 from .transformer import EncoderDecoder, EncoderDecoderConfig
 
-BART_HEADS = ("seq2seq_lm", "sequence_classification", "question_answering")
+BART_HEADS = tuple(name for name, spec in reversed(HEADS.items()) if spec.reads_decoder)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +158,7 @@ class Bart(EncoderDecoder):
         output: Seq2SeqLMOutput,
         input_ids: Int[AnyArray, "B S"] | None,
         rng: RowKeys | None,
-    ) -> Seq2SeqLMOutput | ClassifierOutput | QuestionAnsweringOutput:
+    ) -> Seq2SeqLMOutput | ModelOutput:
         """Returns labels from the decoder's state at the last end token, or an answer's ends."""
         c, x = self.config, output.last_hidden_state
         if c.head == "seq2seq_lm":
@@ -179,7 +178,7 @@ class Bart(EncoderDecoder):
 
 
 def _preset(
-    paper: str, published: str, sizes: tuple[int, int], fields: Settings, note: str = ""
+    paper: str, published: str, sizes: tuple[int, int], fields: Settings, *, note: str = ""
 ) -> Preset:
     """Builds a preset of the sizes (layers of each half, width), with heads of size 64."""
     num_layers, d_model = sizes
@@ -205,7 +204,7 @@ PRESETS: dict[str, Preset] = {
         "610M",
         (12, 1024),
         _MBART | {"vocab_size": 250_054},
-        "the number is that of 25 languages, which have 27 tokens less",
+        note="the number is that of 25 languages, which have 27 tokens less",
     ),
 }
 

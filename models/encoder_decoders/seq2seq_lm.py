@@ -11,12 +11,7 @@ from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, LayerCache
-from ..nn.heads import (
-    ClassifierOutput,
-    Projection,
-    QuestionAnsweringOutput,
-    Seq2SeqLMOutput,
-)
+from ..nn.heads import ModelOutput, Projection, Seq2SeqLMOutput
 from ..nn.layers import RowKeys, fold_in
 from ..nn.masks import AnyArray, AttentionMask, Size
 from ..nn.stack import (
@@ -137,7 +132,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         head_mask: Float[AnyArray, "*L N"] | None = None,
         decoder_head_mask: Float[AnyArray, "*L N"] | None = None,
         cross_attn_head_mask: Float[AnyArray, "*L N"] | None = None,
-    ) -> Seq2SeqLMOutput | ClassifierOutput | QuestionAnsweringOutput:
+    ) -> Seq2SeqLMOutput | ModelOutput:
         """Computes the logits of every next token of the targets, or those of another head.
 
         Args:
@@ -293,7 +288,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         output: Seq2SeqLMOutput,
         input_ids: Int[AnyArray, "B S"] | None,
         rng: RowKeys | None,
-    ) -> Seq2SeqLMOutput | ClassifierOutput | QuestionAnsweringOutput:
+    ) -> Seq2SeqLMOutput | ModelOutput:
         """Returns the output of a head that is not the projection on the vocabulary."""
         del input_ids, rng
         return output

@@ -346,6 +346,8 @@ class HeadSpec:
     """Whether inputs are `[B, C, T]`: C choices for each question."""
     generates: bool = False
     """Whether the head predicts next tokens, so that the model can write text."""
+    reads_decoder: bool = False
+    """Whether an encoder-decoder with other heads than its own can have it (BART)."""
     has_dropout: bool = True
     """Whether dropout before the head has the rate of the body unless the configuration says
     otherwise."""
@@ -450,6 +452,7 @@ HEADS: dict[str, HeadSpec] = {
             hf_class_suffix="ForSequenceClassification",
             hub_task="text-classification",
             default_recipe="bert-classify",
+            reads_decoder=True,
             own_params=("classifier",),
             hf_tensors=_CLASSIFIER,
             peft_task="SEQ_CLS",
@@ -483,6 +486,7 @@ HEADS: dict[str, HeadSpec] = {
             module=QuestionAnsweringHead,
             output=QuestionAnsweringOutput,
             output_names=("start_logits", "end_logits"),
+            reads_decoder=True,
             has_dropout=False,
             own_params=("span",),
             hf_tensors={"span": "qa_outputs"},
@@ -495,6 +499,7 @@ HEADS: dict[str, HeadSpec] = {
             name="seq2seq_lm",
             output=Seq2SeqLMOutput,
             generates=True,
+            reads_decoder=True,
             hf_class_suffix="ForSeq2SeqLM",
             hub_task="translation",
             default_recipe="multi30k-en-de",

@@ -88,19 +88,18 @@ def _fields(*, pre_norm: bool) -> ConfigMapping:
 
 
 FIELDS = {"bart": _fields(pre_norm=False), "mbart": _fields(pre_norm=True)}
-HEADS_OF = {"bart": BART_HEADS, "mbart": BART_HEADS[:1]}
+HEADS_OF = {"bart": BART_HEADS, "mbart": ("seq2seq_lm",)}
 CLASSES = {"bart": "Bart", "mbart": "MBart"}
 GENERATES, BODY = "ForConditionalGeneration", "Model"
 """The ends of the names of the class with logits, which have a bias, and of that without."""
 NUM_LABELS = 3
 """The number of labels of a BART that does not name them."""
-# Parts of heads: the path here, and the name in transformers.
+# Parts of heads: the path here, and the name in transformers if it is not that of a BERT's head.
 HEAD_MAPS = {
     "sequence_classification": {
         "pooler": "classification_head.dense",
         "head/classifier": "classification_head.out_proj",
     },
-    "question_answering": {"head/span": "qa_outputs"},
 }
 
 
@@ -140,7 +139,8 @@ def tensor_mapping(config: BartConfig) -> TensorMapping:
         if config.output_bias:
             rules.append(TensorRule(("output_bias",), "final_logits_bias", ROW))
     else:
-        for part, name in HEAD_MAPS[config.head].items():
+        parts = {f"head/{part}": name for part, name in HEADS[config.head].hf_tensors.items()}
+        for part, name in HEAD_MAPS.get(config.head, parts).items():
             rules += linear(part, name)
     if config.share_embeddings:
         # safetensors keeps one name per tied tensor, alphabetically first, so accept any.
@@ -170,8 +170,8 @@ def config_from_hf(hf_config: HFConfig, source: str) -> BartConfig:
     """
     name = str(hf_config["model_type"])
     classes = {f"{CLASSES[name]}{suffix}": "seq2seq_lm" for suffix in (GENERATES, BODY)}
-    for head in HEADS_OF[name][1:]:
-        classes[f"{CLASSES[name]}{HEADS[head].hf_class_suffix}"] = head
+    for head in HEADS_OF[name]:
+        classes.setdefault(f"{CLASSES[name]}{HEADS[head].hf_class_suffix}", head)
     cls = model_class(hf_config, list(classes), source)
     settings = settings_from_hf(FIELDS[name], hf_config, source)
     settings["head"] = head = classes[cls]

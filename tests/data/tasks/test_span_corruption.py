@@ -10,7 +10,7 @@ from flaxzoo.data.tokenizers.sentinels import SentinelTokenizer
 
 TEXT = "The quick brown fox jumps over the lazy dog while it reads some other words. "
 DOCUMENTS = [TEXT * (1 + i % 5) for i in range(30)]
-VOCABULARY = TokenizerConfig("sentencepiece-bpe", 290)
+VOCABULARY = TokenizerConfig("sentencepiece-bpe", 390)
 
 
 @pytest.fixture(scope="module")
