@@ -125,7 +125,8 @@ def alibi(
 ) -> Float[Array, "#B N T S"]:
     """Returns the bias of each head, query and key: minus slope times distance."""
     distance = (key_positions[:, None, :] - query_positions[:, :, None]).astype(jnp.float32)
-    return alibi_slopes(num_heads)[:, None, None] * -jnp.abs(distance)[:, None]
+    slopes = jnp.asarray(alibi_slopes(num_heads))
+    return slopes[:, None, None] * -jnp.abs(distance)[:, None]
 
 
 class RelativePositionBias(nn.Module):
