@@ -91,6 +91,7 @@ from .tasks.span_corruption import SpanCorruptionExamples as SpanCorruptionExamp
 from .tasks.token_classification import TokenClassificationData as TokenClassificationData
 from .tasks.token_classification import TokenClassificationExamples as TokenClassificationExamples
 from .tasks.translation import NumberExamples as NumberExamples
+from .tasks.translation import TextToTextData as TextToTextData
 from .tasks.translation import TranslationData as TranslationData
 from .tasks.translation import TranslationExamples as TranslationExamples
 from .tasks.translation import encode_source as encode_source

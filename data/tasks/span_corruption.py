@@ -167,6 +167,11 @@ class SpanCorruptionData(DocumentsData):
         longest = np.asarray([self.corruption.longest_text(self.length)])
         return self.length, int(self.corruption.pair_sizes(longest)[1][0])
 
+    @property
+    def longest_side(self) -> int:
+        """See ``DataConfig``."""
+        return max(self.lengths)
+
     def make_tokenizer(self) -> Tokenizer:
         """See ``DataConfig``; adds sentinels to a vocabulary that has none."""
         config = self.tokenizer
@@ -175,7 +180,13 @@ class SpanCorruptionData(DocumentsData):
         else:
             if config.vocab_size is not None:
                 config = replace(config, vocab_size=config.vocab_size - self.num_sentinels)
-            tokenizer = train_tokenizer(self.texts(), config)
+            try:
+                tokenizer = train_tokenizer(self.texts(), config)
+            except DataError as error:
+                if "vocab_size" not in str(error):
+                    raise
+                besides = f"; data.num_sentinels {self.num_sentinels} come on top"
+                raise DataError(f"{error}{besides}") from None
         return (
             tokenizer if tokenizer.sentinels else SentinelTokenizer(tokenizer, self.num_sentinels)
         )
