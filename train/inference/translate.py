@@ -145,7 +145,8 @@ class TextTranslator(TextModel):
 
     def _translation(self, hypothesis: Hypothesis, has_gaps: bool) -> Translation:
         # A model can write the space before a word twice, and so also before the first.
-        text = self._target.decode(hypothesis.tokens, skip_special_tokens=not has_gaps).strip()
+        options = {"skip_special_tokens": False} if has_gaps else {}
+        text = self._target.decode(hypothesis.tokens, **options).strip()
         number = len(hypothesis.tokens) + hypothesis.ended
         return Translation(text, hypothesis.score, hypothesis.log_probability, number)
 
