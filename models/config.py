@@ -261,6 +261,11 @@ class TransformerConfig:
         """Width of the feed-forward layer, F."""
         return self.d_ff if self.d_ff is not None else 4 * self.d_model
 
+    @property
+    def expert_dim(self) -> int:
+        """Width of one expert, F."""
+        return self.feed_forward_dim
+
     # Properties in which families differ. A family whose models differ in one makes it a field.
 
     fewest_layers: ClassVar[int] = 1
@@ -283,6 +288,18 @@ class TransformerConfig:
     """Added to the learned scales of RMSNorm: 1 in Gemma, whose scales are stored less 1."""
     score_cap: ClassVar[float | None] = None
     """If given, attention scores s become cap · tanh(s / cap) (Gemma 2)."""
+    num_experts: ClassVar[int] = 0
+    """Number of experts of each feed-forward layer, E; 0: there is no mixture. The families that
+    can have one derive `MixtureConfig`, which documents the fields of a mixture."""
+    experts_per_token: ClassVar[int] = 1
+    num_shared_experts: ClassVar[int] = 0
+    gated_experts: ClassVar[bool] = True
+    normalize_experts: ClassVar[bool] = True
+    expert_capacity: ClassVar[float | None] = None
+    router_jitter: ClassVar[float] = 0.0
+    router_balance: ClassVar[float] = 0.0
+    router_balance_over: ClassVar[str] = "sequence"
+    router_z: ClassVar[float] = 0.0
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -351,6 +368,59 @@ class TransformerConfig:
         return 0.0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixtureConfig:
+    """The fields of a model whose feed-forward layers can be mixtures of experts.
+
+    A configuration derives it before another one: `GPTConfig(MixtureConfig, TransformerConfig)`.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    num_experts: int = 0
+    """Number of experts of each feed-forward layer, E; 0: there is no mixture."""
+    experts_per_token: int = 2
+    """Number of experts that each token goes through, k."""
+    num_shared_experts: int = 0
+    """Number of further experts that every token goes through, with weight 1."""
+    expert_capacity: float | None = None
+    """If given, an expert takes at most T · k / E · capacity tokens of a sequence, and drops the
+    others; None: no token is dropped."""
+    router_jitter: float = 0.0
+    """In training the router's input is multiplied by random numbers from 1 - jitter to 1 +
+    jitter."""
+    router_balance: float = 0.01
+    """Coefficient of the loss that balances the experts (0.01 in Switch)."""
+    router_balance_over: Literal["sequence", "batch"] = "sequence"
+    """The tokens that this loss balances: those of each sequence and layer, or of all sequences and
+    layers together, as in transformers; a batch cannot be cut into micro-batches then."""
+    router_z: float = 0.0
+    """Coefficient of the loss of the router's logits (0.001 in ST-MoE)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # pyright: ignore[reportAttributeAccessIssue]
+        if self.num_experts < 0:
+            raise UserError(f"num_experts {self.num_experts} must not be negative")
+        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
+            raise UserError(
+                f"experts_per_token {self.experts_per_token} must be from 1 to num_experts "
+                f"{self.num_experts}"
+            )
+        if self.num_shared_experts < 0 or (self.num_shared_experts and not self.num_experts):
+            raise UserError(
+                f"num_shared_experts {self.num_shared_experts} must be at least 0, and 0 without "
+                "num_experts"
+            )
+        if self.expert_capacity is not None and not self.expert_capacity > 0:
+            raise UserError(f"expert_capacity {self.expert_capacity} must be above 0, or None")
+        if not 0 <= self.router_jitter < 1:
+            raise UserError(f"router_jitter {self.router_jitter} is not in [0, 1)")
+        for name in ("router_balance", "router_z"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} {getattr(self, name)} must not be negative")
+
+
 @dataclasses.dataclass(frozen=True)
 class Execution:
     """How a model is run."""
@@ -369,3 +439,6 @@ class Execution:
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
     """xla, or a fused kernel where it supports the call: cudnn (GPUs) or splash (TPUs). auto: the
     kernel for the devices of `train`, elsewhere XLA; `train` prints the choice."""
+    experts: Literal["auto", "blocked", "ragged"] = "auto"
+    """How a mixture of experts without a capacity is computed, see `models.nn.experts`. auto:
+    ragged on TPUs, else blocked."""

@@ -34,6 +34,8 @@ FAMILIES = {
     "gemma2": "decoders",
     "gemma3": "decoders",
     "phi3": "decoders",
+    "mixtral": "decoders",
+    "qwen3_moe": "decoders",
     "t5": "encoder_decoders",
     "bart": "encoder_decoders",
 }

@@ -72,6 +72,7 @@ from .objectives.ppo import ppo as ppo
 from .objectives.ppo import ppo_targets as ppo_targets
 from .objectives.preferences import dpo as dpo
 from .objectives.preferences import reward as reward
+from .objectives.router import with_router as with_router
 from .objectives.supervised import supervised as supervised
 from .optim.optimizer import make_optimizer as make_optimizer
 from .optim.schedules import make_schedule as make_schedule

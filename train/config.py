@@ -22,6 +22,9 @@ class MeshConfig:
     """Copies of the model, each with its part of the batch; -1: all remaining devices."""
     fsdp: int = 1
     """Shards of the parameters and the optimizer state, each with its part of the batch."""
+    expert: int = 1
+    """Shards of the experts of a mixture, each with its part of the batch; the other parameters
+    are sharded over it as over `fsdp`."""
     context: int = 1
     """Shards of the tokens of each sequence."""
     tensor: int = 1

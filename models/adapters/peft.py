@@ -223,8 +223,9 @@ def _whole_tensors(
         if not lora.whole.issuperset(rule.flax):
             continue
         arrays = [flat[path] for path in rule.flax]
-        for layer, (name, _) in enumerate(rule.tensors([x.shape for x in arrays])):
-            own = [x[layer] if rule.stacked else x for x in arrays]
+        shapes = [x.shape for x in arrays]
+        for index, (name, _) in zip(rule.indices(shapes), rule.tensors(shapes), strict=True):
+            own = [x[index] for x in arrays]
             yield PREFIX + name, np.ascontiguousarray(rule.layout.join(own))
 
 
@@ -348,11 +349,11 @@ class PeftAdapter:
             raise WeightsError(
                 f"{self.folder} belongs to a model in Hugging Face's form: give the exported base"
             )
-        places: dict[str, tuple[TensorRule, int]] = {}
+        places: dict[str, tuple[TensorRule, tuple[int, ...]]] = {}
         for rule in mapping.rules:
             flax = [shapes[path] for path in rule.flax]
-            for layer, (name, _) in enumerate(rule.tensors(flax)):
-                places[name] = places[name.removeprefix(mapping.prefix)] = rule, layer
+            for index, (name, _) in zip(rule.indices(flax), rule.tensors(flax), strict=True):
+                places[name] = places[name.removeprefix(mapping.prefix)] = rule, index
         added: dict[str, np.ndarray] = {}
         replaced: dict[str, np.ndarray] = {}
         for name, tensor in self.tensors.items():
@@ -368,7 +369,7 @@ class PeftAdapter:
         arrays: dict[str, np.ndarray],
         name: str,
         tensor: np.ndarray | None,
-        places: Mapping[str, tuple[TensorRule, int]],
+        places: Mapping[str, tuple[TensorRule, tuple[int, ...]]],
         *,
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
@@ -378,8 +379,8 @@ class PeftAdapter:
                 f"{self.folder / WEIGHTS} has {name}, which the base does not have: give another "
                 "base"
             )
-        rule, layer = places[name]
-        flax = [shapes[path][1:] if rule.stacked else shapes[path] for path in rule.flax]
+        rule, index = places[name]
+        flax = [shapes[path][rule.num_stacked :] for path in rule.flax]
         if tensor is None:
             tensor = self._product(name.removesuffix(WEIGHT))  # [out, in]
             tensor = tensor if rule.layout.transposed else tensor.T
@@ -390,8 +391,7 @@ class PeftAdapter:
             )
         for part, path in enumerate(rule.flax):
             array = arrays.setdefault(path, np.zeros(shapes[path], np.float32))
-            target = array[layer] if rule.stacked else array
-            target[...] = rule.layout.split(tensor.astype(np.float32), part, flax)
+            array[index][...] = rule.layout.split(tensor.astype(np.float32), part, flax)
 
     def _product(self, module: str) -> np.ndarray:
         """Returns s · B A of a module, `[out, in]`."""

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from ...data.errors import UserError
 from ..config import Activation, Execution, PositionKind, TransformerConfig, divisors
 from ..nn.cache import Cache, advance_cache
+from ..nn.experts import real_tokens, stack_statistics
 from ..nn.heads import (
     CAUSAL_HEADS,
     HEAD_ALIASES,
@@ -322,13 +323,15 @@ class CausalDecoder(nn.Module):
             windowed_layers=c.windowed_layers,
             head_mask=head_mask,
             positions=self._positions(position_ids),
+            real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
         x = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x)
-        body = EncoderOutput(x, attentions=outputs.attentions)
+        router = stack_statistics(outputs.router)
+        body = EncoderOutput(x, attentions=outputs.attentions, router=router)
         if c.head == "sequence_classification":
             return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
         if c.head == "token_classification":
@@ -338,7 +341,7 @@ class CausalDecoder(nn.Module):
             embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
         projection = Projection(x, embed.embedding.astype(e.dtype), cap=c.logit_cap)
         values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
-        return CausalLMOutput(x, projection, cache, outputs.attentions, values)
+        return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
         """Returns the rotations of the tokens, in all layers or in those with a window."""

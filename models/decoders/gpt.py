@@ -14,14 +14,15 @@ is 256, the width of GPT-Neo.
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 
 from ...data.errors import UserError
-from ..config import Activation, Execution, TransformerConfig
+from ..config import Activation, Execution, MixtureConfig, TransformerConfig
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, advance_cache
+from ..nn.experts import Experts, RouterStatistics, real_tokens, stack_statistics
 from ..nn.heads import (
     CAUSAL_HEADS,
     HEAD_ALIASES,
@@ -62,12 +63,15 @@ GPT_HEADS = (*CAUSAL_HEADS, "sequence_classification")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GPTConfig(TransformerConfig):
+class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A decoder-only transformer.
 
     Raises:
       UserError: a size or a rate is out of range.
     """
+
+    gated_experts: ClassVar[bool] = False
+    """Experts are feed-forward layers like those without a mixture, less their biases."""
 
     activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
@@ -148,6 +152,20 @@ class GPTConfig(TransformerConfig):
         return self.init_std / math.sqrt(2 * self.num_layers)
 
 
+def feed_forward(
+    c: GPTConfig,
+    e: Execution,
+    x: Float[Array, "B T D"],
+    *,
+    context: LayerContext,
+    rng: RowKeys | None,
+) -> tuple[Float[Array, "B T D"], RouterStatistics | None]:
+    """Returns the output of the second sublayer, and the statistics of a mixture of experts."""
+    if not c.num_experts:
+        return FeedForward(c, e, c.output_init_std, name="feed_forward")(x, rng), None
+    return Experts(c, e, c.output_init_std, name="experts")(x, context.real, rng)
+
+
 class PreNormLayer(Layer[GPTConfig]):
     """A layer of GPT-2 and GPT-3, which normalize the input of each sublayer."""
 
@@ -177,10 +195,10 @@ class PreNormLayer(Layer[GPTConfig]):
         x = Residual(c, e, name="attention_residual")(x, y)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
-        y = FeedForward(c, e, c.output_init_std, name="feed_forward")(y, rng)
+        y, router = feed_forward(c, e, y, context=context, rng=rng)
         y = dropout(y, c.dropout_rate, rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
-        return x, LayerOutputs(cache, weights)
+        return x, LayerOutputs(cache, weights, router=router)
 
 
 class PostNormLayer(Layer[GPTConfig]):
@@ -211,11 +229,11 @@ class PostNormLayer(Layer[GPTConfig]):
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
-        y = FeedForward(c, e, c.output_init_std, name="feed_forward")(x, rng)
+        y, router = feed_forward(c, e, x, context=context, rng=rng)
         y = dropout(y, c.dropout_rate, rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
-        return x, LayerOutputs(cache, weights)
+        return x, LayerOutputs(cache, weights, router=router)
 
 
 class GPT(nn.Module):
@@ -308,6 +326,7 @@ class GPT(nn.Module):
             windowed_layers=tuple(i % 2 == 1 for i in range(c.num_layers)),
             head_mask=head_mask,
             positions=positions,
+            real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
         layer = PreNormLayer if c.norm_position == "pre" else PostNormLayer
         x, outputs = run_layers(layer, c, e, x, cache=cache, context=context)
@@ -316,14 +335,15 @@ class GPT(nn.Module):
         if cache is not None:
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
+        router = stack_statistics(outputs.router)
         if c.head == "sequence_classification":
-            body = EncoderOutput(x, attentions=outputs.attentions)
+            body = EncoderOutput(x, attentions=outputs.attentions, router=router)
             return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
         if not c.tie_output:
             embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
         projection = Projection(x, embed.embedding.astype(e.dtype))
         values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
-        return CausalLMOutput(x, projection, cache, outputs.attentions, values)
+        return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
 
 
 def _preset(paper: str, published: str, note: str = "", **fields: Any) -> Preset:

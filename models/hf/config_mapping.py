@@ -218,6 +218,8 @@ ONLY_HERE: Mapping[str, tuple[object, ...]] = {
     "norm_affine": (True,),
     "residual_scalar": (False,),
     "scale_scores": (True,),
+    "num_shared_experts": (0,),
+    "expert_capacity": (None,),
 }
 """Settings that no family of Hugging Face varies, and the values that all of them have."""
 

@@ -111,22 +111,23 @@ class TensorRule:
     flax: tuple[str, ...]
     """Paths of the parameters, as `layers/attention/query/kernel`."""
     hf: str
-    """Name of the tensor; with `{i}`, one tensor for each layer."""
+    """Name of the tensor; with `{i}`, one tensor for each layer, with `{e}` for each expert."""
     layout: Layout
 
     @property
-    def stacked(self) -> bool:
-        """Whether the parameters have a leading axis of layers."""
-        return "{i}" in self.hf
+    def num_stacked(self) -> int:
+        """The number of leading axes of the parameters whose entries are tensors of their own."""
+        return sum(index in self.hf for index in ("{i}", "{e}"))
+
+    def indices(self, flax: Sequence[Shape]) -> Iterator[tuple[int, ...]]:
+        """Yields the index of each tensor in the parameters, in the order of `tensors`."""
+        yield from np.ndindex(*flax[0][: self.num_stacked])
 
     def tensors(self, flax: Sequence[Shape]) -> Iterator[tuple[str, Shape]]:
         """Yields name and shape of each tensor, given the shapes of the parameters."""
-        if not self.stacked:
-            yield self.hf, self.layout.hf_shape(flax)
-            return
-        shape = self.layout.hf_shape([shape[1:] for shape in flax])
-        for i in range(flax[0][0]):
-            yield self.hf.format(i=i), shape
+        shape = self.layout.hf_shape([shape[self.num_stacked :] for shape in flax])
+        for index in self.indices(flax):
+            yield self.hf.format(**dict(zip("ie", index, strict=False))), shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -443,9 +444,11 @@ def read_parameter(
     result = memory[start : start + memory.size - ALIGNMENT].view(dtype).reshape(shape)
 
     names, targets = location.names, [result]
-    if rule.stacked:  # the first axis counts tensors
-        names, targets, index = names[index[0]], list(result), index[1:]
-        shapes = [shape[1:] for shape in shapes]
+    if stacked := rule.num_stacked:  # the first axes count tensors
+        counts = shapes[location.part][:stacked]
+        names = np.reshape(names, counts)[index[:stacked]].ravel().tolist()
+        targets, index = list(result.reshape(-1, *shape[stacked:])), index[stacked:]
+        shapes = [shape[stacked:] for shape in shapes]
     for name, target in zip(names, targets, strict=True):
         tensor = tensors.read(name)
         if not jnp.issubdtype(tensor.dtype, jnp.floating):
@@ -505,14 +508,14 @@ def export_tensors(
             f"the tensor mapping and the model do not have the same parameters: {names}"
         )
 
-    def make(rule: TensorRule, layer: int) -> np.ndarray:
-        arrays = [params[path] for path in rule.flax]
-        arrays = [np.asarray(x[layer] if rule.stacked else x) for x in arrays]
+    def make(rule: TensorRule, index: tuple[int, ...]) -> np.ndarray:
+        arrays = [np.asarray(params[path][index]) for path in rule.flax]
         return np.ascontiguousarray(rule.layout.join(arrays))
 
     for rule in mapping.rules:
-        for layer, (name, shape) in enumerate(rule.tensors([params[p].shape for p in rule.flax])):
-            yield ExportedTensor(name, shape, functools.partial(make, rule, layer))
+        shapes = [params[path].shape for path in rule.flax]
+        for index, (name, shape) in zip(rule.indices(shapes), rule.tensors(shapes), strict=True):
+            yield ExportedTensor(name, shape, functools.partial(make, rule, index))
     for ignored in mapping.ignored:
         if ignored.exported and ignored.value is not None:
             yield ExportedTensor(ignored.hf, ignored.value().shape, ignored.value)

@@ -19,6 +19,7 @@ from flax import struct
 from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache
+from .experts import RouterStatistics
 from .layers import ACTIVATIONS, LayerNorm, Linear, RowKeys, affine, dropout
 from .masks import AnyArray
 from .typing import Array, Float, Int
@@ -61,6 +62,8 @@ class CausalLMOutput:
     attentions: AttentionWeights = None
     values: Float[Array, "B T"] | None = None
     """With the head `causal_lm_with_value`: the reward that is expected after each token."""
+    router: RouterStatistics | None = None
+    """Sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
@@ -96,6 +99,8 @@ class EncoderOutput:
     last_hidden_state: Float[Array, "B T D"]
     pooler_output: Float[Array, "B D"] | None = None
     attentions: AttentionWeights = None
+    router: RouterStatistics | None = None
+    """Sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
 
 
 class _WithBody:
@@ -117,6 +122,11 @@ class _WithBody:
     def attentions(self) -> AttentionWeights:
         """Attention weights of every layer, if requested."""
         return self.body.attentions
+
+    @property
+    def router(self) -> RouterStatistics | None:
+        """Sums of a mixture of experts, `[L, B, …]`."""
+        return self.body.router
 
 
 @struct.dataclass

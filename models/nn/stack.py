@@ -12,6 +12,7 @@ from flax import struct
 from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache, LayerCache, LayerCaches
+from .experts import RouterStatistics
 from .fused_attention import LIMITS, AttentionCall, refusal
 from .head_convolution import EarlierTokens, earlier_tokens
 from .layers import DROPOUT_MASK, RowKeys
@@ -127,6 +128,8 @@ class LayerContext:
     """The tokens that the convolution of heads may read."""
     positions: Positions = dataclasses.field(default_factory=Positions)
     """The positions of the tokens, for the layers and their self-attention."""
+    real: Float[Array, "B T"] | None = None
+    """1 for the tokens that are no padding, for a mixture of experts; None: all are."""
     windowed_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
     """Whether each layer attends to a window only."""
 
@@ -167,6 +170,7 @@ def make_layer_context(
     head_mask: Float[AnyArray, "*L N"] | None = None,
     cross_head_mask: Float[AnyArray, "*L N"] | None = None,
     positions: Positions | None = None,
+    real: Float[Array, "B T"] | None = None,
 ) -> LayerContext:
     """Builds the inputs shared by all layers, with masks in the form the attention backend needs.
 
@@ -182,6 +186,7 @@ def make_layer_context(
       encoder_hidden_states: the output of the encoder, for the layers of a decoder.
       cross_mask: the encoder positions that these may attend to.
       positions: the positions of the tokens; None: a stack adds them later.
+      real: 1 for the tokens that are no padding; None: all are.
       head_mask: factor of the weights of each head, for all layers or for each.
       cross_head_mask: the same for the heads of cross-attention.
 
@@ -225,6 +230,7 @@ def make_layer_context(
         if config.head_convolution is None
         else earlier_tokens(mask, config.head_convolution, cached=cache is not None),
         positions=Positions() if positions is None else positions,
+        real=real,
     )
 
 
@@ -256,6 +262,8 @@ class LayerOutputs:
     cross: LayerCaches | None = None
     """Keys and values of the encoder's output, if this call projected them for a cache."""
     cross_attentions: Array | tuple[Array, ...] | None = None
+    router: RouterStatistics | tuple[RouterStatistics, ...] | None = None
+    """Statistics of a mixture of experts."""
 
 
 class Layer(nn.Module, Generic[Config]):
@@ -325,7 +333,7 @@ def run_layers(
         return x, jax.tree.map(
             lambda *values: None if values[0] is None else values,
             *outputs,
-            is_leaf=lambda value: value is None or isinstance(value, LayerCache),
+            is_leaf=lambda value: value is None or isinstance(value, LayerCache | RouterStatistics),
         )
     scanned = nn.scan(
         layer,

@@ -8,13 +8,17 @@ from flaxzoo import models, train
 from flaxzoo.models.decoders.gemma import GemmaConfig
 from flaxzoo.models.decoders.gemma2 import Gemma2Config
 from flaxzoo.models.decoders.gemma3 import Gemma3Config
+from flaxzoo.models.decoders.gpt import GPTConfig
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.decoders.mistral import MistralConfig
+from flaxzoo.models.decoders.mixtral import MixtralConfig
 from flaxzoo.models.decoders.phi3 import Phi3Config
 from flaxzoo.models.decoders.qwen2 import Qwen2Config
 from flaxzoo.models.decoders.qwen3 import Qwen3Config
+from flaxzoo.models.decoders.qwen3_moe import Qwen3MoeConfig
 from flaxzoo.models.rotary_scaling import RotaryScaling
 from flaxzoo.train.distributed import sharding
+from flaxzoo.train.distributed.expert_parallel import over_mesh
 
 SIZES = {
     "vocab_size": 32,
@@ -38,6 +42,16 @@ CONFIGS = {
     "Gemma": GemmaConfig(**SIZES),
     "Gemma 2": Gemma2Config(**SIZES, window=3, score_divisor=9, score_cap=3.0, logit_cap=2.0),
     "Gemma 3": Gemma3Config(**SIZES, window=3, full_layers=(1,), score_divisor=4, rope_base=50.0),
+    "Mixtral": MixtralConfig(**SIZES, num_experts=4, window=5),
+    "Mixtral, capacity": MixtralConfig(
+        **SIZES, num_experts=4, experts_per_token=2, expert_capacity=2.0
+    ),
+    "Qwen3-MoE": Qwen3MoeConfig(**SIZES, num_experts=6, experts_per_token=3),
+    "GPT of experts": GPTConfig(
+        **{n: x for n, x in SIZES.items() if n != "num_kv_heads"},
+        num_experts=4,
+        num_shared_experts=1,
+    ),
     "Phi-3": Phi3Config(**SIZES, d_head=8, rope_fraction=0.5, rope_scaling=LONG),
 }
 BY_LENGTH = ("Llama, dynamic", "Phi-3")
@@ -102,7 +116,9 @@ def test_cached_calls_equal_a_full_call(case, assert_close):
 def test_devices_and_executions_compute_the_same_gradients(case, assert_close):
     """Eight devices over three axes with layers that are unrolled and computed again."""
     _, model, params, _ = case
-    mesh = sharding.make_mesh(train.MeshConfig(data=2, fsdp=2, tensor=2))
+    of_experts = train.MeshConfig(data=1, fsdp=2, expert=2, tensor=2)
+    dense = train.MeshConfig(data=2, fsdp=2, tensor=2)
+    mesh = sharding.make_mesh(of_experts if model.config.num_experts else dense)
     again = models.create(model.config, models.Execution(layers="unroll", remat="dots"))
 
     def loss_of(apply):
@@ -113,5 +129,5 @@ def test_devices_and_executions_compute_the_same_gradients(case, assert_close):
 
     placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
     ids = jax.device_put(IDS, sharding.batch_sharding(mesh, IDS.shape))
-    found = loss_of(sharding.constrain_activations(again.apply, mesh))(placed, ids)
+    found = loss_of(over_mesh(again.apply, mesh, again.config))(placed, ids)
     jax.tree.map(assert_close, found, loss_of(model.apply)(params, IDS))

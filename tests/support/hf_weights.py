@@ -9,6 +9,7 @@ from flaxzoo import models
 from flaxzoo.models.hf.registry import mapping_of
 from flaxzoo.models.hf.tensor_mapping import Shape, locate, read_parameter
 from flaxzoo.models.init import parameter_shapes
+from transformers.core_model_loading import revert_weight_conversion
 
 
 class Arrays:
@@ -51,4 +52,6 @@ def parameters_of(arrays: Mapping[str, Any], config: models.TransformerConfig) -
 
 def gradients_of(theirs: Any, config: models.TransformerConfig) -> Any:
     """Convert the gradients of a torch model to a flaxzoo tree."""
-    return parameters_of({name: x.grad for name, x in theirs.named_parameters()}, config)
+    gradients = {name: x.grad for name, x in theirs.named_parameters()}
+    # In memory transformers joins what its files have apart, such as the maps of experts.
+    return parameters_of(revert_weight_conversion(theirs, gradients), config)

@@ -39,20 +39,23 @@ Args = tuple[PyTree, ...]
 Kwargs = dict[str, PyTree]
 Context = nn.module.InterceptorContext
 
-BATCH_AXES = ("data", "fsdp")
-"""The sequences of a batch are sharded over both."""
+BATCH_AXES = ("data", "fsdp", "expert")
+"""The sequences of a batch are sharded over all of them."""
 CONTEXT = "context"
 """The tokens of a sequence are sharded over it."""
 MESH_AXIS_NAMES = (*BATCH_AXES, CONTEXT, "tensor")
 
-MESH_AXES: dict[str | None, str | None] = {
-    "model": "fsdp",
-    "vocabulary": "tensor",
-    "heads": "tensor",
-    "feed_forward": "tensor",
-    "layers": None,
-    None: None,
+MESH_AXES: dict[str | None, tuple[str, ...]] = {
+    "model": ("fsdp", "expert"),
+    "vocabulary": ("tensor",),
+    "heads": ("tensor",),
+    "feed_forward": ("tensor",),
+    "experts": ("expert",),
+    "layers": (),
+    None: (),
 }
+"""The axes of the mesh that each logical axis is sharded over, except for those over which an
+earlier dimension of the same parameter is sharded."""
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Mesh:
@@ -122,15 +125,19 @@ def parameter_spec(
             f"{'all families' if model is None else 'its family'}: exactly one must name its "
             f"dimensions; change the patterns of the model's FAMILY{remedy}"
         )
-    spec = [MESH_AXES[axis] for axis in matches[0]]
-    for size, axis in zip(shape, spec, strict=True):
-        if axis is not None and size % mesh.shape[axis]:
+    spec: list[tuple[str, ...]] = []
+    for size, logical in zip(shape, matches[0], strict=True):
+        axes = tuple(a for a in MESH_AXES[logical] if not any(a in one for one in spec))
+        spec.append(tuple(a for a in axes if mesh.shape[a] > 1) or axes[:1])
+        shards = {axis: mesh.shape[axis] for axis in spec[-1]}
+        if size % math.prod(shards.values()):
+            over = " × ".join(f"mesh.{a} {n}" for a, n in shards.items() if n > 1)
             choices = ", ".join(map(str, divisors(size)))
             raise UserError(
                 f"parameter {name} {shape}: dimension {size} cannot be sharded over "
-                f"mesh.{axis} {mesh.shape[axis]}: choose it from {choices}, or change the dimension"
+                f"{over}: choose it from {choices}, or change the dimension"
             )
-    return PartitionSpec(*spec)
+    return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
 
 
 def parameter_shardings(
@@ -219,7 +226,7 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
         x, out = layer(jax.lax.with_sharding_constraint(x, by_sequence), *rest, **kwargs)
         return jax.lax.with_sharding_constraint(x, by_sequence), out
 
-    return _intercepted(apply_fn, around_layer)
+    return intercepted(apply_fn, around_layer)
 
 
 def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
@@ -247,10 +254,12 @@ def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
         )
         return on_each_device(args, kwargs)
 
-    return _intercepted(apply_fn, around_kernel)
+    return intercepted(apply_fn, around_kernel)
 
 
-def _intercepted(apply_fn: Apply, interceptor: nn.module.Interceptor) -> Apply:
+def intercepted(apply_fn: Apply, interceptor: nn.module.Interceptor) -> Apply:
+    """Returns a model's `apply` with an interceptor around the calls of its modules."""
+
     def apply(*args: object, **kwargs: object) -> object:
         with nn.intercept_methods(interceptor):
             return apply_fn(*args, **kwargs)

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ...data.errors import UserError
 from ...models.adapters.lora import LoRA, make_lora
 from ...models.init import init_params
 from ...models.model import Model
@@ -17,12 +18,12 @@ from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
+from ..distributed.expert_parallel import over_mesh
 from ..distributed.optimizer_offload import from_host_and_back, on_host
 from ..distributed.sharding import (
     CONTEXT,
     batch_sharding,
     check_batch,
-    constrain_activations,
     make_mesh,
     num_batch_shards,
     process_shard,
@@ -104,7 +105,7 @@ def make_sharded_step(
         UserError: the parameters cannot be divided over the mesh, or the devices reach no memory
           of their host.
     """
-    apply_fn = shard_map_attention(constrain_activations(model.apply, mesh), mesh)
+    apply_fn = shard_map_attention(over_mesh(model.apply, mesh, model.config), mesh)
     init = make_init(model, objective, tx, adapter)
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, tx, mesh, model.config)
@@ -183,6 +184,11 @@ def configured_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> Sh
     """
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
     config = with_kernel(config, chosen.kernel)
+    if mesh.shape["expert"] > 1 and not config.model.num_experts:
+        raise UserError(
+            f"mesh.expert {mesh.shape['expert']} shards the experts of a mixture, and the model "
+            "has none: use mesh.fsdp"
+        )
     check_batch(mesh, config.batch_size, config.data.length, config.micro_batches)
     model = create(config.model, config.execution)
     sharded = make_sharded_step(
@@ -292,7 +298,9 @@ def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
 
 
 def _describe(mesh: Mesh) -> str:
-    axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    # Few models have experts.
+    shown = {name: size for name, size in mesh.shape.items() if name != "expert" or size > 1}
+    axes = ", ".join(f"{name} {size}" for name, size in shown.items())
     number = jax.process_count()
     of = f" of {number} processes" if number > 1 else ""
     return f"jit over {mesh.size} × {mesh.devices.flat[0].device_kind}{of} ({axes})"

@@ -15,7 +15,7 @@ from ...models.adapters.lora import make_lora
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
-from ..distributed.sharding import check_batch_divides
+from ..distributed.sharding import MESH_AXIS_NAMES, check_batch_divides
 from ..objectives.eval_step import make_evaluate_fn
 from ..objectives.objectives import Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
@@ -114,7 +114,7 @@ def _check(config: TrainConfig) -> None:
             f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
             "leave it out (--parallel jit)"
         )
-    sharded = [name for name in ("fsdp", "context", "tensor") if getattr(config.mesh, name) != 1]
+    sharded = [name for name in MESH_AXIS_NAMES[1:] if getattr(config.mesh, name) != 1]
     if sharded:
         raise UserError(
             f"mesh.{sharded[0]} {getattr(config.mesh, sharded[0])} is for --parallel jit, for "

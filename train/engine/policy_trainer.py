@@ -16,10 +16,10 @@ from ...models.adapters.lora import make_lora
 from ...models.nn.typing import Array, Float, Key, Params
 from ...models.registry import create
 from ..config import TrainConfig
+from ..distributed.expert_parallel import over_mesh
 from ..distributed.sharding import (
     batch_sharding,
     check_batch,
-    constrain_activations,
     process_shard,
     shard_batch,
 )
@@ -358,7 +358,7 @@ def compile_policy_trainer(
         sharded=sharded,
         programs=RolloutPrograms(
             model=model,
-            apply_fn=constrain_activations(model.apply, mesh),
+            apply_fn=over_mesh(model.apply, mesh, model.config),
             mesh=mesh,
             settings=data.rollout,
             answer_length=data.answer_length,

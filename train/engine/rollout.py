@@ -21,7 +21,8 @@ from ...models.decoding.unstack_layers import unstack_layers
 from ...models.model import Model
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Bool, Float, Int, Key, Params
-from ..distributed.sharding import BATCH_AXES, constrain_activations
+from ..distributed.expert_parallel import over_mesh
+from ..distributed.sharding import BATCH_AXES
 from ..objectives.losses import token_log_probs
 from ..objectives.objectives import ApplyFn, Batch, Terms
 from ..objectives.policy import group_advantages, leave_one_out_advantages
@@ -132,7 +133,7 @@ class RolloutPrograms:
             max_new_tokens=self.answer_length,
             end_ids=self.end_ids,
             temperature=self.settings.filled().temperature,
-            apply_fn=constrain_activations(apply_fn, self.mesh),
+            apply_fn=over_mesh(apply_fn, self.mesh, model.config),
         )
         return rollout_of(ids, mask, answers, self.end_ids)
 

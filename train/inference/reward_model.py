@@ -16,8 +16,8 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.padding import pad_rows, power_of_two, round_up
 from ...models.model import Model
 from ...models.nn.typing import Array, Float, Int, Params
+from ..distributed.expert_parallel import over_mesh
 from ..distributed.sharding import (
-    constrain_activations,
     num_batch_shards,
     parameter_shardings,
     shard_batch,
@@ -126,7 +126,9 @@ class RewardModel:
     def _scores(self) -> Any:
         mesh = self._mesh
         apply = (
-            self._model.apply if mesh is None else constrain_activations(self._model.apply, mesh)
+            self._model.apply
+            if mesh is None
+            else over_mesh(self._model.apply, mesh, self._model.config)
         )
 
         def scores(

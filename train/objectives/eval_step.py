@@ -27,7 +27,7 @@ class Evaluation:
     """A model on every row of a split."""
 
     loss: float
-    """Σ coefficient · mean over the objective's terms."""
+    """Σ coefficient · mean over the objective's terms, without regularizers."""
     means: dict[str, float]
     """The mean of each term and each measure beside them."""
     counts: dict[str, float]
@@ -92,7 +92,11 @@ def evaluate(
                 total[name] = total.get(name, 0.0) + float(value)
         kept.append(predictions)
     means = {name: total / max(counts[name], 1.0) for name, total in sums.items()}
-    loss = sum(c * means[name] for name, c in objective.coefficients.items())
+    loss = sum(
+        coefficient * means[name]
+        for name, coefficient in objective.coefficients.items()
+        if name not in objective.regularizers
+    )
     return Evaluation(loss, means, counts, whole_rows(kept, num_rows))
 
 

@@ -192,14 +192,15 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
     ) -> tuple[Sums, PyTree]:
         whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)  # [V, D]
         (total, kernel_gradient, bias_gradient), own = function(whole, bias, positions)
-        others = tuple(axis for axis in axes if axis != width)
+        others = tuple(axis for axis in axes if axis not in width)
         if kernel_gradient is not None:
             part = jax.lax.psum_scatter(kernel_gradient, width, tiled=True)
             kernel_gradient = jax.lax.psum(part, others)
         return (*jax.lax.psum((total, bias_gradient), axes), kernel_gradient), own
 
     rows = PartitionSpec(BATCH_AXES, positions)
-    manual = axes if mesh.shape[MESH_AXES["vocabulary"]] > 1 else mesh.axis_names
+    cut = any(mesh.shape[axis] > 1 for axis in MESH_AXES["vocabulary"])
+    manual = axes if cut else mesh.axis_names
 
     def on_mesh(
         kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]

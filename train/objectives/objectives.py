@@ -58,6 +58,8 @@ class Objective:
     keeps_initial: bool = False
     """Whether the state keeps the initial parameters as its frozen ones for others than `terms`:
     for the reference of a policy, of which a rollout reads the log-probabilities once."""
+    regularizers: tuple[str, ...] = ()
+    """The terms that only training adds to the loss: the loss of an evaluation is without them."""
     whole_batch: bool = False
     """Whether the terms of an example depend on the other examples of its batch, as those of
     in-batch negatives do. Such a batch cannot be processed in micro-batches or under pmap."""

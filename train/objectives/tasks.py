@@ -41,6 +41,7 @@ from .objectives import Batch, Inputs, Objective
 from .policy import grpo, rloo
 from .ppo import ppo
 from .preferences import dpo, reward
+from .router import with_router
 from .supervised import supervised
 
 Scores = Mapping[str, object]
@@ -102,6 +103,7 @@ def data_class(kind: str) -> type[DataConfig]:
 def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective:
     """Returns the objective of a run, or the caller's own, with the inputs that its model takes."""
     objective = task_of(config.data).objective(config, config.data) if own is None else own
+    objective = with_router(objective, config.model)
     if config.model.num_token_types > 1:
         return objective
 

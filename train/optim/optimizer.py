@@ -25,7 +25,8 @@ from ..optimizer_config import OptimizerConfig
 from .schedules import make_schedule
 
 # Matrices by the name of the array: biases and the scales of norms do not decay.
-DECAYED = ("kernel", "embedding", "lora_a", "lora_b")
+EXPERTS = ("router", "gate", "up", "down")  # of a mixture, stacked over experts
+DECAYED = ("kernel", "embedding", "lora_a", "lora_b", *EXPERTS)
 
 STACK = "layers"
 

@@ -43,7 +43,10 @@ def model_flops(config: TrainConfig) -> int:
     plain = dataclasses.replace(
         config,
         # XLA's attention consists of matmuls that a trace shows; a kernel hides them.
-        execution=dataclasses.replace(config.execution, remat="none", attention="xla"),
+        # So does a loop over blocks of experts, whose length the router decides.
+        execution=dataclasses.replace(
+            config.execution, remat="none", attention="xla", experts="ragged"
+        ),
         optimizer=dataclasses.replace(config.optimizer, state_memory="device"),
     )
     step = configured_step(plain, objective_of(plain), make_mesh(MeshConfig(), jax.devices()[:1]))

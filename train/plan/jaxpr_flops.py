@@ -28,6 +28,11 @@ def _equation_flops(equation: core.JaxprEqn) -> int:
         assert isinstance(result, ShapedArray)
         depth = math.prod(left.shape[axis] for axis in contracted)  # k
         return 2 * depth * math.prod(result.shape)  # m · n, and batch axes
+    if equation.primitive.name == "ragged_dot_general":  # each row by the matrix of one group
+        left, result = equation.invars[0].aval, equation.outvars[0].aval
+        assert isinstance(left, ShapedArray)
+        assert isinstance(result, ShapedArray)
+        return 2 * math.prod(left.shape) * result.shape[-1]
     inner = [matmul_flops(jaxpr) for jaxpr in core.jaxprs_in_params(params)]
     if equation.primitive.name == "cond":
         return max(inner)

@@ -84,7 +84,7 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
     if config.execution.remat != "full":
         yield "would help: --execution.remat full"
     # A micro-batch has at least one sequence for each shard of the batch.
-    num_shards = plan.mesh["data"] * plan.mesh["fsdp"]
+    num_shards = plan.mesh["data"] * plan.mesh["fsdp"] * plan.mesh["expert"]
     if config.batch_size // config.micro_batches > num_shards:
         most = config.batch_size // num_shards
         yield f"would help: more --micro-batches, up to {most} (one sequence at a time)"

@@ -1,6 +1,7 @@
 """The search for a run's fastest mesh and rematerialization on a topology."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -52,12 +53,17 @@ def candidates(config: TrainConfig, topology: Topology) -> Iterator[TrainConfig]
             context = layer_shards // tensor
             if max(tensor, context) > MAX_TENSOR_OR_CONTEXT:
                 continue
-            for fsdp in divisors(num_devices // layer_shards):
-                data = num_devices // layer_shards // fsdp
-                sequences, rest = divmod(config.batch_size, data * fsdp)
-                if rest or data % topology.slices:
+            left = num_devices // layer_shards
+            for fsdp, expert in itertools.product(divisors(left), divisors(left)):
+                data, rest = divmod(left, fsdp * expert)
+                if rest or max(config.model.num_experts, 1) % expert or data % topology.slices:
                     continue
-                mesh = MeshConfig(data=data, fsdp=fsdp, tensor=tensor, context=context)
+                sequences, rest = divmod(config.batch_size, data * fsdp * expert)
+                if rest:
+                    continue
+                mesh = MeshConfig(
+                    data=data, fsdp=fsdp, expert=expert, tensor=tensor, context=context
+                )
                 parts = max(n for n in divisors(sequences) if n <= config.micro_batches)
                 yield dataclasses.replace(config, mesh=mesh, micro_batches=parts)
 
@@ -66,14 +72,19 @@ def approximate_bytes_sent(plan: Plan, config: TrainConfig) -> float:
     """Estimates the bytes that each device sends in a step, to choose what to compile first.
 
     The rough estimate has parameters gathered twice and gradients scattered once per micro-batch
-    (fsdp), gradients summed over copies of the parameters (data, context), activations summed
-    four times a layer (tensor), and keys and values gathered twice and their gradients scattered
-    once (context). An array divided over n devices costs (1 - 1 / n) of its bytes.
+    (fsdp, expert), gradients summed over copies of the parameters (data, context), activations
+    summed four times a layer (tensor), keys and values gathered twice and their gradients scattered
+    once (context), and tokens exchanged between experts four times a layer (expert). An array
+    divided over n devices costs (1 - 1 / n) of its bytes.
     """
     model = config.model
-    data, fsdp, tensor, context = (
-        plan.mesh[axis] for axis in ("data", "fsdp", "tensor", "context")
+    data, fsdp, expert, tensor, context = (
+        plan.mesh[axis] for axis in ("data", "fsdp", "expert", "tensor", "context")
     )
+    # Experts stay where they are, and tokens are gathered and scattered, forward and backward.
+    exchanged = (expert - 1) * 4 * 2 * model.num_layers * 2 * model.d_model * plan.tokens
+    exchanged /= data * fsdp * expert * context
+    fsdp *= expert
     read = plan.num_parameters + plan.frozen_parameters
     gathered = 3 * 2 * config.micro_batches * read / tensor * (1 - 1 / fsdp)
     copies = data * context
@@ -81,7 +92,7 @@ def approximate_bytes_sent(plan: Plan, config: TrainConfig) -> float:
     activation = 2 * model.d_model * plan.tokens / data / fsdp  # bfloat16, of one layer
     activations = 4 * 2 * model.num_layers * activation / context * (1 - 1 / tensor)
     keys_and_values = 3 * 2 * model.num_layers * activation / tensor * (1 - 1 / context)
-    return gathered + summed + activations + keys_and_values
+    return gathered + summed + activations + keys_and_values + exchanged
 
 
 def search(config: TrainConfig, topology: Topology, tries: int, log: LogFn) -> int:

@@ -233,6 +233,8 @@ class DecoderForm(Generic[Config]):
             )
         if parts.endswith("norm"):
             return norm(f"layers/{parts}", name, bias=False)
+        if parts.startswith("experts/"):
+            return (TensorRule((f"layers/{parts}",), f"{name}.weight", LINEAR),)
         if parts == "attention/output":
             return linear(f"layers/{parts}", name, FROM_HEADS, bias=config.attention_output_bias)
         bias = config.attention_bias if parts.startswith("attention/") else config.use_bias
@@ -252,6 +254,7 @@ def size_fields(
     tie_word_embeddings: bool = False,
     rms_norm_eps: float = 1e-6,
     activation: Field | None = None,
+    width: str = "intermediate_size",
 ) -> tuple[Field | FixedField, ...]:
     """Returns the fields that all families have, with the defaults of one in transformers."""
     return (
@@ -262,7 +265,7 @@ def size_fields(
         Field("num_attention_heads", "num_heads", num_attention_heads),
         Field("num_key_value_heads", "num_kv_heads", num_key_value_heads, kind=int),
         Field("head_dim", "d_head", head_dim, kind=int),
-        Field("intermediate_size", "d_ff", intermediate_size),
+        Field(width, "d_ff", intermediate_size),
         activation or Field("hidden_act", "activation", "silu", ACTIVATIONS),
         Field("rms_norm_eps", "norm_eps", rms_norm_eps),
         Field("tie_word_embeddings", "tie_output", tie_word_embeddings),

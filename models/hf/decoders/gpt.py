@@ -192,6 +192,7 @@ def config_to_hf(config: GPTConfig) -> JsonObject:
         "use_bias": (True,),
         "local_window": (None,),
         "causal": (True,),
+        "num_experts": (0,),
         "scale_scores": (True, False),
     }
     if name == "openai-gpt":

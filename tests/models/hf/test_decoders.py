@@ -135,6 +135,42 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**LONG, "partial_rotary_factor": 0.5},
         },
     ),
+    "Mixtral": (
+        "Mixtral",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "head_dim": 10,
+            "num_key_value_heads": 1,
+            "sliding_window": 4,
+        },
+    ),
+    "Mixtral, one expert a token": (
+        "Mixtral",
+        {"num_local_experts": 3, "num_experts_per_tok": 1, "tie_word_embeddings": True},
+    ),
+    "Qwen3 MoE": (
+        "Qwen3Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 10,
+            "head_dim": 8,
+            "norm_topk_prob": True,
+        },
+    ),
+    "Qwen3 MoE, plain weights": (
+        "Qwen3Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 6,
+            "head_dim": 6,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+        },
+    ),
 }
 CLASS = {"Gemma3Text": "Gemma3"}
 FAMILIES = {family for family, _ in KINDS.values()}
@@ -155,7 +191,7 @@ def random_model(kind: str, suffix: str = "ForCausalLM", **more: Any) -> Any:
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**SIZES, **fields, **more})
     name = CLASS.get(family, family) if suffix == "ForCausalLM" else family
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     theirs = getattr(transformers, name + suffix)(config).eval()
     scale = 0.0 if "Gemma" in family else 0.7  # a Gemma adds 1
     for parameter in theirs.parameters():
@@ -210,7 +246,9 @@ def test_decoded_tokens(pair, asked):
 def test_exported_weights_are_those_that_were_read(pair, tmp_path, assert_close):
     theirs, model, params = pair
     write_weights(tmp_path, model.config, params)
-    loaded, info = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
+    loaded, info = type(theirs).from_pretrained(
+        tmp_path, output_loading_info=True, experts_implementation="eager"
+    )
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     state = theirs.state_dict()
     assert loaded.state_dict().keys() == state.keys()

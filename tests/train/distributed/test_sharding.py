@@ -37,8 +37,9 @@ def with_heads(config):
 
 
 PRIMER = (("head_convolution", 3), ("residual_scalar", True))
+EXPERTS = (("num_experts", 4), ("num_shared_experts", 2))
 OPTIONS = {  # that add parameters and that no preset has
-    "gpt2": (PRIMER, (("positions", "relative"),), (("positions", "buckets"),)),
+    "gpt2": (PRIMER, (("positions", "relative"),), (("positions", "buckets"),), EXPERTS),
     "llama-7b": (PRIMER,),
     "bert-base": ((("residual_scalar", True),), (("positions", "relative"),)),
     "transformer-base": (PRIMER, (("positions", "relative"),), (("positions", "buckets"),)),
@@ -142,15 +143,16 @@ def test_a_dimension_that_cannot_be_cut():
 @pytest.mark.parametrize(
     ("sizes", "shape"),
     [
-        ({}, (8, 1, 1, 1)),
-        ({"fsdp": 4}, (2, 4, 1, 1)),
-        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 2)),
-        ({"data": 2, "context": 2, "tensor": 2}, (2, 1, 2, 2)),
+        ({}, (8, 1, 1, 1, 1)),
+        ({"fsdp": 4}, (2, 4, 1, 1, 1)),
+        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 1, 2)),
+        ({"data": 2, "context": 2, "tensor": 2}, (2, 1, 1, 2, 2)),
+        ({"fsdp": 2, "expert": 4}, (1, 2, 4, 1, 1)),
     ],
 )
 def test_mesh(sizes, shape):
     made = mesh(**sizes)
-    assert made.axis_names == ("data", "fsdp", "context", "tensor")
+    assert made.axis_names == ("data", "fsdp", "expert", "context", "tensor")
     assert made.devices.shape == shape
 
 

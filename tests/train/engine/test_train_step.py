@@ -203,7 +203,7 @@ def test_what_a_step_is_for_each_device(way, rows, runs):
     assert expected in made.program.memory_summary
 
 
-@pytest.mark.parametrize("axis", ["fsdp", "context", "tensor"])
+@pytest.mark.parametrize("axis", ["fsdp", "expert", "context", "tensor"])
 def test_pmap_has_no_mesh(train_config, axis):
     config = train_config(parallel="pmap", mesh=MeshConfig(**{axis: 2}))
     with pytest.raises(ValueError, match=f"mesh.{axis} 2 is for --parallel jit"):

@@ -250,7 +250,7 @@ def example(**fields):
         **{
             "topology": "v5e:4x4",
             "num_devices": 16,
-            "mesh": {"data": 1, "fsdp": 16, "tensor": 1, "context": 1},
+            "mesh": {"data": 1, "fsdp": 16, "expert": 1, "tensor": 1, "context": 1},
             "tokens": 10_000,
             "num_parameters": 10**9,
             "param_bytes": GIB,

@@ -1,0 +1,122 @@
+"""Mixtral: a Mistral whose feed-forward layers are mixtures of experts.
+
+Jiang et al. 2024, "Mixtral of experts", section 2: each token goes through two of eight experts,
+each the feed-forward layer of a Llama; the weights of the two add up to 1. All tokens are attended
+to.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+
+from ...data.errors import UserError
+from ..config import MixtureConfig, Settings
+from ..nn.attention import MultiHeadAttention
+from ..nn.experts import Experts
+from ..nn.layers import Residual, RMSNorm, dropout, fold_in
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ..nn.typing import Array, Float
+from ..registry import Family, Preset
+from .causal_decoder import CausalDecoder, WindowedDecoderConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixtureDecoderConfig(MixtureConfig, WindowedDecoderConfig):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A decoder whose feed-forward layers are mixtures of experts.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    num_experts: int = 8  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Number of experts of each feed-forward layer, E."""
+    router_balance: float = 0.001  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Coefficient of the loss that balances the experts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.num_experts:
+            raise UserError(
+                "num_experts 0 must be at least 1: a model without a mixture is a Llama"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixtralConfig(MixtureDecoderConfig):
+    """A decoder-only transformer of the Mixtral family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    rope_base: float = 1_000_000.0
+    """Base of the rotary wavelengths (theta)."""
+
+
+class MixtureLayer(Layer[MixtureDecoderConfig]):
+    """Self-attention and a mixture of experts, each with a normalized input and a residual."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+
+        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
+            y,
+            context.mask_of(inputs.index),
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
+            positions=context.positions_of(inputs.index),
+        )
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
+
+        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        y, router = Experts(c, e, c.init_std, name="experts")(y, context.real, rng)
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        return x, LayerOutputs(cache, weights, router=router)
+
+
+class Mixtral(CausalDecoder):
+    """A Mixtral with its head."""
+
+    layer = MixtureLayer
+
+
+def _preset(published: str, sizes: tuple[int, int, int, int], paper: str, **fields: Any) -> Preset:
+    """Builds a preset of the sizes (layers, width, heads, F)."""
+    names = "num_layers", "d_model", "num_heads", "d_ff"
+    settings: Settings = {"num_kv_heads": 8, **dict(zip(names, sizes, strict=True)), **fields}
+    return Preset(MixtralConfig(**settings), paper, published)
+
+
+PRESETS: dict[str, Preset] = {
+    "mixtral-8x7b": _preset(
+        "46.7B", (32, 4096, 32, 14_336), "Jiang et al. 2024", vocab_size=32_000, max_length=32_768
+    ),
+    "mixtral-8x22b": _preset(
+        "141B", (56, 6144, 48, 16_384), "model card", vocab_size=32_768, max_length=65_536
+    ),
+}
+
+NUM_PARAMETERS = {"mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_630_071_296}
+
+FAMILY = Family(
+    config=MixtralConfig,
+    module=Mixtral,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
+    hf_module="decoders.mixtral",
+)

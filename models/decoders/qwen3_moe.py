@@ -1,0 +1,70 @@
+"""Qwen3-MoE: a Qwen3 whose feed-forward layers are mixtures of many small experts.
+
+Yang et al. 2025, "Qwen3 technical report", section 2: 128 experts, of which each token uses eight;
+no expert is shared. Queries and keys are normalized, as in Qwen3.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from ..config import Settings
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..registry import Family, Preset
+from .causal_decoder import CausalDecoder
+from .mixtral import MixtureDecoderConfig, MixtureLayer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3MoeConfig(MixtureDecoderConfig):
+    """A decoder-only transformer of the Qwen3-MoE family; `d_ff` is the width of one expert.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    query_key_norm: ClassVar[bool] = True
+
+    num_experts: int = 128
+    """Number of experts of each feed-forward layer, E."""
+    experts_per_token: int = 8
+    """Number of experts that each token goes through, k."""
+    normalize_experts: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the weights of a token's experts add up to 1."""
+    norm_eps: float = 1e-6
+    """Added to the mean square in normalization."""
+    rope_base: float = 1_000_000.0
+    """Base of the rotary wavelengths (theta)."""
+    attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the four projections of attention have biases; no published Qwen3 has."""
+
+
+class Qwen3Moe(CausalDecoder):
+    """A Qwen3-MoE with its head: the layers of Mixtral, with norms of queries and keys."""
+
+    layer = MixtureLayer
+
+
+def _preset(published: str, sizes: tuple[int, int, int, int], d_ff: int) -> Preset:
+    """Builds a preset of the sizes (layers, width, heads, key/value heads)."""
+    names = "num_layers", "d_model", "num_heads", "num_kv_heads"
+    settings: dict[str, Any] = {**_COMMON, **dict(zip(names, sizes, strict=True)), "d_ff": d_ff}
+    return Preset(Qwen3MoeConfig(**settings), "Yang et al. 2025", published)
+
+
+_COMMON: Settings = {"vocab_size": 151_936, "max_length": 40_960, "d_head": 128}
+
+PRESETS: dict[str, Preset] = {
+    "qwen3-30b-a3b": _preset("30.5B", (48, 2048, 32, 4), 768),
+    "qwen3-235b-a22b": _preset("235B", (94, 4096, 64, 4), 1536),
+}
+
+NUM_PARAMETERS = {"qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560}
+
+FAMILY = Family(
+    config=Qwen3MoeConfig,
+    module=Qwen3Moe,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
+    hf_module="decoders.qwen3_moe",
+)

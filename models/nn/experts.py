@@ -1,0 +1,461 @@
+"""Mixtures of experts: feed-forward layers of which each token goes through a few.
+
+- Shazeer et al. 2017, "Outrageously large neural networks": the k experts with the highest router
+  probability, weighted by these probabilities.
+- Fedus et al. 2022, "Switch transformers", section 2.2: the loss that balances the experts, the
+  capacity of an expert, and jitter of the router's input.
+- Zoph et al. 2022, "ST-MoE", section 3.2: the loss of the router's logits (z-loss).
+- Jiang et al. 2024, "Mixtral of experts", section 2.1: probabilities that add up to 1 over the k.
+
+Three executions compute the same: `blocked` sorts the tokens by expert and multiplies blocks of
+them, in operations that every platform has; `ragged` leaves the groups to XLA
+(`jax.lax.ragged_dot`: efficient on TPUs, dense elsewhere); `capacity` gives each expert a fixed
+number of tokens of each sequence, and drops the others.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ..config import Execution, TransformerConfig
+from .cache import Cache
+from .layers import ACTIVATIONS, FeedForward, GatedFeedForward, RowKeys, fold_in
+from .masks import AnyArray
+from .typing import Array, Bool, Float, Int
+
+BLOCK = 64
+"""Tokens that are multiplied with an expert's matrices at a time. Fewer leave less of the last
+block of each expert empty, more read the matrices less often."""
+_JITTER = 0x6A
+
+
+@struct.dataclass
+class RouterStatistics:
+    """Sums over the real tokens of each sequence, of one layer; `[L, …]` for a stack of layers."""
+
+    assigned: Float[Array, "*L B E"]
+    """How many times each expert was chosen; without gradient."""
+    probability: Float[Array, "*L B E"]
+    """The sum of each expert's router probability."""
+    squared_log_normalizer: Float[Array, "*L B"]
+    """The sum of logsumexp(router logits)²."""
+    tokens: Float[Array, "*L B"]
+    """The number of real tokens."""
+
+
+def stack_statistics(
+    router: RouterStatistics | tuple[RouterStatistics, ...] | None,
+) -> RouterStatistics | None:
+    """Returns the statistics of all layers as arrays `[L, …]`, also those of separate layers."""
+    if not isinstance(router, tuple):
+        return router
+    return jax.tree.map(lambda *each: jnp.stack(each), *router)
+
+
+def real_tokens(
+    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
+    segment_ids: Int[AnyArray, "B T"] | None,
+    cache: Cache | None,
+) -> Float[Array, "B T"] | None:
+    """Returns 1 for the tokens that are no padding; None: all are, or the mask does not say."""
+    if segment_ids is not None:
+        return (jnp.asarray(segment_ids) != 0).astype(jnp.float32)
+    if attention_mask is None or attention_mask.ndim == 3 or cache is not None:
+        return None
+    return (jnp.asarray(attention_mask) != 0).astype(jnp.float32)
+
+
+def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
+    """Returns the balance loss of each sequence, the mean over layers of E Σᵢ fᵢ Pᵢ.
+
+    Fedus et al. 2022, equation 4, with fᵢ the number of times that expert i is chosen per token and
+    Pᵢ its mean probability; it is k if both are uniform. Each sequence is balanced by itself, so
+    that the mean over sequences does not depend on how they are spread over devices and
+    micro-batches. A sequence without tokens has 0.
+
+    Args:
+      statistics: `[L, B, …]`, as `outputs.router` has them.
+    """
+    tokens = jnp.maximum(statistics.tokens, 1)[..., None]
+    product = statistics.assigned / tokens * (statistics.probability / tokens)
+    return statistics.assigned.shape[-1] * jnp.mean(jnp.sum(product, axis=-1), axis=0)
+
+
+def batch_balance_loss(statistics: RouterStatistics) -> Float[Array, ""]:
+    """Returns the balance loss over the tokens of all layers and sequences together.
+
+    This is the form of transformers (`router_aux_loss_coef`). It depends on what else is in the
+    batch: use it to compare, and `balance_loss` to train.
+    """
+    tokens = jnp.maximum(jnp.sum(statistics.tokens), 1)
+    assigned, probability = (
+        jnp.sum(x, axis=tuple(range(x.ndim - 1))) / tokens
+        for x in (statistics.assigned, statistics.probability)
+    )
+    return assigned.size * jnp.sum(assigned * probability)
+
+
+def router_z_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
+    """Returns the z-loss of each sequence: the mean over its tokens and over the layers."""
+    tokens = jnp.maximum(statistics.tokens, 1)
+    return jnp.mean(statistics.squared_log_normalizer / tokens, axis=0)
+
+
+class Kernels(NamedTuple):
+    """The linear maps of E experts."""
+
+    inputs: tuple[Float[Array, "E D F"], ...]
+    """The gate and the map that it gates, or a single map before the activation."""
+    down: Float[Array, "E F D"]
+
+
+class Choice(NamedTuple):
+    """The router's choice of K experts for each token."""
+
+    experts: Int[Array, "*tokens K"]
+    weight: Float[Array, "*tokens K"]
+    real: Float[Array, "*tokens"]
+    """1 for tokens that are no padding."""
+
+
+Activation = Callable[[Array], Array]
+"""The non-linearity, elementwise."""
+
+
+class Experts(nn.Module):
+    """A router and E feed-forward layers, of which each token uses k; and layers that all use.
+
+    Attributes:
+      config: sizes; `num_experts` E, `experts_per_token` k, `expert_dim` F, `num_shared_experts`,
+        and `gated_experts`, `normalize_experts`, `expert_capacity`, `router_jitter`.
+      execution: precision, and how the experts are computed.
+      output_init_std: standard deviation of the initial maps back to the residual stream.
+    """
+
+    config: TransformerConfig
+    execution: Execution
+    output_init_std: float | None
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        real: Float[Array, "B T"] | None = None,
+        rng: RowKeys | None = None,
+    ) -> tuple[Float[Array, "B T D"], RouterStatistics]:
+        """Returns the weighted sum of k experts' outputs for each token.
+
+        Args:
+          x: input of the sublayer.
+          real: 1 for tokens that count in the statistics, and take an expert's capacity; None: all.
+          rng: keys of jitter, and of dropout in the layers that all use; None: neither.
+        """
+        c, e = self.config, self.execution
+        number, width = c.num_experts, c.expert_dim
+        real = jnp.ones(x.shape[:2]) if real is None else real.astype(jnp.float32)
+        init = nn.initializers.normal(c.init_std or 0.02)
+        out_init = nn.initializers.normal(self.output_init_std or 0.02)
+        router = self.param("router", init, (c.d_model, number), e.param_dtype)
+        inputs = tuple(
+            self.param(name, init, (number, c.d_model, width), e.param_dtype)
+            for name in (("gate", "up") if c.gated_experts else ("up",))
+        )
+        down = self.param("down", out_init, (number, width, c.d_model), e.param_dtype)
+
+        # The router decides in float32 (Fedus et al. 2022, section 2.4).
+        seen = _jittered(x.astype(jnp.float32), c.router_jitter, rng)
+        logits = jnp.einsum("BTD,DE->BTE", seen, router.astype(jnp.float32))
+        probability = jax.nn.softmax(logits, axis=-1)
+        weight, chosen = jax.lax.top_k(probability, c.experts_per_token)  # [B, T, k]
+        if c.normalize_experts:
+            weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
+
+        x, weight, inputs, down = jax.tree.map(
+            lambda x: x.astype(e.dtype), (x, weight, inputs, down)
+        )
+        mixture = ExpertMixture(c, e, name="mixture")
+        y = mixture(x, Choice(chosen, weight, real), Kernels(inputs, down))
+        for i in range(c.num_shared_experts):
+            shared = GatedFeedForward if c.gated_experts else FeedForward
+            y += shared(c, e, self.output_init_std, name=f"shared_{i}")(x, fold_in(rng, i))
+
+        one_hot = jax.nn.one_hot(chosen, number).sum(axis=2) * real[..., None]  # [B, T, E]
+        squared = jnp.square(jax.nn.logsumexp(logits, axis=-1)) * real
+        return y, RouterStatistics(
+            assigned=jax.lax.stop_gradient(one_hot.sum(axis=1)),
+            probability=jnp.sum(probability * real[..., None], axis=1),
+            squared_log_normalizer=squared.sum(axis=1),
+            tokens=real.sum(axis=1),
+        )
+
+
+class ExpertMixture(nn.Module):
+    """The part of a mixture that follows the router's choice; it has no parameters of its own.
+
+    Training on several devices finds it by its class, and divides the experts over them.
+
+    Attributes:
+      config: `num_experts`, `experts_per_token`, `expert_capacity`, `activation`.
+      execution: how the experts are computed.
+    """
+
+    config: TransformerConfig
+    execution: Execution
+
+    def __call__(
+        self, x: Float[Array, "B T D"], choice: Choice, kernels: Kernels
+    ) -> Float[Array, "B T D"]:
+        """Returns Σₖ weightₖ · expertₖ(x) for each token."""
+        if self.config.expert_capacity is None:
+            return self.dropless(x, choice, kernels)
+        rows, slot = self.dispatch(x, choice)
+        return combine(self.by_capacity(rows, kernels), slot, choice.weight)
+
+    @property
+    def activation(self) -> Activation:
+        """The non-linearity of the experts."""
+        return ACTIVATIONS[self.config.activation]
+
+    def dropless(
+        self, x: Float[Array, "B T D"], choice: Choice, kernels: Kernels
+    ) -> Float[Array, "B T D"]:
+        """Returns the sums of the experts that `kernels` has; any other number chosen adds 0."""
+        compute = {"blocked": _by_blocks, "ragged": _ragged}.get(
+            self.execution.experts, _by_platform
+        )
+        per_token = choice.experts.shape[-1]
+        flat = Choice(
+            choice.experts.reshape(-1, per_token),
+            choice.weight.reshape(-1, per_token),
+            choice.real.reshape(-1),
+        )
+        rows = x.reshape(-1, x.shape[-1])
+        return compute(rows, flat, kernels, activation=self.activation).reshape(x.shape)
+
+    def dispatch(
+        self, x: Float[Array, "B T D"], choice: Choice
+    ) -> tuple[Float[Array, "B E C D"], Int[Array, "B T K"]]:
+        """Returns the tokens that each expert takes of each sequence, and the slot of each choice.
+
+        Every sequence has its own capacity, so that the result does not depend on the batch. A
+        token's first choice comes before any token's second (Lepikhin et al. 2020, "GShard"). What
+        is beyond the capacity has the slot E · C.
+        """
+        number, (_, length, per_token) = self.config.num_experts, choice.experts.shape
+        real = choice.real != 0
+        assert self.config.expert_capacity is not None
+        capacity = math.ceil(length * per_token / number * self.config.expert_capacity)
+        capacity = min(capacity, length)  # a token chooses an expert once
+        one_hot = jax.nn.one_hot(choice.experts, number, dtype=jnp.int32)
+        one_hot *= real[..., None, None]  # padding takes no capacity
+        by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, number)
+        rank = jnp.cumsum(by_choice, axis=1) - by_choice  # of a choice among its expert's
+        rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
+        rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]
+        kept = (rank < capacity) & real[..., None]
+        slot = jnp.where(kept, choice.experts * capacity + rank, number * capacity)
+
+        def fill(x: Array, slot: Array) -> Array:
+            rows = jnp.zeros((number * capacity, x.shape[-1]), x.dtype)
+            return rows.at[slot.reshape(-1)].set(jnp.repeat(x, per_token, axis=0), mode="drop")
+
+        return jax.vmap(fill)(x, slot).reshape(x.shape[0], number, capacity, -1), slot
+
+    def by_capacity(
+        self, rows: Float[Array, "B E C D"], kernels: Kernels
+    ) -> Float[Array, "B E C D"]:
+        """Returns the output of each expert for its rows."""
+        before = tuple(jnp.einsum("BECD,EDF->BECF", rows, kernel) for kernel in kernels.inputs)
+        return jnp.einsum("BECF,EFD->BECD", _hidden(self.activation, before), kernels.down)
+
+
+def combine(
+    outputs: Float[Array, "B E C D"], slot: Int[Array, "B T K"], weight: Float[Array, "B T K"]
+) -> Float[Array, "B T D"]:
+    """Returns the weighted sum of each token's outputs; those beyond an expert's capacity are 0."""
+
+    def of_sequence(outputs: Array, slot: Array) -> Array:
+        rows = outputs.reshape(-1, outputs.shape[-1])
+        return rows.at[slot].get(mode="fill", fill_value=0)
+
+    return jnp.einsum("BTKD,BTK->BTD", jax.vmap(of_sequence)(outputs, slot), weight)
+
+
+def _jittered(x: Float[Array, "B T D"], width: float, rng: RowKeys | None) -> Array:
+    """Multiplies by random numbers from 1 - width to 1 + width."""
+    if width == 0 or rng is None:
+        return x
+    draw = functools.partial(
+        jax.random.uniform, shape=x.shape[1:], minval=1 - width, maxval=1 + width
+    )
+    return x * jax.vmap(lambda key: draw(key))(fold_in(rng, _JITTER))
+
+
+def _hidden(activation: Activation, before: tuple[Array, ...]) -> Array:
+    """Returns the input of the last map: activation(gate) · up, or activation(up)."""
+    first, *gated = before
+    return activation(first) * gated[0] if gated else activation(first)
+
+
+def _by_platform(x: Array, choice: Choice, kernels: Kernels, *, activation: Activation) -> Array:
+    return jax.lax.platform_dependent(
+        x,
+        choice,
+        kernels,
+        tpu=functools.partial(_ragged, activation=activation),
+        default=functools.partial(_by_blocks, activation=activation),
+    )
+
+
+def _ragged(
+    x: Float[Array, "M D"], choice: Choice, kernels: Kernels, *, activation: Activation
+) -> Float[Array, "M D"]:
+    """Returns the weighted sums, with the groups of rows left to XLA."""
+    number, per_token = kernels.down.shape[0], choice.experts.shape[1]
+    experts = _known(choice.experts, number).reshape(-1)
+    order = jnp.argsort(experts, stable=True)  # the choices by expert
+    sizes = jnp.bincount(experts, length=number).astype(jnp.int32)
+    rows = x[order // per_token]
+    before = tuple(jax.lax.ragged_dot(rows, kernel, sizes) for kernel in kernels.inputs)
+    outputs = jax.lax.ragged_dot(_hidden(activation, before), kernels.down, sizes)
+    outputs = jnp.where((jnp.arange(experts.size) < jnp.sum(sizes))[:, None], outputs, 0)
+    outputs = outputs[jnp.argsort(order)].reshape(*choice.experts.shape, -1)
+    return jnp.einsum("MKD,MK->MD", outputs, choice.weight)
+
+
+def _known(chosen: Int[Array, "M K"], number: int) -> Int[Array, "M K"]:
+    """Returns the chosen experts, all that are not among `number` as the number itself."""
+    return jnp.where((chosen >= 0) & (chosen < number), chosen, number)
+
+
+class _Blocks(NamedTuple):
+    """Blocks of choices, each of one expert; `n` is enough for any choice."""
+
+    expert: Int[Array, " n"]
+    used: Int[Array, ""]
+    """The number of blocks that have any choices; the others come last."""
+    member: Int[Array, "n b"]
+    """The number of each row of a block among the M · K choices."""
+    filled: Bool[Array, "n b"]
+    """Whether the row is a choice at all."""
+    row: Int[Array, "M K"]
+    """The row of each choice among the n · b; n · b for an expert that is not here."""
+
+
+def _by_blocks(
+    x: Float[Array, "M D"], choice: Choice, kernels: Kernels, *, activation: Activation
+) -> Float[Array, "M D"]:
+    """Returns the weighted sums, computed in blocks of the rows of one expert.
+
+    The rows of each expert are padded to whole blocks. There are at most M · K / BLOCK + E of
+    these, so that shapes are static, and no choice is dropped.
+    """
+    number = kernels.down.shape[0]
+    experts = _known(choice.experts, number).reshape(-1)
+    order = jnp.argsort(experts, stable=True)
+    counts = jnp.bincount(experts, length=number)
+    starts = jnp.cumsum(counts) - counts
+    ends = jnp.cumsum(-(-counts // BLOCK))  # in blocks
+    first = ends - -(-counts // BLOCK)
+
+    most = -(-experts.size // BLOCK) + number
+    expert = jnp.minimum(jnp.searchsorted(ends, jnp.arange(most), side="right"), number - 1)
+    rank = (jnp.arange(most) - first[expert])[:, None] * BLOCK + jnp.arange(BLOCK)
+    filled = (rank < counts[expert][:, None]) & (jnp.arange(most) < ends[-1])[:, None]
+    member = order[jnp.where(filled, starts[expert][:, None] + rank, 0)]
+    place = jnp.argsort(order)  # of each choice among the sorted ones
+    here = experts < number
+    own = jnp.minimum(experts, number - 1)
+    row = jnp.where(here, first[own] * BLOCK + place - starts[own], most * BLOCK)
+    blocks = _Blocks(expert, ends[-1], member, filled, row.reshape(choice.experts.shape))
+    return _in_blocks(activation, (x, choice.weight), kernels, blocks)
+
+
+_Weighted = tuple[Float[Array, "M D"], Float[Array, "M K"]]
+"""Tokens, and the weights of their experts."""
+_Residuals = tuple[_Weighted, Kernels, _Blocks, tuple[Array, ...], Array]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_blocks(
+    activation: Activation, weighted: _Weighted, kernels: Kernels, blocks: _Blocks
+) -> Float[Array, "M D"]:
+    """Returns the weighted sums. Rows are gathered in both directions, never scattered."""
+    return _blocks_forward(activation, weighted, kernels, blocks)[0]
+
+
+def _blocks_forward(
+    activation: Activation, weighted: _Weighted, kernels: Kernels, blocks: _Blocks
+) -> tuple[Array, _Residuals]:
+    x, weight = weighted
+    shape, width = blocks.member.shape, kernels.down.shape[1]
+    outputs = jnp.zeros((*shape, x.shape[1]), x.dtype)
+    wide = tuple(jnp.zeros((*shape, width), x.dtype) for _ in kernels.inputs)
+
+    def one(i: Array, carry: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
+        outputs, kept = carry
+        expert = blocks.expert[i]
+        rows = _rows_of(x, blocks, i, weight.shape[1])
+        before = tuple(rows @ kernel[expert] for kernel in kernels.inputs)
+        output = _hidden(activation, before) @ kernels.down[expert]
+        kept = tuple(all_.at[i].set(own) for all_, own in zip(kept, before, strict=True))
+        return outputs.at[i].set(output), kept
+
+    outputs, kept = jax.lax.fori_loop(0, blocks.used, one, (outputs, wide))
+    of_choice = _of_choices(outputs, blocks)  # [M, K, D]
+    y = jnp.einsum("MKD,MK->MD", of_choice, weight)
+    return y, (weighted, kernels, blocks, kept, outputs)
+
+
+def _blocks_backward(
+    activation: Activation, residuals: _Residuals, dy: Array
+) -> tuple[_Weighted, Kernels, None]:
+    (x, weight), kernels, blocks, kept, outputs = residuals
+    per_token = weight.shape[1]
+
+    def one(i: Array, carry: tuple[Array, Kernels]) -> tuple[Array, Kernels]:
+        d_rows, d_kernels = carry
+        expert = blocks.expert[i]
+        d_output = _rows_of(dy, blocks, i, per_token)
+        d_output *= weight.reshape(-1)[blocks.member[i]][:, None]
+        before = tuple(all_[i] for all_ in kept)
+        hidden, pullback = jax.vjp(functools.partial(_hidden, activation), before)
+        (d_before,) = pullback(d_output @ kernels.down[expert].T)
+        rows = _rows_of(x, blocks, i, per_token)
+        d_row = sum(
+            d @ kernel[expert].T for d, kernel in zip(d_before, kernels.inputs, strict=True)
+        )
+        d_inputs = tuple(
+            total.at[expert].add(rows.T @ d)
+            for total, d in zip(d_kernels.inputs, d_before, strict=True)
+        )
+        d_down = d_kernels.down.at[expert].add(hidden.T @ d_output)
+        return d_rows.at[i].set(d_row), Kernels(d_inputs, d_down)
+
+    zeros = (jnp.zeros_like(outputs), jax.tree.map(jnp.zeros_like, kernels))
+    d_rows, d_kernels = jax.lax.fori_loop(0, blocks.used, one, zeros)
+    dx = jnp.sum(_of_choices(d_rows, blocks), axis=1)
+    d_weight = jnp.einsum("MKD,MD->MK", _of_choices(outputs, blocks), dy)
+    return (dx, d_weight), d_kernels, None
+
+
+_in_blocks.defvjp(_blocks_forward, _blocks_backward)
+
+
+def _rows_of(
+    x: Float[Array, "M D"], blocks: _Blocks, i: Array, per_token: int
+) -> Float[Array, "b D"]:
+    """Returns the tokens of block i; zeros where it has none."""
+    return jnp.where(blocks.filled[i][:, None], x[blocks.member[i] // per_token], 0)
+
+
+def _of_choices(outputs: Float[Array, "n b D"], blocks: _Blocks) -> Float[Array, "M K D"]:
+    """Returns the row of each choice; zeros for those of experts that are not here."""
+    rows = outputs.reshape(-1, outputs.shape[-1])
+    return rows.at[blocks.row].get(mode="fill", fill_value=0)

@@ -1,0 +1,84 @@
+"""Mixtures of experts on a mesh: each device computes its own experts, for the tokens of others.
+
+The experts are sharded over the mesh axis `expert`, and so are the sequences of a batch. Without a
+capacity every device of that axis gathers the tokens of the others, computes its experts for them,
+and scatters the sums: (n - 1) / n of the tokens are exchanged twice, whatever the router chooses.
+With a capacity each device sends to every other just what that one's experts take (all-to-all;
+Lepikhin et al. 2020, "GShard", section 3.2).
+"""
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from ...models.config import TransformerConfig
+from ...models.nn.experts import Choice, ExpertMixture, Kernels, combine
+from ...models.nn.typing import Array
+from .sharding import (
+    BATCH_AXES,
+    CONTEXT,
+    Apply,
+    Args,
+    Context,
+    Kwargs,
+    constrain_activations,
+    intercepted,
+)
+
+EXPERT, WIDTH, HIDDEN = "expert", "fsdp", "tensor"
+
+
+def over_mesh(apply_fn: Apply, mesh: Mesh, model: TransformerConfig) -> Apply:
+    """Wraps a model's `apply` to run over a mesh: sequences and experts stay on their devices."""
+    apply_fn = constrain_activations(apply_fn, mesh)
+    return shard_map_experts(apply_fn, mesh) if model.num_experts and mesh.size > 1 else apply_fn
+
+
+def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
+    """Wraps a model's `apply` to compute mixtures of experts on each device, for its own experts.
+
+    The compiler cannot divide the sort by experts: left to itself it gathers all tokens.
+    """
+
+    def around_mixture(call: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
+        mixture = context.module
+        if not isinstance(mixture, ExpertMixture) or context.method_name != "__call__":
+            return call(*args, **kwargs)
+        x, choice, kernels = args
+        # A capacity counts the tokens of a whole sequence; else each token is by itself.
+        whole = mixture.config.expert_capacity is not None or x.shape[1] % mesh.shape[CONTEXT]
+        rows = PartitionSpec(BATCH_AXES, None if whole else CONTEXT)
+        of_kernels = (
+            (PartitionSpec(EXPERT, WIDTH, HIDDEN),) * len(kernels.inputs),
+            PartitionSpec(EXPERT, HIDDEN, WIDTH),
+        )
+        alone = ExpertMixture(mixture.config, mixture.execution, parent=None)
+        on_each_device = jax.shard_map(
+            lambda x, choice, kernels: _on_one(alone, x, Choice(*choice), Kernels(*kernels)),
+            mesh=mesh,
+            in_specs=(rows, (rows, rows, rows), of_kernels),
+            out_specs=rows,
+            check_vma=False,  # the zeros of a loop would have to be declared to vary
+        )
+        return on_each_device(x, tuple(choice), tuple(kernels))
+
+    return intercepted(apply_fn, around_mixture)
+
+
+def _on_one(mixture: ExpertMixture, x: Array, choice: Choice, kernels: Kernels) -> Array:
+    """Returns the sums of a device's own tokens, over the experts of all devices."""
+    kernels = Kernels(
+        tuple(jax.lax.all_gather(k, WIDTH, axis=1, tiled=True) for k in kernels.inputs),
+        jax.lax.all_gather(kernels.down, WIDTH, axis=2, tiled=True),
+    )
+    if mixture.config.expert_capacity is None:
+        x, choice = jax.tree.map(lambda x: jax.lax.all_gather(x, EXPERT, tiled=True), (x, choice))
+        first = jax.lax.axis_index(EXPERT) * kernels.down.shape[0]
+        choice = choice._replace(experts=choice.experts - first)
+        y = jax.lax.psum_scatter(mixture.dropless(x, choice, kernels), EXPERT, tiled=True)
+    else:
+        rows, slot = mixture.dispatch(x, choice)
+        rows = jax.lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)  # [n · B, E / n, C, D]
+        outputs = mixture.by_capacity(rows, kernels)
+        outputs = jax.lax.all_to_all(outputs, EXPERT, 0, 1, tiled=True)
+        y = combine(outputs, slot, choice.weight)
+    return jax.lax.psum(y, HIDDEN)

@@ -1,0 +1,77 @@
+"""The losses of a mixture of experts, added to any objective.
+
+Fedus et al. 2022, "Switch transformers", section 2.2: the balance of the experts. Zoph et al. 2022,
+"ST-MoE", section 3.2: small logits of the router. Both are means over the sequences of a batch.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from ...models.config import TransformerConfig
+from ...models.nn.experts import (
+    RouterStatistics,
+    balance_loss,
+    batch_balance_loss,
+    router_z_loss,
+)
+from ...models.nn.typing import Array, Float
+from .objectives import Batch, Inputs, Objective, Outputs, Terms
+
+BALANCE, Z = "router_balance", "router_z"
+
+
+def with_router(objective: Objective, model: TransformerConfig) -> Objective:
+    """Returns an objective that also balances the experts of a model.
+
+    The terms `router_balance` and `router_z` have the coefficients of those names in the model's
+    configuration. They are no part of the loss of an evaluation. A model without experts leaves
+    the objective as it is.
+
+    Example::
+
+        step = train.make_train_step(model.apply, train.with_router(train.CAUSAL, model.config), tx)
+
+    Args:
+        objective: what is learned.
+        model: the configuration; with `router_balance_over="batch"` the objective needs the whole
+          batch, and cannot be processed in micro-batches.
+    """
+    if not model.num_experts:
+        return objective
+    over_batch = model.router_balance_over == "batch"
+
+    def counts(batch: Batch) -> Terms:
+        given = objective.inputs(batch)
+        inputs = given if isinstance(given, tuple) else (given,)
+        rows = sum((_num_sequences(one) for one in inputs), jnp.float32(0))
+        balanced = jnp.float32(len(inputs)) if over_batch else rows
+        return {**objective.counts(batch), BALANCE: balanced, Z: rows}
+
+    def terms(outputs: Outputs, batch: Batch, *reference: Outputs) -> Terms:
+        runs = outputs if isinstance(outputs, tuple) else (outputs,)
+        routers: list[RouterStatistics] = [run.router for run in runs]
+        balance = batch_balance_loss if over_batch else balance_loss
+        return {
+            **objective.terms(outputs, batch, *reference),
+            BALANCE: sum((jnp.sum(balance(router)) for router in routers), jnp.float32(0)),
+            Z: sum((jnp.sum(router_z_loss(router)) for router in routers), jnp.float32(0)),
+        }
+
+    coefficients = {BALANCE: model.router_balance, Z: model.router_z}
+    return dataclasses.replace(
+        objective,
+        coefficients={**objective.coefficients, **coefficients},
+        counts=counts,
+        terms=terms,
+        regularizers=(*objective.regularizers, *coefficients),
+        whole_batch=objective.whole_batch or (over_batch and model.router_balance > 0),
+    )
+
+
+def _num_sequences(inputs: Inputs) -> Float[Array, ""]:
+    """Returns the number of sequences that have any tokens."""
+    tokens = inputs.get("segment_ids", inputs.get("attention_mask"))
+    if tokens is None:
+        return jnp.float32(inputs["input_ids"].shape[0])
+    return jnp.sum(jnp.any(tokens != 0, axis=-1).astype(jnp.float32))
