@@ -78,6 +78,8 @@ from .tasks.causal_lm import CausalLMData as CausalLMData
 from .tasks.causal_lm import CausalLMEvaluationExamples as CausalLMEvaluationExamples
 from .tasks.causal_lm import CausalLMExamples as CausalLMExamples
 from .tasks.causal_lm import PatternExamples as PatternExamples
+from .tasks.denoising import DenoisingData as DenoisingData
+from .tasks.denoising import DenoisingExamples as DenoisingExamples
 from .tasks.multiple_choice import MultipleChoiceData as MultipleChoiceData
 from .tasks.multiple_choice import MultipleChoiceExamples as MultipleChoiceExamples
 from .tasks.question_answering import QuestionAnsweringData as QuestionAnsweringData

@@ -16,6 +16,7 @@ from ...data.dataset import DataSplit
 from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tasks.causal_lm import CausalLMData
+from ...data.tasks.denoising import DenoisingData
 from ...data.tasks.multiple_choice import MultipleChoiceData
 from ...data.tasks.question_answering import QuestionAnsweringData, QuestionAnsweringExamples
 from ...data.tasks.sequence_classification import (
@@ -232,7 +233,7 @@ def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Translat
 
 
 def _span_corruption_scores(
-    evaluation: Evaluation, split: DataSplit, data: SpanCorruptionData
+    evaluation: Evaluation, split: DataSplit, data: SpanCorruptionData | DenoisingData
 ) -> Scores:
     del data
     means, examples = evaluation.means, cast(SpanCorruptionExamples, split.examples)
@@ -417,6 +418,14 @@ _TABLE: tuple[Task[Any], ...] = (
     ),
     Task(
         data=SpanCorruptionData,
+        objective=lambda config, data: objectives.translation(0.0),
+        heads=lambda data: ("seq2seq_lm",),
+        scores=_span_corruption_scores,
+        progress_metrics=("perplexity", "accuracy"),
+        next_command="translate {run} --input FILE",
+    ),
+    Task(
+        data=DenoisingData,
         objective=lambda config, data: objectives.translation(0.0),
         heads=lambda data: ("seq2seq_lm",),
         scores=_span_corruption_scores,
