@@ -16,7 +16,7 @@ from ..errors import UserError
 
 
 class Noise(Protocol):
-    """What makes a source and a target of a text."""
+    """The way in which a source and a target are made of a text."""
 
     def pair_sizes(self, sizes: np.ndarray, /) -> tuple[np.ndarray, np.ndarray]:
         """Returns the most tokens of the sources and of the targets of texts of some sizes."""

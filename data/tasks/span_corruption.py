@@ -142,7 +142,7 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
         except DataError as error:
             if "vocab_size" not in str(error) or has_mask:
                 raise
-            besides = f"; {counted(number, 'sentinel')} come on top"
+            besides = f", not counting {counted(number, 'sentinel')}"
             raise DataError(f"{error}{besides}") from None
     return tokenizer if has_mask or tokenizer.sentinels else SentinelTokenizer(tokenizer, number)
 

@@ -127,5 +127,5 @@ def test_sentinels_count_in_the_size_of_a_vocabulary(made):
     assert (tokenizer.vocab_size, len(tokenizer.sentinels)) == (300, 7)
     with pytest.raises(UserError, match=r"vocab_size 100 leaves no token besides .*sentinels 100"):
         made(tokenizer=TokenizerConfig("sentencepiece-bpe", 100))
-    with pytest.raises(DataError, match=r"at least \d+; 100 sentinels come on top"):
+    with pytest.raises(DataError, match=r"at least \d+, not counting 100 sentinels"):
         made(tokenizer=TokenizerConfig("sentencepiece-bpe", 120)).make_tokenizer()

@@ -26,7 +26,7 @@ def test_denoising_learns(tmp_path):
             source=f"text:{text}#line",
             validation_fraction=0.2,
             length=32,
-            tokenizer=dataclasses.replace(config.data.tokenizer, vocab_size=300),
+            tokenizer=dataclasses.replace(config.data.tokenizer, vocab_size=290),
         ),
         optimizer=dataclasses.replace(config.optimizer, peak_learning_rate=1e-2, warmup_steps=2),
         execution=models.Execution(),
