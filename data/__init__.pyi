@@ -78,6 +78,8 @@ from .tasks.causal_lm import CausalLMData as CausalLMData
 from .tasks.causal_lm import CausalLMEvaluationExamples as CausalLMEvaluationExamples
 from .tasks.causal_lm import CausalLMExamples as CausalLMExamples
 from .tasks.causal_lm import PatternExamples as PatternExamples
+from .tasks.denoising import DenoisingData as DenoisingData
+from .tasks.denoising import DenoisingExamples as DenoisingExamples
 from .tasks.multiple_choice import MultipleChoiceData as MultipleChoiceData
 from .tasks.multiple_choice import MultipleChoiceExamples as MultipleChoiceExamples
 from .tasks.question_answering import QuestionAnsweringData as QuestionAnsweringData
@@ -91,6 +93,7 @@ from .tasks.span_corruption import SpanCorruptionExamples as SpanCorruptionExamp
 from .tasks.token_classification import TokenClassificationData as TokenClassificationData
 from .tasks.token_classification import TokenClassificationExamples as TokenClassificationExamples
 from .tasks.translation import NumberExamples as NumberExamples
+from .tasks.translation import TextToTextData as TextToTextData
 from .tasks.translation import TranslationData as TranslationData
 from .tasks.translation import TranslationExamples as TranslationExamples
 from .tasks.translation import encode_source as encode_source

@@ -147,10 +147,12 @@ def check_length(config: TrainConfig) -> None:
     Raises:
         UserError: The sequences are longer.
     """
-    if config.data.length > config.model.max_length:
+    longest = config.data.longest_side
+    if longest > config.model.max_length:
         longer = "raise the second" if config.init_from is None else "begin with a longer model"
+        side = "length" if longest == config.data.length else "target_length"
         raise UserError(
-            f"data.length {config.data.length} exceeds model.max_length "
+            f"data.{side} {longest} exceeds model.max_length "
             f"{config.model.max_length}: lower the first or {longer}"
         )
 

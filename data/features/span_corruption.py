@@ -8,10 +8,29 @@ span.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from ..errors import UserError
+
+
+class Noise(Protocol):
+    """The way in which a source and a target are made of a text."""
+
+    def pair_sizes(self, sizes: np.ndarray, /) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the most tokens of the sources and of the targets of texts of some sizes."""
+        ...
+
+    def longest_text(self, source_length: int, target_length: int | None = None, /) -> int:
+        """Returns the tokens of the longest text whose source and target fit; 0 if none does."""
+        ...
+
+    def corrupt(
+        self, tokens: np.ndarray, marks: tuple[int, ...], end: int, rng: np.random.Generator, /
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the source and the target of a text, each with the end token."""
+        ...
 
 
 @dataclass(frozen=True)

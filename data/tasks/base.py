@@ -69,6 +69,11 @@ class DataConfig(ABC):
             object.__setattr__(self, "validation", as_source(self.validation))
 
     @property
+    def longest_side(self) -> int:
+        """The tokens of the longest sequence that a model has to read or write."""
+        return self.length
+
+    @property
     def source_name(self) -> str:
         """The name of the source; for examples in memory their number and hash."""
         return as_source(self.source)

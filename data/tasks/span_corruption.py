@@ -18,7 +18,7 @@ import numpy as np
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, counted
 from ..errors import DataError, UserError
-from ..features.span_corruption import SpanCorruption
+from ..features.span_corruption import Noise, SpanCorruption
 from ..packing.packing import best_fit
 from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer, load_tokenizer
@@ -38,7 +38,7 @@ class SpanCorruptionExamples(PickledByFields):
     Attributes:
       corpus: The tokens.
       tokenizer: The tokenizer, with at least one sentinel for each span of a text.
-      corruption: How much of a text is dropped.
+      corruption: Makes source and target of a text.
       lengths: The lengths of a sequence, S and T.
       seed: The seed of the order of the texts and of the gaps, any integer.
       changes: Whether every epoch has other gaps.
@@ -46,7 +46,7 @@ class SpanCorruptionExamples(PickledByFields):
 
     corpus: TokenCorpus
     tokenizer: Tokenizer
-    corruption: SpanCorruption
+    corruption: Noise
     lengths: tuple[int, int]
     seed: int
     changes: bool
@@ -70,10 +70,15 @@ class SpanCorruptionExamples(PickledByFields):
         start, end = start_and_end(self.tokenizer)
         texts, sequence_starts = self._plan
         pairs = [
-            self.corruption.corrupt(self.text(text), self.tokenizer.sentinels, end, rng)
+            self.corruption.corrupt(self.text(text), self.marks, end, rng)
             for text in texts[sequence_starts[index] : sequence_starts[index + 1]].tolist()
         ]
         return arrays_of_pairs(pairs, self.lengths[0], start, target_length=self.lengths[1])
+
+    @cached_property
+    def marks(self) -> tuple[int, ...]:
+        """The tokens that mark what was dropped."""
+        return self.tokenizer.sentinels
 
     def text(self, number: int) -> np.ndarray:
         """Returns the tokens of one of the texts that are corrupted."""
@@ -114,6 +119,32 @@ class SpanCorruptionExamples(PickledByFields):
         source_sizes, target_sizes = self.corruption.pair_sizes(self._texts[1])
         length, target_length = self.lengths
         return best_fit(source_sizes, target_sizes, length, self.seed, target_length=target_length)
+
+
+def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
+    """Loads or trains the tokenizer of a new run; adds sentinels to one without marks of gaps.
+
+    Args:
+      data: Names the tokenizer, and has the texts.
+      number: Sentinels, which count in the size of the vocabulary. A single one stands for a mask,
+        and is not added to a vocabulary with a mask token.
+    """
+    config = data.tokenizer
+    has_mask = number == 1 and config.kind in ("wordpiece", "words")
+    if config.path is not None:
+        tokenizer = load_tokenizer(config.path)
+        has_mask = number == 1 and tokenizer.special_ids.mask is not None
+    else:
+        if config.vocab_size is not None and not has_mask:
+            config = replace(config, vocab_size=config.vocab_size - number)
+        try:
+            tokenizer = train_tokenizer(data.texts(), config)
+        except DataError as error:
+            if "vocab_size" not in str(error) or has_mask:
+                raise
+            besides = f", not counting {counted(number, 'sentinel')}"
+            raise DataError(f"{error}{besides}") from None
+    return tokenizer if has_mask or tokenizer.sentinels else SentinelTokenizer(tokenizer, number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,18 +198,14 @@ class SpanCorruptionData(DocumentsData):
         longest = np.asarray([self.corruption.longest_text(self.length)])
         return self.length, int(self.corruption.pair_sizes(longest)[1][0])
 
+    @property
+    def longest_side(self) -> int:
+        """See ``DataConfig``."""
+        return max(self.lengths)
+
     def make_tokenizer(self) -> Tokenizer:
         """See ``DataConfig``; adds sentinels to a vocabulary that has none."""
-        config = self.tokenizer
-        if config.path is not None:
-            tokenizer = load_tokenizer(config.path)
-        else:
-            if config.vocab_size is not None:
-                config = replace(config, vocab_size=config.vocab_size - self.num_sentinels)
-            tokenizer = train_tokenizer(self.texts(), config)
-        return (
-            tokenizer if tokenizer.sentinels else SentinelTokenizer(tokenizer, self.num_sentinels)
-        )
+        return tokenizer_with_sentinels(self, self.num_sentinels)
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig``; the arrays are those of ``translation.arrays_of_pairs``."""

@@ -6,8 +6,8 @@ batches pairs of similar length. Here an example has several pairs with differen
 that all steps have one shape and almost no padding.
 
 The arrays of a batch are int32: ``input_ids``, ``segment_ids``, ``position_ids`` [B, S], and
-``decoder_input_ids``, ``decoder_segment_ids``, ``decoder_position_ids``, ``labels`` [B, T], with
-S = T; see ``arrays_of_pairs``.
+``decoder_input_ids``, ``decoder_segment_ids``, ``decoder_position_ids``, ``labels`` [B, T]; see
+``arrays_of_pairs``. Any task whose answer is a text has such pairs: see ``TextToTextData``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ import numpy as np
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, end_of_text, pair_at
 from ..corpora.token_corpus import corpus_key
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
-from ..errors import DataError
+from ..errors import DataError, UserError
 from ..io.hashing import digest
 from ..packing.packing import best_fit
 from ..sources.documents import SourceLike, as_source, default_cache_dir
@@ -132,11 +132,12 @@ class TranslationExamples:
 
     Attributes:
       corpus: The tokens.
-      length: The length of a sequence, S = T.
+      length: The length of a sequence of sources, S.
       start: The id that begins each target in the decoder.
       pairs: The indices of the pairs, sequence by sequence, int64 [num_fitting].
       sequence_starts: The start of each sequence in ``pairs``, and the end, int64
         [num_sequences + 1].
+      target_length: The length of a sequence of targets, T, if not S.
     """
 
     corpus: PairCorpus
@@ -144,22 +145,35 @@ class TranslationExamples:
     start: int
     pairs: np.ndarray
     sequence_starts: np.ndarray
+    target_length: int | None = None
 
     @classmethod
-    def plan(cls, corpus: PairCorpus, length: int, start: int, seed: int) -> "TranslationExamples":
+    def plan(
+        cls,
+        corpus: PairCorpus,
+        length: int,
+        start: int,
+        seed: int,
+        *,
+        target_length: int | None = None,
+    ) -> "TranslationExamples":
         """Packs the pairs; see ``packing.best_fit``.
 
         Raises:
           DataError: No pair fits a sequence.
         """
-        pairs, sequence_starts = best_fit(*corpus.sizes, length, seed)
+        sources, targets = corpus.sizes
+        pairs, sequence_starts = best_fit(
+            sources, targets, length, seed, target_length=target_length
+        )
         if not len(pairs):
-            shortest = int(np.maximum(*corpus.sizes).min())
+            shortest = int(np.maximum(sources, targets).min())
+            of_targets = f" and data.target_length {target_length}" if target_length else ""
             raise DataError(
-                f"no pair fits a sequence: data.length is {length}, the shortest pair has "
-                f"{shortest} tokens on a side; give longer sequences"
+                f"no pair fits a sequence: data.length is {length}{of_targets}, the shortest "
+                f"pair has {shortest} tokens on a side; give longer sequences"
             )
-        return cls(corpus, length, start, pairs, sequence_starts)
+        return cls(corpus, length, start, pairs, sequence_starts, target_length)
 
     @property
     def num_examples(self) -> int:
@@ -173,7 +187,13 @@ class TranslationExamples:
           See ``arrays_of_pairs``.
         """
         chosen = self.pairs[self.sequence_starts[index] : self.sequence_starts[index + 1]]
-        return arrays_of_pairs(map(self.corpus.pair, chosen.tolist()), self.length, self.start)
+        pairs = map(self.corpus.pair, chosen.tolist())
+        return arrays_of_pairs(pairs, self.length, self.start, target_length=self.target_length)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The lengths of a sequence, S and T."""
+        return self.length, self.target_length or self.length
 
     @cached_property
     def num_tokens(self) -> tuple[int, int]:
@@ -184,7 +204,7 @@ class TranslationExamples:
     @property
     def padding_fraction(self) -> float:
         """The fraction of the tokens of all sequences, on both sides together, that is padding."""
-        return 1 - sum(self.num_tokens) / (2 * self.length * self.num_examples)
+        return 1 - sum(self.num_tokens) / (sum(self.lengths) * self.num_examples)
 
 
 @dataclass(frozen=True)
@@ -194,14 +214,16 @@ class NumberExamples:
     Attributes:
       languages: The languages of the sources and of the targets, as named by num2words.
       tokenizer: The tokenizer of the sources; its ``target`` is that of the targets.
-      length: The length of a sequence, S = T.
+      length: The length of a sequence of sources, S.
       seed: The seed of the numbers, any integer.
+      target_length: The length of a sequence of targets, T, if not S.
     """
 
     languages: tuple[str, str]
     tokenizer: Tokenizer
     length: int
     seed: int
+    target_length: int | None = None
 
     @property
     def num_examples(self) -> int:
@@ -216,17 +238,19 @@ class NumberExamples:
         """
         rng = np.random.default_rng([self.seed % 2**64, epoch, index])
         start, _ = start_and_end(self.tokenizer)
-        return arrays_of_pairs(self._fill(draw_numbers(rng)), self.length, start)
+        pairs = self._fill(draw_numbers(rng))
+        return arrays_of_pairs(pairs, self.length, start, target_length=self.target_length)
 
     @cached_property
     def padding_fraction(self) -> float:
         """The fraction of the tokens of some sequences, on both sides together, that is padding."""
         measured = [self.example(0, index) for index in range(_NUM_MEASURED)]
-        sides = [[arrays["segment_ids"], arrays["decoder_segment_ids"]] for arrays in measured]
-        return float(np.mean(np.asarray(sides) == 0))
+        names = "segment_ids", "decoder_segment_ids"
+        sides = [arrays[name] for arrays in measured for name in names]
+        return float(np.mean(np.concatenate(sides) == 0))
 
     def _fill(self, numbers: Iterator[int]) -> Iterator[TokenPair]:
-        source_room = target_room = self.length
+        source_room, target_room = self.length, self.target_length or self.length
         misses = 0
         while misses < _MISSES:
             number = next(numbers)
@@ -281,7 +305,24 @@ class TranslationData(DataConfig):
     validation_fraction: float = 0.01
     """The fraction held out when `validation` is not given and no split is published."""
     length: int
-    """Tokens in a sequence on each side, S = T; a sequence holds several pairs."""
+    """Tokens in a sequence of sources, S; a sequence holds several pairs."""
+    target_length: int | None = None
+    """Tokens in a sequence of targets, T. By default `length`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target_length is not None and self.target_length < 1:
+            raise UserError(f"data.target_length {self.target_length} must be at least 1")
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The lengths of a sequence, S and T."""
+        return self.length, self.target_length or self.length
+
+    @property
+    def longest_side(self) -> int:
+        """See ``DataConfig``."""
+        return max(self.lengths)
 
     def texts(self) -> VocabularyTexts:
         """Returns both sides of the training pairs, for a shared vocabulary."""
@@ -291,7 +332,8 @@ class TranslationData(DataConfig):
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig``; the arrays are those of ``arrays_of_pairs``."""
-        return {name: ArraySpec((self.length,), values) for name, values in ARRAYS.items()}
+        lengths = array_lengths(*self.lengths)
+        return {name: ArraySpec((lengths[name],), values) for name, values in ARRAYS.items()}
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns the pairs that are not held out, in the same examples in every epoch.
@@ -334,7 +376,7 @@ class TranslationData(DataConfig):
         Raises:
           DataError: Always; the message names the command that translates.
         """
-        raise DataError("translation data has no labels to predict: use the command translate")
+        raise DataError(f"{self.kind} data has no labels to predict: use the command translate")
 
     def _open(self, split: Literal["train", "validation"]) -> ParallelText:
         fraction = self.validation_fraction if self.validation is None else 0.0
@@ -345,29 +387,40 @@ class TranslationData(DataConfig):
     ) -> DataSplit:
         start, _ = start_and_end(tokenizer)
         corpus = build_pair_corpus(text, tokenizer, default_cache_dir() / "pairs")
-        examples = TranslationExamples.plan(corpus, self.length, start, seed)
+        examples = TranslationExamples.plan(
+            corpus, self.length, start, seed, target_length=self.target_length
+        )
         summary = _summary(examples, text, left_out)
         return DataSplit(examples, text, corpus.fingerprint, summary, text.notes())
 
     def _endless(self, numbers: NumberWords, tokenizer: Tokenizer, seed: int) -> DataSplit:
         start_and_end(tokenizer)
         sample = numbers.vocabulary
-        examples = NumberExamples(numbers.languages, tokenizer, self.length, seed)
-        longest = max(
-            len(examples.side(number, which)) for number in sample.numbers for which in (0, 1)
+        examples = NumberExamples(
+            numbers.languages, tokenizer, self.length, seed, self.target_length
         )
-        if longest > self.length:
-            raise DataError(
-                f"a number takes up to {longest} tokens on a side, more than data.length "
-                f"{self.length}: give longer sequences or a larger vocabulary"
-            )
+        for which, length in enumerate(self.lengths):
+            longest = max(len(examples.side(number, which)) for number in sample.numbers)
+            if longest > length:
+                raise DataError(
+                    f"a number takes up to {longest} tokens on a side, more than data."
+                    f"{('length', 'target_length')[which]} {length}: give longer sequences or a "
+                    "larger vocabulary"
+                )
         fingerprint = corpus_key("numbers", sample.fingerprint, tokenizer.fingerprint)
         summary = (
             f"numbers below {LIMIT:,} without those from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "
-            f"endless; sequences of {self.length} + {self.length} tokens, "
+            f"endless; sequences of {self.lengths[0]} + {self.lengths[1]} tokens, "
             f"{examples.padding_fraction:.1%} of them padding"
         )
         return DataSplit(examples, ParallelText((sample,)), fingerprint, summary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToTextData(TranslationData):
+    """Any pairs of texts: summaries, corrections, answers, translations (T5, BART)."""
+
+    kind: ClassVar[str] = "text_to_text"
 
 
 def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -> str:
@@ -376,13 +429,14 @@ def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -
     source, target = examples.num_tokens
     summary = [
         f"{counted(len(examples.pairs), 'pair')}, {source:,} + {target:,} tokens in "
-        f"{counted(examples.num_examples, 'sequence')} of {examples.length} + {examples.length}, "
-        f"{examples.padding_fraction:.1%} of them padding"
+        f"{counted(examples.num_examples, 'sequence')} of {examples.lengths[0]} + "
+        f"{examples.lengths[1]}, {examples.padding_fraction:.1%} of them padding"
     ]
     if corpus.first_empty is not None:
         location = pair_at(text, corpus.first_empty).location
         summary.append(f"{left_out} for an empty side: {corpus.num_empty:,} (first: {location})")
-    over_long = np.flatnonzero(np.maximum(*corpus.sizes) > examples.length)
+    sources, targets = corpus.sizes
+    over_long = np.flatnonzero((sources > examples.lengths[0]) | (targets > examples.lengths[1]))
     if len(over_long):
         location = pair_at(text, int(corpus.numbers[over_long[0]])).location
         summary.append(

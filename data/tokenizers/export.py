@@ -96,7 +96,9 @@ def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     if isinstance(tokenizer, SentinelTokenizer):
         backend = _backend(tokenizer.base)
         for id in reversed(tokenizer.sentinels):
-            backend.add_special_tokens([AddedToken(tokenizer.token(id), normalized=False)])
+            name, takes_blanks = tokenizer.token(id), not tokenizer.adds_end
+            token = AddedToken(name, normalized=False, lstrip=takes_blanks)
+            backend.add_special_tokens([token])
         return backend
     raise DataError(f"a {tokenizer.kind} tokenizer cannot be written for transformers")
 

@@ -36,6 +36,8 @@ class SentinelTokenizer(Tokenizer):
     Attributes:
       base: The tokenizer of the text between sentinels.
       number: The number of sentinels.
+      adds_end: Whether the template adds the end token to each text, as with T5's own vocabularies.
+        With others, blanks before a sentinel are part of the gap.
     """
 
     def __init__(self, base: Tokenizer, number: int = NUMBER) -> None:
@@ -55,7 +57,7 @@ class SentinelTokenizer(Tokenizer):
         self.vocab_size = base.vocab_size + number
         self.sentinels = tuple(range(self.vocab_size - 1, base.vocab_size - 1, -1))
         self.special_ids = started_by_padding(base.special_ids)
-        self._adds_end = base.special_ids.bos is None and base.special_ids.eos is not None
+        self.adds_end = base.special_ids.bos is None and base.special_ids.eos is not None
         content = f"{base.fingerprint} {number} sentinels"
         self.fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
@@ -73,7 +75,7 @@ class SentinelTokenizer(Tokenizer):
             found = self.base.encode_with_offsets(part, add_special_tokens=False)
             ids += found[0]
             offsets += ((a + start, b + start) for a, b in found[1])
-        if add_special_tokens and self._adds_end:
+        if add_special_tokens and self.adds_end:
             assert self.special_ids.eos is not None
             return [*ids, self.special_ids.eos], [*offsets, (0, 0)]
         return ids, offsets
@@ -103,8 +105,11 @@ class SentinelTokenizer(Tokenizer):
             number = int(match[1])
             if number >= self.number or match[1] != str(number):
                 continue
-            if match.start() > start:
-                parts.append((start, text[start : match.start()], None))
+            before = text[start : match.start()]
+            if not self.adds_end:  # the blank before a word belongs to its tokens, in the gap
+                before = before.rstrip()
+            if before:
+                parts.append((start, before, None))
             parts.append((match.start(), match[0], self.sentinels[number]))
             start = match.end()
         if start < len(text) or not parts:
@@ -114,7 +119,7 @@ class SentinelTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``; sentinels are special tokens."""
         ids = [int(id) for id in ids]
-        if self._adds_end:
+        if self.adds_end:
             return self._joined(ids, skip_special_tokens)
         if skip_special_tokens:
             return self.base.decode([id for id in ids if id not in self.sentinels])

@@ -49,6 +49,7 @@ VOCABULARIES = {  # other recipes take over a vocabulary
     "quickstart": "300",
     "bert-quickstart": "60",
     "multi30k-en-de": "300",
+    "t5-quickstart": "500",
 }
 MORE = {
     "multi30k-en-de": shlex.split("--steps 5 --checkpoint-every 1"),  # checkpoints to average
@@ -166,6 +167,7 @@ def write_data(folder):
             for split in ("train", "val")
             for side in ("en", "de")
         },
+        "pairs.jsonl": "\n".join(json.dumps({"question": s, "answer": "there"}) for s in sentences),
         "choices.jsonl": "\n".join(
             json.dumps({"context": s, "choices": ["there", "here"], "label": i % 2})
             for i, s in enumerate(sentences)
@@ -225,7 +227,7 @@ def test_commands_and_python_blocks_run(section, folder, monkeypatch, capsys):
     jax.devices()  # this process keeps its eight devices; the processes it starts have one
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setattr("sys.stdin", io.StringIO("the train pulled\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the train pulled\n")))
     for language, block in section.blocks("sh", "python"):
         if language == "python":
             exec(compile(block, section.page, "exec"), {})

@@ -68,7 +68,8 @@ def score_run(
         DataError: the data cannot be had or read.
     """
     config, tokenizer = _open_config(folder, max_length)
-    generation_metrics = task_of(config.data).generation_metrics
+    task = task_of(config.data)
+    generation_metrics = task.generation_metrics
     if num_beams is not None and generation_metrics is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
     own = beam_search_defaults(folder, tokenizer)
@@ -82,6 +83,9 @@ def score_run(
     # Before the losses, so that a source that cannot be translated is told first.
     written = {}
     if generation_metrics is not None:
+        missing = None if task.missing_metrics is None else task.missing_metrics()
+        if missing is not None:
+            log(missing)
         translator = TextTranslator(model, params, tokenizer, own)
         texts = _translations(translator, split, search, log)
         scores = generation_metrics(split.content.targets, texts)

@@ -116,7 +116,9 @@ class TextTranslator(TextModel):
             sources = [ids[i] for i in batch]
             found = self._generator.search(sources, request)
             for i, hypotheses in zip(batch, found, strict=True):
-                translated[i] = [self._translation(h) for h in hypotheses]
+                # A source with gaps is answered by texts that name the gaps.
+                has_gaps = not set(ids[i]).isdisjoint(self._tokenizer.sentinels)
+                translated[i] = [self._translation(h, has_gaps) for h in hypotheses]
             if on_batch is not None:
                 on_batch(len(batch), sum(translated[i][0].num_tokens for i in batch))
         return translated
@@ -141,9 +143,10 @@ class TextTranslator(TextModel):
             f"reads{also}: split it into sentences, or translate with --truncate"
         )
 
-    def _translation(self, hypothesis: Hypothesis) -> Translation:
+    def _translation(self, hypothesis: Hypothesis, has_gaps: bool) -> Translation:
         # A model can write the space before a word twice, and so also before the first.
-        text = self._target.decode(hypothesis.tokens).strip()
+        options = {"skip_special_tokens": False} if has_gaps else {}
+        text = self._target.decode(hypothesis.tokens, **options).strip()
         number = len(hypothesis.tokens) + hypothesis.ended
         return Translation(text, hypothesis.score, hypothesis.log_probability, number)
 

@@ -7,6 +7,7 @@ A score that is not defined (a correlation of constant predictions, the F1 of
 what neither side has) is 0, without a warning.
 """
 
+import importlib.util
 import re
 import string
 import warnings
@@ -224,6 +225,64 @@ def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     for tag in {tag for sentence in (*gold, *predicted) for tag in sentence}:
         if not re.fullmatch(r"O|[BI]-.+", tag):
             raise UserError(f"tag {tag!r} is not BIO: it must be O, B-TYPE or I-TYPE")
+
+
+def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, float | str]:
+    """Returns the scores of generated texts: BLEU, chrF and exact match, and ROUGE if it can.
+
+    Args:
+        references: one for each text, as it came with the data.
+        texts: alike.
+
+    Returns:
+        The scores of `translation_scores`, and those of `rouge_scores` where the package
+        rouge-score is installed.
+
+    Raises:
+        UserError: there is nothing to score, or not one text for each reference.
+    """
+    scores = translation_scores(references, texts)
+    return scores if missing_rouge() else {**scores, **rouge_scores(references, texts)}
+
+
+def missing_rouge() -> str | None:
+    """Returns a line that says how to have ROUGE, or None where it can be computed."""
+    if importlib.util.find_spec("rouge_score") is not None:
+        return None
+    return "ROUGE is left out, as rouge-score is not installed: pip install 'flaxzoo[rouge]'"
+
+
+def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
+    """Returns ROUGE-1, ROUGE-2 and ROUGE-L of the rouge-score package (Lin 2004).
+
+    Words are lowercased runs of a to z and digits, without stemming, as in Hugging Face's
+    evaluate: of a text in another script nothing counts.
+
+    Args:
+        references: one for each text.
+        texts: alike.
+
+    Returns:
+        `rouge1`, `rouge2` and `rougeL`, the mean F1 over the texts of single words, of pairs of
+        words, and of the longest common subsequence; fractions.
+
+    Raises:
+        UserError: the package is not installed, there is nothing to score, or not one text for
+          each reference.
+    """
+    missing = missing_rouge()
+    if missing:
+        raise UserError(missing)
+    if not references or len(references) != len(texts):
+        raise UserError(
+            f"{len(texts)} texts for {len(references)} references: give one for each, and at "
+            "least one"
+        )
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
+    scores = [scorer.score(a, b) for a, b in zip(references, texts, strict=True)]
+    return {name: float(np.mean([s[name].fmeasure for s in scores])) for name in scores[0]}
 
 
 def translation_scores(

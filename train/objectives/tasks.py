@@ -16,6 +16,7 @@ from ...data.dataset import DataSplit
 from ...data.tasks.base import DataConfig
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tasks.causal_lm import CausalLMData
+from ...data.tasks.denoising import DenoisingData
 from ...data.tasks.multiple_choice import MultipleChoiceData
 from ...data.tasks.question_answering import QuestionAnsweringData, QuestionAnsweringExamples
 from ...data.tasks.sequence_classification import (
@@ -24,7 +25,7 @@ from ...data.tasks.sequence_classification import (
 )
 from ...data.tasks.span_corruption import SpanCorruptionData, SpanCorruptionExamples
 from ...data.tasks.token_classification import TokenClassificationData, TokenClassificationExamples
-from ...data.tasks.translation import TranslationData, TranslationExamples
+from ...data.tasks.translation import TextToTextData, TranslationData, TranslationExamples
 from ..config import TrainConfig
 from . import objectives
 from .eval_step import Evaluation, unigram_entropy
@@ -32,7 +33,9 @@ from .metrics import (
     answer_scores,
     classification_scores,
     entity_scores,
+    missing_rouge,
     regression_scores,
+    text_scores,
     translation_scores,
 )
 from .objectives import Batch, Inputs, Objective
@@ -68,6 +71,8 @@ class Task(Generic[D]):
     name of the kind of data."""
     generation_metrics: Callable[[Sequence[str], Sequence[str]], Scores] | None = None
     """The metrics of generated texts, given the references and the texts."""
+    missing_metrics: Callable[[], str | None] | None = None
+    """A line on metrics of generated texts for which a package is missing, if one is."""
     baseline: Callable[[DataSplit], tuple[str, str, float]] | None = None
     """The value that a model of mere frequencies would reach: the metric to compare, the name of
     the baseline, its value."""
@@ -228,7 +233,7 @@ def _translation_losses(evaluation: Evaluation, split: DataSplit, data: Translat
 
 
 def _span_corruption_scores(
-    evaluation: Evaluation, split: DataSplit, data: SpanCorruptionData
+    evaluation: Evaluation, split: DataSplit, data: SpanCorruptionData | DenoisingData
 ) -> Scores:
     del data
     means, examples = evaluation.means, cast(SpanCorruptionExamples, split.examples)
@@ -401,7 +406,26 @@ _TABLE: tuple[Task[Any], ...] = (
         generation_metrics=translation_scores,
     ),
     Task(
+        data=TextToTextData,
+        objective=lambda config, data: objectives.translation(config.label_smoothing),
+        heads=lambda data: ("seq2seq_lm",),
+        scores=_translation_losses,
+        loss_note=_translation_loss_note,
+        progress_metrics=("nll", "perplexity", "accuracy"),
+        next_command="translate {run} --input FILE",
+        generation_metrics=text_scores,
+        missing_metrics=missing_rouge,
+    ),
+    Task(
         data=SpanCorruptionData,
+        objective=lambda config, data: objectives.translation(0.0),
+        heads=lambda data: ("seq2seq_lm",),
+        scores=_span_corruption_scores,
+        progress_metrics=("perplexity", "accuracy"),
+        next_command="translate {run} --input FILE",
+    ),
+    Task(
+        data=DenoisingData,
         objective=lambda config, data: objectives.translation(0.0),
         heads=lambda data: ("seq2seq_lm",),
         scores=_span_corruption_scores,

@@ -118,3 +118,14 @@ def test_documents_of_one_token(made, tokenizer):
 def test_impossible_settings(made, fields, message):
     with pytest.raises(UserError, match=message):
         made(**fields)
+
+
+def test_sentinels_count_in_the_size_of_a_vocabulary(made):
+    assert made().make_tokenizer().vocab_size == 390
+    few = made(num_sentinels=7, tokenizer=TokenizerConfig("sentencepiece-bpe", 300))
+    tokenizer = few.make_tokenizer()
+    assert (tokenizer.vocab_size, len(tokenizer.sentinels)) == (300, 7)
+    with pytest.raises(UserError, match=r"vocab_size 100 leaves no token besides .*sentinels 100"):
+        made(tokenizer=TokenizerConfig("sentencepiece-bpe", 100))
+    with pytest.raises(DataError, match=r"at least \d+, not counting 100 sentinels"):
+        made(tokenizer=TokenizerConfig("sentencepiece-bpe", 120)).make_tokenizer()

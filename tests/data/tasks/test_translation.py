@@ -1,4 +1,5 @@
 import gzip
+import json
 import pickle
 from itertools import pairwise
 
@@ -7,8 +8,10 @@ import pytest
 from flaxzoo.data import (
     DataError,
     NumberWords,
+    TextToTextData,
     TokenizerConfig,
     TranslationData,
+    UserError,
     encode_source,
     start_and_end,
     train_iterator,
@@ -118,6 +121,34 @@ def test_no_remaining_pair_is_an_error(pair_files):
     empty = data(pair_files(("", "d"), ("a", " ")), validation_fraction=0.0)
     with pytest.raises(DataError, match=r"none of 2 pairs of 'pairs:.*' has a text on both sides"):
         empty.train_split(tokenizer, (), 0)
+
+
+def test_any_texts_with_targets_of_another_length(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    pairs = [("aaaa bb" * (1 + i % 3), "ab"[i % 2] * 2) for i in range(12)]
+    rows = [{"long": a, "short": b, "n": 1} for a, b in [*pairs, ("a", "ba" * 5)]]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    settings = {"length": 24, "tokenizer": CHARACTERS, "validation_fraction": 0.0}
+    config = TextToTextData(source=f"jsonl:{file}#long,short", target_length=7, **settings)
+    tokenizer = train_tokenizer(config.texts(), CHARACTERS)
+    split = config.train_split(tokenizer, (), 0)
+    spec = config.batch_spec(0, 0)
+    seen = []
+    for index in range(split.examples.num_examples):
+        row = split.examples.example(0, index)
+        assert {name: x.shape for name, x in row.items()} == {n: x.shape for n, x in spec.items()}
+        assert row["labels"].shape == (7,)
+        for segment in range(1, row["segment_ids"].max() + 1):
+            source = row["input_ids"][row["segment_ids"] == segment]
+            target = row["labels"][row["decoder_segment_ids"] == segment]
+            seen.append((tokenizer.decode(source[:-1]), tokenizer.decode(target[:-1])))
+    assert sorted(seen) == sorted(pairs)
+    assert "left out as longer than a sequence: 1 (first: " in split.summary
+    with pytest.raises(UserError, match=r"data.target_length 0 must be at least 1"):
+        TextToTextData(source=config.source, target_length=0, **settings)
+    shorter = TextToTextData(source=config.source, target_length=2, **settings)
+    with pytest.raises(DataError, match=r"data.length is 24 and data.target_length 2, the"):
+        shorter.train_split(tokenizer, (), 0)
 
 
 def test_splits_and_fingerprints(pair_files):

@@ -100,11 +100,13 @@ def test_a_vocabulary_trained_here(tmp_path):
     ours = SentinelTokenizer(base, 3)
     text = "a<extra_id_2>  b<extra_id_3>\n"
     ids = ours.encode(text)
+    # The blank before a word is in its tokens, and these are in the gap.
+    assert ours.encode(f"a {text[1:]}") == ours.encode_batch([f"a {text[1:]}"])[0] == ids
     assert ids == [*base.encode("a"), base.vocab_size, *base.encode("  b<extra_id_3>\n")]
     assert ours.decode(ids, skip_special_tokens=False) == text
     ours.export(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    assert theirs(text).input_ids == ids
+    assert theirs(text).input_ids == theirs(f"a {text[1:]}").input_ids == ids
     assert load_tokenizer(tmp_path).fingerprint == ours.fingerprint
 
 

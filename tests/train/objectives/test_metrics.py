@@ -1,4 +1,5 @@
 import dataclasses
+import importlib.util
 import math
 import string
 import subprocess
@@ -13,6 +14,8 @@ from flaxzoo.train.objectives.metrics import (
     entity_scores,
     normalize_answer,
     regression_scores,
+    rouge_scores,
+    text_scores,
     translation_scores,
 )
 
@@ -330,3 +333,23 @@ def test_a_perfect_translation_has_all_points():
 def test_translations_without_a_partner(translations):
     with pytest.raises(ValueError, match=f"{len(translations)} translations for 0 references"):
         translation_scores([], translations)
+
+
+def test_rouge_by_hand():
+    references, texts = ["The cat sat on the mat", "a dog"], ["the mat: the cat sat", "A dog."]
+    # All 5 words of the first text are among the 6; 3 of its 4 pairs of words are among the 5; the
+    # longest common subsequence is "the cat sat". Case and punctuation do not count.
+    expected = {"rouge1": 10 / 11, "rouge2": 6 / 9, "rougeL": 6 / 11}
+    scores = rouge_scores(references, texts)
+    assert scores == {name: pytest.approx((x + 1) / 2) for name, x in expected.items()}
+    everything = text_scores(references, texts)
+    assert everything == {**translation_scores(references, texts), **scores}
+    with pytest.raises(ValueError, match="1 texts for 2 references"):
+        rouge_scores(references, texts[:1])
+
+
+def test_without_rouge_the_other_scores_are_there(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert text_scores(["a"], ["a"]) == translation_scores(["a"], ["a"])
+    with pytest.raises(ValueError, match=r"rouge-score is not installed: pip install 'flaxzoo"):
+        rouge_scores(["a"], ["a"])

@@ -1,0 +1,131 @@
+"""Denoising: spoiled texts, and the whole texts that a model restores from them (BART).
+
+Lewis et al. 2020, "BART: denoising sequence-to-sequence pre-training", section 2.2: see
+``features.denoising``. Documents are cut into texts that fill a sequence; shorter texts share a
+sequence, with different segment ids. Every epoch has the same texts, spoiled in other ways.
+
+The arrays of a batch are those of translation with S = T, see ``translation.arrays_of_pairs``.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from ..corpora.token_corpus import build_corpus
+from ..dataset import ArraySpec, BatchSpec, DataSplit, counted
+from ..errors import DataError, UserError
+from ..features.denoising import Denoising
+from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
+from ..tokenizers.base import Tokenizer
+from .base import DocumentsData
+from .span_corruption import SpanCorruptionExamples, tokenizer_with_sentinels
+from .translation import ARRAYS, start_and_end
+
+# Every run evaluates on the same examples and masks.
+_EVALUATION_SEED = 0x5EED
+_SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
+
+
+def mask_of(tokenizer: Tokenizer) -> int:
+    """Returns the id of the token that masks a span: the mask token, or the first sentinel.
+
+    Raises:
+      DataError: The vocabulary has neither.
+    """
+    mask = tokenizer.special_ids.mask
+    if mask is not None:
+        return mask
+    if not tokenizer.sentinels:
+        raise DataError(
+            f"this {tokenizer.kind} tokenizer has no mask token and no sentinel: train one "
+            "(data.tokenizer.kind sentencepiece-unigram)"
+        )
+    return tokenizer.sentinels[0]
+
+
+def sentence_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the ids of the tokens that end with a full stop, "!" or "?"."""
+    size = tokenizer.vocab_size
+    return tuple(id for id in range(size) if tokenizer.token(id).endswith(_SENTENCE_ENDS))
+
+
+class DenoisingExamples(SpanCorruptionExamples):
+    """The examples of training epochs, or of evaluation; see ``SpanCorruptionExamples``."""
+
+    @cached_property
+    def marks(self) -> tuple[int, ...]:
+        """The mask, which stands for each span."""
+        return (mask_of(self.tokenizer),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingData(DocumentsData):
+    """Documents that are spoiled, and restored as a whole (BART)."""
+
+    kind: ClassVar[str] = "denoising"
+
+    length: int
+    """Tokens in a sequence on each side, S = T; a sequence may hold several texts."""
+    mask_fraction: float = 0.3
+    """The fraction of the tokens that is masked."""
+    mean_span_length: float = 3.0
+    """The mean number of consecutive tokens that a mask stands for (Poisson)."""
+    permute_sentences: bool = True
+    """Whether the sentences of a text are shuffled."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Denoising(self.mask_fraction, self.mean_span_length)
+        if self.length < 3:
+            raise UserError(
+                f"data.length {self.length} has no room for two tokens: give at least 3"
+            )
+
+    def make_tokenizer(self) -> Tokenizer:
+        """See ``DataConfig``; a vocabulary without a mask token gets a sentinel as one."""
+        return tokenizer_with_sentinels(self, 1)
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig``; the arrays are those of ``translation.arrays_of_pairs``."""
+        return {name: ArraySpec((self.length,), values) for name, values in ARRAYS.items()}
+
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """Returns the texts that are not held out, spoiled in other ways in every epoch."""
+        return self._split(self.texts(), tokenizer, seed, changes=True)
+
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Returns every text to validate on, always spoiled in the same way."""
+        documents = self.validation_documents()
+        return self._split(documents, tokenizer, _EVALUATION_SEED, changes=False)
+
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
+        """Returns every text of a source, always spoiled in the same way."""
+        return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, changes=False)
+
+    def _split(
+        self, documents: Documents, tokenizer: Tokenizer, seed: int, *, changes: bool
+    ) -> DataSplit:
+        start_and_end(tokenizer)
+        mask_of(tokenizer)
+        ends = sentence_ends(tokenizer) if self.permute_sentences else ()
+        noise = Denoising(self.mask_fraction, self.mean_span_length, ends)
+        corpus = build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
+        lengths = self.length, self.length
+        examples = DenoisingExamples(corpus, tokenizer, noise, lengths, seed, changes)
+        if not examples.num_texts:
+            raise DataError("no document has two tokens: give a source with text")
+        tokens = examples.num_tokens[1]
+        padding = 1 - tokens / (self.length * examples.num_examples)
+        summary = (
+            f"{counted(corpus.num_documents, 'document')} in "
+            f"{counted(examples.num_texts, 'text')}, {tokens:,} tokens in "
+            f"{counted(examples.num_examples, 'sequence')} of {self.length} + {self.length}, "
+            f"{padding:.1%} of the targets padding"
+        )
+        if corpus.num_unknown:
+            unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,} tokens"
+            summary += f"; {unknown} are unknown to the tokenizer"
+        notes = (documents.note,) if documents.note else ()
+        return DataSplit(examples, corpus, corpus.fingerprint, summary, notes)
