@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from ..data.errors import UserError, check_choices
+from .rotary_scaling import RotaryScaling
 
 Settings: TypeAlias = dict[str, Any]
 """Fields of a configuration by name. They are checked when the configuration is made."""
@@ -19,6 +20,7 @@ PositionKind: TypeAlias = Literal[
     "rotary",
     "relative",
     "buckets",
+    "alibi",
     "counter",
     "binary",
     "table",
@@ -30,14 +32,14 @@ PositionPlace: TypeAlias = Literal["input", "every_layer", "queries_keys", "proj
 
 FIXED_TABLES = ("learned", "table")
 """The kinds of positions that are rows of a table, and end with it."""
-BY_DISTANCE = ("relative", "buckets")
+BY_DISTANCE = ("relative", "buckets", "alibi")
 """The kinds of positions that change the scores of attention by the distance of two tokens."""
 NOT_ADDED = (*BY_DISTANCE, "rotary", "none")
 """The kinds of positions that are no vectors to add."""
 _POSITION_OPTIONS = {
     "position_base": ("sinusoidal", "rotary"),
     "position_layout": ("sinusoidal",),
-    "position_distance": BY_DISTANCE,
+    "position_distance": ("relative", "buckets"),
     "position_buckets": ("buckets",),
 }
 """Options of positions, and the kinds that read each."""
@@ -106,8 +108,9 @@ class TransformerConfig:
     positions: PositionKind = "learned"
     """The kind of positions. learned: a table of embeddings. sinusoidal: sines and cosines. rotary:
     queries and keys are rotated. relative: learned vectors of each clipped distance, added to keys
-    and values (Shaw et al. 2018). buckets: learned biases of ranges of distances (T5). counter: 1,
-    2, 3, … in the last dimension. binary: binary digits in the last dimensions. table: given by
+    and values (Shaw et al. 2018). buckets: learned biases of ranges of distances (T5). alibi:
+    biases that fall with the distance, by a slope of each head (Press et al. 2022). counter: 1, 2,
+    3, … in the last dimension. binary: binary digits in the last dimensions. table: given by
     hand, in `position_table`. none: the model does not see the order of its tokens."""
     positions_at: PositionPlace = "input"
     """Where vectors of positions are added. input: to the embeddings, once. every_layer: to the
@@ -278,6 +281,10 @@ class TransformerConfig:
     """Names of the labels, in order of their ids."""
     num_token_types: ClassVar[int] = 0
     """Number of token types; 0: the model has none."""
+    rope_scaling: ClassVar[RotaryScaling | None] = None
+    """How rotary frequencies are scaled for sequences longer than the trained."""
+    rotary_interleaved: ClassVar[bool] = False
+    """Whether a plane of rotation is that of neighboring dimensions (GPT-J)."""
     position_offset: ClassVar[int] = 0
     """Number of rows of the position table before the row of position 0."""
     source_vocab_size: ClassVar[int | None] = None
@@ -341,6 +348,11 @@ class TransformerConfig:
     def use_bias(self) -> bool:
         """Whether the affine maps have biases."""
         return True
+
+    @property
+    def rotated_dim(self) -> int:
+        """Number of dimensions of a head that rotary positions rotate, R."""
+        return self.key_dim
 
     @property
     def attention_bias(self) -> bool:

@@ -31,10 +31,12 @@ PACKAGES = {"models": flaxzoo.models, "data": flaxzoo.data, "train": flaxzoo.tra
 # of earlier lines.
 ORDER = {
     "models": [
-        {"checksums", "config", "hub", "rotary_scaling", "tokenizer"},
+        {"rotary_scaling"},
+        {"checksums", "config", "hub", "tokenizer"},
         {"nn", "registry"},
         {"model"},
-        {*FAMILIES.values(), "init", "parameter_free_attention"},
+        {*FAMILIES.values(), "init", "parameter_free_attention"} - {"gpt_decoders"},
+        {"gpt_decoders"},
         {"decoding", "stablehlo"},
         {"hf"},
         {"adapters"},

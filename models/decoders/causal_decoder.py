@@ -70,7 +70,7 @@ class CausalDecoderConfig(TransformerConfig):
     """Base of the rotary wavelengths (theta)."""
     rope_fraction: float = 1.0
     """The part of each head that is rotated: its first H · fraction dimensions."""
-    rope_scaling: RotaryScaling | None = None
+    rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """How the rotary frequencies are scaled for sequences longer than the trained."""
     positions: PositionKind = "rotary"
     """The kind of positions; these families have no others."""

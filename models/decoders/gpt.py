@@ -13,6 +13,7 @@ is 256, the width of GPT-Neo.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, Literal
 
@@ -27,8 +28,10 @@ from ..nn.heads import (
     CAUSAL_HEADS,
     HEAD_ALIASES,
     CausalLMOutput,
+    ClassificationHead,
     ClassifierOutput,
     EncoderOutput,
+    HeadInputs,
     LastTokenClassificationHead,
     Projection,
     ValueHead,
@@ -38,6 +41,7 @@ from ..nn.layers import (
     Embedding,
     FeedForward,
     LayerNorm,
+    Linear,
     Residual,
     RowKeys,
     dropout,
@@ -72,6 +76,17 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
 
     gated_experts: ClassVar[bool] = False
     """Experts are feed-forward layers like those without a mixture, less their biases."""
+
+    # Properties in which the families differ that derive from this one (`models.gpt_decoders`).
+
+    embedding_norm: ClassVar[bool] = False
+    """Whether embeddings are normalized before the first layer (BLOOM)."""
+    d_embedding: ClassVar[int | None] = None
+    """Width of the token embeddings, if not D; linear maps lead to D and back (OPT)."""
+    output_bias: ClassVar[bool] = False
+    """Whether the logits have a bias (GPT-J)."""
+    classifier_dropout_rate: ClassVar[float] = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Dropout rate of the hidden states before token classification."""
 
     activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
@@ -138,6 +153,11 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     def attention_dropout_rate(self) -> float:
         """Dropout rate of attention weights."""
         return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """Whether each layer attends to `local_window` only; read only if there is one."""
+        return tuple(i % 2 == 1 for i in range(self.num_layers))
 
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:
         """Returns the factor of the attention scores of a layer, counted from 0."""
@@ -247,6 +267,10 @@ class GPT(nn.Module):
     config: GPTConfig
     execution: Execution = Execution()
 
+    def layer(self) -> type[Layer]:
+        """Returns the class of one layer."""
+        return PreNormLayer if self.config.norm_position == "pre" else PostNormLayer
+
     @nn.compact
     def __call__(
         self,
@@ -309,11 +333,18 @@ class GPT(nn.Module):
             cache=cache,
             causal=c.causal,
         )
-        embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
+        width = c.d_embedding or c.d_model
+        embed = Embedding(c.vocab_size, width, execution=e, name="token_embedding")
         positions = make_positions(
             c, e, position_ids, input_ids.shape[1], cache=cache, causal=c.causal
         )
-        x = positions.at_input(embed(input_ids))
+        x = embed(input_ids)
+        if c.d_embedding is not None:
+            linear = functools.partial(Linear, init_std=c.init_std, use_bias=False, execution=e)
+            x = linear((c.d_model,), name="embedding_projection")(x)
+        x = positions.at_input(x)
+        if c.embedding_norm:
+            x = LayerNorm(c.norm_eps, e, c.norm_affine, name="embedding_norm")(x)
         x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
         context = make_layer_context(
             c,
@@ -323,25 +354,34 @@ class GPT(nn.Module):
             rng=rng,
             output_attentions=output_attentions,
             window=c.local_window,
-            windowed_layers=tuple(i % 2 == 1 for i in range(c.num_layers)),
+            windowed_layers=c.windowed_layers,
             head_mask=head_mask,
             positions=positions,
             real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
-        layer = PreNormLayer if c.norm_position == "pre" else PostNormLayer
-        x, outputs = run_layers(layer, c, e, x, cache=cache, context=context)
+        x, outputs = run_layers(self.layer(), c, e, x, cache=cache, context=context)
         if c.norm_position == "pre":
             x = LayerNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
+        if c.d_embedding is not None:
+            linear = functools.partial(Linear, init_std=c.init_std, use_bias=False, execution=e)
+            x = linear((c.d_embedding,), name="output_projection")(x)
         router = stack_statistics(outputs.router)
+        body = EncoderOutput(x, attentions=outputs.attentions, router=router)
+        if c.head == "token_classification":
+            inputs = HeadInputs(body, embed.embedding, None, rng)
+            return ClassificationHead(c, e, name="head")(inputs)
         if c.head == "sequence_classification":
-            body = EncoderOutput(x, attentions=outputs.attentions, router=router)
             return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
         if not c.tie_output:
-            embed = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
-        projection = Projection(x, embed.embedding.astype(e.dtype))
+            embed = Embedding(c.vocab_size, width, execution=e, name="output_embedding")
+        bias = None
+        if c.output_bias:
+            zeros = nn.initializers.zeros
+            bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
+        projection = Projection(x, embed.embedding.astype(e.dtype), bias)
         values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
         return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
 

@@ -16,6 +16,7 @@ from ..decoding.beam_adapters import beams_of
 from ..decoding.generator import Generator
 from ..decoding.padding import pad_rows
 from ..decoding.request import BeamSearch, GenerationRequest, Hypothesis
+from ..encoders.bert import BertConfig
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS
 from ..nn.typing import Params
@@ -124,7 +125,9 @@ def counting_from_zero(model: Model) -> Model:
     here, starts after the rows of the padding.
     """
     config = model.config
-    if config.head not in CAUSAL_HEADS or not (offset := config.position_offset):
+    if not isinstance(config, BertConfig) or config.head not in CAUSAL_HEADS:
+        return model
+    if not (offset := config.position_offset):
         return model
     longer = config.max_length + offset
     return create(

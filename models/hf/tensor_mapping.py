@@ -56,6 +56,9 @@ class Layout:
     """Whether the tensor has outputs first (torch's Linear) or inputs first (GPT-2's Conv1D)."""
     flat: bool = False
     """Whether the tensor is a vector, without an axis for the inputs."""
+    by_head: bool = False
+    """Whether the parameters, all with outputs `[N, H]`, take turns head by head (GPT-NeoX's and
+    BLOOM's queries, keys and values) instead of one following the other."""
 
     def hf_shape(self, flax: Sequence[Shape]) -> Shape:
         """Returns the shape of the tensor that holds parameters of the given shapes."""
@@ -73,6 +76,12 @@ class Layout:
           part: Index of the parameter.
           flax: Shape of every parameter in the tensor.
         """
+        if self.by_head:
+            num_heads, size = flax[part][self.input_axes :]
+            if self.flat:
+                return tensor.reshape(num_heads, len(flax), size)[:, part]
+            rows = tensor.reshape(num_heads, len(flax), size, -1)[:, part]  # [N, H, inputs]
+            return np.moveaxis(rows, -1, 0).reshape(flax[part])
         widths = [math.prod(shape[self.input_axes :]) for shape in flax]
         start = sum(widths[:part])
         outputs = slice(start, start + widths[part])
@@ -83,6 +92,10 @@ class Layout:
 
     def join(self, params: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the tensor that holds the given parameters."""
+        if self.by_head:
+            inputs_last = [x if self.flat else np.moveaxis(x, 0, -1) for x in params]
+            joined = np.stack(inputs_last, axis=1)  # [N, parts, H, …]
+            return joined.reshape(-1) if self.flat else joined.reshape(-1, joined.shape[-1])
         inputs = math.prod(params[0].shape[: self.input_axes])
         matrix = np.concatenate([x.reshape(inputs, -1) for x in params], axis=1)
         if self.flat:
@@ -100,6 +113,10 @@ LINEAR = Layout()
 """A kernel as torch's Linear; its outputs may have several axes, as `[D, N, H]` of N heads."""
 FROM_HEADS = Layout(input_axes=2)
 """A kernel as torch's Linear that reads heads: its inputs are `[N, H]`."""
+BY_HEAD = Layout(by_head=True)
+"""Kernels of queries, keys and values as one torch Linear, head by head."""
+BY_HEAD_VECTOR = Layout(input_axes=0, flat=True, by_head=True)
+"""The biases of these."""
 TABLE_FROM_HEADS = Layout(input_axes=2, transposed=False)
 """A kernel stored with inputs first that reads heads."""
 

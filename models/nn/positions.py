@@ -2,8 +2,9 @@
 
 Position embeddings are learned (`learned`). Position encodings are computed (`sinusoidal`,
 `rotary`, `counter`, `binary`) or given by hand (`table`). Relative positions depend on the distance
-between two tokens (`relative`, `buckets`). `make_positions` provides every kind to every family:
-vectors are added where `positions_at` says, and rotations and relative positions enter attention.
+between two tokens (`relative`, `buckets`, `alibi`). `make_positions` provides every kind to every
+family: vectors are added where `positions_at` says, and rotations and relative positions enter
+attention.
 
 Positions enter self-attention only; cross-attention sees positions only through the vectors added
 to its inputs.
@@ -21,7 +22,7 @@ from ..config import MOST_BITS, Execution, PositionPlace, TransformerConfig
 from .cache import Cache
 from .layers import Embedding, embedding_lookup
 from .masks import AnyArray, Size
-from .relative_positions import RelativePositionBias, clipped_distances
+from .relative_positions import RelativePositionBias, alibi, clipped_distances
 from .rotary import Rotary, rotary_positions
 from .typing import Array, Bool, Float, Int
 
@@ -191,8 +192,15 @@ def make_positions(
     """
     kind, place = config.positions, config.positions_at
     if kind == "rotary":
-        base = config.position_base
-        return Positions(rotary=rotary_positions(position_ids, config.key_dim, base))
+        rotary = rotary_positions(
+            position_ids,
+            config.rotated_dim,
+            config.position_base,
+            scaling=config.rope_scaling,
+            max_length=config.max_length,
+            interleaved=config.rotary_interleaved,
+        )
+        return Positions(rotary=rotary)
     if kind == "learned":
         rows = config.max_length + config.position_offset
         table = Embedding(rows, config.d_model, init_std, execution, name="position_embedding")
@@ -237,6 +245,8 @@ def _relative_positions(
         farthest = config.position_distance or 16
         distances = clipped_distances(queries, keys, farthest, causal=causal)
         return Positions(distances=distances.astype(execution.dtype), key_positions=written)
+    if config.positions == "alibi":
+        return Positions(bias=alibi(queries, keys, config.num_heads), key_positions=written)
     bias = RelativePositionBias(
         num_heads=config.num_heads,
         num_buckets=config.position_buckets,

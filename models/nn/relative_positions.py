@@ -5,6 +5,8 @@
   layer has separate vectors, shared by the layer's heads.
 - Raffel et al. 2020, "Exploring the limits of transfer learning" (T5), section 2.1: a learned bias
   of the scores for each head and bucket of distances, shared by the layers.
+- Press et al. 2022, "Train short, test long" (ALiBi), section 3: a bias that falls linearly with
+  the distance, by a slope of each head.
 """
 
 import math
@@ -104,6 +106,27 @@ def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.
     growth = growth / np.float32(math.log(max_distance / exact))
     growth = (growth * np.float32(num_buckets - exact)).astype(np.int32)
     return exact + np.searchsorted(growth, np.arange(1, num_buckets - exact))
+
+
+def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
+    """Returns the slope of each head (Press et al. 2022, section 3).
+
+    For a power of two they are 2^(-8/N), 2^(-16/N) …, 2^-8; else those of the next lower power, and
+    between them every second one of twice as many heads, as the authors' code has it.
+    """
+    lower = 2 ** math.floor(math.log2(num_heads))
+    slopes = 2.0 ** (-8 * np.arange(1, lower + 1) / lower)
+    between = 2.0 ** (-4 * np.arange(1, 2 * (num_heads - lower), 2) / lower)
+    return np.concatenate([slopes, between]).astype(np.float32)
+
+
+def alibi(
+    query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"], num_heads: int
+) -> Float[Array, "#B N T S"]:
+    """Returns the bias of each head, query and key: minus slope times distance."""
+    distance = (key_positions[:, None, :] - query_positions[:, :, None]).astype(jnp.float32)
+    slopes = jnp.asarray(alibi_slopes(num_heads))
+    return slopes[:, None, None] * -jnp.abs(distance)[:, None]
 
 
 class RelativePositionBias(nn.Module):

@@ -16,6 +16,11 @@ from flaxzoo.models.decoders.phi3 import Phi3Config
 from flaxzoo.models.decoders.qwen2 import Qwen2Config
 from flaxzoo.models.decoders.qwen3 import Qwen3Config
 from flaxzoo.models.decoders.qwen3_moe import Qwen3MoeConfig
+from flaxzoo.models.gpt_decoders.bloom import BloomConfig
+from flaxzoo.models.gpt_decoders.gpt_neo import GPTNeoConfig
+from flaxzoo.models.gpt_decoders.gpt_neox import GPTNeoXConfig
+from flaxzoo.models.gpt_decoders.gptj import GPTJConfig
+from flaxzoo.models.gpt_decoders.opt import OPTConfig
 from flaxzoo.models.rotary_scaling import RotaryScaling
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.distributed.expert_parallel import over_mesh
@@ -30,6 +35,7 @@ SIZES = {
     "d_ff": 24,
     "init_std": 0.3,
 }
+ALIKE = {name: x for name, x in SIZES.items() if name != "num_kv_heads"}
 DYNAMIC = RotaryScaling(kind="dynamic", factor=4.0)
 LONG = RotaryScaling(
     kind="longrope", original_length=6, short_factors=(1.0, 2.0), long_factors=(3.0, 4.0)
@@ -47,11 +53,12 @@ CONFIGS = {
         **SIZES, num_experts=4, experts_per_token=2, expert_capacity=2.0
     ),
     "Qwen3-MoE": Qwen3MoeConfig(**SIZES, num_experts=6, experts_per_token=3),
-    "GPT of experts": GPTConfig(
-        **{n: x for n, x in SIZES.items() if n != "num_kv_heads"},
-        num_experts=4,
-        num_shared_experts=1,
-    ),
+    "GPT of experts": GPTConfig(**ALIKE, num_experts=4, num_shared_experts=1),
+    "GPT-Neo": GPTNeoConfig(**ALIKE, local_window=3, local_layers=(0, 1)),
+    "GPT-J": GPTJConfig(**ALIKE, rotary_dim=2),
+    "GPT-NeoX": GPTNeoXConfig(**ALIKE, rope_fraction=0.5),
+    "OPT": OPTConfig(**ALIKE, norm_position="post", d_embedding=8),
+    "BLOOM": BloomConfig(**ALIKE),
     "Phi-3": Phi3Config(**SIZES, d_head=8, rope_fraction=0.5, rope_scaling=LONG),
 }
 BY_LENGTH = ("Llama, dynamic", "Phi-3")

@@ -70,6 +70,7 @@ KINDS = {
     "rotary": {},
     "relative": {},
     "buckets": {},
+    "alibi": {},
     "counter": {},
     "binary": {},
     "table": {"position_table": tuple(RNG.normal(size=16 * 16).tolist())},

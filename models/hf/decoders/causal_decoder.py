@@ -199,7 +199,9 @@ class DecoderForm(Generic[Config]):
         fields = settings_to_hf(
             self.fields, explicit, model_type=self.model_type, architecture=self.classes[head]
         )
-        fields["rope_parameters"] = rotary_to_hf(config)
+        fields["rope_parameters"] = rotary_to_hf(config.rope_base, config.rope_scaling)
+        if config.rope_fraction != 1:
+            fields["rope_parameters"]["partial_rotary_factor"] = config.rope_fraction
         if self.own_fields is not None:
             fields |= self.own_fields(config)
         if head in CLASSIFIERS:
@@ -360,12 +362,9 @@ def scaling_from_hf(
     return RotaryScaling(kind=kind, **settings)  # pyright: ignore[reportArgumentType]
 
 
-def rotary_to_hf(config: CausalDecoderConfig) -> JsonObject:
-    """Returns the object `rope_parameters` of a configuration."""
-    rotary: JsonObject = {"rope_type": "default", "rope_theta": config.rope_base}
-    if config.rope_fraction != 1:
-        rotary["partial_rotary_factor"] = config.rope_fraction
-    scaling = config.rope_scaling
+def rotary_to_hf(base: float, scaling: RotaryScaling | None) -> JsonObject:
+    """Returns the object `rope_parameters` of rotary positions."""
+    rotary: JsonObject = {"rope_type": "default", "rope_theta": base}
     if scaling is None:
         return rotary
     rotary["rope_type"] = scaling.kind

@@ -43,7 +43,10 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 
 def _own_fields(config: Gemma3Config) -> JsonObject:
     local: JsonObject = {"rope_type": "default", "rope_theta": config.windowed_rope_base}
-    rotary: JsonObject = {"full_attention": rotary_to_hf(config), "sliding_attention": local}
+    rotary: JsonObject = {
+        "full_attention": rotary_to_hf(config.rope_base, config.rope_scaling),
+        "sliding_attention": local,
+    }
     return {**own_fields(config), "rope_parameters": rotary}
 
 

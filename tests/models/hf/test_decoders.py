@@ -171,14 +171,72 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 5,
         },
     ),
+    "GPT-Neo": (
+        "GPTNeo",
+        {
+            "num_layers": 3,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1], [["local"], 1]],
+            "window_size": 4,
+        },
+    ),
+    "GPT-Neo, untied": (
+        "GPTNeo",
+        {
+            **{"num_layers": 2, "num_heads": 3, "intermediate_size": None},
+            **{"attention_types": [[["global"], 2]], "tie_word_embeddings": False},
+        },
+    ),
+    "GPT-J": ("GPTJ", {"rotary_dim": 4}),
+    "GPT-J, tied": ("GPTJ", {"rotary_dim": 6, "n_inner": 20, "tie_word_embeddings": True}),
+    "GPT-NeoX": (
+        "GPTNeoX",
+        {
+            "rope_parameters": {
+                **{"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0},
+                "partial_rotary_factor": 0.7,
+            },
+            "intermediate_size": 96,
+        },
+    ),
+    "GPT-NeoX, one after the other": (
+        "GPTNeoX",
+        {
+            **{"use_parallel_residual": False, "attention_bias": False, "rotary_pct": 1.0},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "OPT": ("OPT", {"ffn_dim": 20, "enable_bias": False}),
+    "OPT, after the sum": (
+        "OPT",
+        {
+            **{"ffn_dim": 20, "do_layer_norm_before": False, "word_embed_proj_dim": 10},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "OPT, norms only": ("OPT", {"ffn_dim": 96, "layer_norm_elementwise_affine": False}),
+    "BLOOM": ("Bloom", {"n_head": 3}),
+    "BLOOM, untied": ("Bloom", {"n_head": 6, "tie_word_embeddings": False}),
 }
 CLASS = {"Gemma3Text": "Gemma3"}
+OTHER_SIZES = {
+    "GPTNeo": ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    "GPTJ": ("intermediate_size", "num_key_value_heads"),
+    "GPTNeoX": ("num_key_value_heads",),
+    "OPT": ("intermediate_size", "num_key_value_heads"),
+    "Bloom": ("intermediate_size", "num_key_value_heads", "max_position_embeddings"),
+}
+"""The sizes that a family lacks, or has under another name."""
 FAMILIES = {family for family, _ in KINDS.values()}
 OTHER_HEADS = [
     (kind, suffix)
-    for kind in ("Llama 3.1", "Qwen3", "Gemma2", "Gemma3", "Phi3")
+    for kind in (
+        *("Llama 3.1", "Qwen3", "Gemma2", "Gemma3", "Phi3", "Mixtral"),
+        *("GPT-Neo", "GPT-J", "GPT-NeoX", "OPT, after the sum", "BLOOM"),
+    )
     for suffix in ("ForSequenceClassification", "ForTokenClassification", "Model")
-    if (kind, suffix) != ("Gemma3", "ForTokenClassification")  # transformers has no such class
+    # transformers has no such classes.
+    if suffix != "ForTokenClassification" or kind not in ("Gemma3", "GPT-J", "OPT, after the sum")
 ]
 OTHER_CLASSES = {KINDS[kind][0] + suffix for kind, suffix in OTHER_HEADS}
 RNG = np.random.default_rng(0)
@@ -189,7 +247,8 @@ def random_model(kind: str, suffix: str = "ForCausalLM", **more: Any) -> Any:
     """A model of transformers with random weights; eager attention, which knows every option."""
     family, fields = KINDS[kind]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **fields, **more})
+    sizes = {n: x for n, x in SIZES.items() if n not in OTHER_SIZES.get(family, ())}
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **fields, **more})
     name = CLASS.get(family, family) if suffix == "ForCausalLM" else family
     config._attn_implementation = config._experts_implementation = "eager"
     theirs = getattr(transformers, name + suffix)(config).eval()

@@ -1,0 +1,86 @@
+"""BLOOM: a GPT without position embeddings, whose scores fall with the distance (ALiBi).
+
+Scao et al. 2022, "BLOOM: a 176B-parameter open-access multilingual language model", section 3.2;
+Press et al. 2022, "Train short, test long". Embeddings are normalized before the first layer.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from ..config import PositionKind
+from ..decoders.gpt import GPT, GPTConfig
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..registry import Family, Preset
+from .gpt_neo import LABELING_HEADS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BloomConfig(GPTConfig):
+    """A decoder-only transformer of the BLOOM family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    embedding_norm: ClassVar[bool] = True
+
+    positions: PositionKind = "alibi"
+    """The kind of positions."""
+    dropout_rate: float = 0.0
+    """Dropout rate of attention weights and the outputs of both sublayers."""
+    embedding_dropout: float | None = 0.0
+    """Dropout rate of the embeddings, if not `dropout_rate`."""
+    classifier_dropout_rate: float = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Dropout rate of the hidden states before token classification."""
+    head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
+    """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),
+    labels or a score of the sequence (sequence_classification), or labels of every token
+    (token_classification)."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the model can have."""
+        return LABELING_HEADS
+
+
+class Bloom(GPT):
+    """A BLOOM with its head; its layers are those of GPT-2."""
+
+
+def _preset(published: str, *sizes: int) -> Preset:
+    names = "num_layers", "d_model", "num_heads"
+    settings: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    config = BloomConfig(vocab_size=250_880, max_length=2048, **settings)
+    return Preset(config, "Scao et al. 2022", published)
+
+
+PRESETS: dict[str, Preset] = {
+    "bloom-560m": _preset("560M", 24, 1024, 16),
+    "bloom-1b1": _preset("1.1B", 24, 1536, 16),
+    "bloom-1b7": _preset("1.7B", 24, 2048, 16),
+    "bloom-3b": _preset("3B", 30, 2560, 32),
+    "bloom-7b1": _preset("7.1B", 30, 4096, 32),
+    "bloom-176b": _preset("176B", 70, 14_336, 112),
+}
+
+# fmt: off
+NUM_PARAMETERS = {
+    "bloom-560m": 559_214_592, "bloom-1b1": 1_065_314_304, "bloom-1b7": 1_722_408_960,
+    "bloom-3b": 3_002_557_440, "bloom-7b1": 7_069_016_064, "bloom-176b": 176_247_271_424,
+}
+# fmt: on
+
+FAMILY = Family(
+    config=BloomConfig,
+    module=Bloom,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={
+        **EMBEDDING_AXES,
+        **LAYER_AXES,
+        **FINAL_NORM_AXES,
+        **HEAD_AXES,
+        r"embedding_norm/(scale|bias)": (None,),
+    },
+    hf_module="gpt_decoders.bloom",
+)

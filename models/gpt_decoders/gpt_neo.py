@@ -1,0 +1,99 @@
+"""GPT-Neo: EleutherAI's GPT-3, with locally banded attention in every second layer.
+
+Black et al. 2021, "GPT-Neo: large scale autoregressive language modeling with Mesh-Tensorflow".
+Scores are not divided by √H, and queries, keys and values have no biases.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from ...data.errors import UserError
+from ..decoders.gpt import GPT, GPT_HEADS, GPTConfig
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..registry import Family, Preset
+
+LABELING_HEADS = (*GPT_HEADS, "token_classification")
+"""The heads of the families that may also label tokens."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPTNeoConfig(GPTConfig):
+    """A decoder-only transformer of the GPT-Neo family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    attention_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
+    attention_output_bias: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    dropout_rate: float = 0.0
+    """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
+    scale_scores: bool = False
+    """Whether attention scores are divided by √d_k."""
+    scale_residual_init: bool = False
+    """Whether residual projections start smaller by 1/√(2L)."""
+    local_window: int | None = 256
+    """The number of tokens to which the local layers attend; None: all layers attend to all."""
+    local_layers: tuple[int, ...] | None = None
+    """The numbers, from 0, of the local layers; None: every second one."""
+    classifier_dropout_rate: float = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Dropout rate of the hidden states before token classification."""
+    head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
+    """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),
+    labels or a score of the sequence (sequence_classification), or labels of every token
+    (token_classification)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_layers is None:
+            return
+        object.__setattr__(self, "local_layers", tuple(self.local_layers))
+        if wrong := sorted(set(self.local_layers) - set(range(self.num_layers))):
+            raise UserError(
+                f"local_layers {wrong[0]} is no layer of {self.num_layers}: choose from 0 to "
+                f"{self.num_layers - 1}"
+            )
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the model can have."""
+        return LABELING_HEADS
+
+    @property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """Whether each layer attends to `local_window` only; read only if there is one."""
+        if self.local_layers is None:
+            return super().windowed_layers
+        return tuple(i in self.local_layers for i in range(self.num_layers))
+
+
+class GPTNeo(GPT):
+    """A GPT-Neo with its head; its layers are those of GPT-2."""
+
+
+def _preset(published: str, **fields: Any) -> Preset:
+    config = GPTNeoConfig(vocab_size=50_257, max_length=2048, **fields)
+    return Preset(config, "Black et al. 2021", published)
+
+
+PRESETS: dict[str, Preset] = {
+    "gpt-neo-125m": _preset("125M", num_layers=12, d_model=768, num_heads=12),
+    "gpt-neo-1.3b": _preset("1.3B", num_layers=24, d_model=2048, num_heads=16),
+    "gpt-neo-2.7b": _preset("2.7B", num_layers=32, d_model=2560, num_heads=20),
+}
+
+NUM_PARAMETERS = {
+    "gpt-neo-125m": 125_198_592,
+    "gpt-neo-1.3b": 1_315_575_808,
+    "gpt-neo-2.7b": 2_651_307_520,
+}
+
+FAMILY = Family(
+    config=GPTNeoConfig,
+    module=GPTNeo,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
+    hf_module="gpt_decoders.gpt_neo",
+)

@@ -1,0 +1,161 @@
+"""GPT-NeoX and Pythia: attention and feed-forward layer side by side, each with its own norm.
+
+Black et al. 2022, "GPT-NeoX-20B: an open-source autoregressive language model", section 2.1;
+Biderman et al. 2023, "Pythia". A quarter of each head is rotated.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+
+from ...data.errors import UserError
+from ..config import Activation, PositionKind
+from ..decoders.gpt import GPT, GPTConfig, PreNormLayer
+from ..nn.attention import MultiHeadAttention
+from ..nn.layers import FeedForward, LayerNorm, Residual, dropout, fold_in
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ..nn.typing import Array, Float
+from ..registry import Family, Preset
+from ..rotary_scaling import RotaryScaling
+from .gpt_neo import LABELING_HEADS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPTNeoXConfig(GPTConfig):
+    """A decoder-only transformer of the GPT-NeoX family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    activation: Activation = "gelu"
+    """Non-linearity of the feed-forward layer."""
+    positions: PositionKind = "rotary"
+    """The kind of positions."""
+    rope_fraction: float = 0.25
+    """The part of each head that is rotated: its first H · fraction dimensions."""
+    rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How the rotary frequencies are scaled for sequences longer than the trained."""
+    parallel_residual: bool = True
+    """Whether both sublayers read the same residual stream; else one follows the other."""
+    attention_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Whether the four projections of attention have biases."""
+    dropout_rate: float = 0.0
+    """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
+    scale_residual_init: bool = False
+    """Whether residual projections start smaller by 1/√(2L)."""
+    tie_output: bool = False
+    """Whether the output projection is the token embedding; else it has its own matrix."""
+    classifier_dropout_rate: float = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Dropout rate of the hidden states before token classification."""
+    head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
+    """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),
+    labels or a score of the sequence (sequence_classification), or labels of every token
+    (token_classification)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.rope_fraction <= 1 or self.rotated_dim % 2 or self.rotated_dim == 0:
+            raise UserError(
+                f"rope_fraction {self.rope_fraction} rotates {self.rotated_dim} of {self.key_dim} "
+                "dimensions: choose an even number of them"
+            )
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the model can have."""
+        return LABELING_HEADS
+
+    @property
+    def rotated_dim(self) -> int:
+        """Number of dimensions of a head that are rotated, R."""
+        return int(self.key_dim * self.rope_fraction)
+
+
+class ParallelLayer(Layer[GPTNeoXConfig]):
+    """x + attention(norm₁(x)) + feed-forward(norm₂(x))."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
+
+        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
+        y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
+            y,
+            context.mask_of(inputs.index),
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+            positions=context.positions,
+            scale=c.score_scale(inputs.index),
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
+        )
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        z = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        z = FeedForward(c, e, c.output_init_std, name="feed_forward")(z, rng)
+        z = dropout(z, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="attention_residual")(x, y)
+        x = Residual(c, e, name="feed_forward_residual")(x, z)
+        return x, LayerOutputs(cache, weights)
+
+
+class GPTNeoX(GPT):
+    """A GPT-NeoX with its head."""
+
+    config: GPTNeoXConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def layer(self) -> type[Layer]:
+        """Returns the class of one layer."""
+        return ParallelLayer if self.config.parallel_residual else PreNormLayer
+
+
+def _pythia(published: str, vocab_size: int, *sizes: int) -> Preset:
+    names = "num_layers", "d_model", "num_heads"
+    settings: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    config = GPTNeoXConfig(vocab_size=vocab_size, max_length=2048, **settings)
+    return Preset(config, "Biderman et al. 2023", published)
+
+
+PRESETS: dict[str, Preset] = {
+    "pythia-70m": _pythia("70M", 50_304, 6, 512, 8),
+    "pythia-160m": _pythia("160M", 50_304, 12, 768, 12),
+    "pythia-410m": _pythia("410M", 50_304, 24, 1024, 16),
+    "pythia-1b": _pythia("1B", 50_304, 16, 2048, 8),
+    "pythia-1.4b": _pythia("1.4B", 50_304, 24, 2048, 16),
+    "pythia-2.8b": _pythia("2.8B", 50_304, 32, 2560, 32),
+    "pythia-6.9b": _pythia("6.9B", 50_432, 32, 4096, 32),
+    "pythia-12b": _pythia("12B", 50_688, 36, 5120, 40),
+    "gpt-neox-20b": Preset(
+        GPTNeoXConfig(
+            vocab_size=50_432, max_length=2048, num_layers=44, d_model=6144, num_heads=64
+        ),
+        "Black et al. 2022",
+        "20B",
+    ),
+}
+
+# fmt: off
+NUM_PARAMETERS = {
+    "pythia-70m": 70_426_624, "pythia-160m": 162_322_944, "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632, "pythia-1.4b": 1_414_647_808, "pythia-2.8b": 2_775_208_960,
+    "pythia-6.9b": 6_857_302_016, "pythia-12b": 11_846_072_320, "gpt-neox-20b": 20_554_567_680,
+}
+# fmt: on
+
+FAMILY = Family(
+    config=GPTNeoXConfig,
+    module=GPTNeoX,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
+    hf_module="gpt_decoders.gpt_neox",
+)

@@ -1,0 +1,122 @@
+"""GPT-J: attention and feed-forward layer side by side, on one normalized input.
+
+Wang and Komatsuzaki 2021, "GPT-J-6B: a 6 billion parameter autoregressive language model". The
+first 64 dimensions of each head are rotated, in neighboring pairs; attention has no biases, and the
+logits have one.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.linen as nn
+
+from ...data.errors import UserError
+from ..config import PositionKind
+from ..decoders.gpt import GPT, GPTConfig
+from ..nn.attention import MultiHeadAttention
+from ..nn.layers import FeedForward, LayerNorm, Residual, dropout, fold_in
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ..nn.typing import Array, Float
+from ..registry import Family, Preset
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPTJConfig(GPTConfig):
+    """A decoder-only transformer of the GPT-J family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    attention_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
+    rotary_interleaved: ClassVar[bool] = True
+
+    positions: PositionKind = "rotary"
+    """The kind of positions."""
+    rotary_dim: int | None = 64
+    """Number of dimensions of each head that are rotated, an even number; None: all."""
+    dropout_rate: float = 0.0
+    """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
+    scale_residual_init: bool = False
+    """Whether residual projections start smaller by 1/√(2L)."""
+    tie_output: bool = False
+    """Whether the output projection is the token embedding; else it has its own matrix."""
+    output_bias: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the logits have a bias."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positions == "rotary" and (
+            not 0 < self.rotated_dim <= self.key_dim or self.rotated_dim % 2
+        ):
+            raise UserError(
+                f"rotary_dim {self.rotary_dim} must be an even number up to the {self.key_dim} "
+                "dimensions of a head"
+            )
+
+    @property
+    def rotated_dim(self) -> int:
+        """Number of dimensions of a head that are rotated, R."""
+        return self.key_dim if self.rotary_dim is None else self.rotary_dim
+
+
+class GPTJLayer(Layer[GPTJConfig]):
+    """x + attention(norm(x)) + feed-forward(norm(x)), with one norm for both."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
+
+        normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
+        y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
+            normed,
+            context.mask_of(inputs.index),
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+            positions=context.positions,
+            scale=c.score_scale(inputs.index),
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
+        )
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        z = FeedForward(c, e, c.output_init_std, name="feed_forward")(normed, rng)
+        z = dropout(z, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="attention_residual")(x, y)
+        x = Residual(c, e, name="feed_forward_residual")(x, z)
+        return x, LayerOutputs(cache, weights)
+
+
+class GPTJ(GPT):
+    """A GPT-J with its head."""
+
+    def layer(self) -> type[Layer]:
+        """Returns the class of one layer."""
+        return GPTJLayer
+
+
+PRESETS: dict[str, Preset] = {
+    "gpt-j-6b": Preset(
+        GPTJConfig(vocab_size=50_400, max_length=2048, num_layers=28, d_model=4096, num_heads=16),
+        "Wang and Komatsuzaki 2021",
+        "6B",
+    )
+}
+
+NUM_PARAMETERS = {"gpt-j-6b": 6_050_882_784}
+
+FAMILY = Family(
+    config=GPTJConfig,
+    module=GPTJ,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
+    hf_module="gpt_decoders.gptj",
+)

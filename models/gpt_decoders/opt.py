@@ -1,0 +1,90 @@
+"""OPT: Meta's replicas of GPT-3, with ReLU.
+
+Zhang et al. 2022, "OPT: open pre-trained transformer language models", section 2. The model of
+350M normalizes after the residual sum, and has narrower token embeddings.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from ...data.errors import UserError
+from ..config import Activation
+from ..decoders.gpt import GPT, GPTConfig
+from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..registry import Family, Preset
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OPTConfig(GPTConfig):
+    """A decoder-only transformer of the OPT family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    position_offset: ClassVar[int] = 2
+
+    activation: Activation = "relu"
+    """Non-linearity of the feed-forward layer."""
+    embedding_dropout: float | None = 0.0
+    """Dropout rate of the sums of embeddings and positions, if not `dropout_rate`."""
+    attention_dropout: float | None = 0.0
+    """Dropout rate of attention weights, if not `dropout_rate`."""
+    scale_residual_init: bool = True
+    """Whether residual projections start smaller by 1/√(2L)."""
+    d_embedding: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Width of the token embeddings, if not D; linear maps lead to D and back."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d_embedding is not None and self.d_embedding < 1:
+            raise UserError(f"d_embedding {self.d_embedding} is not positive: choose at least 1")
+
+
+class OPT(GPT):
+    """An OPT with its head; its layers are those of GPT-2, or of the first GPT."""
+
+
+def _preset(published: str, *sizes: int, **fields: Any) -> Preset:
+    names = "num_layers", "d_model", "num_heads"
+    settings: dict[str, Any] = dict(zip(names, sizes, strict=True)) | fields
+    config = OPTConfig(vocab_size=50_272, max_length=2048, **settings)
+    return Preset(config, "Zhang et al. 2022", published)
+
+
+PRESETS: dict[str, Preset] = {
+    "opt-125m": _preset("125M", 12, 768, 12),
+    "opt-350m": _preset("350M", 24, 1024, 16, norm_position="post", d_embedding=512),
+    "opt-1.3b": _preset("1.3B", 24, 2048, 32),
+    "opt-2.7b": _preset("2.7B", 32, 2560, 32),
+    "opt-6.7b": _preset("6.7B", 32, 4096, 32),
+    "opt-13b": _preset("13B", 40, 5120, 40),
+    "opt-30b": _preset("30B", 48, 7168, 56),
+    "opt-66b": _preset("66B", 64, 9216, 72),
+}
+
+# fmt: off
+NUM_PARAMETERS = {
+    "opt-125m": 125_239_296, "opt-350m": 331_196_416, "opt-1.3b": 1_315_758_080,
+    "opt-2.7b": 2_651_596_800, "opt-6.7b": 6_658_473_984, "opt-13b": 12_853_473_280,
+    "opt-30b": 29_974_540_288, "opt-66b": 65_719_701_504,
+}
+# fmt: on
+
+FAMILY = Family(
+    config=OPTConfig,
+    module=OPT,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={
+        **EMBEDDING_AXES,
+        **LAYER_AXES,
+        **FINAL_NORM_AXES,
+        **HEAD_AXES,
+        r"embedding_projection/kernel": (None, "model"),
+        r"output_projection/kernel": ("model", None),
+    },
+    below_layers=r"(token|position)_embedding|embedding_projection",
+    above_layers=r"final_norm|head|output_(projection|embedding)",
+    hf_module="gpt_decoders.opt",
+)

@@ -1,0 +1,65 @@
+"""BLOOM in Hugging Face's format."""
+
+from ...gpt_decoders.bloom import BloomConfig
+from ..config_mapping import ConfigMapping, Field, FixedField
+from ..generation_config import NAMES
+from .gpt_form import GPTForm
+
+FORM = GPTForm(
+    config=BloomConfig,
+    model_type="bloom",
+    classes={
+        "causal_lm": "BloomForCausalLM",
+        "none": "BloomModel",
+        "sequence_classification": "BloomForSequenceClassification",
+        "token_classification": "BloomForTokenClassification",
+    },
+    fields=ConfigMapping(
+        (
+            Field("vocab_size", "vocab_size", 250_880),
+            # transformers does not read it: the model has no table of positions.
+            Field("seq_length", "max_length", 2048),
+            Field("n_layer", "num_layers", 2),
+            Field("hidden_size", "d_model", 64),
+            Field("n_head", "num_heads", 8),
+            Field("layer_norm_epsilon", "norm_eps", 1e-5),
+            Field("hidden_dropout", "dropout_rate", 0.0),
+            Field("attention_dropout", "attention_dropout", 0.0),
+            Field("classifier_dropout", "classifier_dropout_rate", 0.1, omit_default=True),
+            Field("tie_word_embeddings", "tie_output", True),
+            FixedField("apply_residual_connection_post_layernorm", (False,)),
+        ),
+        # They change the order in which parts are summed.
+        ignored=NAMES
+        | {
+            *("pretraining_tp", "slow_but_exact", "masked_softmax_fusion", "skip_bias_add"),
+            *(
+                "skip_bias_add_qkv",
+                "bias_dropout_fusion",
+                "attention_softmax_in_fp32",
+                "offset_alibi",
+            ),
+            *("unk_token_id", "n_inner"),
+        },
+        aliases={
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "n_embed": "hidden_size",
+        },
+    ),
+    allowed={"activation": ("gelu_tanh",)},
+    prefix="transformer.",
+    tokens="word_embeddings",
+    layers="h.{i}",
+    joined="self_attention.query_key_value",
+    parts={
+        "attention/output": "self_attention.dense",
+        "feed_forward/up": "mlp.dense_h_to_4h",
+        "feed_forward/down": "mlp.dense_4h_to_h",
+        "attention_norm": "input_layernorm",
+        "feed_forward_norm": "post_attention_layernorm",
+    },
+    body={"embedding_norm": "word_embeddings_layernorm", "final_norm": "ln_f"},
+    generation_defaults={"bos_token_id": 1, "eos_token_id": 2},
+)
+MAPPING = FORM.mapping()

@@ -1,0 +1,96 @@
+"""GPT-NeoX and Pythia in Hugging Face's format."""
+
+from ....data.io.json_text import JsonObject
+from ...gpt_decoders.gpt_neox import GPTNeoXConfig
+from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
+from ..decoders.causal_decoder import rotary_to_hf, scaling_from_hf, take_rotary
+from ..generation_config import NAMES
+from ..tensor_mapping import WeightsError
+from .gpt_form import GPTForm
+
+SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
+    """Reads the fields of rotary positions, also under their names of earlier files."""
+    for old, name in (("rotary_emb_base", "rope_theta"), ("rotary_pct", "partial_rotary_factor")):
+        if (value := fields.pop(old, None)) is not None:
+            fields.setdefault(name, value)
+    rotary = take_rotary(fields, source, default_base=10_000.0)
+    kind = rotary.pop("rope_type")
+    settings["position_base"] = rotary.pop("rope_theta")
+    settings["rope_fraction"] = rotary.pop("partial_rotary_factor", 0.25)
+    if kind not in ("default", *SCALINGS):
+        choices = ", ".join(map(repr, ("default", *SCALINGS)))
+        raise WeightsError(
+            f"{source}: rotary scaling of type {kind!r} is not supported: only {choices}"
+        )
+    if kind in ("default", "linear", "dynamic"):  # transformers does not read it
+        rotary.pop("original_max_position_embeddings", None)
+    if kind != "default":
+        max_length = fields.get("max_position_embeddings", 2048)
+        settings["rope_scaling"] = scaling_from_hf(kind, rotary, max_length, source)
+    elif rotary:
+        raise WeightsError(
+            f"{source}: rotary positions of type 'default' have no {', '.join(sorted(rotary))}: "
+            "take them out, or name the type of scaling"
+        )
+
+
+def _own_fields(config: GPTNeoXConfig) -> JsonObject:
+    rotary = rotary_to_hf(config.position_base, config.rope_scaling)
+    return {"rope_parameters": {**rotary, "partial_rotary_factor": config.rope_fraction}}
+
+
+FORM = GPTForm(
+    config=GPTNeoXConfig,
+    model_type="gpt_neox",
+    classes={
+        "causal_lm": "GPTNeoXForCausalLM",
+        "none": "GPTNeoXModel",
+        "sequence_classification": "GPTNeoXForSequenceClassification",
+        "token_classification": "GPTNeoXForTokenClassification",
+    },
+    fields=ConfigMapping(
+        (
+            Field("vocab_size", "vocab_size", 50_432),
+            Field("max_position_embeddings", "max_length", 2048),
+            Field("num_hidden_layers", "num_layers", 44),
+            Field("hidden_size", "d_model", 6144),
+            Field("num_attention_heads", "num_heads", 64),
+            Field("intermediate_size", "d_ff", 24_576),
+            Field("hidden_act", "activation", "gelu", ACTIVATIONS),
+            Field("layer_norm_eps", "norm_eps", 1e-5),
+            Field("hidden_dropout", "dropout_rate", 0.0),
+            Field("attention_dropout", "attention_dropout", 0.0),
+            Field("classifier_dropout", "classifier_dropout_rate", 0.1),
+            Field("use_parallel_residual", "parallel_residual", True),
+            Field("attention_bias", "attention_bias", True),
+            Field("tie_word_embeddings", "tie_output", False),
+            FixedField("is_decoder", (False, True)),
+        ),
+        ignored=NAMES,
+    ),
+    allowed={"position_base": (), "embedding_dropout": (None,)},
+    prefix="gpt_neox.",
+    tokens="embed_in",
+    layers="layers.{i}",
+    joined="attention.query_key_value",
+    parts={
+        "attention/output": "attention.dense",
+        "feed_forward/up": "mlp.dense_h_to_4h",
+        "feed_forward/down": "mlp.dense_4h_to_h",
+        "attention_norm": "input_layernorm",
+        "feed_forward_norm": "post_attention_layernorm",
+    },
+    body={"final_norm": "final_layer_norm"},
+    output="embed_out",
+    ignored=(
+        *("layers.*.attention.bias", "layers.*.attention.masked_bias"),
+        "layers.*.attention.rotary_emb.inv_freq",
+    ),
+    own_settings=_own_settings,
+    own_fields=_own_fields,
+    generation_defaults={"bos_token_id": 0, "eos_token_id": 2},
+)
+MAPPING = FORM.mapping()
