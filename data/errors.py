@@ -26,6 +26,14 @@ def similar_names(name: str, valid: Sequence[str]) -> list[str]:
     return difflib.get_close_matches(name, valid, n=3, cutoff=0.4)
 
 
+def misspelled(name: str, valid: Sequence[str]) -> str | None:
+    """Returns the one of `valid` that `name` is but for a letter or two, if there is one."""
+    for choice in difflib.get_close_matches(name, valid, n=1, cutoff=0.8):
+        if choice != name and abs(len(choice) - len(name)) <= 1:
+            return choice
+    return None
+
+
 def suggest(name: str, valid: Sequence[str]) -> str:
     """Returns `valid` as text for an error message, the names most like `name` first."""
     similar = similar_names(name, valid)

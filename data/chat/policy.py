@@ -234,7 +234,15 @@ def prompt_record(row: Row, location: str) -> PromptRecord:
         else:
             begun = PromptedText(begun.prompt, "", task)
     else:
-        begun = _without_answer(demonstration(row, location))
+        try:
+            begun = _without_answer(demonstration(row, location))
+        except DataError as error:
+            if not {"completion", "messages", "conversations", "instruction"}.isdisjoint(row):
+                raise
+            raise DataError(
+                f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a prompt is a "
+                "field prompt or text, or the beginning of a demonstration or preference"
+            ) from error
     if isinstance(begun, Dialogue):
         fields = {**fields, "messages": list(begun.messages)}
     if not begun.opening.strip():

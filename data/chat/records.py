@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import DataError
+from ..errors import DataError, misspelled
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.chat_template import ChatTemplate, Message
 from .encoding import EncodedChat, encode_chat, encode_completion
@@ -48,6 +48,7 @@ _ROLES = {
     "function_response": "tool",
 }
 """ShareGPT's names of those who speak, and the roles of chat templates."""
+_USUAL_ROLES = ("system", "user", "assistant", "tool")
 _HH_TURN = re.compile(r"\n\n(Human|Assistant):")
 _DEMONSTRATIONS = "text; prompt and completion; messages; conversations; or instruction and output"
 _PREFERENCES = "prompt, chosen and rejected; chosen and rejected; or prompt and ranked"
@@ -85,6 +86,14 @@ class Dialogue:
         common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
         answers = [learned and i >= common for i, learned in enumerate(whole.answers)]
         return EncodedChat(whole.text, whole.ids, answers)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the assistant wrote anything, or called a tool, after the prompt."""
+        return any(
+            message["role"] == "assistant" and (message.get("content") or message.get("tool_calls"))
+            for message in self.messages[self.first :]
+        )
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -174,6 +183,7 @@ def _demonstration(row: Row, location: str) -> Demonstration:
     if "conversations" in row:
         return Dialogue(_share_gpt(row["conversations"], location), _tools(row, location))
     if "instruction" in row and "output" in row:
+        check_spelling(row, "input", location)
         parts = [_text(row, "instruction", location)]
         if row.get("input"):
             parts.append(_text(row, "input", location))
@@ -187,6 +197,17 @@ def _demonstration(row: Row, location: str) -> Demonstration:
         f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a demonstration has "
         f"{_DEMONSTRATIONS}"
     )
+
+
+def check_spelling(row: Row, name: str, location: str) -> None:
+    """Checks that no field of a record without an optional one is a misspelling of its name.
+
+    Raises:
+      DataError: There is such a field, which nothing would read.
+    """
+    wrong = next((field for field in map(str, row) if misspelled(field, [name])), None)
+    if wrong is not None and name not in row:
+        raise DataError(f"{location}: nothing reads the field {wrong!r}: did you mean {name}?")
 
 
 def preferences(row: Row, location: str) -> Iterator[Preference]:
@@ -212,6 +233,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
             f"{_PREFERENCES}"
         )
     chosen, rejected = row["chosen"], row["rejected"]
+    check_spelling(row, "prompt", location)
     if "prompt" in row:
         both = [_prompted(row["prompt"], answer, tools, location) for answer in (chosen, rejected)]
     elif isinstance(chosen, str) and isinstance(rejected, str):
@@ -332,11 +354,16 @@ def _messages(value: object, field: str, location: str) -> tuple[Message, ...]:
                 f"{location}: the message {str(message)[:60]!r} must be an object with role and "
                 "content"
             )
+        if meant := misspelled(message["role"], _USUAL_ROLES):
+            raise DataError(
+                f"{location}: the role {message['role']!r} is unknown: did you mean {meant}?"
+            )
     return tuple(value)
 
 
 def _tools(row: Row, location: str) -> tuple[Mapping[str, Any], ...] | None:
     """Returns the tools of a record; some data sets hold them as a text of JSON."""
+    check_spelling(row, "tools", location)
     tools = row.get("tools")
     if isinstance(tools, str):
         try:

@@ -18,7 +18,7 @@ from ..packing.packed_sequences import PackedTokens, packed_arrays, packed_specs
 from ..packing.packing import first_fit
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData
-from .records import Demonstration, demonstration
+from .records import Demonstration, Dialogue, demonstration
 from .rows import Row
 
 
@@ -93,8 +93,19 @@ class SupervisedData(ChatData[Demonstration]):
         return {**packed_specs(self.length), "loss_mask": ArraySpec((self.length,), Values.MASK)}
 
     def records_of(self, row: Row, location: str) -> Iterator[Demonstration]:
-        """Yields the demonstration of a record."""
-        yield demonstration(row, location)
+        """Yields the demonstration of a record.
+
+        Raises:
+          DataError: The record is of no known form, or the assistant says nothing in it.
+        """
+        record = demonstration(row, location)
+        if isinstance(record, Dialogue) and not record.is_answered:
+            roles = ", ".join(str(message["role"]) for message in record.messages)
+            raise DataError(
+                f"{location} has no answer to learn (roles: {roles}): give a message of the role "
+                "'assistant' that is not empty, or leave the record out"
+            )
+        yield record
 
     def demonstrations_of(self, record: Demonstration) -> tuple[Demonstration, ...]:
         """Returns the record."""

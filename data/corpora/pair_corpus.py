@@ -1,10 +1,12 @@
 """Tokenized sentence pairs on disk: flat arrays that are opened without being read.
 
 A pair is stored as the tokens of its source and an end token, then the tokens of its target and an
-end token. A pair with an empty side (only white space) teaches nothing and is left out; the corpus
-records the number of such pairs and the first of them.
+end token; a source of mBART has the code of its language, too. A pair with an empty side (only
+white space) teaches nothing and is left out; the corpus records the number of such pairs and the
+first of them.
 """
 
+import re
 from array import array
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -22,6 +24,8 @@ from ..tokenizers.base import Tokenizer
 from .token_corpus import CorpusFolder, TokenWriter, chunks, corpus_key, save_arrays
 
 _FORMAT = 1
+# The code of a language, a token of its own.
+_LANGUAGE = re.compile("[a-z]{2}_[A-Z]{2}")
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,22 @@ def end_of_text(tokenizer: Tokenizer) -> int:
     return end
 
 
+def source_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Returns the ids before and behind the tokens of a source.
+
+    They are no ids and the end token, and where the template of the vocabulary names the language
+    of a source (mBART), those of the template.
+
+    Raises:
+      DataError: The vocabulary has no end token.
+    """
+    end = end_of_text(tokenizer)
+    before, after = tokenizer.added_tokens()
+    if any(_LANGUAGE.fullmatch(tokenizer.token(id)) for id in (*before, *after)):
+        return before, after
+    return [], [end]
+
+
 def pair_at(text: ParallelText, number: int) -> SentencePair:
     """Reads the pair with an index, to name its location."""
     return next(islice(text, number, None))
@@ -106,7 +126,7 @@ def pair_at(text: ParallelText, number: int) -> SentencePair:
 
 def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> None:
     sides = tokenizer, tokenizer.target
-    ends = [end_of_text(side) for side in sides]
+    frames = source_frame(tokenizer), ([], [end_of_text(tokenizer.target)])
     unknown = [side.special_ids.unk for side in sides]
     vocab_size = max(side.vocab_size for side in sides)
     starts, numbers = array("q"), array("q")
@@ -121,7 +141,8 @@ def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> 
             for number, pair in enumerate(zip(*encoded, strict=True)):
                 if all(pair):
                     starts.extend(
-                        tokens.append([*ids, end]) for ids, end in zip(pair, ends, strict=True)
+                        tokens.append([*before, *ids, *after])
+                        for ids, (before, after) in zip(pair, frames, strict=True)
                     )
                     num_unknown += sum(map(list.count, pair, unknown))
                     numbers.append(num_read + number)

@@ -445,9 +445,9 @@ class HashSplit:
                 else f"the same document {number:,} times"
             )
             raise DataError(
-                f"source {name!r} is {what}, so nothing is left for validation: "
-                "split it into several (text:GLOB#block or #line), or set validation_fraction 0 "
-                "and name a separate source for validation"
+                f"source {name!r} is {what}, so nothing is left for validation: add others (a text "
+                "may be split, text:GLOB#block or #line), or set validation_fraction 0 and name a "
+                "separate source for validation"
             )
         return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))
 

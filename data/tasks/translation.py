@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, end_of_text, pair_at
+from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at, source_frame
 from ..corpora.token_corpus import corpus_key
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
 from ..errors import DataError, UserError
@@ -73,12 +73,13 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the input of the encoder: the tokens of the text, and the end token.
+    """Returns the input of the encoder: the tokens of the text, and those of `source_frame`.
 
     Raises:
       DataError: The vocabulary has no end token.
     """
-    return [*tokenizer.encode(text, add_special_tokens=False), end_of_text(tokenizer)]
+    before, after = source_frame(tokenizer)
+    return [*before, *tokenizer.encode(text, add_special_tokens=False), *after]
 
 
 def arrays_of_pairs(

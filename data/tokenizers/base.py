@@ -316,8 +316,11 @@ def _load_file(path: Path) -> Tokenizer:
         pairs = tuple((merges, vocabulary) for vocabulary, merges in _PAIRS)
         return load_byte_bpe(_partner(path, pairs), path)
     if path.suffix in (".model", ".spm"):
+        from .mbart import is_mbart, load_mbart
         from .sentencepiece import SentencePieceTokenizer
 
+        if is_mbart(path):
+            return load_mbart(path)
         return SentencePieceTokenizer.from_file(path)
     if path.suffix == ".txt":
         from .huggingface import load_wordpiece

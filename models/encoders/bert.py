@@ -91,6 +91,9 @@ class BertConfig(TransformerConfig):
     """Number of token types, which tell the two parts of an input apart; 0 in DistilBERT."""
     position_offset: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of rows of the position table before the row of position 0; 2 in RoBERTa."""
+    tie_output: bool = True
+    """Whether the matrix from hidden states to the vocabulary is the embedding; else it is one of
+    the head's own (heads that predict tokens)."""
     head_activation: Activation | None = None
     """Non-linearity before the vocabulary matrix, if not `activation`; always gelu in RoBERTa."""
     pooler_activation: Literal["tanh", "relu"] | None = "tanh"
@@ -119,6 +122,8 @@ class BertConfig(TransformerConfig):
                 f"head_convolution {self.head_convolution} reads earlier tokens only, and head "
                 f"{self.head!r} sees later ones too: leave it out, or choose head 'causal_lm'"
             )
+        if not self.tie_output and not self.head_spec.has_token_logits:
+            raise UserError(f"head {self.head!r} predicts no tokens: leave tie_output out")
         for name in ("attention_dropout", "classifier_dropout"):
             if not 0 <= getattr(self, f"{name}_rate") < 1:
                 raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
@@ -170,7 +175,12 @@ class BertConfig(TransformerConfig):
         pooler = self.pooler_activation or ("tanh" if self.num_token_types else "relu")
         pooling = self.pooling if head == POOLING_HEAD else "cls"
         return dataclasses.replace(
-            self, head=head, labels=labels, pooler_activation=pooler, pooling=pooling
+            self,
+            head=head,
+            labels=labels,
+            pooler_activation=pooler,
+            pooling=pooling,
+            tie_output=self.tie_output or not HEADS[head].has_token_logits,
         )
 
     @property

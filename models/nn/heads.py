@@ -20,7 +20,7 @@ from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache
 from .experts import RouterStatistics
-from .layers import ACTIVATIONS, LayerNorm, Linear, RowKeys, affine, dropout
+from .layers import ACTIVATIONS, Embedding, LayerNorm, Linear, RowKeys, affine, dropout
 from .masks import AnyArray
 from .typing import Array, Float, Int
 
@@ -187,7 +187,8 @@ class HeadInputs:
 
     body: EncoderOutput
     table: Float[Array, "V D"]
-    """The token embeddings, to which the vocabulary projection is tied."""
+    """The token embeddings, to which the vocabulary projection is tied unless `config.tie_output`
+    says otherwise."""
     masked_positions: Int[AnyArray, "B M"] | None
     rng: RowKeys | None
     num_choices: int = struct.field(pytree_node=False, default=1)
@@ -213,7 +214,7 @@ class _Head(nn.Module):
         return scores.astype(jnp.float32)
 
     def _projection(self, inputs: HeadInputs) -> Projection:
-        """Applies the transform; the vocabulary matrix is tied, its bias is the head's own."""
+        """Applies the transform; the bias of the vocabulary matrix is the head's own."""
         c, e = self.config, self.execution
         x = inputs.body.last_hidden_state
         if inputs.masked_positions is not None:
@@ -223,7 +224,11 @@ class _Head(nn.Module):
         x = ACTIVATIONS[c.head_activation or c.activation](x)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="transform_norm")(x)
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
-        return Projection(x, inputs.table.astype(e.dtype), bias)
+        table = inputs.table
+        if not c.tie_output:
+            own = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
+            table = own.embedding
+        return Projection(x, table.astype(e.dtype), bias)
 
 
 class MaskedLMHead(_Head):

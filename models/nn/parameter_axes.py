@@ -43,6 +43,7 @@ FINAL_NORM_AXES = {r"((encoder|decoder)/)?final_norm/(scale|bias)": (None,)}
 
 HEAD_AXES = {
     r"head/bias": ("vocabulary",),
+    r"head/output_embedding/embedding": ("vocabulary", "model"),
     r"head/\w+/kernel": ("model", None),
     r"head/\w+/(scale|bias)": (None,),
 }

@@ -17,6 +17,7 @@ from ...data.io.atomic_io import build_folder, write_file
 from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.peft import is_peft_folder, save_adapter
+from ...models.hf.registry import mapping_of
 from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
 from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
@@ -205,6 +206,8 @@ def _write_peft(folder: Path, output: Path, step: int | None, dtype: Precision) 
         raise RunError(f"adapters are written in float32, not {dtype}: leave the dtype out")
     run = load_adapters(folder, step)
     check_finite(run.trained, folder)
+    # A model that transformers does not have is refused before anything is written.
+    mapping_of(run.model.config).config_to_hf(run.model.config)
     base, name = Path(run.base.folder), run.base.folder
     is_run = (base / CONFIG_FILE).is_file() and not is_foreign(read_fields(base))
     if is_run:  # peft needs the base in Hugging Face's form: the one that was imported, or none yet

@@ -51,13 +51,13 @@ def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, att
         bytes_per_device(x) for x in (shapes.params, shapes.opt_state, shapes.frozen)
     )
     host = bytes_per_device(shapes.opt_state, HOST)
-    reference = f", {frozen / 1e6:,.1f} MB of frozen parameters" if frozen else ""
-    beside = f" (and {host / 1e6:,.1f} MB in its host's memory)" if host else ""
+    reference = f", {_in_units(frozen)} of frozen parameters" if frozen else ""
+    beside = f" (and {_in_units(host)} in its host's memory)" if host else ""
     return (
         f"a step: {counted(rows, 'row')} of {counted(length, 'token')}, "
         f"{counted(rows * length, 'token')}; each device has "
-        f"{counted(rows // num_shards, 'row')}, {at_once}, {params / 1e6:,.1f} MB of "
-        f"parameters{reference} and {optimizer / 1e6:,.1f} MB of optimizer state{beside}; "
+        f"{counted(rows // num_shards, 'row')}, {at_once}, {_in_units(params)} of "
+        f"parameters{reference} and {_in_units(optimizer)} of optimizer state{beside}; "
         f"{attention}"
     )
 
@@ -198,8 +198,8 @@ def _smaller_model(config: TrainConfig, resumed: bool) -> str:
 
 
 def _in_units(number: int) -> str:
-    """Returns bytes as `61.2 GB` or `3.4 MB`."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9)):
+    """Returns bytes as `61.2 GB`, `3.4 MB` or `5.6 KB`."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if number >= size:
             return f"{number / size:,.1f} {unit}"
-    return f"{number / 1e6:,.1f} MB"
+    return f"{number / 1e3:,.1f} KB"

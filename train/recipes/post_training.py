@@ -101,10 +101,10 @@ RECIPES: dict[str, Recipe] = {
     "sft": Recipe(
         summary="Supervised fine-tuning of a GPT: it learns the answers to instructions.",
         details=(
-            "Run: flaxzoo train quickstart\n"
-            "     flaxzoo train sft --data.source jsonl:alpaca.train.jsonl.gz\n"
-            "     flaxzoo chat runs/sft\n"
-            "It begins with the run runs/quickstart; --init-from names another model, of any size. "
+            "Run: flaxzoo train sft --data.source jsonl:alpaca.train.jsonl.gz\n"
+            "It begins with the run runs/quickstart, which flaxzoo train quickstart makes; "
+            "--init-from\n"
+            "names another model, of any size. flaxzoo chat runs/sft talks to the result. "
             "The records\n"
             "are told apart by their keys: messages, prompt and completion, instruction and "
             "output …"
@@ -117,10 +117,10 @@ RECIPES: dict[str, Recipe] = {
         summary="A small GPT that calls a tool for arithmetic: no download, minutes on two cores.",
         details=(
             "Run: flaxzoo train calculations\n"
-            "     flaxzoo chat runs/calculations --tools arithmetic\n"
-            "Asked for a product it writes a call, reads the result, and repeats it. Without the "
-            "tool its\n"
-            "answers are wrong."
+            "Talk to it with flaxzoo chat runs/calculations --tools arithmetic. Asked for a "
+            "product it\n"
+            "writes a call, reads the result, and repeats it. Without the tool its answers are "
+            "wrong."
         ),
         config=CALCULATIONS,
     ),

@@ -1,7 +1,10 @@
 """BERT, RoBERTa and DistilBERT in Hugging Face's form: configuration, heads and tensors."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
+
+import numpy as np
 
 from ....data.io.json_text import JsonObject
 from ...encoders.bert import BertConfig
@@ -49,7 +52,7 @@ USUAL = ConfigMapping(
         Field("type_vocab_size", "num_token_types", 2),
         Field("layer_norm_eps", "norm_eps", 1e-12),
         FixedField("position_embedding_type", ("absolute",)),
-        FixedField("tie_word_embeddings", (True,)),
+        Field("tie_word_embeddings", "tie_output", True),
         FixedField("add_cross_attention", (False,)),
     ),
     # Those of the pooler stem from the library that first wrote these files, and were never read.
@@ -72,7 +75,7 @@ DISTIL = ConfigMapping(
         Field("dropout", "dropout_rate", 0.1),
         Field("attention_dropout", "attention_dropout", 0.1),
         Field("max_position_embeddings", "max_length", 512),
-        FixedField("tie_word_embeddings", (True,)),
+        Field("tie_word_embeddings", "tie_output", True),
     ),
     # Sinusoidal positions are only the initial values of a trained embedding.
     ignored=NAMES | {"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"},
@@ -161,6 +164,12 @@ CLASSIFIER_DROPOUT: dict[tuple[str, str], tuple[str, float | None]] = {  # field
     ("distilbert", "multiple_choice"): ("seq_classif_dropout", 0.2),
     ("distilbert", "question_answering"): ("qa_dropout", 0.1),
 }
+# transformers 4 ties the bias even where the matrix is not tied, and stores its other name.
+UNTIED_BIAS = {
+    "bert": ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    "roberta": ("lm_head.decoder.bias", "lm_head.bias"),
+    "distilbert": ("vocab_projector.bias", "vocab_projector.bias"),
+}
 LEGACY_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
 
@@ -189,13 +198,17 @@ def tensor_mapping(config: BertConfig) -> TensorMapping:
     if config.has_pooler:
         rules += linear("pooler", POOLER.get((name, head), prefix + "pooler.dense"))
     if config.head_spec.has_token_logits:
-        transform, transform_norm, bias, _ = TOKEN_LOGITS[name]
+        transform, transform_norm, bias, matrix = TOKEN_LOGITS[name]
         rules += linear("head/transform", transform)
         rules += norm("head/transform_norm", transform_norm)
+        if not config.tie_output:  # nor is the bias that transformers 5 adds
+            bias = f"{matrix}.bias"
+            rules += embedding("head/output_embedding", matrix)
         rules += [TensorRule(("head/bias",), bias, VECTOR)]
     for part, tensor in config.head_spec.hf_tensors.items():
         rules += linear(f"head/{part}", CLASSIFIER.get((name, head), tensor))
-    return TensorMapping(tuple(rules), tuple(_ignored(config, name)), PREFIXES[name], LEGACY_NAMES)
+    older = LEGACY_NAMES if config.tie_output else (*LEGACY_NAMES, UNTIED_BIAS[name])
+    return TensorMapping(tuple(rules), tuple(_ignored(config, name)), PREFIXES[name], older)
 
 
 def _ignored(config: BertConfig, name: str) -> list[IgnoredTensor]:
@@ -208,10 +221,14 @@ def _ignored(config: BertConfig, name: str) -> list[IgnoredTensor]:
     if config.head_spec.has_token_logits:
         *_, bias, matrix = TOKEN_LOGITS[name]
         tokens = prefix + EMBEDDINGS["token_embedding"]
-        ignored += [
-            IgnoredTensor(f"{matrix}.weight", same_as=f"{tokens}.weight"),
-            IgnoredTensor(f"{matrix}.bias", same_as=bias),
-        ]
+        if config.tie_output:
+            ignored += [
+                IgnoredTensor(f"{matrix}.weight", same_as=f"{tokens}.weight"),
+                IgnoredTensor(f"{matrix}.bias", same_as=bias),
+            ]
+        elif bias != f"{matrix}.bias":  # a second bias, which transformers 5 stores and never reads
+            zeros = functools.partial(np.zeros, config.vocab_size, np.float32)
+            ignored.append(IgnoredTensor(bias, value=zeros, exported=True, checked=False))
     if not config.has_pooler:
         ignored.append(IgnoredTensor(prefix + "pooler.dense.*"))
     if config.head in ("masked_lm", "causal_lm"):
@@ -235,6 +252,7 @@ def config_from_hf(hf_config: HFConfig, source: str) -> BertConfig:
         settings["attention_dropout"] = None
     heads = {CLASSES[name] + suffix: head for suffix, head in SUFFIXES.items()}
     settings["head"] = head = heads[model_class(hf_config, list(heads), source)]
+    settings["tie_output"] |= not HEADS[head].has_token_logits
     is_decoder = hf_config.get("is_decoder", False)
     if name != "distilbert" and is_decoder != (head == "causal_lm"):
         raise WeightsError(

@@ -36,6 +36,14 @@ def test_demonstrations_are_recognized_by_their_keys(row, expected):
     ("row", "message"),
     [
         ({"question": "?"}, "has the fields question: a demonstration has text; prompt and"),
+        (
+            {"messages": [{"role": "usr", "content": "Hi"}]},
+            "the role 'usr' is unknown: did you mean user",
+        ),
+        (
+            {"instruction": "Add", "inputs": "1 1", "output": "2"},
+            "nothing reads the field 'inputs': did you mean input",
+        ),
         ({"text": 3}, "text is a int"),
         ({"messages": "Hi"}, "messages is 'Hi', and must be a list"),
         ({"messages": [{"content": "Hi"}]}, "must be an object with role and content"),
@@ -73,6 +81,7 @@ def test_a_ranking_gives_all_pairs_of_different_rank_which_weigh_one_together():
         ({"prompt": "P", "ranked": "a"}, "ranked is 'a', and must be a list"),
         ({"prompt": "P", "ranked": [["a", "b"], []]}, "no two answers of different rank"),
         ({"chosen": "a", "rejected": "b", "margin": float("nan")}, "margin nan is no finite"),
+        ({"promt": "P", "chosen": "a", "rejected": "b"}, "reads the field 'promt': did you mean"),
     ):
         with pytest.raises(data.DataError, match=message):
             list(data.preferences(row, "here"))
@@ -145,6 +154,16 @@ def test_a_task_that_is_held_out_is_validated_on_and_never_trained_on(instructio
             source=f"instructions:{instructions}", length=80, tokenizer=TOKENIZER,
             hold_out=("topics",),
         ).train_split(tokenizer, (), 0)  # fmt: skip
+
+
+def test_a_conversation_without_an_answer_is_named_by_its_line(tmp_path):
+    path = tmp_path / "x.jsonl"
+    rows = [{"messages": [USER, BOT]}, {"messages": [USER]}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(
+        data.DataError, match=r"x.jsonl line 2 has no answer to learn \(roles: user"
+    ):
+        data.SupervisedData(source=f"jsonl:{path}", length=8, tokenizer=TOKENIZER).texts()
 
 
 @pytest.mark.parametrize("packing", ["first-fit", "none"])

@@ -123,7 +123,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_compiled(
     monkeypatch.setattr(train.engine.loop, "_foresee_memory", pytest.fail)
     no_init(monkeypatch)
     message = (
-        r"parameters and optimizer state need .* MB of memory, and 0.0 MB are available: choose a "
+        r"parameters and optimizer state need .* KB of memory, and 10.0 KB are available: choose a "
         r"smaller model, or divide the model over more devices \(mesh.fsdp, now 1\)$"
     )
     with pytest.raises(UserError, match=message):

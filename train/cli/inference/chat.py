@@ -105,7 +105,7 @@ def chat_command(arguments: list[str]) -> None:
         if not line.strip():
             continue
         try:
-            conversation.reply(
+            said = conversation.reply(
                 line,
                 on_text=lambda text: print(_printable(text), end="", flush=True),
                 on_turn=lambda turn: print(
@@ -123,6 +123,8 @@ def chat_command(arguments: list[str]) -> None:
             log("\ninterrupted: this turn is left out")
             continue
         print(flush=True)
+        if not said.content.strip():
+            log("(the model ended its turn at once)")
         if parsed.transcript is not None:
             conversation.save(parsed.transcript)
 
