@@ -81,6 +81,10 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
 
     embedding_norm: ClassVar[bool] = False
     """Whether embeddings are normalized before the first layer (BLOOM)."""
+    residual_of_norm: ClassVar[bool] = False
+    """Whether an output is added to the sublayer's normalized input, not to the input (BLOOM)."""
+    final_norm: ClassVar[bool] = True
+    """Whether the output of the last layer is normalized, if norms precede sublayers (OPT)."""
     d_embedding: ClassVar[int | None] = None
     """Width of the token embeddings, if not D; linear maps lead to D and back (OPT)."""
     output_bias: ClassVar[bool] = False
@@ -198,9 +202,9 @@ class PreNormLayer(Layer[GPTConfig]):
         rng = fold_in(context.rng, inputs.index)
         x = context.positions.at_layer(x, inputs.index)
 
-        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
+        normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
-            y,
+            normed,
             context.mask_of(inputs.index),
             cache=inputs.cache,
             index=context.cache_index,
@@ -212,12 +216,12 @@ class PreNormLayer(Layer[GPTConfig]):
             earlier=context.earlier,
         )
         y = dropout(y, c.dropout_rate, rng, "attention")
-        x = Residual(c, e, name="attention_residual")(x, y)
+        x = Residual(c, e, name="attention_residual")(normed if c.residual_of_norm else x, y)
 
-        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
-        y, router = feed_forward(c, e, y, context=context, rng=rng)
+        normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        y, router = feed_forward(c, e, normed, context=context, rng=rng)
         y = dropout(y, c.dropout_rate, rng, "feed_forward")
-        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        x = Residual(c, e, name="feed_forward_residual")(normed if c.residual_of_norm else x, y)
         return x, LayerOutputs(cache, weights, router=router)
 
 
@@ -360,7 +364,7 @@ class GPT(nn.Module):
             real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
         x, outputs = run_layers(self.layer(), c, e, x, cache=cache, context=context)
-        if c.norm_position == "pre":
+        if c.norm_position == "pre" and c.final_norm:
             x = LayerNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None

@@ -30,7 +30,9 @@ class BloomConfig(GPTConfig):
     """Dropout rate of attention weights and the outputs of both sublayers."""
     embedding_dropout: float | None = 0.0
     """Dropout rate of the embeddings, if not `dropout_rate`."""
-    classifier_dropout_rate: float = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
+    residual_of_norm: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether an output is added to the sublayer's normalized input, and not to the input."""
+    classifier_dropout_rate: float = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
     head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
     """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),

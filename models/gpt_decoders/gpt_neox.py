@@ -136,7 +136,12 @@ PRESETS: dict[str, Preset] = {
     "pythia-12b": _pythia("12B", 50_688, 36, 5120, 40),
     "gpt-neox-20b": Preset(
         GPTNeoXConfig(
-            vocab_size=50_432, max_length=2048, num_layers=44, d_model=6144, num_heads=64
+            vocab_size=50_432,
+            max_length=2048,
+            num_layers=44,
+            d_model=6144,
+            num_heads=64,
+            activation="gelu_tanh",
         ),
         "Black et al. 2022",
         "20B",

@@ -32,6 +32,8 @@ class OPTConfig(GPTConfig):
     """Dropout rate of attention weights, if not `dropout_rate`."""
     scale_residual_init: bool = True
     """Whether residual projections start smaller by 1/√(2L)."""
+    final_norm: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the output of the last layer is normalized, if norms precede the sublayers."""
     d_embedding: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the token embeddings, if not D; linear maps lead to D and back."""
 
@@ -61,6 +63,7 @@ PRESETS: dict[str, Preset] = {
     "opt-13b": _preset("13B", 40, 5120, 40),
     "opt-30b": _preset("30B", 48, 7168, 56),
     "opt-66b": _preset("66B", 64, 9216, 72),
+    "opt-175b": _preset("175B", 96, 12_288, 96),
 }
 
 # fmt: off
@@ -68,6 +71,7 @@ NUM_PARAMETERS = {
     "opt-125m": 125_239_296, "opt-350m": 331_196_416, "opt-1.3b": 1_315_758_080,
     "opt-2.7b": 2_651_596_800, "opt-6.7b": 6_658_473_984, "opt-13b": 12_853_473_280,
     "opt-30b": 29_974_540_288, "opt-66b": 65_719_701_504,
+    "opt-175b": 174_604_468_224,
 }
 # fmt: on
 

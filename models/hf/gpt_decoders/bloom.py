@@ -1,9 +1,20 @@
 """BLOOM in Hugging Face's format."""
 
+from ....data.io.json_text import JsonObject
 from ...gpt_decoders.bloom import BloomConfig
-from ..config_mapping import ConfigMapping, Field, FixedField
+from ..config_mapping import ConfigMapping, Field, Settings
 from ..generation_config import NAMES
 from .gpt_form import GPTForm
+
+
+def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
+    """Reads the rate of the classifier, which is that of the layers where a file has none."""
+    del settings, source
+    if fields.get("classifier_dropout") is None:
+        fields["classifier_dropout"] = fields.get("hidden_dropout", 0.0)
+    if fields.get("seq_length") is None:
+        fields.pop("seq_length", None)
+
 
 FORM = GPTForm(
     config=BloomConfig,
@@ -25,9 +36,9 @@ FORM = GPTForm(
             Field("layer_norm_epsilon", "norm_eps", 1e-5),
             Field("hidden_dropout", "dropout_rate", 0.0),
             Field("attention_dropout", "attention_dropout", 0.0),
-            Field("classifier_dropout", "classifier_dropout_rate", 0.1, omit_default=True),
+            Field("classifier_dropout", "classifier_dropout_rate", 0.0),
             Field("tie_word_embeddings", "tie_output", True),
-            FixedField("apply_residual_connection_post_layernorm", (False,)),
+            Field("apply_residual_connection_post_layernorm", "residual_of_norm", False),
         ),
         # They change the order in which parts are summed.
         ignored=NAMES
@@ -60,6 +71,7 @@ FORM = GPTForm(
         "feed_forward_norm": "post_attention_layernorm",
     },
     body={"embedding_norm": "word_embeddings_layernorm", "final_norm": "ln_f"},
+    own_settings=_own_settings,
     generation_defaults={"bos_token_id": 1, "eos_token_id": 2},
 )
 MAPPING = FORM.mapping()

@@ -18,7 +18,9 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
             fields.setdefault(name, value)
     rotary = take_rotary(fields, source, default_base=10_000.0)
     kind = rotary.pop("rope_type")
-    settings["position_base"] = rotary.pop("rope_theta")
+    base = rotary.pop("rope_theta")
+    assert isinstance(base, int | float)  # `take_rotary` refuses others
+    settings["position_base"] = float(base)
     settings["rope_fraction"] = rotary.pop("partial_rotary_factor", 0.25)
     if kind not in ("default", *SCALINGS):
         choices = ", ".join(map(repr, ("default", *SCALINGS)))
@@ -69,7 +71,8 @@ FORM = GPTForm(
             Field("tie_word_embeddings", "tie_output", False),
             FixedField("is_decoder", (False, True)),
         ),
-        ignored=NAMES,
+        # gpt-neox-20b states rates of dropout by names that transformers does not read.
+        ignored=NAMES | {"attention_probs_dropout_prob", "hidden_dropout_prob"},
     ),
     allowed={"position_base": (), "embedding_dropout": (None,)},
     prefix="gpt_neox.",

@@ -13,6 +13,10 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     before = fields.pop("do_layer_norm_before", True)
     if before not in (True, False):
         raise WeightsError(f"{source}: do_layer_norm_before {before!r} is not of type bool")
+    removed = fields.pop("_remove_final_layer_norm", False)
+    if removed not in (True, False):
+        raise WeightsError(f"{source}: _remove_final_layer_norm {removed!r} is not of type bool")
+    settings["final_norm"] = not removed
     settings["norm_position"] = "pre" if before else "post"
     width = fields.pop("word_embed_proj_dim", None)
     if width is not None and (isinstance(width, bool) or not isinstance(width, int)):
@@ -22,6 +26,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 
 def _own_fields(config: OPTConfig) -> JsonObject:
     return {
+        "_remove_final_layer_norm": not config.final_norm,
         "do_layer_norm_before": config.norm_position == "pre",
         "word_embed_proj_dim": config.d_embedding or config.d_model,
     }
@@ -34,7 +39,7 @@ class _OPTForm(GPTForm[OPTConfig]):
         """Returns the tensors of a model with its head."""
         mapping = super().tensor_mapping(config)
         absent = set[str]()
-        if config.norm_position == "post" or not config.norm_affine:
+        if config.norm_position == "post" or not (config.norm_affine and config.final_norm):
             absent |= {"final_norm/scale", "final_norm/bias"}
         if config.d_embedding is None:
             absent |= {"embedding_projection/kernel", "output_projection/kernel"}
@@ -65,7 +70,6 @@ FORM = _OPTForm(
             Field("layer_norm_elementwise_affine", "norm_affine", True),
             Field("tie_word_embeddings", "tie_output", True),
             FixedField("layerdrop", (0.0,)),
-            FixedField("_remove_final_layer_norm", (False,)),
         ),
         ignored=NAMES | {"activation_dropout", "init_std"},
     ),

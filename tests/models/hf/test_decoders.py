@@ -215,8 +215,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "OPT, norms only": ("OPT", {"ffn_dim": 96, "layer_norm_elementwise_affine": False}),
+    "OPT, no norm at the end": ("OPT", {"ffn_dim": 20, "_remove_final_layer_norm": True}),
     "BLOOM": ("Bloom", {"n_head": 3}),
-    "BLOOM, untied": ("Bloom", {"n_head": 6, "tie_word_embeddings": False}),
+    "BLOOM, untied": (
+        "Bloom",
+        {
+            **{"n_head": 6, "tie_word_embeddings": False},
+            "apply_residual_connection_post_layernorm": True,
+        },
+    ),
 }
 CLASS = {"Gemma3Text": "Gemma3"}
 OTHER_SIZES = {
@@ -356,6 +363,43 @@ def test_other_heads(kind, suffix, tmp_path, assert_close):
     written = getattr(again(torch.tensor(ids), attention_mask=torch.tensor(mask)), name).detach()
     written = written[torch.tensor(mask) == 1] if written.shape[:2] == mask.shape else written
     note_answers(again, "export", jnp.asarray(ours), written)
+
+
+EARLIER_FILES: list[tuple[str, dict[str, Any]]] = [
+    (
+        "gpt-neox-20b",
+        {
+            **{
+                "attention_probs_dropout_prob": 0,
+                "hidden_dropout_prob": 0,
+                "hidden_act": "gelu_fast",
+            },
+            **{"rotary_emb_base": 10_000, "rotary_pct": 0.25, "model_type": "gpt_neox"},
+        },
+    ),
+    (
+        "gpt-j-6b",
+        {"model_type": "gptj", "rotary": True, "scale_attn_weights": True, "n_inner": None},
+    ),
+    (
+        "opt-125m",
+        {"model_type": "opt", "activation_dropout": 0.0, "_remove_final_layer_norm": False},
+    ),
+    (
+        "bloom-560m",
+        {
+            **{"model_type": "bloom", "n_embed": 1024, "n_layer": 24, "num_attention_heads": 16},
+            **{"offset_alibi": 100, "pretraining_tp": 1, "skip_bias_add": True, "seq_length": 2048},
+        },
+    ),
+]
+"""Published sizes, and fields of their files that transformers does not write any more."""
+
+
+@pytest.mark.parametrize(("preset", "fields"), EARLIER_FILES)
+def test_files_as_they_were_published(preset, fields):
+    mapping = mapping_of_type(fields["model_type"], "config.json")
+    assert mapping.config_from_hf(fields, "config.json") == models.preset(preset)
 
 
 def test_half_precision_is_read_as_it_is_stored(tmp_path):
