@@ -1,12 +1,11 @@
 """Tokenized sentence pairs on disk: flat arrays that are opened without being read.
 
 A pair is stored as the tokens of its source and an end token, then the tokens of its target and an
-end token; a source of mBART has the code of its language, too. A pair with an empty side (only
+end token; see ``source_frame`` for what else a source may have. A pair with an empty side (only
 white space) teaches nothing and is left out; the corpus records the number of such pairs and the
 first of them.
 """
 
-import re
 from array import array
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -24,8 +23,6 @@ from ..tokenizers.base import Tokenizer
 from .token_corpus import CorpusFolder, TokenWriter, chunks, corpus_key, save_arrays
 
 _FORMAT = 1
-# The code of a language, a token of its own.
-_LANGUAGE = re.compile("[a-z]{2}_[A-Z]{2}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,11 @@ def build_pair_corpus(
       DataError: The text has an error, no pair has two sides, the tokenizer has no token that ends
         a text, or the folder cannot be written.
     """
-    key = corpus_key("pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint)
+    parts = ["pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint]
+    frame = source_frame(tokenizer)
+    if len(frame[0]) + len(frame[1]) > 1:  # earlier corpora had no such sources
+        parts.append(repr(frame))
+    key = corpus_key(*parts)
     write = partial(_write, text, tokenizer, key)
     return PairCorpus.open(build_folder(Path(folder) / key, write))
 
@@ -106,17 +107,15 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 def source_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Returns the ids before and behind the tokens of a source.
 
-    They are no ids and the end token, and where the template of the vocabulary names the language
-    of a source (mBART), those of the template.
+    They are no ids and the end token; or those of the vocabulary's template where this adds the end
+    token and others, such as a start token (BART) or the code of a language (mBART).
 
     Raises:
       DataError: The vocabulary has no end token.
     """
     end = end_of_text(tokenizer)
     before, after = tokenizer.added_tokens()
-    if any(_LANGUAGE.fullmatch(tokenizer.token(id)) for id in (*before, *after)):
-        return before, after
-    return [], [end]
+    return (before, after) if end in after else ([], [end])
 
 
 def pair_at(text: ParallelText, number: int) -> SentencePair:

@@ -162,7 +162,9 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
         return None
     request = stored_request(folder, model.max_length)
     ids = [request.start_id, *request.eos_ids]
-    if tuple(ids) != start_and_end(tokenizer):
+    start, end = start_and_end(tokenizer)
+    # A BART's targets start with the token that ends them.
+    if ids not in ([start, end], [end, end]):
         raise RunError(
             f"{folder}: targets begin and end with tokens {ids}, but those of its tokenizer are "
             f"{list(start_and_end(tokenizer))}: give the model's own"
