@@ -1,5 +1,7 @@
 """Heads of BERT, RoBERTa and DistilBERT with a vocabulary matrix of their own, both directions."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -11,8 +13,8 @@ from flaxzoo.models.encoders.bert import BertConfig
 from flaxzoo.models.hf.save import save
 from safetensors.torch import load_file, save_file
 
-SMALL = {"vocab_size": 37, "tie_word_embeddings": False}
-BERT = {
+SMALL: dict[str, Any] = {"vocab_size": 37, "tie_word_embeddings": False}
+BERT: dict[str, Any] = {
     "hidden_size": 12,
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
