@@ -107,7 +107,6 @@ BREAKS = {
         edit("config.json", position_embedding_type="relative_key"),
         "position_embedding_type 'relative_key'",
     ),
-    "untied": (edit("config.json", tie_word_embeddings=False), "tie_word_embeddings False"),
     "head": (edit("config.json", architectures=["BertForParsing"]), "BertForParsing"),
     "positions that nothing counts": (
         edit(
