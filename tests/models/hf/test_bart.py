@@ -107,6 +107,7 @@ def pair(request, tmp_path_factory):
     return theirs, *models.load(folder)
 
 
+@pytest.mark.slow
 def test_logits_and_gradients(pair, assert_close):
     theirs, model, params = pair
     inputs = inputs_of(theirs)
@@ -132,6 +133,7 @@ def test_logits_and_gradients(pair, assert_close):
         assert_close(found[path], gradient)
 
 
+@pytest.mark.slow
 def test_the_way_back_is_bit_for_bit(pair, tmp_path, assert_close):
     theirs, model, params = pair
     write_weights(tmp_path, model.config, params)

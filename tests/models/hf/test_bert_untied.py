@@ -43,6 +43,7 @@ def made(name, **fields):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
 def test_logits_gradients_and_both_directions(name, tmp_path):
     theirs = made(name)

@@ -274,6 +274,7 @@ def pair(request, tmp_path_factory):
     return theirs, *models.load(folder)
 
 
+@pytest.mark.slow
 def test_logits_and_gradients(pair, assert_close):
     theirs, model, params = pair
 
@@ -291,8 +292,19 @@ def test_logits_and_gradients(pair, assert_close):
         assert_close(found[path], gradient)
 
 
+FIRST = {family: kind for kind, (family, _) in reversed(KINDS.items())}
+"""The first kind of each family."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [{"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}])
+@pytest.mark.parametrize(
+    ("pair", "asked"),
+    [
+        *((kind, {"num_beams": 1}) for kind in KINDS),
+        *((kind, {"num_beams": 3, "num_return_sequences": 2}) for kind in FIRST.values()),
+    ],
+    indirect=["pair"],
+)
 def test_decoded_tokens(pair, asked):
     """Greedy and beam search, with prompts that are padded on the left."""
     theirs, model, params = pair
@@ -309,6 +321,7 @@ def test_decoded_tokens(pair, asked):
     note_tokens(theirs)
 
 
+@pytest.mark.slow
 def test_exported_weights_are_those_that_were_read(pair, tmp_path, assert_close):
     theirs, model, params = pair
     write_weights(tmp_path, model.config, params)
@@ -329,6 +342,7 @@ def test_exported_weights_are_those_that_were_read(pair, tmp_path, assert_close)
     jax.tree.map(np.testing.assert_array_equal, params_again, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama, dynamic, biases", "Phi3, longrope", "Gemma3"])
 def test_inputs_longer_than_the_trained(kind, tmp_path, assert_close):
     theirs = random_model(kind)

@@ -83,6 +83,7 @@ def pair(request, tmp_path_factory):
     return theirs, *models.load(folder)
 
 
+@pytest.mark.slow
 def test_logits_and_gradients(pair, assert_close):
     theirs, model, params = pair
     assert model.config.tie_output == (theirs.lm_head.weight is theirs.shared.weight)
@@ -103,6 +104,7 @@ def test_logits_and_gradients(pair, assert_close):
         assert_close(found[path], gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*tie")  # an own output, and a field that is said to tie it
 def test_the_way_back_is_bit_for_bit(pair, tmp_path, assert_close):
     theirs, model, params = pair

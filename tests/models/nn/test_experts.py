@@ -65,6 +65,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_execution_equals_a_loop_over_experts(case, assert_close):
     """Outputs and gradients, with more tokens than a block has."""
