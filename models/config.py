@@ -326,7 +326,7 @@ class TransformerConfig:
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The number of tokens, its own included, to which a token of each layer attends; None: all."""
+        """The number of tokens to which a token of each layer attends, its own included; or all."""
         return (None,) * self.num_layers
 
     @property

@@ -185,7 +185,7 @@ class CausalDecoderConfig(TransformerConfig):
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The number of tokens, its own included, to which a token of each layer attends; None: all."""
+        """The number of tokens to which a token of each layer attends, its own included; or all."""
         return tuple(self.window if windowed else None for windowed in self.windowed_layers)
 
 

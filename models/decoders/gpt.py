@@ -165,7 +165,7 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The number of tokens, its own included, to which a token of each layer attends; None: all."""
+        """The number of tokens to which a token of each layer attends, its own included; or all."""
         return tuple(self.local_window if local else None for local in self.windowed_layers)
 
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:

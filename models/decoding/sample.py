@@ -85,6 +85,16 @@ def filter_top_k_top_p(
     return jnp.put_along_axis(logits, order, ordered, axis=-1, inplace=False)
 
 
+def best_token(logits: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """Returns the first of the tokens with the greatest logit, as argmax does; V if one is NaN.
+
+    On CPU argmax takes three times as long, for it compares pairs of a logit and a token.
+    """
+    vocabulary = logits.shape[-1]
+    best = logits == jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(best, jnp.arange(vocabulary), vocabulary), axis=-1)
+
+
 def sample_token(
     logits: Float[Array, "B V"],
     seen: Bool[Array, "B V"] | None,
@@ -98,7 +108,7 @@ def sample_token(
     if seen is not None:
         logits = penalize_repetition(logits, seen, sampling.repetition_penalty)
     if sampling.greedy:
-        return jnp.argmax(logits, axis=-1)
+        return best_token(logits)
     logits = logits / sampling.temperature
     if sampling.filtered:
         logits = filter_top_k_top_p(logits, sampling.top_k, sampling.top_p)
