@@ -246,7 +246,7 @@ def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]
 
 
 FEW_TOKENS = 8
-"""So many tokens are written one by one, which XLA does in place."""
+"""Up to this number tokens are written one by one, which XLA does in place."""
 
 
 def _write_ring(

@@ -1,7 +1,8 @@
 """Time GPT-2 small: a train step, or greedy generation.
 
-    python tests/benchmarks/gpt2.py --case gpt2-step|gpt2-gen-1|gpt2-gen-8|gpt2-gen-long [--lockstep]
+    python tests/benchmarks/gpt2.py --case gpt2-step|gpt2-gen-1|gpt2-gen-8 [--lockstep]
 
+The case gpt2-gen-long writes 960 tokens, during which the cache grows.
 Weights and tokens are random and seeded. A step is forward, backward and AdamW with dropout 0.1,
 as flaxzoo's train step does it. Prints one JSON line; `lockstep.py` explains how several
 implementations take turns.
