@@ -475,7 +475,7 @@ COLUMNS = (
 
 def table(rows: list[Row]) -> str:
     """Return rows as a table; the cases without a step of their own have a line a number."""
-    lines = [COLUMNS]
+    lines: list[tuple[str, ...]] = [COLUMNS]
     below: list[str] = []
     for row in rows:
         if "error" in row or "ms" not in row:
