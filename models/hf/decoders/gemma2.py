@@ -107,8 +107,9 @@ FORM = DecoderForm(
             Field("final_logit_softcapping", "logit_cap", None, kind=float),
             FixedField("use_bidirectional_attention", (None, False)),
         ),
-        # An older name of the activation, which transformers does not read; and the cache's kind.
-        ignored=NAMES | {"hidden_act", "cache_implementation"},
+        # Older names of the activation and of the window, which transformers does not read; and
+        # the cache's kind.
+        ignored=NAMES | {"hidden_act", "sliding_window_size", "cache_implementation"},
     ),
     layer={**ATTENTION, **FEED_FORWARD, **FOUR_NORMS},
     own_settings=_own_settings,

@@ -59,8 +59,8 @@ USUAL = ConfigMapping(
     ignored=NAMES
     | frozenset(
         """
-        chunk_size_feed_forward cross_attention_hidden_size pooler_fc_size
-        pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+        cross_attention_hidden_size pooler_fc_size pooler_num_attention_heads
+        pooler_num_fc_layers pooler_size_per_head pooler_type
         """.split()
     ),
 )
