@@ -28,13 +28,13 @@ def config_of(fields):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_file_may_state_every_field(family):
-    """As `to_dict`, or `to_json_file` with `use_diff=False`, writes them."""
+def test_a_file_may_state_every_field_or_none(family):
+    """As `to_dict` and `to_json_file(use_diff=False)` write them; defaults in place of none."""
     theirs = getattr(transformers, f"{family}Config")()
     stated = json.loads(json.dumps(theirs.to_dict()))
     found = config_of(stated)
     assert config_of(OF_VERSION_4 | stated) == found
-    assert config_of(json.loads(theirs.to_json_string(use_diff=True))) == found
+    assert config_of({"model_type": theirs.model_type}) == found, "other defaults"
 
 
 @pytest.mark.parametrize(
