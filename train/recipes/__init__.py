@@ -15,7 +15,6 @@ from ...models.registry import FAMILIES, families, family_of_preset, presets
 from ..config import Recipe, TrainConfig
 from .decoders import recipe_of_family
 
-
 FILES = (*FAMILIES, "post_training", "reinforcement")
 """The files of this folder, in the order of the list; some families have none of their own."""
 
