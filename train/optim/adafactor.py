@@ -58,8 +58,10 @@ def scale_by_factored_rms() -> optax.GradientTransformation:
 
     def init(params: PyTree) -> FactoredState:
         def moment(name: str, param: Array) -> Factored | Array:
-            zeros = jnp.zeros_like(param, jnp.float32)
-            return _means(name, zeros) if is_factored(name, param) else zeros
+            kept = jax.ShapeDtypeStruct(param.shape, jnp.float32)
+            if is_factored(name, param):
+                kept = jax.eval_shape(functools.partial(_means, name), kept)
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kept)
 
         return FactoredState(jnp.zeros((), jnp.int32), map_named(moment, params))
 
