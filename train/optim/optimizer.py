@@ -32,6 +32,7 @@ from .parameters import (
 )
 from .schedules import make_schedule
 
+
 def make_optimizer(
     config: OptimizerConfig, steps: int, model: TransformerConfig | None = None
 ) -> optax.GradientTransformation:
