@@ -8,6 +8,7 @@ matrix that it is, each layer and expert for itself, over all heads at once.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from ...models.nn.typing import Array, PyTree
-from .parameters import Leaf, map_named, matrix_axes, num_stack_axes
+from .parameters import Leaf, axes_of_matrix, map_named, matrix_axes, num_stack_axes
 
 DECAY_EXPONENT = 0.8
 """beta2 of step t, counted from 1, is 1 - t^-0.8 (section 7.2)."""
@@ -38,7 +39,7 @@ class Factored(NamedTuple):
 class FactoredState(NamedTuple):
     """State of `scale_by_factored_rms`."""
 
-    count: Array
+    steps: Array
     """The number of steps taken, int32[]."""
     nu: PyTree
     """`Factored`, or a float32 array of the parameter's shape, for each parameter."""
@@ -69,8 +70,8 @@ def scale_by_factored_rms() -> optax.GradientTransformation:
         updates: PyTree, state: FactoredState, params: PyTree | None = None
     ) -> tuple[PyTree, FactoredState]:
         del params
-        count = optax.safe_increment(state.count)
-        decay = 1 - count.astype(jnp.float32) ** -DECAY_EXPONENT
+        steps = state.steps + 1
+        decay = 1 - steps.astype(jnp.float32) ** -DECAY_EXPONENT
 
         def moment(name: str, gradient: Array, old: Factored | Array) -> Factored | Array:
             squared = jnp.square(gradient.astype(jnp.float32)) + REGULARIZER
@@ -81,23 +82,23 @@ def scale_by_factored_rms() -> optax.GradientTransformation:
             gradient = gradient.astype(jnp.float32)
             if not isinstance(moment, Factored):
                 return gradient * jax.lax.rsqrt(moment)
-            axes = matrix_axes(name, gradient.ndim)
+            axes = axes_of_matrix(name, gradient.ndim)
             rows = jnp.expand_dims(moment.rows, axes.outputs)
             columns = jnp.expand_dims(moment.columns, axes.inputs)
             mean = jnp.mean(rows, axes.inputs, keepdims=True)
             return gradient * jax.lax.rsqrt(rows / mean) * jax.lax.rsqrt(columns)
 
         nu = map_named(moment, updates, state.nu)
-        return map_named(scale, updates, nu), FactoredState(count, nu)
+        return map_named(scale, updates, nu), FactoredState(steps, nu)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def per_matrix(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
     """Applies a transformation without state to each layer and expert of a stack by itself."""
 
     def apply(update: Array, param: Array) -> Array:
-        return transformation.update(update, transformation.init(param), param)[0]
+        return transformation.update(update, transformation.init(param), param)[0]  # pyright: ignore[reportReturnType]
 
     def apply_named(name: str, update: Array, param: Array) -> Array:
         return _vmapped(apply, num_stack_axes(name))(update, param)
@@ -110,12 +111,9 @@ def _vmapped(function: Callable[..., Array], axes: int) -> Callable[..., Array]:
 
 
 def _means(name: str, squared: Array) -> Factored:
-    axes = matrix_axes(name, squared.ndim)
+    axes = axes_of_matrix(name, squared.ndim)
     return Factored(jnp.mean(squared, axes.outputs), jnp.mean(squared, axes.inputs))
 
 
 def _size(param: Leaf, axes: tuple[int, ...]) -> int:
-    size = 1
-    for axis in axes:
-        size *= param.shape[axis]
-    return size
+    return math.prod(param.shape[axis] for axis in axes)

@@ -100,7 +100,7 @@ def store_moments(
         return state._replace(**moments)
 
     def init(params: PyTree) -> PyTree:
-        state = tx.init(params)
+        state: PyTree = tx.init(params)
         # Zeros by their shapes: the compiler would take long to quantize constants.
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(store, state))
         return zeros._replace(**{k: x for k, x in state._asdict().items() if k not in MOMENTS})

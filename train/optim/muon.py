@@ -11,11 +11,10 @@ is one matrix `[D, N·H]`. Embeddings, output matrices and all vectors have Adam
 
 import math
 
-import jax
 import optax
 
 from ...models.nn.typing import Array, PyTree
-from .parameters import is_stacked, map_named, matrix_axes
+from .parameters import axes_of_matrix, is_stacked, map_named, matrix_axes
 
 ADAMW_RMS = 0.2
 """The root mean square of AdamW's updates (Liu et al. 2025)."""
@@ -53,7 +52,7 @@ def dimension_numbers(params: PyTree) -> PyTree:
     from optax.contrib import MuonDimensionNumbers  # slow to import, and seldom needed
 
     def numbers(name: str, param: Array) -> MuonDimensionNumbers:
-        axes = matrix_axes(name, param.ndim)
+        axes = axes_of_matrix(name, param.ndim)
         return MuonDimensionNumbers(axes.inputs, axes.outputs)
 
     return map_named(numbers, params)
@@ -63,7 +62,7 @@ def scale_to_adamw() -> optax.GradientTransformation:
     """Gives orthogonal matrices the root mean square of AdamW's updates."""
 
     def scale(name: str, update: Array) -> Array:
-        axes = matrix_axes(name, update.ndim)
+        axes = axes_of_matrix(name, update.ndim)
         sides = (math.prod(update.shape[a] for a in side) for side in (axes.inputs, axes.outputs))
         return update * (ADAMW_RMS * math.sqrt(max(sides)))
 

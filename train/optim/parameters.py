@@ -75,6 +75,18 @@ def matrix_axes(name: str, ndim: int) -> MatrixAxes | None:
     return MatrixAxes(axes[:first], axes[first:cut], axes[cut:])
 
 
+def axes_of_matrix(name: str, ndim: int) -> MatrixAxes:
+    """Returns the axes of a parameter that is a matrix; see `matrix_axes`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    axes = matrix_axes(name, ndim)
+    if axes is None:
+        raise ValueError(f"parameter {name} of {ndim} axes is no matrix")
+    return axes
+
+
 def map_named(f: Callable[..., object], tree: PyTree, *rest: PyTree) -> PyTree:
     """Returns a tree with `f(name, leaf, …)` in place of every parameter."""
     return jax.tree_util.tree_map_with_path(
