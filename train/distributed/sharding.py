@@ -160,7 +160,12 @@ def parameter_shardings(
 
 
 def moment_spec(
-    field: str, shape: tuple[int, ...], whole: PartitionSpec, mesh: Mesh, axes: MatrixAxes | None
+    field: str,
+    shape: tuple[int, ...],
+    whole: PartitionSpec,
+    *,
+    mesh: Mesh,
+    axes: MatrixAxes | None,
 ) -> PartitionSpec:
     """Returns the mesh axes that a moment is sharded over.
 
@@ -223,7 +228,8 @@ def state_shardings(
                 if name in shapes and (field or x.shape == shapes[name]):
                     whole = parameter_spec(name, shapes[name], mesh, model)
                     axes = matrix_axes(name, len(shapes[name]))
-                    return NamedSharding(mesh, moment_spec(field, x.shape, whole, mesh, axes))
+                    spec = moment_spec(field, x.shape, whole, mesh=mesh, axes=axes)
+                    return NamedSharding(mesh, spec)
         return replicated
 
     opt_state = map_named(sharding, state.opt_state)

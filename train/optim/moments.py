@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
     """A moment in 8 bits."""
 
     codes: Array
-    """Of the parameter's shape; int8 for a first moment, uint8 for a second."""
+    """One for each number of the parameter; int8 for a first moment, uint8 for a second."""
     scales: Array
     """The largest absolute value of each block, float32[…, blocks]."""
 

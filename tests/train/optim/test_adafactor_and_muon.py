@@ -118,7 +118,7 @@ def test_adafactor_decays_as_adamw_does():
     np.testing.assert_array_equal(ours["a/bias"], params["a/bias"])
 
 
-# Of a stack of three layers, with four heads of 64, and two experts.
+# A stack of three layers, with four heads of 64, and two experts.
 STACK = {
     "layers/attention/query/kernel": (3, 128, 4, 64),
     "layers/attention/output/kernel": (3, 4, 64, 128),

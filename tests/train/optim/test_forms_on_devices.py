@@ -132,8 +132,9 @@ def test_scales_of_fewer_blocks_than_shards_are_on_all_devices():
 
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))
     whole = PartitionSpec("tensor", "fsdp")
-    assert moment_spec("scales", (50, 8), whole, mesh, None) == whole
-    assert moment_spec("scales", (50, 4), whole, mesh, None) == PartitionSpec("tensor", None)
+    for blocks, last in ((8, "fsdp"), (4, None)):
+        spec = moment_spec("scales", (50, blocks), whole, mesh=mesh, axes=None)
+        assert spec == PartitionSpec("tensor", last)
 
 
 @pytest.fixture(scope="module")
