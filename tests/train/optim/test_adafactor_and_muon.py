@@ -1,6 +1,7 @@
 """Adafactor and Muon: optax's on single matrices, and on a stack as on each layer by itself."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ def arrays(shapes, seed=0):
     return {name: jnp.asarray(rng.normal(size=s), jnp.float32) for name, s in shapes.items()}
 
 
-def run(tx, params, gradients):
+def run(tx, params: Any, gradients) -> tuple[Any, Any]:
     """The parameters after a step with each of the gradients."""
     state, step = tx.init(params), jax.jit(tx.update)
     for gradient in gradients:
@@ -149,7 +150,7 @@ def separate(tree):
     return apart
 
 
-def stack(seed):
+def stack(seed) -> Any:
     """Layers and experts of very different sizes: what is common to them would show."""
     made = arrays(STACK, seed)
     for name, x in made.items():
@@ -190,19 +191,23 @@ def test_muon_of_single_matrices_is_optax_s():
     def flat(tree):
         return {name: x[0] if "layers" in name else x for name, x in named(tree)}
 
+    def inside(tree: Any):
+        return {name: MuonDimensionNumbers(0, 1) if "layers" in name else None for name in tree}
+
     reference = muon(
         0.1,
         weight_decay=0.5,
         adam_weight_decay=0.0,
         adam_b2=0.95,
         consistent_rms=0.2,
-        muon_weight_dimension_numbers=lambda tree: {
-            name: MuonDimensionNumbers(0, 1) if "layers" in name else None for name in tree
-        },
+        muon_weight_dimension_numbers=inside,
     )
     expected, _ = run(reference, flat(params), [flat(x) for x in gradients])
     # Its AdamW is Nesterov's, and decays all or nothing: ours is compared below.
-    assert_close(*({n: x for n, x in t.items() if "layers" in n} for t in (flat(ours), expected)))
+    matrices, their_matrices = (
+        {name: x for name, x in tree.items() if "layers" in name} for tree in (flat(ours), expected)
+    )
+    assert_close(matrices, their_matrices)
     adam = optax.adamw(0.1, 0.9, 0.95, 1e-8, weight_decay=0.5, mask=decay_mask)
     head, _ = run(adam, params["head"], [x["head"] for x in gradients])
     assert_close(ours["head"], head)
@@ -224,8 +229,8 @@ def test_muon_of_a_stack_is_that_of_each_layer():
 
     expected, _ = run(make_optimizer(MUON, 10), stacked(params), [stacked(x) for x in gradients])
     for name, x in apart(ours).items():
-        close = {"rtol": 1e-4, "atol": 1e-4 * float(jnp.abs(x).max())}
-        np.testing.assert_allclose(x, expected[name][0], err_msg=name, **close)
+        near = 1e-4 * float(jnp.abs(x).max())
+        np.testing.assert_allclose(x, expected[name][0], rtol=1e-4, atol=near, err_msg=name)
 
 
 def test_muon_s_updates_are_orthogonal_and_as_long_as_adamw_s():

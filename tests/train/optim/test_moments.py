@@ -1,6 +1,7 @@
 """Moments in fewer bytes: rounding that is right on average, blocks of 8 bits, and their sizes."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,7 @@ def trained(config, steps=200):
         return (optax.apply_updates(params, updates), state), None
 
     keys = jax.random.split(jax.random.key(0), steps)
+    params: Any
     (params, state), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, keys))(
         (params, tx.init(params))
     )
