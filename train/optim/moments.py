@@ -5,14 +5,15 @@ its format, at random, with the probabilities that make the rounded number right
 rounding to the nearest a moment would not move any more where its change is small: a second moment
 with beta2 0.999 changes by a thousandth of itself, and bfloat16 has 8 bits.
 
-**8 bits** (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): a block of up to
-127 numbers along the last axis has a scale, its largest absolute value in float32, and each number
-a code of 8 bits. Their table of codes, dense near zero, is a fourth power here, which needs no
-table: code k of a first moment is sign(k) · (|k| / 127)⁴ of the scale, k from -127 to 127; code k
-of a second moment ((k + 1) / 256)⁴, k from 0 to 255. That has no zero, for an update is divided by
-its root. Codes have the shape of the parameter and are sharded with it. A block lies within a
-vector of the last axis, and an axis of 64 · 2ⁿ numbers has 2ⁿ blocks: however it is sharded over
-up to 2ⁿ devices, no block is. Parameters that are no matrices, and small ones, keep float32.
+**8 bits** (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): a block of 64 to
+127 numbers along the last axis (32 to 256 where its size asks for that) has a scale, its largest
+absolute value in float32, and each number a code of 8 bits. Their table of codes, dense near zero,
+is a fourth power here, which needs no table: code k of a first moment is sign(k) · (|k| / 127)⁴ of
+the scale, k from -127 to 127; code k of a second moment ((k + 1) / 256)⁴, k from 0 to 255. That has
+no zero, for an update is divided by its root. Codes have the shape of the parameter and are sharded
+with it. A block lies within a vector of the last axis, and an axis of 64 · 2ⁿ numbers has 2ⁿ
+blocks: sharded over up to 2ⁿ devices, it has whole blocks on each. Parameters that are no matrices,
+that are small, or whose last axis cannot be divided so, keep float32.
 
 The random bits follow from the optimizer's count of steps, the name of the parameter and the place
 of the number in it: they are the same on any number of devices, and in a resumed run.
