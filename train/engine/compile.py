@@ -18,6 +18,7 @@ from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
+from ..distributed.exchange import Gather, axes_exchanged_once, exchanged_once, keep_sharded
 from ..distributed.expert_parallel import over_mesh
 from ..distributed.optimizer_offload import from_host_and_back, on_host
 from ..distributed.sharding import (
@@ -77,6 +78,7 @@ def make_sharded_step(
     num_micro_batches: int = 1,
     opt_state_on_host: bool = False,
     adapter: LoRA | None = None,
+    gather: Gather = "layer",
 ) -> ShardedStep:
     """Makes the train step of a model over a mesh of devices, as `train.train` takes it.
 
@@ -100,6 +102,8 @@ def make_sharded_step(
         num_micro_batches: the number of equal parts that a batch is processed in, to save memory.
         opt_state_on_host: whether moments are kept in the memory of the host between steps.
         adapter: the adapters that are trained to a frozen model, from `models.make_lora`.
+        gather: whether the parameters that are sharded over `fsdp` are gathered once a step
+          ("step"), which takes the memory of `exchange.whole_bytes`, or layer by layer.
 
     Raises:
         UserError: the parameters cannot be divided over the mesh, or the devices reach no memory
@@ -110,8 +114,19 @@ def make_sharded_step(
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, tx, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
+    summed = ()
+    if not objective.whole_batch:
+        summed = axes_exchanged_once(mesh, gather, num_micro_batches)
     step = make_train_step(
-        apply_fn, objective, tx, num_micro_batches=num_micro_batches, adapter=adapter
+        apply_fn,
+        objective,
+        tx,
+        num_micro_batches=num_micro_batches,
+        adapter=adapter,
+        place=functools.partial(keep_sharded, mesh=mesh, shardings=shardings.params),
+        exchange=functools.partial(
+            exchanged_once, mesh=mesh, shardings=shardings, axes=summed
+        ),
     )
     step = _on_mesh(step, mesh)
     if opt_state_on_host:
