@@ -10,63 +10,111 @@ instead of three times in each micro-batch.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
+from ...data.errors import UserError
 from ...models.nn.typing import Array, Params, PyTree
+from ..config import Gather
+from ..optim.optimizer import map_named
 from ..state import TrainState
 from .sharding import BATCH_AXES, automatic, current
 
-Gather = Literal["step", "layer"]
-"""Whether the parameters that are sharded over `fsdp` are gathered whole once a step, or layer by
-layer whenever they are used."""
 GradientFn: TypeAlias = Callable[
     [Params, Params | None, PyTree, PyTree, Array], tuple[Params, PyTree]
 ]
 """`function(params, frozen, counts, batch, keys) -> (gradients, sums)` of the rows of a batch."""
+ONCE = ("data", "fsdp")
+"""The axes of the mesh over which gradients can be summed once a step."""
 LARGEST_PART = 0.25
 """The part of a device's memory that whole parameters and gradients may take beside their shards,
 if they are to be gathered once a step unasked."""
+CAST = re.compile(r"(?:.*/)?(?:kernel|token_embedding/embedding|experts/(?:gate|up|down))")
+"""The parameters that models cast to the dtype of their execution before anything else."""
 
 
-def whole_bytes(state: TrainState, mesh: Mesh, micro_batches: int) -> int:
+def whole_bytes(state: TrainState, micro_batches: int) -> int:
     """Returns what a device holds beside its state if parameters are gathered once a step.
 
     These are the whole parameters, their gradients and, with several micro-batches, the sums of
     these.
 
     Args:
-        state: shapes with shardings.
-        mesh: the mesh; what is sharded over its other axes stays so.
+        state: arrays or their shapes.
         micro_batches: their number.
     """
 
     def size(tree: PyTree) -> int:
-        return sum(
-            x.size * x.dtype.itemsize // _num_parts(x.sharding.spec, mesh)
-            for x in jax.tree.leaves(tree)
-        )
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
     copies = 3 if micro_batches > 1 else 2
     return copies * size(state.params) + size(state.frozen)
 
 
-def _num_parts(spec: PartitionSpec, mesh: Mesh) -> int:
-    """Returns the number of parts that an array stays in if it is gathered over `fsdp`."""
-    return math.prod(mesh.shape[a] for axes in spec for a in _names(axes) if a != "fsdp")
-
-
-def choose_gather(needed: int, memory: int | None) -> Gather:
-    """Returns how parameters are gathered if nobody says.
+def choose_gather(
+    gather: Gather, mesh: Mesh, *, whole_batch: bool, micro_batches: int, fits: Callable[[], bool]
+) -> Gather:
+    """Returns "step" or "layer" for "auto", and the others as they are.
 
     Args:
-        needed: from `whole_bytes`.
-        memory: the memory of a device; None if unknown.
+        gather: what a person chose.
+        mesh: the mesh.
+        whole_batch: whether the loss of an example depends on the other examples of its batch.
+        micro_batches: their number; of a single one, gathers once a step and by layers send equal
+          bytes (in bfloat16), and those by layers need less memory.
+        fits: whether whole parameters and gradients are a small part of a device's memory.
+
+    Raises:
+        UserError: "step" is not for the mesh or the objective.
     """
-    return "step" if memory is not None and needed <= LARGEST_PART * memory else "layer"
+    others = [f"mesh.{axis} {n}" for axis, n in mesh.shape.items() if n > 1 and axis not in ONCE]
+    if gather == "step" and (others or whole_batch):
+        reason = "the loss of an example depends on its whole batch"
+        raise UserError(
+            "gather step lets each device compute the gradients of its own sequences from whole "
+            f"parameters, but {f'here is {others[0]}' if others else reason}: choose gather layer"
+        )
+    if gather != "auto":
+        return gather
+    once = mesh.shape["fsdp"] > 1 and micro_batches > 1 and not others and not whole_batch
+    return "step" if once and fits() else "layer"
+
+
+def fits_whole(needed: int, memory: int | None) -> bool:
+    """Returns whether bytes from `whole_bytes` are at most `LARGEST_PART` of a memory, if known."""
+    return memory is not None and needed <= LARGEST_PART * memory
+
+
+def describe(mesh: Mesh, gather: Gather, *, whole: int, micro_batches: int, by_hand: bool) -> str:
+    """Describes the exchange of gradients in a clause; empty for a single device.
+
+    Args:
+        mesh: the mesh.
+        gather: "step" or "layer".
+        whole: from `whole_bytes`.
+        micro_batches: their number.
+        by_hand: whether `axes_exchanged_once` has any.
+    """
+    if mesh.size == 1:
+        return ""
+    once = by_hand or micro_batches == 1
+    if mesh.shape["fsdp"] == 1:
+        return f"gradients exchanged {'once a step' if once else 'in each micro-batch'}"
+    if gather == "step":
+        return (
+            "gradients exchanged once a step; parameters gathered once a step, which takes "
+            f"{whole / 1e9:,.1f} GB beside the state (--gather layer: less)"
+        )
+    among = " among the devices of fsdp" if by_hand else ""
+    return (
+        "parameters gathered layer by layer; gradients exchanged "
+        f"{'once a step' if micro_batches == 1 else f'in each micro-batch{among}'}"
+    )
 
 
 def axes_exchanged_once(mesh: Mesh, gather: Gather, micro_batches: int) -> tuple[str, ...]:
@@ -77,7 +125,7 @@ def axes_exchanged_once(mesh: Mesh, gather: Gather, micro_batches: int) -> tuple
     the process if a program is divided partly by hand and partly over several axes.
     """
     sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
-    if not sizes.keys() <= {"data", "fsdp"}:
+    if not sizes.keys() <= set(ONCE):
         return ()
     axes = tuple(sizes) if gather == "step" else tuple(sizes.keys() & {"data"})
     return axes if len(axes) == len(sizes) or micro_batches > 1 else ()
@@ -100,7 +148,12 @@ def keep_sharded(params: Params, mesh: Mesh, shardings: Params) -> Params:
 
 
 def exchanged_once(
-    function: GradientFn, *, mesh: Mesh, shardings: TrainState, axes: tuple[str, ...]
+    function: GradientFn,
+    *,
+    mesh: Mesh,
+    shardings: TrainState,
+    axes: tuple[str, ...],
+    dtype: str = "float32",
 ) -> GradientFn:
     """Returns `function` run on each device for its own rows, its results summed over devices.
 
@@ -110,6 +163,7 @@ def exchanged_once(
         shardings: of the state; gradients get those of the parameters.
         axes: those to sum over, from `axes_exchanged_once`; none: `function` is left to the
           compiler. So are the other axes.
+        dtype: in which the model uses its linear maps, and in which they are therefore gathered.
     """
     if not axes:
         return function
@@ -120,7 +174,11 @@ def exchanged_once(
     def on_one(
         params: Params, frozen: Params | None, counts: PyTree, batch: PyTree, keys: Array
     ) -> tuple[Params, PyTree]:
-        params, frozen = jax.tree.map(_gathered, (params, frozen), specs)
+        params, frozen = map_named(
+            lambda name, x, spec: _gathered(x, spec, dtype if CAST.fullmatch(name) else x.dtype),
+            (params, frozen),
+            specs,
+        )
         gradients, sums = function(params, frozen, counts, batch, keys)
         gradients = jax.tree.map(lambda x, spec: _scattered(x, spec, axes), gradients, specs[0])
         return gradients, jax.lax.psum(sums, axes)
@@ -153,11 +211,12 @@ def _sharded(spec: PartitionSpec) -> Iterator[tuple[int, tuple[str, ...]]]:
     return ((number, _names(axes)) for number, axes in enumerate(spec) if axes)
 
 
-def _gathered(x: Array, spec: PartitionSpec) -> Array:
-    """Returns the whole of an array of which this device has a shard."""
+def _gathered(x: Array, spec: PartitionSpec, dtype: DTypeLike) -> Array:
+    """Returns the whole of an array of which this device has a shard, rounded to a dtype."""
+    whole = x
     for dimension, axes in _sharded(spec):
-        x = jax.lax.all_gather(x, axes, axis=dimension, tiled=True)
-    return x
+        whole = jax.lax.all_gather(whole.astype(dtype), axes, axis=dimension, tiled=True)
+    return whole.astype(x.dtype)  # the gradients of micro-batches are summed in it
 
 
 def _scattered(x: Array, spec: PartitionSpec, axes: tuple[str, ...]) -> Array:

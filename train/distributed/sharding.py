@@ -222,9 +222,7 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
         axes = automatic(BATCH_AXES)
         if not isinstance(context.module, Layer) or context.method_name != "__call__" or not axes:
             return layer(*args, **kwargs)
-        by_sequence = NamedSharding(
-            current(mesh), PartitionSpec(axes, PartitionSpec.UNCONSTRAINED)
-        )
+        by_sequence = NamedSharding(current(mesh), PartitionSpec(axes, PartitionSpec.UNCONSTRAINED))
         x, *rest = args  # x: [B, T, D]
         x, out = layer(jax.lax.with_sharding_constraint(x, by_sequence), *rest, **kwargs)
         return jax.lax.with_sharding_constraint(x, by_sequence), out
