@@ -171,17 +171,20 @@ def exchanged_once(
     rows = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in axes))
     alone = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
 
+    def gathered(name: str, x: Array, spec: PartitionSpec) -> Array:
+        with jax.named_scope(name):  # by which a plan tells apart what runs at the same time
+            return _gathered(x, spec, dtype if CAST.fullmatch(name) else x.dtype)
+
+    def scattered(name: str, x: Array, spec: PartitionSpec) -> Array:
+        with jax.named_scope(name):
+            return _scattered(x, spec, axes)
+
     def on_one(
         params: Params, frozen: Params | None, counts: PyTree, batch: PyTree, keys: Array
     ) -> tuple[Params, PyTree]:
-        params, frozen = map_named(
-            lambda name, x, spec: _gathered(x, spec, dtype if CAST.fullmatch(name) else x.dtype),
-            (params, frozen),
-            specs,
-        )
+        params, frozen = map_named(gathered, (params, frozen), specs)
         gradients, sums = function(params, frozen, counts, batch, keys)
-        gradients = jax.tree.map(lambda x, spec: _scattered(x, spec, axes), gradients, specs[0])
-        return gradients, jax.lax.psum(sums, axes)
+        return map_named(scattered, gradients, specs[0]), jax.lax.psum(sums, axes)
 
     return jax.shard_map(
         on_one,
