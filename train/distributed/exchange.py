@@ -34,8 +34,12 @@ ONCE = ("data", "fsdp")
 LARGEST_PART = 0.25
 """The part of a device's memory that whole parameters and gradients may take beside their shards,
 if they are to be gathered once a step unasked."""
-CAST = re.compile(r"(?:.*/)?(?:kernel|token_embedding/embedding|experts/(?:gate|up|down))")
-"""The parameters that models cast to the dtype of their execution before anything else."""
+LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down))")
+"""The parameters of linear maps: models cast them to the dtype of their execution before anything
+else, and their gradients are computed in it."""
+EMBEDDING = re.compile(r"(?:.*/)?token_embedding/embedding")
+"""Those that models cast likewise, but use twice where embeddings are tied: for the tokens, and for
+the logits. Their gradient is a sum in float32."""
 
 
 def whole_bytes(state: TrainState, micro_batches: int) -> int:
@@ -153,7 +157,8 @@ def exchanged_once(
     mesh: Mesh,
     shardings: TrainState,
     axes: tuple[str, ...],
-    dtype: str = "float32",
+    dtype: DTypeLike | None = None,
+    micro_batches: int = 1,
 ) -> GradientFn:
     """Returns `function` run on each device for its own rows, its results summed over devices.
 
@@ -163,7 +168,10 @@ def exchanged_once(
         shardings: of the state; gradients get those of the parameters.
         axes: those to sum over, from `axes_exchanged_once`; none: `function` is left to the
           compiler. So are the other axes.
-        dtype: in which the model uses its linear maps, and in which they are therefore gathered.
+        dtype: in which the model uses its linear maps, and in which they are therefore gathered;
+          None: that of the parameters.
+        micro_batches: their number. The gradients of a single one are exchanged in `dtype`, in
+          which they were computed; sums over several have that of the parameters.
     """
     if not axes:
         return function
@@ -172,12 +180,16 @@ def exchanged_once(
     alone = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
 
     def gathered(name: str, x: Array, spec: PartitionSpec) -> Array:
+        cast = LINEAR.fullmatch(name) or EMBEDDING.fullmatch(name)
+        sent_as = x.dtype if dtype is None or not cast else dtype
         with jax.named_scope(name):  # by which a plan tells apart what runs at the same time
-            return _gathered(x, spec, dtype if CAST.fullmatch(name) else x.dtype)
+            return _gathered(x, spec, sent_as)
 
     def scattered(name: str, x: Array, spec: PartitionSpec) -> Array:
+        computed = micro_batches == 1 and LINEAR.fullmatch(name)
+        sent_as = x.dtype if dtype is None or not computed else dtype
         with jax.named_scope(name):
-            return _scattered(x, spec, axes)
+            return _scattered(x.astype(sent_as), spec, axes).astype(x.dtype)
 
     def on_one(
         params: Params, frozen: Params | None, counts: PyTree, batch: PyTree, keys: Array

@@ -137,7 +137,8 @@ def make_sharded_step(
     summed = ()
     if not objective.whole_batch:
         summed = axes_exchanged_once(mesh, gather, num_micro_batches)
-    dtype = model.execution.dtype if adapter is None else "float32"  # it adds to kernels in float32
+    # An adapter adds to kernels before they are cast.
+    dtype = model.execution.dtype if adapter is None else None
     step = make_train_step(
         apply_fn,
         objective,
@@ -146,7 +147,12 @@ def make_sharded_step(
         adapter=adapter,
         place=functools.partial(keep_sharded, mesh=mesh, shardings=shardings.params),
         exchange=functools.partial(
-            exchanged_once, mesh=mesh, shardings=shardings, axes=summed, dtype=dtype
+            exchanged_once,
+            mesh=mesh,
+            shardings=shardings,
+            axes=summed,
+            dtype=dtype,
+            micro_batches=num_micro_batches,
         ),
     )
     step = _on_mesh(step, mesh)

@@ -1,6 +1,7 @@
 """Gradients are exchanged between devices once a step, and the step stays the same."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -117,6 +118,22 @@ def test_gradients_are_exchanged_outside_of_the_loop_over_micro_batches(sizes):
     assert {op.kind for op in ops} <= {"all-reduce", "all-gather", "reduce-scatter"}
     if shards > 1:
         assert sent(op for op in ops if op.kind == "reduce-scatter") > 0.3 * least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "expected"), [(1, "bf16"), (2, "f32")])
+def test_gradients_are_exchanged_in_the_dtype_of_their_sums(number, expected):
+    """A single micro-batch computes those of linear maps in bfloat16."""
+    options = {"dtype": "bfloat16", "num_micro_batches": number}
+    mesh = mesh_of(data=8)
+    sharded = sharded_step("gpt", mesh, **options)
+    placed = train.shard_batch(case("gpt")[2], mesh)
+    text = sharded.step.lower(sharded.state, placed, jax.random.key(1)).as_text()
+    sums = re.findall(r"stablehlo.all_reduce.*?\}\) : \(tensor<([^>]*)>", text, re.DOTALL)
+    assert {f"2x32x128x{expected}", "48x32xf32", "2x32xf32"} <= set(sums)
+    one = make_mesh(train.MeshConfig(data=1), jax.devices()[:1])
+    loss, expected = (float(stepped("gpt", m, **options)[1]["loss"]) for m in (mesh, one))
+    assert loss == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.slow
