@@ -23,7 +23,7 @@ from ...models.nn.typing import Array, Params, PyTree
 from ..config import Gather
 from ..optim.optimizer import map_named
 from ..state import TrainState
-from .sharding import BATCH_AXES, automatic, current
+from .sharding import BATCH_AXES
 
 GradientFn: TypeAlias = Callable[
     [Params, Params | None, PyTree, PyTree, Array], tuple[Params, PyTree]
@@ -133,22 +133,6 @@ def axes_exchanged_once(mesh: Mesh, gather: Gather, micro_batches: int) -> tuple
         return ()
     axes = tuple(sizes) if gather == "step" else tuple(sizes.keys() & {"data"})
     return axes if len(axes) == len(sizes) or micro_batches > 1 else ()
-
-
-def keep_sharded(params: Params, mesh: Mesh, shardings: Params) -> Params:
-    """Returns parameters whose gradients keep their sharding: each device gets its shard of a sum.
-
-    Left to itself the compiler sums some gradients whole on every device.
-    """
-    axes = automatic(mesh.axis_names)
-    if all(mesh.shape[axis] == 1 for axis in axes):
-        return params
-
-    def constrain(x: Array, sharding: NamedSharding) -> Array:
-        own = NamedSharding(current(mesh), _only(sharding, axes))
-        return jax.lax.with_sharding_constraint(x, own)
-
-    return jax.tree.map(constrain, params, shardings)
 
 
 def exchanged_once(

@@ -24,7 +24,6 @@ from ..distributed.exchange import (
     describe,
     exchanged_once,
     fits_whole,
-    keep_sharded,
     whole_bytes,
 )
 from ..distributed.expert_parallel import over_mesh
@@ -145,7 +144,6 @@ def make_sharded_step(
         tx,
         num_micro_batches=num_micro_batches,
         adapter=adapter,
-        place=functools.partial(keep_sharded, mesh=mesh, shardings=shardings.params),
         exchange=functools.partial(
             exchanged_once,
             mesh=mesh,

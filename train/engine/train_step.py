@@ -26,7 +26,6 @@ def make_train_step(
     num_micro_batches: int = 1,
     axis_name: str | None = None,
     adapter: LoRA | None = None,
-    place: Callable[[Params], Params] = lambda params: params,
     exchange: Callable[[GradientFn], GradientFn] = lambda function: function,
 ) -> StepFn:
     """Makes `step(state, batch, rng) -> (state, metrics)`, to be compiled by the caller.
@@ -41,7 +40,6 @@ def make_train_step(
         adapter: the adapters that are trained, from `models.make_lora`. The state's `params` are
           then what it trains and `frozen` the base, as `LoRA.init` returns them; a `reference` is
           the base, the adapters switched off.
-        place: called with the parameters of each micro-batch; its gradient is called with theirs.
         exchange: called with the function that sums gradients over the rows of a batch; returns
           that which sums them over devices too, from `distributed.exchange`.
 
@@ -78,7 +76,7 @@ def make_train_step(
             params: Params, frozen: Params | None, counts: Terms, batch: Batch, keys: Array
         ) -> tuple[Params, Terms]:
             def loss_fn(params: Params, batch: Batch, keys: Array) -> tuple[Array, Terms]:
-                params, base = place(params), frozen
+                base = frozen
                 if adapter is not None:
                     params, base = adapter.combine(params, base)
                 _, sums = objective.apply(apply_fn, params, batch, frozen=base, rng=keys)
