@@ -212,7 +212,9 @@ def test_streams_and_rollouts_write_the_tokens_of_full_passes(assert_close):
     whole = np.concatenate([ids, answers.tokens], axis=1)
     real = np.concatenate([mask, answers.mask], axis=1)
     every = jax.nn.log_softmax(model.apply({"params": params}, whole, real).logits[:, 8:-1])
-    log_probs = np.take_along_axis(every, np.asarray(answers.tokens)[..., None], axis=-1)
+    log_probs = np.take_along_axis(
+        np.asarray(every), np.asarray(answers.tokens)[..., None], axis=-1
+    )
     assert_close(answers.log_probs, log_probs[..., 0])
 
 
