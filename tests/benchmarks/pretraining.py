@@ -38,6 +38,8 @@ class Comparison:
     pretraining_steps: int
     steps: int
     translated: int
+    learning_rate: float | None
+    """The peak in fine-tuning a T5; None: the recipe's."""
 
     def documents(self, pairs: str) -> str:
         """Returns the name of both sides of some pairs as texts of a line each."""
@@ -115,6 +117,9 @@ class Comparison:
             data=pairs,
             init_from=None if init_from is None else str(init_from),
         )
+        if self.learning_rate is not None and case != "transformer":
+            rate = dataclasses.replace(config.optimizer, peak_learning_rate=self.learning_rate)
+            config = dataclasses.replace(config, optimizer=rate)
         return folder, loss_of(train.train(config, folder, quiet=True))
 
     def quality(self, run: Path) -> tuple[float, float]:
@@ -152,6 +157,7 @@ def main() -> None:
     parser.add_argument("--pretraining-steps", type=int, default=300)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--translated", type=int, default=250)
+    parser.add_argument("--learning-rate", type=float, help="in fine-tuning a T5")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     arguments = vars(parser.parse_args())
