@@ -25,10 +25,8 @@ from ..optim.optimizer import map_named
 from ..state import TrainState
 from .sharding import BATCH_AXES
 
-GradientFn: TypeAlias = Callable[
-    [Params, Params | None, PyTree, PyTree, Array], tuple[Params, PyTree]
-]
-"""`function(params, frozen, counts, batch, keys) -> (gradients, sums)` of the rows of a batch."""
+GradientFn: TypeAlias = Callable[[Params, Params | None, PyTree, PyTree], tuple[Params, PyTree]]
+"""`function(params, frozen, counts, rows) -> (gradients, sums)`, of arrays `[B, …]`."""
 ONCE = ("data", "fsdp")
 """The axes of the mesh over which gradients can be summed once a step."""
 LARGEST_PART = 0.25
@@ -160,7 +158,7 @@ def exchanged_once(
     if not axes:
         return function
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
-    rows = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in axes))
+    by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in axes))
     alone = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
 
     def gathered(name: str, x: Array, spec: PartitionSpec) -> Array:
@@ -176,15 +174,15 @@ def exchanged_once(
             return _scattered(x.astype(sent_as), spec, axes).astype(x.dtype)
 
     def on_one(
-        params: Params, frozen: Params | None, counts: PyTree, batch: PyTree, keys: Array
+        params: Params, frozen: Params | None, counts: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
         params, frozen = map_named(gathered, (params, frozen), specs)
-        gradients, sums = function(params, frozen, counts, batch, keys)
+        gradients, sums = function(params, frozen, counts, rows)
         return map_named(scattered, gradients, specs[0]), jax.lax.psum(sums, axes)
 
     return jax.shard_map(
         on_one,
-        in_specs=(*specs, PartitionSpec(), rows, rows),
+        in_specs=(*specs, PartitionSpec(), by_row),
         out_specs=(specs[0], PartitionSpec()),
         axis_names=set(mesh.axis_names if alone else axes),
         check_vma=False,  # the zeros of a scan would have to be declared to vary
