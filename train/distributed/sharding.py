@@ -31,7 +31,7 @@ from ...models.nn.stack import Layer
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import families, family_of
 from ..config import MeshConfig
-from ..optim.optimizer import map_named
+from ..optim.parameters import MatrixAxes, map_named, matrix_axes, named
 from ..state import TrainState
 
 Apply = Callable[..., Any]
@@ -159,6 +159,40 @@ def parameter_shardings(
     )
 
 
+def moment_spec(
+    field: str,
+    shape: tuple[int, ...],
+    whole: PartitionSpec,
+    *,
+    mesh: Mesh,
+    axes: MatrixAxes | None,
+) -> PartitionSpec:
+    """Returns the mesh axes that a moment is sharded over.
+
+    Args:
+        field: what of the moment the array is: "" or "codes", an array of the parameter's shape;
+          "scales" of its blocks along the last axis; "rows" or "columns", means over its output or
+          its input axes.
+        shape: the array's shape.
+        whole: the mesh axes of the parameter.
+        mesh: from `make_mesh`.
+        axes: the axes of the parameter's matrix.
+
+    Returns:
+        The parameter's, without those of axes that the array lacks. The scales of a last axis that
+        has fewer blocks than shards are on all devices.
+    """
+    if field in ("rows", "columns") and axes is not None:
+        gone = axes.outputs if field == "rows" else axes.inputs
+        return PartitionSpec(*(over for axis, over in enumerate(whole) if axis not in gone))
+    if field != "scales":
+        return whole
+    *leading, last = whole
+    names = (last,) if isinstance(last, str) else last or ()
+    shards = math.prod(mesh.shape[name] for name in names)
+    return PartitionSpec(*leading, last if shape[-1] % shards == 0 else None)
+
+
 def state_shardings(
     state: TrainState,
     tx: optax.GradientTransformation,
@@ -167,19 +201,38 @@ def state_shardings(
 ) -> TrainState:
     """Returns the sharding of each array of a state, given as arrays or shapes.
 
-    Moments are sharded as their parameter, frozen parameters as those that are trained. For
-    `model` see `parameter_shardings`.
+    Moments are sharded as their parameter, also in fewer bytes (`moment_spec`), frozen parameters
+    as those that are trained.
+
+    Args:
+        state: arrays or shapes.
+        tx: the optimizer; which arrays of its state are moments, and whose, their paths say.
+        mesh: from `make_mesh`.
+        model: the model's configuration, see `parameter_shardings`.
+
+    Raises:
+        UserError: a parameter cannot be divided over the mesh.
     """
+    del tx
     replicated = NamedSharding(mesh, PartitionSpec())
     params = parameter_shardings(state.params, mesh, model)
     frozen = None if state.frozen is None else parameter_shardings(state.frozen, mesh, model)
-    opt_state = optax.tree_utils.tree_map_params(
-        tx,
-        lambda _, sharding: sharding,
-        state.opt_state,
-        params,
-        transform_non_params=lambda _: replicated,
-    )
+    shapes = {name: x.shape for name, x in named(state.params)}
+
+    def sharding(path: str, x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
+        parts = path.split("/")
+        # A moment's path ends in its parameter's, or in that and a field of what it is kept as.
+        for first in range(len(parts)):
+            for end, field in ((len(parts), ""), (len(parts) - 1, parts[-1])):
+                name = "/".join(parts[first:end])
+                if name in shapes and (field or x.shape == shapes[name]):
+                    whole = parameter_spec(name, shapes[name], mesh, model)
+                    axes = matrix_axes(name, len(shapes[name]))
+                    spec = moment_spec(field, x.shape, whole, mesh=mesh, axes=axes)
+                    return NamedSharding(mesh, spec)
+        return replicated
+
+    opt_state = map_named(sharding, state.opt_state)
     return TrainState(replicated, params, opt_state, frozen)
 
 
