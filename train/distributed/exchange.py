@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from ...data.errors import UserError
 from ...models.nn.typing import Array, Params, PyTree
 from ..config import Gather
-from ..optim.optimizer import map_named
+from ..optim.parameters import map_named
 from ..state import TrainState
 from .sharding import BATCH_AXES
 
