@@ -6,8 +6,8 @@ sequences and sums their gradients by itself; the sums of all devices are added 
 last micro-batch is done. A device needs the whole parameters for this. Those that are sharded over
 `fsdp` are gathered once, and each device gets its shard of the summed gradients (a reduce-scatter):
 (n - 1) / n of the parameters' bytes are sent twice in a step, whatever the number of micro-batches,
-instead of three times in each micro-batch. The TPU compiler makes an all-reduce of a reduce-scatter,
-which sends them once more.
+instead of three times in each micro-batch. The TPU compiler makes an all-reduce of a
+reduce-scatter, which sends them once more.
 """
 
 import math
@@ -37,8 +37,8 @@ LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down))")
 """The parameters of linear maps: models cast them to the dtype of their execution before anything
 else, and their gradients are computed in it."""
 EMBEDDING = re.compile(r"(?:.*/)?token_embedding/embedding")
-"""Tables that models cast likewise, but use twice where embeddings are tied: for the tokens, and for
-the logits. Their gradient is a sum in float32."""
+"""Tables that models cast likewise, but use twice where embeddings are tied: for the tokens, and
+for the logits. Their gradient is a sum in float32."""
 
 
 def whole_bytes(state: TrainState, micro_batches: int) -> int:
