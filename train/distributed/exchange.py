@@ -6,7 +6,8 @@ sequences and sums their gradients by itself; the sums of all devices are added 
 last micro-batch is done. A device needs the whole parameters for this. Those that are sharded over
 `fsdp` are gathered once, and each device gets its shard of the summed gradients (a reduce-scatter):
 (n - 1) / n of the parameters' bytes are sent twice in a step, whatever the number of micro-batches,
-instead of three times in each micro-batch.
+instead of three times in each micro-batch. The TPU compiler makes an all-reduce of a
+reduce-scatter, which sends them once more.
 """
 
 import math
@@ -21,14 +22,12 @@ from jax.typing import DTypeLike
 from ...data.errors import UserError
 from ...models.nn.typing import Array, Params, PyTree
 from ..config import Gather
-from ..optim.optimizer import map_named
+from ..optim.parameters import map_named
 from ..state import TrainState
 from .sharding import BATCH_AXES
 
-GradientFn: TypeAlias = Callable[
-    [Params, Params | None, PyTree, PyTree, Array], tuple[Params, PyTree]
-]
-"""`function(params, frozen, counts, batch, keys) -> (gradients, sums)` of the rows of a batch."""
+GradientFn: TypeAlias = Callable[[Params, Params | None, PyTree, PyTree], tuple[Params, PyTree]]
+"""`function(params, frozen, counts, rows) -> (gradients, sums)`, of arrays `[B, …]`."""
 ONCE = ("data", "fsdp")
 """The axes of the mesh over which gradients can be summed once a step."""
 LARGEST_PART = 0.25
@@ -38,8 +37,8 @@ LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down))")
 """The parameters of linear maps: models cast them to the dtype of their execution before anything
 else, and their gradients are computed in it."""
 EMBEDDING = re.compile(r"(?:.*/)?token_embedding/embedding")
-"""Those that models cast likewise, but use twice where embeddings are tied: for the tokens, and for
-the logits. Their gradient is a sum in float32."""
+"""Tables that models cast likewise, but use twice where embeddings are tied: for the tokens, and
+for the logits. Their gradient is a sum in float32."""
 
 
 def whole_bytes(state: TrainState, micro_batches: int) -> int:
@@ -160,7 +159,7 @@ def exchanged_once(
     if not axes:
         return function
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
-    rows = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in axes))
+    by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in axes))
     alone = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
 
     def gathered(name: str, x: Array, spec: PartitionSpec) -> Array:
@@ -176,15 +175,15 @@ def exchanged_once(
             return _scattered(x.astype(sent_as), spec, axes).astype(x.dtype)
 
     def on_one(
-        params: Params, frozen: Params | None, counts: PyTree, batch: PyTree, keys: Array
+        params: Params, frozen: Params | None, counts: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
         params, frozen = map_named(gathered, (params, frozen), specs)
-        gradients, sums = function(params, frozen, counts, batch, keys)
+        gradients, sums = function(params, frozen, counts, rows)
         return map_named(scattered, gradients, specs[0]), jax.lax.psum(sums, axes)
 
     return jax.shard_map(
         on_one,
-        in_specs=(*specs, PartitionSpec(), rows, rows),
+        in_specs=(*specs, PartitionSpec(), by_row),
         out_specs=(specs[0], PartitionSpec()),
         axis_names=set(mesh.axis_names if alone else axes),
         check_vma=False,  # the zeros of a scan would have to be declared to vary

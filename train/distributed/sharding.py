@@ -27,7 +27,6 @@ from ...data.errors import UserError
 from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors
 from ...models.nn.fused_attention import FusedAttention
-from ...models.nn.layers import Embedding
 from ...models.nn.stack import Layer
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import families, family_of
@@ -270,25 +269,10 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
     Left to itself the compiler follows the parameters, whose width is sharded over `fsdp`: every
     device then computes attention for all sequences, and sums of whole activations are exchanged
     in each layer.  With the constraint, it gathers a layer's parameters when they are due.
-
-    A table of embeddings is the exception: a device looks up its part of each vector for the tokens
-    of all, and sums up the gradient of its part of the table. Left to itself the compiler sums the
-    gradients of whole tables over the devices.
     """
-
-    def around_embedding(lookup: Apply, args: Args, kwargs: Kwargs) -> object:
-        axes = automatic(MESH_AXES["model"])
-        vectors = lookup(*args, **kwargs)  # [..., D]
-        if all(mesh.shape[axis] == 1 for axis in axes):
-            return vectors
-        others = (PartitionSpec.UNCONSTRAINED,) * (vectors.ndim - 1)
-        by_width = NamedSharding(current(mesh), PartitionSpec(*others, axes))
-        return jax.lax.with_sharding_constraint(vectors, by_width)
 
     def around_layer(layer: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
         axes = automatic(BATCH_AXES)
-        if isinstance(context.module, Embedding) and context.method_name == "__call__":
-            return around_embedding(layer, args, kwargs)
         if not isinstance(context.module, Layer) or context.method_name != "__call__" or not axes:
             return layer(*args, **kwargs)
         by_sequence = NamedSharding(current(mesh), PartitionSpec(axes, PartitionSpec.UNCONSTRAINED))

@@ -73,7 +73,7 @@ def make_train_step(
         counts = total(objective.counts(batch))
 
         def sums_of_rows(
-            params: Params, frozen: Params | None, counts: Terms, batch: Batch, keys: Array
+            params: Params, frozen: Params | None, counts: Terms, rows: tuple[Batch, Array]
         ) -> tuple[Params, Terms]:
             def loss_fn(params: Params, batch: Batch, keys: Array) -> tuple[Array, Terms]:
                 base = frozen
@@ -85,11 +85,11 @@ def make_train_step(
 
             gradient_fn = jax.grad(loss_fn, has_aux=True)
             if num_micro_batches == 1:
-                return gradient_fn(params, batch, keys)
-            parts = micro_batches((batch, keys), num_micro_batches)
+                return gradient_fn(params, *rows)
+            parts = micro_batches(rows, num_micro_batches)
             return accumulate(lambda part: gradient_fn(params, *part), parts)
 
-        summed = exchange(sums_of_rows)(state.params, state.frozen, counts, batch, keys)
+        summed = exchange(sums_of_rows)(state.params, state.frozen, counts, (batch, keys))
         gradients, means = total(summed)
         loss, norm = weigh(means, objective), optax.tree.norm(gradients)
 
