@@ -19,7 +19,7 @@ from .beam_adapters import CausalBeams, EncoderDecoderBeams, beams_of
 from .beam_search import run
 from .beam_step import Finished, beam_params
 from .cached_context import CachedContext
-from .padding import pad_rows, power_of_two, round_up
+from .padding import pad_rows, power_of_two, round_up, shortened
 from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
 from .sample import NO_TOKEN, advance, prefill, sampling_params
 from .unstack_layers import unstack_layers
@@ -135,7 +135,7 @@ class Generator:
         done = 0
         while done < request.max_new_tokens:
             recent = last_tokens(contexts, arrays.banned.prefix_length)
-            contexts = [_shortened(context, config.max_length) for context in contexts]
+            contexts = [shortened(context, config.max_length) for context in contexts]
             longest = max(map(len, contexts))
             # Tokens until a row is full; the last one is written but never read.
             steps = min(config.max_length - longest + 1, request.max_new_tokens - done)
@@ -185,7 +185,7 @@ class Generator:
 
     def positions_read(self, prompts: Sequence[Sequence[int]]) -> tuple[int, int]:
         """Returns the positions that hold a token when `stream` reads prompts, and all of them."""
-        lengths = [len(_shortened(list(prompt), self.config.max_length)) for prompt in prompts]
+        lengths = [len(shortened(list(prompt), self.config.max_length)) for prompt in prompts]
         return sum(lengths), len(lengths) * self._padded_length(max(lengths))
 
     def _checked_sampling(
@@ -345,11 +345,6 @@ def _check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
             f"token ids {min(ids)} … {max(ids)} of {name} are not within the vocabulary of "
             f"{vocab_size}: use the model's own tokenizer"
         )
-
-
-def _shortened(context: list[int], longest: int) -> list[int]:
-    """Drops the oldest tokens of a context that is longer than the model's positions."""
-    return context if len(context) <= longest else context[-max(1, longest - longest // 4) :]
 
 
 def _one_hot(rows: Sequence[Iterable[int]], vocab_size: int) -> jax.Array:

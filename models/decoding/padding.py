@@ -44,3 +44,8 @@ def round_up(number: int, multiple: int) -> int:
 def power_of_two(number: int) -> int:
     """Returns the smallest power of two that is not below `number`, at least 1."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def shortened(context: list[int], longest: int) -> list[int]:
+    """Drops the oldest tokens of a context that is longer than the model's positions."""
+    return context if len(context) <= longest else context[-max(1, longest - longest // 4) :]
