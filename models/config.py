@@ -325,6 +325,11 @@ class TransformerConfig:
         return self
 
     @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The number of tokens, its own included, to which a token of each layer attends; None: all."""
+        return (None,) * self.num_layers
+
+    @property
     def decoder(self) -> "TransformerConfig":
         """The configuration of the layers that generate tokens."""
         return self

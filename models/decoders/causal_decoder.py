@@ -183,6 +183,11 @@ class CausalDecoderConfig(TransformerConfig):
         """Whether each layer attends to the window only; read only if there is a window."""
         return (True,) * self.num_layers
 
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The number of tokens, its own included, to which a token of each layer attends; None: all."""
+        return tuple(self.window if windowed else None for windowed in self.windowed_layers)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WindowedDecoderConfig(CausalDecoderConfig):

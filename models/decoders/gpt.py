@@ -163,6 +163,11 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
         """Whether each layer attends to `local_window` only; read only if there is one."""
         return tuple(i % 2 == 1 for i in range(self.num_layers))
 
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The number of tokens, its own included, to which a token of each layer attends; None: all."""
+        return tuple(self.local_window if local else None for local in self.windowed_layers)
+
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:
         """Returns the factor of the attention scores of a layer, counted from 0."""
         scale = self.key_dim**-0.5 if self.scale_scores else 1.0

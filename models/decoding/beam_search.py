@@ -60,10 +60,14 @@ def run(
       num_beams: K.
       num_tokens: at least the greatest of `max_lengths`, T.
     """
-    # The K tokens of each step but the last have a slot in the cache.
-    slots = num_beams * (num_tokens - 1)
     prefill = model.prefill(
-        params, ids, mask, position_ids=position_ids, start_id=start_id, slots=slots
+        params,
+        ids,
+        mask,
+        position_ids=position_ids,
+        start_id=start_id,
+        num_beams=num_beams,
+        num_tokens=num_tokens - 1,  # the last token is not read
     )
     state = empty_state(prefill, recent, max_lengths, num_beams=num_beams, num_tokens=num_tokens)
     # Before the first token a row has one beam.

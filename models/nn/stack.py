@@ -67,7 +67,8 @@ def prepare_inputs(
     Raises:
       UserError: there are more tokens than a table of positions has rows, `attention_mask` does
         not cover the tokens (or the slots of the cache), a cache is given together with packed
-        sequences, or a mask `[B, T, S]` is given without positions.
+        sequences, a mask `[B, T, S]` is given without positions, or with a cache whose windows are
+        too small for T beams.
     """
     length = input_ids.shape[1]
     per_query = attention_mask is not None and attention_mask.ndim == 3
@@ -83,6 +84,14 @@ def prepare_inputs(
             f"{prefix}attention_mask has {attention_mask.shape[-1]} columns for {num_keys} "
             f"{'tokens' if cache is None else 'slots of the cache'}: give one for each"
         )
+    for ring in () if cache is None or not per_query else cache.rings:
+        assert ring.window is not None
+        if ring.num_slots < ring.window * length:
+            raise UserError(
+                f"{prefix}attention_mask [B, T, S] with T = {length} needs {length} windows of "
+                f"{ring.window}, and a layer of the cache has {ring.num_slots} slots: give "
+                f"init_cache num_beams={length}, or spare={cache.length} to keep all slots"
+            )
     start = jnp.zeros((), jnp.int32) if cache is None else cache.index
     if position_ids is None:
         if per_query and skip_padding:  # the tokens need not be one sequence
