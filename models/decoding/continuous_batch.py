@@ -5,7 +5,8 @@ the texts beside it, nor on when it began.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import numpy as np
 
 from ...data.errors import UserError
 from ..model import Model
-from ..nn.typing import Float, Array, Key, Params
+from ..nn.typing import Array, Float, Key, Params
 from .banned_sequences import last_tokens
 from .padding import pad_rows, power_of_two, round_up, shortened
 from .request import GenerationRequest, Sampling
@@ -30,7 +31,7 @@ from .rows import (
     read_context,
 )
 from .sample import NO_TOKEN, sampling_params
-from .speculative import Draft, speculate
+from .speculative import Acceptance, Draft, speculate
 
 READ_BUCKET = 32
 """Contexts are read in lengths that are multiples of it, or of a quarter of a power of two."""
@@ -65,10 +66,6 @@ class Usage:
     """All positions that were read for them, with padding."""
     positions_written: int = 0
     """Tokens that were computed in all rows, those included that nobody waited for."""
-    proposed: int = 0
-    """Tokens that a draft model proposed to rows that live."""
-    accepted: int = 0
-    """Those of them that the model accepted."""
 
 
 @dataclasses.dataclass
@@ -104,7 +101,8 @@ class ContinuousBatch:
       request: the method, a `Sampling`, and what is banned.
       num_rows: the number of rows, R.
       tokens_per_call: the tokens that a call of the compiled loop writes, without a draft.
-      draft: a model that proposes tokens, as of `Draft.for_model`.
+      draft: a model that proposes tokens, in the same layout.
+      acceptance: counts what becomes of these tokens.
     """
 
     def __init__(
@@ -116,34 +114,34 @@ class ContinuousBatch:
         num_rows: int,
         tokens_per_call: int = 1,
         draft: Draft | None = None,
+        acceptance: Acceptance | None = None,
     ) -> None:
         assert isinstance(request.method, Sampling)
         self._model, self._params, self._draft = model, params, draft
         self._sampling = sampling_params(request.method, request.banned, model.config.vocab_size)
         self._step = tokens_per_call if draft is None else draft.num_tokens + 1
+        self._spare = 0 if draft is None else draft.num_tokens  # as many are taken back
         self._texts: list[_Text | None] = [None] * num_rows
+        self._waiting: deque[_Text] = deque()
         self._most = self._most_of_draft = 0  # slots
         self._slots = self._slots_of_draft = 0
         self._state: RowStates | None = None
+        self._acceptance = Acceptance() if acceptance is None else acceptance
         self.usage = Usage()
+        """What has been computed so far."""
 
-    @property
-    def has_space(self) -> bool:
-        """Whether a row is free."""
-        return None in self._texts
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all rows are free."""
-        return not any(self._texts)
-
-    def expect(self, length: int, limit: int) -> None:
-        """Tells of a text to come, so that caches become no longer than they must.
+    def add(self, number: int, prompt: Sequence[int], *, key: Key[Array, "1"], limit: int) -> None:
+        """Adds a text; it waits until a row is free.
 
         Args:
-          length: the number of tokens of its prompt.
+          number: any number, by which the text is known from now on.
+          prompt: its tokens, at least one.
+          key: its key. The new tokens depend on it and on the prompt alone.
           limit: the greatest number of new tokens.
         """
+        text = _Text(number, list(prompt), set(prompt), key, limit)
+        self._waiting.append(text)
+        length = len(prompt)
         longest = self._model.config.max_length
         self._most = max(self._most, _most_slots(longest, length, limit, self._step))
         if self._draft is not None:
@@ -151,35 +149,30 @@ class ContinuousBatch:
             needed = _most_slots(longest, length, limit, self._step)
             self._most_of_draft = max(self._most_of_draft, needed)
 
-    def start(self, number: int, prompt: Sequence[int], key: Key[Array, "1"], limit: int) -> Written:
-        """Begins a text in a free row.
+    def __iter__(self) -> Iterator[Written]:
+        """Yields new tokens of all texts, a few at a time, until each has its greatest number.
 
-        Args:
-          number: any number, by which the text is known from now on.
-          prompt: its tokens, at least one.
-          key: its key.
-          limit: the greatest number of new tokens, after which the row is free again.
-
-        Returns:
-          The first new token.
-        """
-        self.expect(len(prompt), limit)
-        row = self._texts.index(None)
-        self._texts[row] = text = _Text(number, list(prompt), set(prompt), key, limit)
-        return self._read(row, text)
-
-    def stop(self, number: int) -> None:
-        """Ends a text, if it was not ended by its limit; its row is free."""
-        for row, text in enumerate(self._texts):
-            if text is not None and text.number == number:
-                self._texts[row] = None
-
-    def advance(self) -> list[Written]:
-        """Writes further tokens of all texts: one at least of each.
+        Whoever reads them may end a text before (`stop`), and add others.
 
         Raises:
           UserError: the logits are NaN or infinite.
         """
+        while self._waiting or any(self._texts):
+            while self._waiting and None in self._texts:
+                row, text = self._texts.index(None), self._waiting.popleft()
+                self._texts[row] = text
+                yield self._read(row, text)
+            if any(self._texts):
+                yield from self._advance()
+
+    def stop(self, number: int) -> None:
+        """Ends a text; the next takes its row."""
+        for row, text in enumerate(self._texts):
+            if text is not None and text.number == number:
+                self._texts[row] = None
+
+    def _advance(self) -> list[Written]:
+        """Writes further tokens of all texts: one at least of each."""
         self._renew_drafts()
         self._make_space()
         assert self._state is not None
@@ -217,8 +210,7 @@ class ContinuousBatch:
         """Adds the new tokens of a row to its text; begins anew where it has no more positions."""
         length = int(new.lengths[row])
         if self._draft is not None:
-            self.usage.proposed += self._draft.num_tokens
-            self.usage.accepted += length - 1
+            self._acceptance.add(self._draft.num_tokens, length - 1)
             text.draft_slot += length
             text.draft_length += length
         text.slot += length
@@ -291,9 +283,8 @@ class ContinuousBatch:
         ids, _ = pad_rows([context], length=length, left=True)
         self.usage.tokens_read += len(context)
         self.usage.positions_read += length
-        return read_context(
-            model, params, jnp.asarray(ids), jnp.full((1,), length - len(context), jnp.int32)
-        )
+        padding = jnp.full((1,), length - len(context), jnp.int32)
+        return read_context(model, params, jnp.asarray(ids), padding, spare=self._spare)
 
     def _empty(self, one: RowStates) -> RowStates:
         """Returns R rows without a text, with the arrays of one."""
@@ -301,14 +292,14 @@ class ContinuousBatch:
         rows = jnp.zeros((number,), jnp.int32)
         draft = self._draft
         return RowStates(
-            empty_caches(self._model, number, self._slots),
+            empty_caches(self._model, number, self._slots, self._spare),
             *(
                 None if x is None else x[rows]
                 for x in (one.tokens, one.seen, one.recent, one.keys, one.count)
             ),
             draft=None
             if draft is None
-            else empty_caches(draft.model, number, self._slots_of_draft),
+            else empty_caches(draft.model, number, self._slots_of_draft, self._spare),
             before=None if draft is None else rows,
         )
 
@@ -328,9 +319,7 @@ class ContinuousBatch:
             self._slots_of_draft = _num_slots(needed, self._most_of_draft)
             if self._state is not None:
                 assert self._state.draft is not None
-                draft = lengthen(
-                    self._draft.model, self._state.draft, length=self._slots_of_draft
-                )
+                draft = lengthen(self._draft.model, self._state.draft, length=self._slots_of_draft)
                 self._state = dataclasses.replace(self._state, draft=draft)
 
     def _renew_drafts(self) -> None:

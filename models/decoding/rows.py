@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ..config import TransformerConfig
 from ..model import Model
 from ..nn.cache import Cache, init_cache
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
@@ -66,9 +67,21 @@ class NewTokens:
     """The number of tokens of each row; those behind are meaningless."""
 
 
-def empty_caches(model: Model, num_rows: int, length: int) -> RowCaches:
-    """Returns the caches of R rows that have read nothing, of `length` slots each."""
-    cache = init_cache(model.config, model.execution, 1, length)
+def continues_rows(config: TransformerConfig) -> bool:
+    """Returns whether a model can be mapped over rows: XLA's products of ragged groups cannot."""
+    return config.num_experts == 0
+
+
+def empty_caches(model: Model, num_rows: int, length: int, spare: int) -> RowCaches:
+    """Returns the caches of R rows that have read nothing.
+
+    Args:
+      model: the model.
+      num_rows: R.
+      length: the number of slots of each row.
+      spare: the number of tokens that may be taken back.
+    """
+    cache = init_cache(model.config, model.execution, 1, length, spare=spare)
     repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_rows, *x.shape)), cache)
     return RowCaches(repeated, jnp.zeros((num_rows,), jnp.int32))
 
@@ -112,15 +125,20 @@ def of_live_rows(rows: RowCaches, live: Bool[Array, " R"]) -> RowCaches:
 
 
 # Module-level functions, so that all generators share the compilation cache.
-@functools.partial(jax.jit, static_argnames="model")
+@functools.partial(jax.jit, static_argnames=("model", "spare"))
 def read_context(
-    model: Model, params: Params, ids: Int[Array, "1 T"], padding: Int[Array, "1"]
+    model: Model,
+    params: Params,
+    ids: Int[Array, "1 T"],
+    padding: Int[Array, "1"],
+    *,
+    spare: int,
 ) -> tuple[Float[Array, "1 V"], RowCaches]:
     """Reads a context, padded on the left, into T slots; returns the logits after its last token.
 
     `enter_row` copies what was read to where there is space for more.
     """
-    rows = dataclasses.replace(empty_caches(model, 1, ids.shape[1]), padding=padding)
+    rows = dataclasses.replace(empty_caches(model, 1, ids.shape[1], spare), padding=padding)
     logits, rows = apply_to_rows(model, params, ids, rows)
     return logits[:, 0], rows
 
@@ -138,7 +156,8 @@ def enter_row(rows: RowTree, number: Int[Array, ""], one: RowTree) -> RowTree:
 @functools.partial(jax.jit, static_argnames=("model", "length"))
 def lengthen(model: Model, rows: RowCaches, *, length: int) -> RowCaches:
     """Copies rows to caches of more slots."""
-    return _overwrite(empty_caches(model, rows.padding.shape[0], length), rows, 0)
+    spare = rows.cache.spare
+    return _overwrite(empty_caches(model, rows.padding.shape[0], length, spare), rows, 0)
 
 
 def _overwrite(rows: RowTree, new: RowTree, first: Int[Array, ""] | int) -> RowTree:
@@ -187,9 +206,7 @@ def advance_rows(
         ids = jnp.where(live, state.tokens, 0)[:, None]
         logits, context = apply_to_rows(model, params, ids, state.context)
         keys = fold_in_rows(state.keys, state.count)
-        tokens, log_probs = choose(
-            logits[:, 0], state.seen, state.recent, keys, sampling=sampling
-        )
+        tokens, log_probs = choose(logits[:, 0], state.seen, state.recent, keys, sampling=sampling)
         seen = state.seen
         if seen is not None:
             seen = seen.at[jnp.arange(tokens.shape[0]), tokens].set(True)
@@ -226,9 +243,7 @@ def choose(
     return tokens, log_probabilities(logits, tokens)
 
 
-def checked(
-    tokens: Int[Array, "*rows"], logits: Float[Array, "*rows V"]
-) -> Int[Array, "*rows"]:
+def checked(tokens: Int[Array, "*rows"], logits: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
     """Returns the tokens, and `NO_TOKEN` where the logits are NaN or infinite."""
     # A token from NaN or infinity would mean nothing. Of many logits, -inf may be one.
     return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), tokens, NO_TOKEN)

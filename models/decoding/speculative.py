@@ -30,6 +30,7 @@ from .rows import (
     RowStates,
     apply_to_rows,
     checked,
+    continues_rows,
     fold_in_rows,
     log_probabilities,
     move_to,
@@ -68,8 +69,12 @@ class Draft:
                 f"{self.num_tokens} at a time: propose at most {config.max_length - 2}"
             )
 
-    def for_model(self, model: Model) -> "Draft":
-        """Returns the draft in the layout that decodes fastest, for the model that it is given to.
+    def unstacked(self) -> "Draft":
+        """Returns the draft model in the layout that decodes fastest (`unstack_layers`)."""
+        return Draft(*unstack_layers(self.model, self.params), self.num_tokens)
+
+    def check(self, model: Model) -> None:
+        """Checks that the draft model can propose tokens to a model.
 
         Raises:
           UserError: the vocabularies differ, or a model cannot take tokens back.
@@ -87,7 +92,33 @@ class Draft:
                     f"the {name} has head_convolution {config.head_convolution}, which keeps its "
                     "last inputs and takes no token back: leave the draft model out"
                 )
-        return Draft(*unstack_layers(self.model, self.params), self.num_tokens)
+            if not continues_rows(config):
+                raise UserError(
+                    f"the {name} is a mixture of {config.num_experts} experts, which cannot "
+                    "continue rows by different numbers of tokens: leave the draft model out"
+                )
+
+
+@dataclasses.dataclass
+class Acceptance:
+    """Counts of what became of proposed tokens."""
+
+    calls: int = 0
+    """Checks, each of K tokens of one row."""
+    proposed: int = 0
+    accepted: int = 0
+
+    def add(self, proposed: int, accepted: int) -> None:
+        """Adds the tokens of another check."""
+        self.calls, self.proposed = self.calls + 1, self.proposed + proposed
+        self.accepted += accepted
+
+    def __str__(self) -> str:
+        rate, tokens = self.accepted / max(self.proposed, 1), self.accepted / max(self.calls, 1)
+        return (
+            f"draft: {self.accepted:,} of {self.proposed:,} proposed tokens accepted ({rate:.1%}), "
+            f"{1 + tokens:.2f} tokens for each call of the model"
+        )
 
 
 @struct.dataclass
