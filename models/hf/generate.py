@@ -45,7 +45,7 @@ def generate(
     *,
     attention_mask: object = None,
     seed: int = 0,
-    assistant_model: tuple[Model, Params] | None = None,
+    assistant_model: tuple[Model, Params] | Model | None = None,
     num_assistant_tokens: int | None = None,
     **requested: object,
 ) -> np.ndarray:
@@ -66,7 +66,7 @@ def generate(
         default padding of a causal model is where `pad_token_id` stands, if that is no end token;
         elsewhere there is none.
       seed: the seed of the random choices.
-      assistant_model: a smaller causal model with the same tokens, and its parameters, for
+      assistant_model: a smaller causal model with the same tokens, and its parameters, a pair, for
         speculative decoding without beams (`Draft`): greedy tokens stay the same, and sampled ones
         have the same distributions.
       num_assistant_tokens: the number of tokens that it proposes at a time (by default 4, always
@@ -126,11 +126,11 @@ def generate(
     return np.concatenate([prompts, pad_rows(written, fill=fill)[0]], axis=1)
 
 
-def _draft(assistant: tuple[Model, Params] | None, num_tokens: int | None) -> Draft | None:
+def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | None) -> Draft | None:
     """Returns the draft model of a call, if it has one."""
     if assistant is None:
         return None
-    if not isinstance(assistant, tuple) or len(assistant) != 2:
+    if not isinstance(assistant, tuple):
         raise UserError(
             f"assistant_model is a {type(assistant).__name__}: give the model and its parameters, "
             "(model, params)"

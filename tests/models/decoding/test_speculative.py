@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from flaxzoo import data, models
 from flaxzoo.models.decoders.gemma3 import Gemma3Config
-from flaxzoo.models.decoding.speculative import Proposed, verify
+from flaxzoo.models.decoding import rows, sample
+from flaxzoo.models.decoding.generator import sampling_keys
+from flaxzoo.models.decoding.speculative import Proposed, speculate, verify
 
 from ...support.requests import beams, sampled
 
@@ -71,7 +73,7 @@ def test_each_row_is_what_it_is_alone_and_the_seed_decides(poor):
 def test_log_probabilities_are_the_models_own(poor):
     model, params = made(FAMILIES["gpt2"])
     generator = models.Generator(model, params, draft=poor)
-    keys = models.decoding.generator.sampling_keys(0, 1)
+    keys = sampling_keys(0, 1)
     new = generator.stream_with_log_probs([[1, 2]], sampled(9), keys=keys)
     tokens, log_probs = (np.concatenate(x, axis=1) for x in zip(*new, strict=True))
     ids = np.concatenate([[[1, 2]], tokens], axis=1)
@@ -123,35 +125,56 @@ def test_verified_tokens_have_the_distribution_of_the_model():
     assert abs((accepted > 0).mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / number)
 
 
-@pytest.mark.slow
 def test_sampled_texts_have_the_distribution_of_the_model():
     """Texts of three tokens of a vocabulary of 5, in 4,000 rows: the joint probabilities."""
     small = {"vocab_size": 5, "max_length": 8, "d_model": 8, "num_layers": 1, "num_heads": 1}
-    model, params = made(models.GPTConfig(**small), 0, 6.0)
-    draft = models.Draft(*made(models.GPTConfig(**small), 1, 6.0), num_tokens=2)
-    method = models.Sampling(0.8, top_p=0.9, repetition_penalty=1.3)
-    generator = models.Generator(model, params, draft=draft)
-    request = sampled(3, method, banned=[[2, 2]])
-    number = 4_000
-    texts = stream(generator, [[1, 2]] * number, request, seed=0)
-    assert 0.05 < generator.acceptance.accepted / generator.acceptance.proposed < 0.95
+    config, number = models.GPTConfig(**small), 4_000
+    pairs = [models.unstack_layers(*made(config, seed, 6.0)) for seed in (0, 1)]
+    method, banned = models.Sampling(0.8, top_p=0.9, repetition_penalty=1.3), ((2, 2),)
+    sampling = sample.sampling_params(method, banned, 5)
+    # All rows have the tokens 1 and 2, of which the first was read.
+    ones = jnp.ones((number,), jnp.int32)
+    caches = []
+    for back, pair in enumerate(pairs):
+        length = 8  # slots
+        cache = rows.empty_caches(pair[0], number, length, 2)
+        _, cache = rows.apply_to_rows(*pair, ones[:, None], cache)
+        caches.append(rows.move_to(cache, cache.cache.index - back))
+    state = rows.RowStates(
+        caches[0],
+        2 * ones,
+        jnp.broadcast_to(jnp.isin(jnp.arange(5), jnp.array([1, 2])), (number, 5)),
+        2 * ones[:, None],
+        jax.random.split(jax.random.key(0, impl="threefry2x32"), number),
+        0 * ones,
+        caches[1],
+        ones,
+    )
+    texts = [[] for _ in range(number)]
+    for _ in range(3):
+        state, new = speculate(
+            *pairs[0], *pairs[1], state, ones == 1, sampling=sampling, num_tokens=2
+        )
+        for text, tokens, n in zip(texts, *map(np.asarray, (new.tokens, new.lengths)), strict=True):
+            text.extend(tokens[:n].tolist())
+    lengths = np.array([len(text) for text in texts])
+    assert set(lengths.tolist()) == set(range(3, 10))
+    counts = np.bincount(np.array([text[:3] for text in texts]) @ [25, 5, 1], minlength=125)
+
     triples = np.array(list(itertools.product(range(5), repeat=3)))
-    probabilities = np.ones(len(triples))
-    plain = models.decoding.sample
-    arrays = plain.sampling_params(method, request.banned, 5)
     ids = np.concatenate([np.tile([[1, 2]], (len(triples), 1)), triples], axis=1)
-    logits = model.apply({"params": params}, ids).logits
+    logits = pairs[0][0].apply({"params": pairs[0][1]}, ids).logits
+    probabilities = np.ones(len(triples))
     for i in range(3):
         past = ids[:, : 2 + i]
         seen = np.zeros((len(triples), 5), bool)
         np.put_along_axis(seen, past, values=True, axis=1)
-        scores = plain.processed_logits(
-            logits[:, 1 + i], jnp.asarray(seen), jnp.asarray(past[:, -1:]), sampling=arrays
+        scores = sample.processed_logits(
+            logits[:, 1 + i], jnp.asarray(seen), jnp.asarray(past[:, -1:]), sampling=sampling
         )
         chosen = np.asarray(jax.nn.softmax(scores))[np.arange(len(triples)), triples[:, i]]
         probabilities *= chosen
     assert np.isclose(probabilities.sum(), 1, atol=1e-5)
-    counts = np.bincount(texts @ [25, 5, 1], minlength=125)
     assert (counts[probabilities == 0] == 0).all()
     assert is_likely(counts, probabilities)
 

@@ -48,9 +48,9 @@ class DecodingArguments:
     """With many prompts: completions that are written at once. Where one has ended, the next
     begins."""
     draft: str | None = None
-    """A run folder (or another name, as RUN) of a smaller model with the same tokenizer. It proposes
-    tokens, and the model checks several at once. With temperature 0 texts stay the same; others
-    change, but have the same distribution."""
+    """A smaller model with the same tokenizer, named as RUN is. It proposes tokens, and the model
+    checks several at once. With temperature 0 texts stay the same; others change, but have the same
+    distribution."""
     draft_tokens: int = 4
     """With --draft: the tokens that it proposes at a time."""
     step: int | None = None
