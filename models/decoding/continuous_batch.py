@@ -288,15 +288,15 @@ class ContinuousBatch:
 
     def _empty(self, one: RowStates) -> RowStates:
         """Returns R rows without a text, with the arrays of one."""
-        number = len(self._texts)
+        number, draft = len(self._texts), self._draft
         rows = jnp.zeros((number,), jnp.int32)
-        draft = self._draft
         return RowStates(
             empty_caches(self._model, number, self._slots, self._spare),
-            *(
-                None if x is None else x[rows]
-                for x in (one.tokens, one.seen, one.recent, one.keys, one.count)
-            ),
+            one.tokens[rows],
+            None if one.seen is None else one.seen[rows],
+            one.recent[rows],
+            one.keys[rows],
+            one.count[rows],
             draft=None
             if draft is None
             else empty_caches(draft.model, number, self._slots_of_draft, self._spare),
@@ -324,7 +324,7 @@ class ContinuousBatch:
 
     def _renew_drafts(self) -> None:
         """Reads contexts again where the draft model has no positions for another round."""
-        if self._draft is None or self._state is None:
+        if self._draft is None:
             return
         longest = self._draft.model.config.max_length
         for row, text in enumerate(self._texts):
@@ -333,6 +333,7 @@ class ContinuousBatch:
                 read = self._read_draft(text)
                 text.context.append(newest)
                 self._make_space()
+                assert self._state is not None
                 assert self._state.draft is not None
                 draft = enter_row(self._state.draft, jnp.int32(row), read)
                 self._state = dataclasses.replace(self._state, draft=draft)

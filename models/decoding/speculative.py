@@ -162,14 +162,10 @@ def speculate(
     assert state.draft is not None
     assert state.before is not None
     tokens = jnp.where(live, state.tokens, 0)
-    state = dataclasses.replace(
-        state,
-        tokens=tokens,
-        before=jnp.where(live, state.before, 0),
-        context=of_live_rows(state.context, live),
-        draft=of_live_rows(state.draft, live),
-    )
-    start, draft_start = state.context.cache.index, state.draft.cache.index  # [R] each
+    context, draft = of_live_rows(state.context, live), of_live_rows(state.draft, live)
+    start, draft_start = context.cache.index, draft.cache.index  # [R] each
+    before = jnp.where(live, state.before, 0)
+    state = dataclasses.replace(state, tokens=tokens, before=before, context=context, draft=draft)
     proposed, draft = propose(
         draft_model, draft_params, state, sampling=sampling, num_tokens=num_tokens
     )
