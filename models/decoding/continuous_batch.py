@@ -16,7 +16,7 @@ from ...data.errors import UserError
 from ..model import Model
 from ..nn.typing import Array, Float, Key, Params
 from .banned_sequences import last_tokens
-from .padding import pad_rows, power_of_two, round_up, shortened
+from .padding import cache_stage, pad_rows, power_of_two, round_up, shortened
 from .request import GenerationRequest, Sampling
 from .rows import (
     NewTokens,
@@ -35,9 +35,8 @@ from .speculative import Acceptance, Draft, speculate
 
 READ_BUCKET = 32
 """Contexts are read in lengths that are multiples of it, or of a quarter of a power of two."""
-SLOT_BUCKET, FIRST_SLOTS = 64, 256
-"""Caches have lengths that are powers of two from the second number on, or, where nothing longer is
-to come, a multiple of the first."""
+SLOT_BUCKET = 64
+"""The last length of a cache that grows is a multiple of it."""
 
 NOT_NUMBERS = (
     "the model's logits are NaN or infinite: its parameters are too large; give another --step or "
@@ -350,7 +349,7 @@ def read_length(length: int, longest: int) -> int:
 def _num_slots(needed: int, most: int) -> int:
     """Returns the length of caches that have some slots now, and most of all later."""
     least, most = round_up(needed, SLOT_BUCKET), round_up(most, SLOT_BUCKET)
-    return max(least, min(power_of_two(max(needed, FIRST_SLOTS)), most))
+    return max(least, cache_stage(needed, most))
 
 
 def _most_slots(longest: int, length: int, limit: int, step: int) -> int:

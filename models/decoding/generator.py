@@ -20,10 +20,10 @@ from .beam_search import run
 from .beam_step import Finished, beam_params
 from .cached_context import CachedContext
 from .continuous_batch import ContinuousBatch
-from .padding import pad_rows, power_of_two, round_up, shortened
+from .padding import cache_stage, pad_rows, power_of_two, round_up, shortened
 from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
 from .rows import continues_rows
-from .sample import NO_TOKEN, advance, prefill, sampling_params
+from .sample import NO_TOKEN, advance, enlarge, prefill, sampling_params
 from .speculative import Acceptance, Draft
 from .unstack_layers import unstack_layers
 
@@ -77,7 +77,8 @@ class Generator:
         The result of row r depends on its prompt, `seed` and r alone, not on the other rows. Rows
         do not end: who reads the stream looks for `request.eos_ids` and may stop. When a row has
         filled the model's `max_length`, its oldest quarter falls out and the rest is read again
-        at new positions.
+        at new positions. The cache grows with the rows: its lengths are powers of two, each with
+        a program of its own, so that n tokens take O(log n) programs.
 
         Args:
           prompts: token ids of each row, at least one each.
@@ -154,6 +155,8 @@ class Generator:
             # Tokens until a row is full; the last one is written but never read.
             steps = min(config.max_length - longest + 1, request.max_new_tokens - done)
             length = self._padded_length(longest)
+            # The last call may choose more tokens than are wanted.
+            most = round_up(length + steps + per_call, CACHE_BUCKET)
             ids, mask = pad_rows(contexts, length=length, left=True)  # [B, length]
             state = prefill(
                 self._model,
@@ -165,8 +168,7 @@ class Generator:
                 keys=keys,
                 count=done,
                 sampling=arrays,
-                # The last call may choose more tokens than are wanted.
-                cache_length=round_up(length + steps + per_call, CACHE_BUCKET),
+                cache_length=cache_stage(length + per_call, most),
                 with_log_probs=with_log_probs,
             )
             new = _checked_tokens(state.tokens[:, None])  # [B, 1], later [B, per_call]
@@ -179,6 +181,9 @@ class Generator:
                 done, steps = done + new.shape[1], steps - new.shape[1]
                 if steps == 0:
                     break
+                length += per_call  # slots that are written after the next call
+                if length > state.cache.length:
+                    state = enlarge(self._model, state, cache_stage(length, most))
                 state, tokens, log_probs = advance(
                     self._model, self._params, state, sampling=arrays, num_tokens=per_call
                 )

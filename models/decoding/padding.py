@@ -49,3 +49,17 @@ def power_of_two(number: int) -> int:
 def shortened(context: list[int], longest: int) -> list[int]:
     """Drops the oldest tokens of a context that is longer than the model's positions."""
     return context if len(context) <= longest else context[-max(1, longest - longest // 4) :]
+
+
+FIRST_STAGE = 256
+"""A cache for more tokens than these grows: below, a token takes as long with any number of slots,
+and less than a program takes to compile."""
+
+
+def cache_stage(needed: int, most: int) -> int:
+    """Returns the length of a cache that holds `needed` tokens now and will hold at most `most`.
+
+    It doubles, so that attention over empty slots at most doubles the work, and n tokens take
+    O(log n) compiled programs.
+    """
+    return min(max(FIRST_STAGE, power_of_two(needed)), most)

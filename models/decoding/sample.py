@@ -12,7 +12,7 @@ from flax import struct
 
 from ..model import Model
 from ..nn.attention import HIDDEN
-from ..nn.cache import Cache, init_cache
+from ..nn.cache import Cache, grow_cache, init_cache
 from ..nn.heads import CausalLMOutput
 from ..nn.layers import fold_in
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
@@ -163,6 +163,15 @@ def prefill(
     log_probs = jnp.zeros((rows,), jnp.float32) if with_log_probs else None
     state = DecodeState(output.cache, mask, empty, seen, recent, keys, jnp.int32(count), log_probs)
     return _with_next_token(state, output, sampling)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "cache_length"))
+def enlarge(model: Model, state: DecodeState, cache_length: int) -> DecodeState:
+    """Returns the state with more slots in the cache, for tokens that are still to come."""
+    cache = grow_cache(state.cache, model.config, model.execution, cache_length)
+    more = ((0, 0), (0, cache_length - state.attention_mask.shape[1]))
+    mask = jnp.pad(state.attention_mask, more, constant_values=1)
+    return dataclasses.replace(state, cache=cache, attention_mask=mask)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "num_tokens"), donate_argnames="state")

@@ -160,7 +160,11 @@ def grow_cache(
     larger = dataclasses.replace(larger, cross=cache.cross)
     # As long as a ring has not all its slots, its tokens are where those of a larger one are.
     arrays = [
-        jnp.pad(x, [(0, new - old) for old, new in zip(x.shape, to.shape, strict=True)])
+        jax.lax.pad(
+            x,
+            jnp.zeros((), x.dtype),
+            [(0, new - old, 0) for old, new in zip(x.shape, to.shape, strict=True)],
+        )
         for x, to in zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(larger), arrays)

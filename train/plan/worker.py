@@ -26,7 +26,7 @@ from ..distributed.sharding import (
 )
 from ..engine.compile import ShardedStep, configured_step, with_shardings
 from ..engine.memory_summary import bytes_per_device, temp_bytes
-from ..engine.rollout import RolloutPrograms
+from ..engine.rollout import RolloutPrograms, samples_stacked
 from ..objectives.tasks import objective_of
 from ..runs.config_json import from_dict
 from ..state import count_parameters
@@ -101,7 +101,9 @@ def _with_rollout(
         config, execution=dataclasses.replace(config.execution, attention="xla", remat="none")
     )
     model = create(config.model, config.execution)
-    cache = jax.eval_shape(lambda: init_cache(config.model, config.execution, rows, data.length))
+    layers = config.execution.layers if samples_stacked(mesh) else "separate"
+    sampling = dataclasses.replace(config.execution, layers=layers)
+    cache = jax.eval_shape(lambda: init_cache(config.model, sampling, rows, data.length))
     heads = mesh.shape["tensor"] if config.model.kv_heads % mesh.shape["tensor"] == 0 else 1
     whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.layers))
     judges = [_reward_bytes(name, mesh) for name in data.rollout.rewards if Path(name).is_dir()]
