@@ -132,7 +132,7 @@ def test_a_draft_model_changes_no_greedy_completion(tiny_model, tiny, speaker):
     letters = CharacterTokenizer(" abcdefghijklmnopqrstuvwxz\n")
     for tokenizer, message in (
         (letters, "its token 27 is 'z', the model's 'y'"),
-        (CharacterTokenizer(" abc"), "it has 5 tokens, the model's 28"),
+        (CharacterTokenizer(" abc"), "it has 6 tokens, the model's 29"),
     ):
         with pytest.raises(data.UserError, match=f"draft model has another tokenizer: {message}"):
             speaker.with_draft(train.TextGenerator(other.model, other.params, tokenizer))
