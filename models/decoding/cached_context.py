@@ -23,8 +23,8 @@ CHUNKS = (64, 16, 4, 1)
 """Tokens are read in pieces of these sizes, so that few programs are compiled."""
 
 SPARE = 64
-"""So many tokens can be taken back where layers keep a window, without reading all others anew: the
-end of an answer, which the template of the next turn writes differently."""
+"""The number of tokens that can be taken back where layers keep a window, without reading the
+others anew: the end of an answer, which the template of the next turn writes differently."""
 
 
 class CachedContext:

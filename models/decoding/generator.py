@@ -383,6 +383,11 @@ class Generator:
                 "start_id is missing: give the token that the targets of the encoder-decoder "
                 "begin with"
             )
+        if isinstance(model, CausalBeams) and (method.min_tokens or method.no_repeat):
+            raise UserError(
+                f"min_tokens {method.min_tokens} and no_repeat {method.no_repeat} are of targets "
+                "of encoder-decoders: leave them out"
+            )
         for number, row in enumerate(rows):
             if not 1 <= len(row) <= config.max_length:
                 raise UserError(

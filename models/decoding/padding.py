@@ -52,8 +52,8 @@ def shortened(context: list[int], longest: int) -> list[int]:
 
 
 FIRST_STAGE = 256
-"""A cache for more tokens than these grows: below, a token takes as long with any number of slots,
-and less than a program takes to compile."""
+"""A cache for more tokens than these grows. Below, attention to empty slots takes a few percent of
+a token's time, and another program seconds to compile."""
 
 
 def cache_stage(needed: int, most: int) -> int:

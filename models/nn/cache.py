@@ -20,8 +20,9 @@ from .typing import Array, Bool, Float, Int
 class LayerCache:
     """Keys `[B, K, H, R]` and values `[B, K, R, H]` of one layer; of all layers with a leading L.
 
-    K is the number of key/value heads; R is the number of slots. The layout is that in which the two matrix products of
-    attention read their operands, so that decoding a token transposes no earlier token.
+    K is the number of key/value heads, R the number of slots. The layout is that in which the two
+    matrix products of attention read their operands, so that decoding a token transposes no earlier
+    token.
     """
 
     key: Array
@@ -46,9 +47,9 @@ LayerCaches = LayerCache | tuple[LayerCache, ...]
 class Cache:
     """Keys and values in S slots of each sequence, of which `index` are written.
 
-    Tokens are taken back by setting `index` back. Layers that keep a window have overwritten older
-    tokens by then: `index` may be at most `spare` below the number of tokens that were ever written,
-    unless no layer's ring is full (`can_go_back`).
+    Tokens are taken back by setting `index` back: decoding continues as if they had never been.
+    Layers that keep a window have overwritten older tokens by then, so that `index` may be at most
+    `spare` below the most tokens that were ever written, unless no ring is full (`can_go_back`).
     """
 
     layers: LayerCaches
@@ -141,9 +142,7 @@ def init_cache(
     return Cache(layers, index, length, spare, positions=positions)
 
 
-def grow_cache(
-    cache: Cache, config: TransformerConfig, execution: Execution, length: int
-) -> Cache:
+def grow_cache(cache: Cache, config: TransformerConfig, execution: Execution, length: int) -> Cache:
     """Returns a cache of one beam with more slots and the same tokens.
 
     Args:
@@ -154,9 +153,7 @@ def grow_cache(
     """
     first = cache.layers[0] if isinstance(cache.layers, tuple) else cache.layers
     rows = first.key.shape[-4]
-    larger = jax.eval_shape(
-        lambda: init_cache(config, execution, rows, length, spare=cache.spare)
-    )
+    larger = jax.eval_shape(lambda: init_cache(config, execution, rows, length, spare=cache.spare))
     larger = dataclasses.replace(larger, cross=cache.cross)
     # As long as a ring has not all its slots, its tokens are where those of a larger one are.
     arrays = [
@@ -223,8 +220,7 @@ def write_tokens(
     """
     length, slots = key.shape[-1], cache.num_slots
     if cache.window is None:
-        key = jax.lax.dynamic_update_slice_in_dim(cache.key, key, index, axis=3)
-        value = jax.lax.dynamic_update_slice_in_dim(cache.value, value, index, axis=2)
+        key, value = _write_slots((cache.key, key), (cache.value, value), jnp.asarray(index))
         return dataclasses.replace(cache, key=key, value=value), Keys(key, value)
     written = _write_ring(cache, key, value, index)
     if cache.window + length - 1 <= slots:
@@ -250,7 +246,7 @@ def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]
 
 
 FEW_TOKENS = 8
-"""So many tokens are written one by one, which XLA does in place."""
+"""Up to this number tokens are written one by one, which XLA does in place."""
 
 
 def _write_ring(
@@ -264,9 +260,8 @@ def _write_ring(
     if length <= min(FEW_TOKENS, slots):
         for i in range(length):
             slot = (jnp.asarray(index) + i) % slots
-            one = key[..., i : i + 1], value[..., i : i + 1, :]
-            keys = jax.lax.dynamic_update_slice_in_dim(keys, one[0], slot, axis=3)
-            values = jax.lax.dynamic_update_slice_in_dim(values, one[1], slot, axis=2)
+            one = (keys, key[..., i : i + 1]), (values, value[..., i : i + 1, :])
+            keys, values = _write_slots(*one, slot)
         return dataclasses.replace(cache, key=keys, value=values)
     tokens = newest_tokens(index + length, slots)  # [R]
     new, places = tokens >= index, jnp.clip(tokens - index, 0, length - 1)
@@ -303,3 +298,34 @@ def _map_recent(change: Callable[[Array], Array], cache: Cache) -> Cache:
     layers = cache.layers
     layers = tuple(map(changed, layers)) if isinstance(layers, tuple) else changed(layers)
     return dataclasses.replace(cache, layers=layers)
+
+
+def _write_slots(
+    key: tuple[Float[Array, "B K H R"], Float[Array, "B K H T"]],
+    value: tuple[Float[Array, "B K R V"], Float[Array, "B K T V"]],
+    slot: Int[Array, ""],
+) -> tuple[Float[Array, "B K H R"], Float[Array, "B K R V"]]:
+    """Writes T tokens side by side into the slots from the given one on; pairs are old and new.
+
+    With one row, or one key/value head, XLA's CPU backend drops that axis for the products of
+    attention, and fuses the change of shape with the writing: it copies each whole array four times
+    for every token. Nothing is fused with the branch of a condition.
+    """
+
+    def write(
+        key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
+    ) -> tuple[Array, Array]:
+        return (
+            jax.lax.dynamic_update_slice_in_dim(*key, slot, axis=3),
+            jax.lax.dynamic_update_slice_in_dim(*value, slot, axis=2),
+        )
+
+    def write_in_branch(
+        key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
+    ) -> tuple[Array, Array]:
+        fits = slot + key[1].shape[3] <= key[0].shape[3]  # beyond it nothing counts any more
+        return jax.lax.cond(fits, write, lambda key, value, _: (key[0], value[0]), key, value, slot)
+
+    if 1 not in key[0].shape[:2]:
+        return write(key, value, slot)
+    return jax.lax.platform_dependent(key, value, slot, cpu=write_in_branch, default=write)

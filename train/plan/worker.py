@@ -68,7 +68,8 @@ def plan_run(
             f"mesh.data {mesh.shape['data']} over {topology.slices} slices: only data is sharded "
             f"over the slow network between slices: make it a multiple of {topology.slices}"
         )
-    step = configured_step(config, objective_of(config), mesh)
+    memory = None if topology.chip is None else topology.chip.memory
+    step = configured_step(config, objective_of(config), mesh, memory)
     batch = batch_shapes(config, step)
     plan = Plan(
         topology=topology.name,
@@ -83,6 +84,7 @@ def plan_run(
         host_bytes=bytes_per_device(step.state.opt_state, HOST),
         batch_bytes=bytes_per_device(batch),
         attention=step.attention,
+        exchange=step.exchange,
     )
     if isinstance(config.data, PolicyData):
         plan = _with_rollout(plan, config, config.data, step, compiled=compiled)
