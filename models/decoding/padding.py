@@ -46,6 +46,11 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
+def shortened(context: list[int], longest: int) -> list[int]:
+    """Drops the oldest tokens of a context that is longer than the model's positions."""
+    return context if len(context) <= longest else context[-max(1, longest - longest // 4) :]
+
+
 FIRST_STAGE = 256
 """A cache for more tokens than these grows. Below, attention to empty slots takes a few percent of
 a token's time, and another program seconds to compile."""

@@ -85,6 +85,25 @@ def filter_top_k_top_p(
     return jnp.put_along_axis(logits, order, ordered, axis=-1, inplace=False)
 
 
+def processed_logits(
+    logits: Float[Array, "B V"],
+    seen: Bool[Array, "B V"] | None,
+    recent: Int[Array, "B P"],
+    *,
+    sampling: SamplingParams,
+) -> Float[Array, "B V"]:
+    """Returns the logits that the next token of each row is chosen by."""
+    logits = hide_banned(logits, recent, sampling.banned)
+    if seen is not None:
+        logits = penalize_repetition(logits, seen, sampling.repetition_penalty)
+    if sampling.greedy:
+        return logits
+    logits = logits / sampling.temperature
+    if sampling.filtered:
+        logits = filter_top_k_top_p(logits, sampling.top_k, sampling.top_p)
+    return logits
+
+
 def best_token(logits: Float[Array, "B V"]) -> Int[Array, " B"]:
     """Returns the first of the tokens with the greatest logit, as argmax does; V if one is NaN.
 
@@ -104,14 +123,9 @@ def sample_token(
     sampling: SamplingParams,
 ) -> Int[Array, " B"]:
     """Chooses the next token of each row."""
-    logits = hide_banned(logits, recent, sampling.banned)
-    if seen is not None:
-        logits = penalize_repetition(logits, seen, sampling.repetition_penalty)
+    logits = processed_logits(logits, seen, recent, sampling=sampling)
     if sampling.greedy:
         return best_token(logits)
-    logits = logits / sampling.temperature
-    if sampling.filtered:
-        logits = filter_top_k_top_p(logits, sampling.top_k, sampling.top_p)
     return jax.vmap(jax.random.categorical)(keys, logits)
 
 
