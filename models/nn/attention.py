@@ -13,7 +13,8 @@ from ..config import Execution, TransformerConfig
 from .cache import LayerCache
 from .fused_attention import FusedAttention
 from .head_convolution import EarlierTokens, HeadConvolution
-from .layers import Embedding, Linear, RMSNorm, RowKeys, dropout
+from .kernels.weight_dropout import drop_weights, head_keys
+from .layers import Embedding, Linear, RMSNorm, RowKeys
 from .masks import AttentionMask
 from .positions import Positions
 from .relative_positions import relative_scores, relative_values
@@ -127,7 +128,7 @@ class MultiHeadAttention(nn.Module):
         Args:
           x: input of the sublayer.
           mask: the keys that each query may attend to. If it is not materialized, a kernel
-            computes attention; there is then no cache, bias, dropout, or output of weights.
+            computes attention; there is then no cache, bias, or output of weights.
           cache: keys and values of earlier calls.
           index: the next slot of the cache to write.
           rng: keys of dropout; None: no dropout.
@@ -170,8 +171,15 @@ class MultiHeadAttention(nn.Module):
             value, recent_value = self._convolve("value", value, earlier, history[2])
             value = positions.at_projections(value)
             if mask.values is None:
+                rate = c.attention_dropout_rate
+                drops = rate > 0 and rng is not None
                 fused = FusedAttention(
-                    self.execution.attention, mask.causal, mask.window, c.score_cap, name="fused"
+                    self.execution.attention,
+                    mask.causal,
+                    mask.window,
+                    c.score_cap,
+                    dropout_rate=rate,
+                    name="fused",
                 )
                 context = fused(
                     _scaled(query, scale),
@@ -179,6 +187,7 @@ class MultiHeadAttention(nn.Module):
                     value,
                     segments=mask.segments(),
                     use_window=mask.use_window,
+                    keys=head_keys(rng, c.num_heads) if drops else None,
                 )
                 return self._output(_masked(context, head_mask)), None, None
             key = jnp.einsum("BSKH->BKHS", key)
@@ -197,7 +206,7 @@ class MultiHeadAttention(nn.Module):
         weights = attention_weights(
             query, used.key, mask.materialize(), scale=scale, bias=bias, cap=c.score_cap
         )
-        dropped = dropout(weights, c.attention_dropout_rate, rng, "attention_weights")
+        dropped = drop_weights(weights, c.attention_dropout_rate, rng)
         dropped = dropped.astype(used.value.dtype)
         context = weighted_values(dropped, used.value)
         if positions.distances is not None:

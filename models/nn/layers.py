@@ -220,6 +220,8 @@ class Residual(nn.Module):
 
 DROPOUT_MASK = "dropout_mask"
 """The name under which rematerialization may keep the masks, one byte per element."""
+KERNEL_RESIDUALS = "kernel_residuals"
+"""The name under which it may keep what the backward pass of an attention kernel reads."""
 
 RowKeys = Key[Array, " B"]
 """One key per sequence of a batch."""
