@@ -73,12 +73,14 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
     """
     asked = config.execution.attention
     sizes = config.model, config.model.decoder
-    faster = FASTEST.get(device.platform, "")
+    faster: Kernel = FASTEST.get(device.platform, "xla")
     if any(part.attention_dropout_rate > 0 for part in sizes):
         faster = DROPPING.get(device.platform, faster)
-    kernel = faster or "xla" if asked == "auto" else asked
+    kernel = faster if asked == "auto" else asked
     if kernel == "xla":
-        return KernelChoice("xla", faster, "execution.attention says so" if faster else "")
+        if faster == "xla":
+            return KernelChoice("xla")
+        return KernelChoice("xla", faster, "execution.attention says so")
     reason = _reason(kernel, config, device, context)
     if reason is None:
         return KernelChoice(kernel)

@@ -19,7 +19,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -27,15 +26,12 @@ from jax.experimental.pallas import tpu as pltpu
 from ..layers import KERNEL_RESIDUALS
 from ..masks import Segments
 from ..typing import Array, Float, Int
-from .weight_dropout import GROUP, ROWS, HeadKeys, dropped_below, draws, threefry
+from .weight_dropout import GROUP, ROWS, HeadKeys, draws, dropped_below, threefry
 
 BLOCKS = (512, 384, 256, 128)
 """Numbers of queries, and of keys, of a block: the first that divides them is taken."""
 HIDDEN = -1e30
 """The score of a hidden key: finite, so that a query without keys gives no NaN."""
-
-Ref = jax.Array
-"""A block of an array in the memory of a TPU's core; indexed as an array."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +88,9 @@ class _Spec:
         return sum(bool(self.computes(i, j)) for i, j in grid)
 
 
-def _masked(spec: _Spec, scores: Array, ids: tuple[Ref, Ref] | None, i: Array, j: Array) -> Array:
+def _masked(
+    spec: _Spec, scores: Array, ids: tuple[jax.Ref, jax.Ref] | None, i: Array, j: Array
+) -> Array:
     """Returns the scores [keys, queries] of a block, those of hidden keys replaced."""
     if spec.causal:
         key = j * spec.block_k + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
@@ -118,7 +116,7 @@ def _kept(spec: _Spec, key: tuple[Array, Array], i: Array, first_key: Array) -> 
     return jnp.concatenate([x.astype(jnp.int32) for x in drawn]) >= dropped_below(spec.rate)
 
 
-def _head_key(spec: _Spec, keys: Ref) -> tuple[Array, Array] | None:
+def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
     if spec.rate == 0:
         return None
     at = 2 * (pl.program_id(0) * pl.num_programs(1) + pl.program_id(1))
@@ -126,12 +124,15 @@ def _head_key(spec: _Spec, keys: Ref) -> tuple[Array, Array] | None:
 
 
 def _each_group(spec: _Spec, body: Callable[[Array], None]) -> None:
-    """Runs `body` for the first row of each 32 keys of a block: so much fits into registers."""
+    """Runs `body` for the first row of each 32 keys of a block: so much fits into registers.
+
+    Two at a time leave fewer gaps in the schedule; more need more time to compile than they save.
+    """
 
     def step(number: Array, _: None) -> None:
         body(pl.multiple_of(number * GROUP, GROUP))
 
-    jax.lax.fori_loop(0, spec.block_k // GROUP, step, None)
+    jax.lax.fori_loop(0, spec.block_k // GROUP, step, None, unroll=2)
 
 
 def _product(a: Array, b: Array, axes: tuple[int, int]) -> Array:
@@ -140,19 +141,19 @@ def _product(a: Array, b: Array, axes: tuple[int, int]) -> Array:
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
-def _forward_kernel(spec: _Spec, has_ids: bool, keys: Ref, *refs: Ref) -> None:
+def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -> None:
     """Computes one block: queries [H, queries], keys [H, keys], values [V, keys]."""
-    query, key, value, *refs = refs
-    ids = (refs.pop(0), refs.pop(0)) if has_ids else None
-    out, lse, scores, weights, largest, total, sums = refs
+    query, key, value, *others = refs
+    ids = (others.pop(0), others.pop(0)) if has_ids else None
+    out, lse, scores, weights, largest, total, sums = others
     i, j = pl.program_id(2), pl.program_id(3)
     head_key = _head_key(spec, keys)
 
     @pl.when(j == 0)
     def _start() -> None:
-        largest[...] = jnp.full_like(largest, -jnp.inf)
-        total[...] = jnp.zeros_like(total)
-        sums[...] = jnp.zeros_like(sums)
+        largest[...] = jnp.full(largest.shape, -jnp.inf)
+        total[...] = jnp.zeros(total.shape)
+        sums[...] = jnp.zeros(sums.shape)
 
     @pl.when(spec.computes(i, j))
     def _block() -> None:
@@ -182,24 +183,24 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: Ref, *refs: Ref) -> None:
         lse[0, 0] = largest[...] + jnp.log(total[...])
 
 
-def _backward_kernel(spec: _Spec, has_ids: bool, keys: Ref, *refs: Ref) -> None:
+def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -> None:
     """Adds one block's part to the gradients of its queries, keys and values."""
-    query, key, value, *refs = refs
-    ids = (refs.pop(0), refs.pop(0)) if has_ids else None
-    out, lse, given, to_query, to_key, to_value, *refs = refs
-    scores, products, weights, gradients, query_sums, key_sums, value_sums = refs
+    query, key, value, *others = refs
+    ids = (others.pop(0), others.pop(0)) if has_ids else None
+    out, lse, given, to_query, to_key, to_value, *scratch = others
+    scores, products, weights, gradients, query_sums, key_sums, value_sums = scratch
     j, i = pl.program_id(2), pl.program_id(3)
     head_key = _head_key(spec, keys)
     kept_scale = 1 / (1 - spec.rate)
 
     @pl.when((i == 0) & (j == 0))
     def _start() -> None:
-        query_sums[...] = jnp.zeros_like(query_sums)
+        query_sums[...] = jnp.zeros(query_sums.shape)
 
     @pl.when(i == 0)
     def _start_keys() -> None:
-        key_sums[...] = jnp.zeros_like(key_sums)
-        value_sums[...] = jnp.zeros_like(value_sums)
+        key_sums[...] = jnp.zeros(key_sums.shape)
+        value_sums[...] = jnp.zeros(value_sums.shape)
 
     @pl.when(spec.computes(i, j))
     def _block() -> None:
@@ -274,7 +275,7 @@ def _forward(
     keys, ids = rest
     (batch, heads, size, num_queries), value_size = query.shape, value.shape[2]
 
-    def ij(i: Array, j: Array, _: Ref) -> tuple[Array, Array]:
+    def ij(i: Array, j: Array, _: jax.Ref) -> tuple[Array, Array]:
         return i, spec.key_block(i, j)
 
     of_queries, of_keys = _block_specs(spec, ij)
@@ -323,7 +324,7 @@ def _backward(
     (query, key, value), (keys, ids) = inputs, rest
     (batch, heads, size, num_queries), (value_size, num_keys) = query.shape, value.shape[2:]
 
-    def ij(j: Array, i: Array, _: Ref) -> tuple[Array, Array]:
+    def ij(j: Array, i: Array, _: jax.Ref) -> tuple[Array, Array]:
         return spec.query_block(i, j), j
 
     of_queries, of_keys = _block_specs(spec, ij)
@@ -439,7 +440,7 @@ def flash_attention(
       keys: of the heads' draws; None: nothing is dropped.
       rate: probability that a weight is dropped.
     """
-    (batch, num_queries, heads, _), num_keys = query.shape, key.shape[1]
+    (_, num_queries, heads, _), num_keys = query.shape, key.shape[1]
     block_q, block_k = (next(b for b in BLOCKS if n % b == 0) for n in (num_queries, num_keys))
     spec = _Spec(
         causal=causal,
