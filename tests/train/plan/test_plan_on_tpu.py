@@ -85,7 +85,11 @@ def loss(params, ids):
     return out.last_hidden_state.astype("float32").sum()
 text = jax.jit(jax.grad(loss)).trace(params, ids).lower().compile().as_text()
 calls = [
-    (instruction.name.split("_segmented")[0].split(".")[0], times, kernel_flops(instruction, computation))
+    (
+        instruction.name.split(".")[0].split("_segmented")[0],
+        times,
+        kernel_flops(instruction, computation),
+    )
     for computation, times in parse_hlo(text).runs(fused=True)
     for instruction in computation.values()
     if 'tpu_custom_call' in instruction.attributes
