@@ -13,8 +13,7 @@ from ..config import Execution, TransformerConfig
 from .cache import LayerCache
 from .fused_attention import FusedAttention
 from .head_convolution import EarlierTokens, HeadConvolution
-from .kernels.weight_dropout import drop_weights, head_keys
-from .layers import Embedding, Linear, RMSNorm, RowKeys
+from .layers import Embedding, Linear, RMSNorm, RowKeys, drop_weights, head_keys
 from .masks import AttentionMask
 from .positions import Positions
 from .relative_positions import relative_scores, relative_values
@@ -172,7 +171,6 @@ class MultiHeadAttention(nn.Module):
             value = positions.at_projections(value)
             if mask.values is None:
                 rate = c.attention_dropout_rate
-                drops = rate > 0 and rng is not None
                 fused = FusedAttention(
                     self.execution.attention,
                     mask.causal,
@@ -187,7 +185,7 @@ class MultiHeadAttention(nn.Module):
                     value,
                     segments=mask.segments(),
                     use_window=mask.use_window,
-                    keys=head_keys(rng, c.num_heads) if drops else None,
+                    keys=None if rng is None or rate == 0 else head_keys(rng, c.num_heads),
                 )
                 return self._output(_masked(context, head_mask)), None, None
             key = jnp.einsum("BSKH->BKHS", key)

@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from .kernels.weight_dropout import HeadKeys
+from .layers import HeadKeys
 from .masks import Segments, Size
 from .typing import Array, Bool, Float
 

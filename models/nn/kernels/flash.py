@@ -2,7 +2,7 @@
 
 Dao et al. 2022, "FlashAttention", algorithms 1 and 4, with the log-sum-exp of the scores as the
 residual (Dao 2023, "FlashAttention-2", section 3.1). Both passes draw the mask of a block anew from
-its counters (`weight_dropout.py`); it is never in main memory.
+its counters (`layers.py`); it is never in main memory.
 
 The kernels hold tokens in a register's 128 columns, features and keys in its rows: arrays are
 `[B, heads, features, tokens]`, which pads no head of size 64, and a block of scores is
@@ -23,10 +23,17 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ..layers import KERNEL_RESIDUALS
+from ..layers import (
+    GROUP,
+    KERNEL_RESIDUALS,
+    ROWS,
+    HeadKeys,
+    draws,
+    dropped_below,
+    threefry,
+)
 from ..masks import Segments
 from ..typing import Array, Float, Int
-from .weight_dropout import GROUP, ROWS, HeadKeys, draws, dropped_below, threefry
 
 BLOCKS = (512, 384, 256, 128)
 """Numbers of queries, and of keys, of a block: the first that divides them is taken."""
@@ -89,9 +96,10 @@ class _Spec:
 
 
 def _masked(
-    spec: _Spec, scores: Array, ids: tuple[jax.Ref, jax.Ref] | None, i: Array, j: Array
+    spec: _Spec, scores: Array, ids: tuple[jax.Ref, jax.Ref] | None, ij: tuple[Array, Array]
 ) -> Array:
     """Returns the scores [keys, queries] of a block, those of hidden keys replaced."""
+    i, j = ij
     if spec.causal:
         key = j * spec.block_k + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
         query = i * spec.block_q + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
@@ -157,7 +165,7 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -
 
     @pl.when(spec.computes(i, j))
     def _block() -> None:
-        found = _masked(spec, _product(key[0, 0], query[0, 0], (0, 0)), ids, i, j)
+        found = _masked(spec, _product(key[0, 0], query[0, 0], (0, 0)), ids, (i, j))
         scores[...] = found
         before = largest[...]
         now = jnp.maximum(before, found.max(axis=0, keepdims=True))
@@ -205,7 +213,7 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
     @pl.when(spec.computes(i, j))
     def _block() -> None:
         q, k, d = query[0, 0], key[0, 0], given[0, 0]
-        scores[...] = _masked(spec, _product(k, q, (0, 0)), ids, i, j)
+        scores[...] = _masked(spec, _product(k, q, (0, 0)), ids, (i, j))
         products[...] = _product(value[0, 0], d, (0, 0))
         # Σ weight · gradient over the keys of a query: also that of its output and the output.
         mean = (d.astype(jnp.float32) * out[0, 0].astype(jnp.float32)).sum(axis=0, keepdims=True)
@@ -269,10 +277,10 @@ Ids = tuple[Int[Array, "B 1 T"], Int[Array, "B 1 S"]]
 
 
 def _forward(
-    spec: _Spec, query: Array, key: Array, value: Array, rest: tuple[Array, Ids | None]
+    spec: _Spec, inputs: tuple[Array, Array, Array], rest: tuple[Array, Ids | None]
 ) -> tuple[Array, Array]:
     """Returns the output [B, N, V, T] and the log-sum-exps [B, N, 1, T]."""
-    keys, ids = rest
+    (query, key, value), (keys, ids) = inputs, rest
     (batch, heads, size, num_queries), value_size = query.shape, value.shape[2]
 
     def ij(i: Array, j: Array, _: jax.Ref) -> tuple[Array, Array]:
@@ -381,23 +389,21 @@ def _cost(flops: int, exponentials: int, arrays: tuple[Array, ...]) -> pl.CostEs
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    spec: _Spec, query: Array, key: Array, value: Array, rest: tuple[Array, Ids | None]
+    spec: _Spec, inputs: tuple[Array, Array, Array], rest: tuple[Array, Ids | None]
 ) -> Array:
-    return _forward(spec, query, key, value, rest)[0]
+    return _forward(spec, inputs, rest)[0]
 
 
 def _attend_forward(
-    spec: _Spec, query: Array, key: Array, value: Array, rest: tuple[Array, Ids | None]
+    spec: _Spec, inputs: tuple[Array, Array, Array], rest: tuple[Array, Ids | None]
 ) -> tuple[Array, tuple[object, ...]]:
-    out, lse = (
-        checkpoint_name(x, KERNEL_RESIDUALS) for x in _forward(spec, query, key, value, rest)
-    )
-    return out, ((query, key, value), rest, out, lse)
+    out, lse = (checkpoint_name(x, KERNEL_RESIDUALS) for x in _forward(spec, inputs, rest))
+    return out, (inputs, rest, out, lse)
 
 
 def _attend_backward(
     spec: _Spec, residuals: tuple, gradient: Array
-) -> tuple[Array, Array, Array, None]:
+) -> tuple[tuple[Array, Array, Array], None]:
     inputs, rest, out, lse = residuals
     to_query, *others = _backward(spec, inputs, rest, (out, lse, gradient))
 
@@ -409,7 +415,7 @@ def _attend_backward(
     if spec.group > 1:
         others = map(over_group, others)
     to_key, to_value = others
-    return to_query, to_key, to_value, None
+    return (to_query, to_key, to_value), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -457,5 +463,5 @@ def flash_attention(
     else:
         words = jax.lax.bitcast_convert_type(keys, jnp.int32).reshape(-1)
     ids = None if segments is None else tuple(x[:, None].astype(jnp.int32) for x in segments)
-    query, key, value = (jnp.einsum("BTNH->BNHT", x) for x in (query, key, value))
-    return jnp.einsum("BNVT->BTNV", _attend(spec, query, key, value, (words, ids)))
+    inputs = tuple(jnp.einsum("BTNH->BNHT", x) for x in (query, key, value))
+    return jnp.einsum("BNVT->BTNV", _attend(spec, inputs, (words, ids)))

@@ -14,7 +14,7 @@ from flaxzoo.models.nn import fused_attention as attention_kernels
 from flaxzoo.models.nn.attention import attention_weights, weighted_values
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention, refusal
 from flaxzoo.models.nn.kernels import flash as flash_kernel
-from flaxzoo.models.nn.kernels.weight_dropout import drop_weights, head_keys, kept_weights
+from flaxzoo.models.nn.layers import drop_weights, head_keys, kept_weights
 from flaxzoo.models.nn.masks import AttentionMask
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import pallas

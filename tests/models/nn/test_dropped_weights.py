@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models.nn.kernels.weight_dropout import (
+from flaxzoo.models.nn import layers
+from flaxzoo.models.nn.layers import (
     draws,
     drop_weights,
     head_keys,
@@ -68,6 +69,16 @@ def test_a_part_draws_what_the_whole_draws():
     for num_queries, num_keys in ((20, 70), (20, 64), (1, 33), (7, 5)):
         part = kept_weights(head_keys(rng[2:], 6)[:, 3:], num_queries, num_keys, 0.3)
         np.testing.assert_array_equal(part, whole[2:, 3:, :num_queries, :num_keys])
+
+
+def test_every_platform_keeps_the_same_weights():
+    words = np.random.default_rng(0).integers(0, 2**32, (2, 2, 3, 4, 5, 8), np.uint32)
+    first, second = jnp.asarray(words)
+    stacked, elementwise = (
+        way(first, second, 30_000) for way in (layers._kept_stacked, layers._kept_elementwise)
+    )
+    assert stacked.shape == (2, 3, 4, 5 * 32)
+    np.testing.assert_array_equal(stacked, elementwise)
 
 
 def test_keys_that_lie_apart_by_8_share_a_block():
