@@ -15,7 +15,7 @@ from ..config import Execution, TransformerConfig
 from .cache import Keys, LayerCache, write_tokens
 from .fused_attention import FusedAttention
 from .head_convolution import EarlierTokens, HeadConvolution
-from .layers import Embedding, Linear, RMSNorm, RowKeys, dropout
+from .layers import Embedding, Linear, RMSNorm, RowKeys, drop_weights, head_keys
 from .masks import AttentionMask
 from .positions import Positions
 from .relative_positions import relative_scores, relative_values
@@ -136,7 +136,7 @@ class MultiHeadAttention(nn.Module):
         Args:
           x: input of the sublayer.
           mask: the keys that each query may attend to. If it is not materialized, a kernel
-            computes attention; there is then no cache, bias, dropout, or output of weights.
+            computes attention; there is then no cache, bias, or output of weights.
           cache: keys and values of earlier calls.
           index: the next slot of the cache to write.
           rng: keys of dropout; None: no dropout.
@@ -180,8 +180,14 @@ class MultiHeadAttention(nn.Module):
             value, recent_value = self._convolve("value", value, earlier, history[2])
             value = positions.at_projections(value)
             if mask.values is None:
+                rate = c.attention_dropout_rate
                 fused = FusedAttention(
-                    self.execution.attention, mask.causal, mask.window, c.score_cap, name="fused"
+                    self.execution.attention,
+                    mask.causal,
+                    mask.window,
+                    c.score_cap,
+                    dropout_rate=rate,
+                    name="fused",
                 )
                 context = fused(
                     _scaled(query, scale),
@@ -189,6 +195,7 @@ class MultiHeadAttention(nn.Module):
                     value,
                     segments=mask.segments(),
                     use_window=mask.use_window,
+                    keys=None if rng is None or rate == 0 else head_keys(rng, c.num_heads),
                 )
                 return self._output(_masked(context, head_mask)), None, None
             key = jnp.einsum("BSKH->BKHS", key)
@@ -208,7 +215,7 @@ class MultiHeadAttention(nn.Module):
         weights = attention_weights(
             query, keys.key, visible, scale=scale, bias=bias, cap=c.score_cap
         )
-        dropped = dropout(weights, c.attention_dropout_rate, rng, "attention_weights")
+        dropped = drop_weights(weights, c.attention_dropout_rate, rng)
         dropped = dropped.astype(keys.value.dtype)
         context = weighted_values(dropped, keys.value)
         if positions.distances is not None:

@@ -15,7 +15,7 @@ from .cache import Cache, LayerCache, LayerCaches
 from .experts import RouterStatistics
 from .fused_attention import LIMITS, AttentionCall, refusal
 from .head_convolution import EarlierTokens, earlier_tokens
-from .layers import DROPOUT_MASK, RowKeys
+from .layers import DROPOUT_MASK, KERNEL_RESIDUALS, RowKeys
 from .masks import AnyArray, AttentionMask, select_mask
 from .positions import Positions, default_positions
 from .typing import Array, Bool, Float, Int
@@ -26,7 +26,7 @@ RematPolicy = Callable[..., bool]
 REMAT_POLICIES: dict[str, RematPolicy | None] = {
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(DROPOUT_MASK),
+        jax.checkpoint_policies.save_only_these_names(DROPOUT_MASK, KERNEL_RESIDUALS),
     ),
     "full": None,
 }

@@ -8,13 +8,20 @@ from ...data.errors import UserError
 from ...models.nn.fused_attention import AttentionCall, refusal
 from ..config import TrainConfig
 
-Kernel = Literal["xla", "cudnn", "splash"]
+Kernel = Literal["xla", "cudnn", "splash", "flash"]
 
-NAMES: dict[str, str] = {"xla": "XLA", "cudnn": "cuDNN", "splash": "splash attention"}
+NAMES: dict[str, str] = {
+    "xla": "XLA",
+    "cudnn": "cuDNN",
+    "splash": "splash attention",
+    "flash": "flash attention",
+}
 """As they are printed."""
 FASTEST: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}
 """By platform; elsewhere there is XLA alone."""
-PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu"}
+DROPPING: dict[str, Kernel] = {"tpu": "flash"}
+"""By platform, the kernel for models that drop attention weights, if it is another one."""
+PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu", "flash": "tpu"}
 LEAST_CAPABILITY = (8, 0)
 """The oldest generation of NVIDIA's GPUs that cuDNN's kernel supports (Ampere)."""
 
@@ -65,10 +72,15 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
         UserError: the kernel that `execution.attention` names cannot serve.
     """
     asked = config.execution.attention
-    kernel = FASTEST.get(device.platform, "xla") if asked == "auto" else asked
+    sizes = config.model, config.model.decoder
+    faster: Kernel = FASTEST.get(device.platform, "xla")
+    if any(part.attention_dropout_rate > 0 for part in sizes):
+        faster = DROPPING.get(device.platform, faster)
+    kernel = faster if asked == "auto" else asked
     if kernel == "xla":
-        faster = FASTEST.get(device.platform, "")
-        return KernelChoice("xla", faster, "execution.attention says so" if faster else "")
+        if faster == "xla":
+            return KernelChoice("xla")
+        return KernelChoice("xla", faster, "execution.attention says so")
     reason = _reason(kernel, config, device, context)
     if reason is None:
         return KernelChoice(kernel)

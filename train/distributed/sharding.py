@@ -305,6 +305,8 @@ def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
     def spec(x: jax.Array) -> PartitionSpec:
         if x.ndim == 4:  # [B, T, heads, head_dim]
             return PartitionSpec(automatic(BATCH_AXES), None, MESH_AXES["heads"])
+        if x.ndim == 3:  # keys of dropout [B, heads, 2]
+            return PartitionSpec(automatic(BATCH_AXES), MESH_AXES["heads"])
         return PartitionSpec(automatic(BATCH_AXES)) if x.ndim == 2 else PartitionSpec()
 
     def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:

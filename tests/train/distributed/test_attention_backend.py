@@ -5,9 +5,11 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
+from flaxzoo.models.nn.kernels import flash
 from flaxzoo.train.distributed.attention_backend import KernelChoice, choose_kernel
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import pmap
@@ -64,8 +66,20 @@ def test_distances_of_tokens_are_for_xla(run, kind):
         (gpu("7.5"), {}, "XLA, not by cuDNN: a GPU 7.5 is not of NVIDIA's Ampere"),
         (gpu(version="rocm 60300"), {}, "XLA, not by cuDNN: a GPU 9.0 is not of NVIDIA's"),
         (TPU, {"length": 64}, "XLA, not by splash attention: rows have 64 tokens, not a mult"),
-        (TPU, {"dropout_rate": 0.1}, "attention weights are dropped with probability 0.1"),
+        (TPU, {"dropout_rate": 0.1}, "attention by flash attention"),
+        (
+            TPU,
+            {"length": 64, "dropout_rate": 0.1},
+            "XLA, not by flash attention: rows have 64 tokens, not a mult",
+        ),
+        (gpu(), {"dropout_rate": 0.1}, "attention weights are dropped with probability 0.1"),
         (TPU, {"attention": "xla"}, "XLA, not by splash attention: execution.attention says so"),
+        (
+            TPU,
+            {"attention": "xla", "dropout_rate": 0.1},
+            "XLA, not by flash attention: execution.attention says so",
+        ),
+        (TPU, {"attention": "flash"}, "attention by flash attention"),
     ],
 )
 def test_the_kernel_suits_the_device_or_it_is_said_why_not(device, fields, said, run):
@@ -81,6 +95,7 @@ def test_tokens_that_lie_apart_are_attended_to_by_xla(run):
     [
         ("cudnn", CPU, {}, "cudnn cannot serve this run: it is for a gpu, and here is a cpu"),
         ("splash", TPU, {"dropout_rate": 0.2}, "probability 0.2: leave it out, or say xla"),
+        ("flash", gpu(), {}, "flash cannot serve this run: it is for a tpu, and here is a gpu"),
     ],
 )
 def test_a_kernel_that_was_asked_for_and_cannot(kernel, device, fields, why, run):
@@ -88,16 +103,26 @@ def test_a_kernel_that_was_asked_for_and_cannot(kernel, device, fields, why, run
         choose_kernel(run(attention=kernel, **fields), device)
 
 
-@pytest.mark.parametrize("way", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
-def test_a_step_with_a_kernel_is_that_of_xla(way, run, monkeypatch):
-    """Splash attention, interpreted, over eight devices."""
-    interpreted = functools.partial(splash_attention_kernel.make_splash_mha, interpret=True)
-    monkeypatch.setattr(splash_attention_kernel, "make_splash_mha", interpreted)
+@pytest.mark.parametrize(
+    ("kernel", "way"),
+    [
+        ("splash", "mesh"),
+        ("flash", "mesh"),
+        pytest.param("splash", "pmap", marks=pytest.mark.slow),
+        pytest.param("flash", "pmap", marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_with_a_kernel_is_that_of_xla(kernel, way, run, monkeypatch):
+    """Interpreted, over eight devices; flash attention drops the weights that one device drops."""
+    for module, name in ((splash_attention_kernel, "make_splash_mha"), (flash.pl, "pallas_call")):
+        interpreted = functools.partial(getattr(module, name), interpret=True)
+        monkeypatch.setattr(module, name, interpreted)
     ways: dict[str, dict[str, Any]] = {
         "mesh": {"mesh": train.MeshConfig(data=2, fsdp=2, tensor=2)},
         "pmap": {"parallel": "pmap"},
     }
-    config = run(dtype="float32", batch_size=8, **ways[way])
+    rate = 0.1 if kernel == "flash" else 0.0
+    config = run(dtype="float32", batch_size=8, dropout_rate=rate, **ways[way])
     ids = np.random.default_rng(0).integers(0, 48, (8, 129))
     segments = np.broadcast_to(np.repeat([1, 2, 0], [50, 70, 8]), (8, 128))
     batch = {
@@ -115,7 +140,12 @@ def test_a_step_with_a_kernel_is_that_of_xla(way, run, monkeypatch):
         assert choice.description in program.memory_summary
         return program.step(program.init(), batch)[1]
 
-    splash, xla = (metrics(KernelChoice(name)) for name in ("splash", "xla"))
-    assert {"loss", "gradient_norm"} <= set(splash)
-    for name, value in splash.items():
+    fused = metrics(KernelChoice(kernel))
+    if kernel == "flash":
+        config = dataclasses.replace(config, mesh=train.MeshConfig(), parallel="jit")
+        one = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
+        monkeypatch.setattr(parallel, "make_mesh", one)
+    xla = metrics(KernelChoice("xla"))
+    assert {"loss", "gradient_norm"} <= set(fused)
+    for name, value in fused.items():
         np.testing.assert_allclose(value, xla[name], rtol=1e-4, err_msg=name)

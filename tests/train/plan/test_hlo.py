@@ -392,3 +392,14 @@ ENTRY %main (x: bf16[4,1024,64]) -> bf16[4,1024,64] {{
 """  # noqa: E501
     matmul = 2 * 4 * 1024**2 * 64
     assert matmul_flops(parse_hlo(text)) == 2 * matmul * part
+
+
+@pytest.mark.parametrize("name", ["flash_fwd.1", "jvp_flash_bwd_.2", "splash_flash.1"])
+def test_our_own_kernels_say_what_they_compute(name):
+    text = f"""
+ENTRY %main (x: bf16[4,64,1024]) -> bf16[4,64,1024] {{
+  %x = bf16[4,64,1024]{{2,1,0}} parameter(0)
+  ROOT %{name} = bf16[4,64,1024]{{2,1,0}} custom-call(%x, %x, %x), custom_call_target="tpu_custom_call", backend_config={{"custom_call_config":{{"body":"TUzvUg","cost_estimate":{{"flops":"12345","transcendentals":"1"}}}}}}
+}}
+"""  # noqa: E501
+    assert matmul_flops(parse_hlo(text)) == (0 if name.startswith("splash") else 12345)
