@@ -18,7 +18,7 @@ _USED_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 _DEVICE_ORDER = re.compile(r"\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_PERMUTE_PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+_PERMUTED = re.compile(r"source_target_pairs=\{\{([\d,{}]+?)\}\}")
 _MEGASCALE_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _MEGASCALE_SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}')
 
@@ -46,8 +46,10 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
             continue
         # A gather that overlaps with other work is printed once for each of its parts, all with
         # the same channel. Different collectives may have the same channel too, but then their
-        # kinds or sizes differ.
+        # kinds or sizes differ. Permutes all have one channel, and each is printed once.
         channel = _CHANNEL.search(instruction.attributes)
+        if kind == "collective-permute":
+            channel = None
         key = f"{kind} {channel[1]} {operand_bytes}" if channel else f"line {index}"
         # The result of an asynchronous start is a tuple of its operands and the actual result,
         # except for all-reduce.
@@ -122,8 +124,10 @@ def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
           `replica_groups=mesh['a'=2,'b'=4] {'b'}` (the axes of a mesh that a group spans).
         num_devices: The number of devices that the program runs on.
     """
-    if pair := _PERMUTE_PAIR.search(attributes):
-        return int(pair[1]), int(pair[2])
+    if permuted := _PERMUTED.search(attributes):
+        pairs = [tuple(_integers(pair)) for pair in permuted[1].split("},{")]
+        # A device that keeps its array sends nothing.
+        return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0][:1])
     if listed := _LISTED.search(attributes):
         return tuple(_integers(listed[1]))
     if iota := _IOTA.search(attributes):
