@@ -2,7 +2,8 @@
 
 Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with IO-awareness".
 cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs; `kernels.blockwise`
-needs XLA alone. All take fewer key/value heads than query heads. XLA computes the calls that no kernel supports (`attention.py`).
+needs XLA alone. All take fewer key/value heads than query heads. XLA computes the calls that no
+kernel supports (`attention.py`).
 """
 
 import dataclasses

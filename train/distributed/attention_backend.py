@@ -112,7 +112,10 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
     for cannot, why in _LIMITS:
         if cannot(kernel, device, context):
             return why.format(
-                kernel=NAMES[kernel], device=device, needs=PLATFORMS.get(kernel, ""), context=context
+                kernel=NAMES[kernel],
+                device=device,
+                needs=PLATFORMS.get(kernel, ""),
+                context=context,
             )
     source, target = config.data.lengths
     encoder, decoder = config.model, config.model.decoder

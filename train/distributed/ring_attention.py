@@ -29,7 +29,7 @@ their order, and keys stop after the last device that sees them.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -47,48 +47,14 @@ Halves = tuple[Half, Half] | None
 """Which halves of a device's tokens lie one after the other along the batch; None: all tokens."""
 
 
-class Forward(Protocol):
-    """Attends to a part of the keys; see `models.nn.kernels.blockwise.forward`."""
-
-    def __call__(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        segments: Segments | None,
-        *,
-        band: Band | None,
-        cap: float | None,
-    ) -> Attended:
-        """Returns what the queries took from these keys."""
-        ...
-
-
-class Backward(Protocol):
-    """The gradients through a part of the keys; see `models.nn.kernels.blockwise.backward`."""
-
-    def __call__(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        segments: Segments | None,
-        *,
-        band: Band | None,
-        cap: float | None,
-        attended: Attended,
-        gradient: Array,
-    ) -> Gradients:
-        """Returns the gradients of queries, keys and values."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class PartKernel:
     """A kernel that attends to one part of the keys at a time."""
 
-    forward: Forward
-    backward: Backward
+    forward: Callable[..., Attended]
+    """As `models.nn.kernels.blockwise.forward`."""
+    backward: Callable[..., Gradients]
+    """As `models.nn.kernels.blockwise.backward`."""
 
 
 PART_KERNELS: dict[str, PartKernel] = {
@@ -210,7 +176,7 @@ class Ring:
         return self.causal and self.window is None
 
     def to_zigzag(self, x: Array) -> Array:
-        """Returns the parts i and 2n - 1 - i; the device has the parts 2i and 2i + 1 `[B, T, …]`."""
+        """Returns the parts i and 2n - 1 - i; the device has the parts 2i, 2i + 1 `[B, T, …]`."""
         even, odd = (
             jax.lax.ppermute(half, self.axis, self._exchange(first))
             for first, half in enumerate(jnp.split(x, 2, axis=1))
@@ -367,15 +333,9 @@ class Ring:
         """Joins what a later step gave with the sums of all tokens."""
         if halves is None:
             return join(total, part)
-        for index, half in enumerate(halves):
-            number = jax.tree.leaves(total)[0].shape[0]
-            of_half = jax.tree.map(lambda x: x[index * number : (index + 1) * number], part)
-            joined = join(_half(total, half), of_half)
-            total = jax.tree.map(
-                lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, half * y.shape[1], axis=1),
-                total,
-                joined,
-            )
+        # The two halves may be one: each is read only after the other was written.
+        for half, of_half in zip(halves, _two(part), strict=True):
+            total = _put(total, join(_half(total, half), of_half), half)
         return total
 
 
@@ -393,6 +353,24 @@ def _halves(tree: T, halves: tuple[Half, Half]) -> T:
     """Returns two halves of the tokens, one after the other along the batch."""
     a, b = (_half(tree, half) for half in halves)
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a, b)
+
+
+def _two(tree: T) -> tuple[T, T]:
+    """Returns what `_halves` put one after the other."""
+
+    def of_index(index: int) -> T:
+        return jax.tree.map(lambda x: jnp.split(x, 2)[index], tree)
+
+    return of_index(0), of_index(1)
+
+
+def _put(total: T, part: T, half: Half) -> T:
+    """Returns arrays `[B, T, …]` with one half of the tokens replaced."""
+
+    def of_array(x: Array, y: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(x, y, half * y.shape[1], axis=1)
+
+    return jax.tree.map(of_array, total, part)
 
 
 def _segments(mine: _Queries, keys: _Keys) -> Segments | None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ..fused_attention import splash_blocks
 from ..masks import Segments
 from ..typing import Array, Float
-from .blockwise import HIDDEN, Attended, Band, Gradients
+from .blockwise import HIDDEN, Attended, Band, Gradients, Inputs
 
 if TYPE_CHECKING:
     from jax.experimental.pallas.ops.tpu.splash_attention import (
@@ -33,16 +33,13 @@ def forward(
 
     T and S are multiples of 128. The output is rounded to the type of the queries.
     """
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
     kernel = _kernel(query, key, band, cap)
-
-    def of_row(
-        query: Array, key: Array, value: Array, segments: Segments | None
-    ) -> tuple[Array, Array]:
-        output, (log_sum,) = kernel(query, key, value, _segment_ids(segments))
-        return output, log_sum
-
-    arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-    output, log_sum = (jnp.swapaxes(x, 1, 2) for x in jax.vmap(of_row)(*arrays, segments))
+    ids = None if segments is None else splash.SegmentIds(*segments)
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    output, (log_sum,) = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
+    output, log_sum = jnp.swapaxes(output, 1, 2), jnp.swapaxes(log_sum, 1, 2)
     # A query without keys has the average of all values, or in a band no number at all.
     has_keys = log_sum > LEAST_LOG_SUM
     return Attended(
@@ -72,29 +69,22 @@ def backward(
     kernel = _kernel(query, key, band, cap)
     options = {name: kernel.kwargs[name] for name in _OPTIONS}
 
-    def of_row(
-        query: Array,
-        key: Array,
-        value: Array,
-        segments: Segments | None,
-        attended: Attended,
-        gradient: Array,
-    ) -> tuple[Array, ...]:
-        ids = _segment_ids(segments)
+    ids = None if segments is None else splash.SegmentIds(*segments)
+
+    def of_row(inputs: Inputs, ids: splash.SegmentIds | None, attended: Attended, gradient: Array):
         masks = kernel.dq_mask_info, kernel.dkv_mask_info
-        residuals = query, key, value, ids, None, *attended, *masks
-        gradients = splash._splash_attention_bwd(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        gradients = splash._splash_attention_bwd(  # pyright: ignore[reportPrivateUsage]
             save_residuals=False,
             residual_checkpoint_name=None,
-            res=residuals,
+            res=(*inputs, ids, None, *attended, *masks),
             do=gradient,
             **options,
         )
         return gradients[3:6]
 
-    arrays = query, key, value, attended, gradient
-    query, key, value, attended, gradient = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), arrays)
-    gradients = jax.vmap(of_row)(query, key, value, segments, attended, gradient)
+    arrays = (query, key, value), attended, gradient
+    inputs, attended, gradient = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), arrays)
+    gradients = jax.vmap(of_row)(inputs, ids, attended, gradient)
     return Gradients(*(jnp.swapaxes(x, 1, 2).astype(jnp.float32) for x in gradients))
 
 
@@ -137,9 +127,3 @@ def _mask(num_queries: int, num_keys: int, band: Band | None) -> "splash_attenti
     if band.window is None:
         return masks.CausalMask(shape, band.offset)
     return masks.LocalMask(shape, (band.window - 1, 0), band.offset)
-
-
-def _segment_ids(segments: Segments | None) -> "splash_attention_kernel.SegmentIds | None":
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-
-    return None if segments is None else splash.SegmentIds(*segments)

@@ -13,6 +13,7 @@ from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.nn import fused_attention as attention_kernels
 from flaxzoo.models.nn.attention import attention_weights, weighted_values
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention, refusal
+from flaxzoo.models.nn.kernels import blockwise
 from flaxzoo.models.nn.masks import AttentionMask
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
@@ -27,6 +28,12 @@ def splash(monkeypatch):
     interpreted = functools.partial(splash_attention_kernel.make_splash_mha, interpret=True)
     monkeypatch.setattr(splash_attention_kernel, "make_splash_mha", interpreted)
     monkeypatch.setattr(attention_kernels, "LARGEST_BLOCKS", (128,))
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """Attention block by block, sixteen blocks to T × T pairs."""
+    monkeypatch.setattr(blockwise, "LARGEST_BLOCK", 64)
 
 
 @pytest.fixture
@@ -92,7 +99,8 @@ CASES = [
         for name in MASKS
     ),
     *((kernel, name, N, N) for kernel in ("cudnn", "cudnn_on_a_gpu") for name in MASKS),
-    *((kernel, GROUPED, 4, 2) for kernel in ("splash", "cudnn", "cudnn_on_a_gpu")),
+    *((kernel, GROUPED, 4, 2) for kernel in ("splash", "cudnn", "cudnn_on_a_gpu", "blocks")),
+    *(("blocks", name, N, N) for name in MASKS),
 ]
 
 
@@ -219,20 +227,21 @@ CALL = AttentionCall(256, 256, 64, 64, "bfloat16", 0.0)
 @pytest.mark.parametrize(
     ("kernels", "change", "reason"),
     [
-        ("cudnn splash", {"cached": True}, "cache"),
-        ("cudnn splash", {"weights": True}, "weights are requested"),
-        ("cudnn splash", {"is_per_query": True}, "an entry for each query and key"),
-        ("cudnn splash", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
+        ("cudnn splash blocks", {"cached": True}, "cache"),
+        ("cudnn splash blocks", {"weights": True}, "weights are requested"),
+        ("cudnn splash blocks", {"is_per_query": True}, "an entry for each query and key"),
+        ("cudnn splash blocks", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
         ("cudnn", {"dtype": "float32"}, "float32 and not bfloat16"),
         ("cudnn", {"key_dim": 32}, "keys have size 32 and values 64"),
         ("cudnn", {"key_dim": 256, "head_dim": 256}, "heads have size 256"),
         ("cudnn", {"key_dim": 20, "head_dim": 20}, "heads have size 20"),
         ("cudnn splash", {"num_keys": 255}, "rows have 256 and 255 tokens"),
         ("splash", {"num_queries": 192, "num_keys": 192}, "192 tokens, not a multiple of 128"),
+        ("splash blocks", {"num_queries": 2042}, "rows have 2042 and 256 tokens, "),
     ],
 )
 def test_every_reason_is_said(kernels, change, reason):
-    for kernel in ("cudnn", "splash"):
+    for kernel in ("cudnn", "splash", "blocks"):
         said = refusal(kernel, dataclasses.replace(CALL, **change))
         assert (said is not None) == (kernel in kernels)
         assert said is None or reason in said
