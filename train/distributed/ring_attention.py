@@ -112,8 +112,11 @@ def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
     return min(max(window // length - 1, 0), seen), seen
 
 
+_Pair = tuple[Array, Array]
+
+
 class _Keys(NamedTuple):
-    """What goes round."""
+    """The arrays that go round."""
 
     key: Array
     value: Array
@@ -121,7 +124,7 @@ class _Keys(NamedTuple):
 
 
 class _Queries(NamedTuple):
-    """What stays; `attended` and `gradient` in the backward pass only."""
+    """The arrays that stay; `attended` and `gradient` in the backward pass only."""
 
     query: Array
     segments: Array | None
@@ -205,10 +208,12 @@ class Ring:
         """Returns what the device's queries took from the keys of all devices."""
         own = self._forward(mine, keys, self._own_band)
 
-        def visit(total: Attended, _: None, keys: _Keys, step: Array, band: Band | None):
+        def visit(
+            total: Attended, none: None, keys: _Keys, *, step: Array | int, band: Band | None
+        ) -> tuple[Attended, None]:
             (queries, of_queries), (keys, _) = self._cut(mine, keys, step)
             part = self._forward(queries, keys, band)
-            return self._join(total, part, of_queries, merge), None
+            return self._join(total, part, of_queries, merge), none
 
         return self._go_round(visit, (own, None), keys)[0]
 
@@ -219,20 +224,20 @@ class Ring:
             return jax.tree.map(jnp.add, a, b)
 
         def visit(
-            total: Array, sums: tuple[Array, Array], keys: _Keys, step: Array, band: Band | None
-        ):
+            total: Array, sums: _Pair, keys: _Keys, *, step: Array | int, band: Band | None
+        ) -> tuple[Array, _Pair]:
             (queries, of_queries), (keys, of_keys) = self._cut(mine, keys, step)
-            query, *rest = self._backward(queries, keys, band)
+            query, key, value = self._backward(queries, keys, band)
             total = self._join(total, query, of_queries, add)
-            return total, self._join(sums, tuple(rest), of_keys, add)
+            return total, self._join(sums, (key, value), of_keys, add)
 
-        query, *own = self._backward(mine, keys, self._own_band)
-        query, (key, value) = self._go_round(visit, (query, tuple(own)), keys)
+        query, key, value = self._backward(mine, keys, self._own_band)
+        query, (key, value) = self._go_round(visit, (query, (key, value)), keys)
         return Gradients(query, key, value)
 
     @property
     def _own_band(self) -> Band | None:
-        """What order hides of the device's own keys; two parts in order are like one."""
+        """The keys of the device that order leaves to its queries; two parts in order are like one."""
         return Band(window=self.window) if self.causal else None
 
     def _forward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Attended:
@@ -245,7 +250,10 @@ class Ring:
         assert mine.attended is not None
         assert mine.gradient is not None
         return self.kernel.backward(
-            *(mine.query, keys.key, keys.value, segments),
+            mine.query,
+            keys.key,
+            keys.value,
+            segments,
             band=band,
             cap=self.cap,
             attended=mine.attended,
@@ -275,11 +283,11 @@ class Ring:
             return first
         in_loop = alike if bands else alike - 1  # the last step hands nothing on
 
-        def step(stays: T, travels: U, keys: _Keys, *at: object) -> tuple[T, U]:
-            number, band = at
-
+        def step(
+            stays: T, travels: U, keys: _Keys, *, number: Array | int, band: Band | None
+        ) -> tuple[T, U]:
             def visited(stays: T, travels: U) -> tuple[T, U]:
-                return visit(stays, travels, keys, number, band)
+                return visit(stays, travels, keys, step=number, band=band)
 
             travels = self._hand_on(travels)
             if self.window is None:
@@ -291,7 +299,7 @@ class Ring:
         def loop(carry: tuple[T, U, _Keys], number: Array) -> tuple[tuple[T, U, _Keys], None]:
             stays, travels, keys = carry
             arriving = self._hand_on(keys)
-            return (*step(stays, travels, keys, number, None), arriving), None
+            return (*step(stays, travels, keys, number=number, band=None), arriving), None
 
         carry = (*first, self._hand_on(keys))
         if in_loop:
@@ -299,7 +307,7 @@ class Ring:
         stays, travels, keys = carry
         for number, band in enumerate([None] * (alike - in_loop) + bands, in_loop + 1):
             arriving = self._hand_on(keys) if number < last else keys
-            stays, travels = step(stays, travels, keys, number, band)
+            stays, travels = step(stays, travels, keys, number=number, band=band)
             keys = arriving
         return stays, self._hand_on(travels, -last)
 

@@ -287,7 +287,11 @@ def _ring_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
             )
 
         def on_ring(
-            *arrays_and_segments: Array | Segments | None,
+            query: Array,
+            key: Array,
+            value: Array,
+            segments: Segments | None,
+            *,
             causal: bool,
             window: int | None,
             cap: float | None,
@@ -300,7 +304,7 @@ def _ring_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
                 out_specs=arrays,
                 check_vma=False,  # a kernel does not declare the axes over which its result varies
             )
-            return on_each_device(*arrays_and_segments)
+            return on_each_device(query, key, value, segments)
 
         return attention.attend(on_ring, query, key, value, **kwargs)
 

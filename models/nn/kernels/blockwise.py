@@ -27,6 +27,10 @@ SMALLEST_BLOCK = 64
 """Longer sequences are cut into blocks of at least so many tokens."""
 
 
+Inputs = tuple[Array, Array, Array]
+"""Queries, keys and values; or as many sums for each of them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Band:
     """The keys j that query i may attend to by order: those with 0 ≤ i + offset - j < window."""
@@ -44,7 +48,7 @@ class Band:
 
 
 class Attended(NamedTuple):
-    """What queries took from some of their keys; `merge` joins it with what others gave."""
+    """The share of some keys in attention; `merge` joins it with that of other keys."""
 
     output: Float[Array, "B T N V"]
     """The weighted values, in float32; 0 for a query without keys."""
@@ -198,7 +202,7 @@ def forward(
     rows, columns = blocks.sizes()
     *leading, num_queries, _ = blocks.query.shape
 
-    def attend(carry: tuple[Array, Array, Array], pair: tuple[Array, Array]):
+    def attend(carry: Inputs, pair: tuple[Array, Array]) -> tuple[Inputs, None]:
         i, j = pair
         scores, visible = blocks.scores(i, j)
         output, highest, total = (_take(x, i * rows, rows, 3) for x in carry)
@@ -217,7 +221,7 @@ def forward(
             higher,
             rescale * total + weights.sum(axis=-1, keepdims=True),
         )
-        return tuple(_put(x, part, i * rows, 3) for x, part in zip(carry, parts, strict=True)), None
+        return jax.tree.map(lambda x, part: _put(x, part, i * rows, 3), carry, parts), None
 
     first = (
         jnp.zeros((*leading, num_queries, value.shape[-1]), jnp.float32),
@@ -263,7 +267,7 @@ def backward(
     gradients = _by_key_head(gradient.astype(value.dtype), num_key_heads)
     einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-    def attend(carry: tuple[Array, Array, Array], pair: tuple[Array, Array]):
+    def attend(carry: Inputs, pair: tuple[Array, Array]) -> tuple[Inputs, None]:
         i, j = pair
         scores, visible = blocks.scores(i, j)
         of_queries = (_take(x, i * rows, rows, 3) for x in (log_sums, products, gradients))
@@ -282,22 +286,18 @@ def backward(
             einsum("BKGTS,BKGTH->BKSH", of_scores, query),
             einsum("BKGTS,BKGTV->BKSV", weights.astype(value.dtype), gradient),
         )
-        sums = (
+        of_query, of_key, of_value = (
             _put(total, _take(total, start, part.shape[axis], axis) + part, start, axis)
             for total, part, (start, axis) in zip(carry, parts, places, strict=True)
         )
-        return tuple(sums), None
+        return (of_query, of_key, of_value), None
 
     arrays = blocks.query, blocks.key, blocks.value
-    first = tuple(jnp.zeros(x.shape, jnp.float32) for x in arrays)
+    first = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), arrays)
     pairs = visible_blocks(query.shape[1], key.shape[1], band)
     sums, _ = jax.lax.scan(attend, first, jax.tree.map(jnp.asarray, pairs))
     of_query, of_key, of_value = sums
     return Gradients(_by_token(of_query), jnp.moveaxis(of_key, 2, 1), jnp.moveaxis(of_value, 2, 1))
-
-
-Inputs = tuple[Array, Array, Array]
-"""Queries, keys and values."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

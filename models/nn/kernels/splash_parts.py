@@ -76,7 +76,7 @@ def backward(
         gradients = splash._splash_attention_bwd(  # pyright: ignore[reportPrivateUsage]
             save_residuals=False,
             residual_checkpoint_name=None,
-            res=(*inputs, ids, None, *attended, *masks),
+            res=(*inputs, ids, None, attended.output, attended.log_sum, *masks),
             do=gradient,
             **options,
         )
@@ -96,7 +96,7 @@ _OPTIONS = (
     "attn_logits_soft_cap",
     "interpret",
 )
-"""What the kernel's backward pass is told beside the arrays."""
+"""The options of the kernel's backward pass beside the arrays."""
 
 
 def _kernel(
