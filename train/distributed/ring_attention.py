@@ -237,7 +237,7 @@ class Ring:
 
     @property
     def _own_band(self) -> Band | None:
-        """The keys of the device that order leaves to its queries; two parts in order are like one."""
+        """The keys of the device that order leaves to its queries; two parts are like one."""
         return Band(window=self.window) if self.causal else None
 
     def _forward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Attended:
