@@ -1,19 +1,20 @@
 """Measure train steps, generation and attention on a GPU: one command, cheapest case first.
 
-    python tests/benchmarks/gpu.py --output gpu.jsonl [--peers "python peers.py"] [CASE …]
+    python tests/benchmarks/gpu.py --output gpu.jsonl [--no-peer] [--minutes 25] [CASE …]
     python tests/benchmarks/gpu.py --tiny --output smoke.jsonl      # every case on a CPU, tiny
 
-Needs what a GPU machine for JAX has (jax with CUDA, flax, optax) and flaxzoo on PYTHONPATH. Each
-case runs in a process of its own and appends one line of JSON to the output as soon as it is
-measured; a case that fails appends its error, and the next one begins. Cases that the output has
-already are left out.
+Needs what a GPU machine for JAX and PyTorch has (jax with CUDA, flax, optax, torch, transformers)
+and flaxzoo on PYTHONPATH. Each case runs in a process of its own and appends one line of JSON to
+the output as soon as it is measured; a case that fails appends its error, and the next one begins.
+Cases that the output has already are left out. No case begins after `--minutes`, and one that is
+not done by then is stopped. At the end a table shows all rows of the output.
 
 Compute is in bfloat16, parameters and moments in float32, tokens are random, and a step is called
 as `flaxzoo train` calls it. After 5 warm-up steps 50 are timed, or as many as fit into 30 seconds.
 The first case checks that kernels and precision are right: a fast wrong kernel is worth nothing.
 
-`--peers` is a command that speaks the protocol of `lockstep.py`. It is started with `--lockstep`
-and the options that a case names, and takes turns with the case step by step.
+Unless `--no-peer` is given, `torch_peer.py` does the same work in PyTorch and takes turns with the
+case step by step.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import dataclasses
 import functools
 import json
 import os
-import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 WARMUP_STEPS = 5
 MOST_STEPS = 50
 MOST_SECONDS = 30.0
+PROMPT = 128
+"""Tokens of a prompt, and new tokens."""
+ATTENTION_SIZES = (16, 1024)
+"""Sequences and their length; 12 heads of 64."""
+TORCH_PEER = Path(__file__).with_name("torch_peer.py")
 STEP_TOLERANCE = 1e-2
 FORWARD_TOLERANCE, GRADIENT_TOLERANCE = 2e-2, 5e-2
 """Of cuDNN's attention against XLA's, relative to the largest number."""
@@ -51,8 +57,12 @@ class Training:
     length: int
     remat: str = "dots"
     dropout: bool = True
-    peer: str = ""
-    """Options of the peer for the same step."""
+    preset: str | None = None
+    """The published size that the recipe trains."""
+    vocab_size: int | None = None
+    """The size of its vocabulary, if not the recipe's."""
+    peer: str = "gpt2"
+    """The same model, as `torch_peer.py` names it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,22 +70,26 @@ class Generation:
     """Greedy generation with GPT-2 small: prompts and new tokens, 128 of each."""
 
     batch_size: int
-    peer: str = ""
 
 
 CASES: dict[str, Training | Generation | str] = {
     "check": "check",
     "attention": "attention",
-    "generate 1": Generation(1, "--case gpt2-gen-1"),
-    "gpt2": Training("gpt2", 32, 1024, peer="--case gpt2-step --size small"),
+    "generate 1": Generation(1),
+    "gpt2": Training("gpt2", 32, 1024),
     "gpt2 without dropout": Training("gpt2", 32, 1024, dropout=False),
-    "bert-large 128": Training("bert-large-128", 64, 128, peer="--case bert-step --size large"),
-    "bert-large 512": Training("bert-large-512", 16, 512, peer="--case bert-step --size large"),
+    "bert-large 128": Training("bert-large-128", 64, 128, peer="bert-large"),
+    "bert-large 512": Training("bert-large-512", 16, 512, peer="bert-large"),
     "generate 64": Generation(64),
-    "transformer-big": Training("wmt14-en-de-big", 98, 256, peer="--case marian-step"),
-    "gpt2-medium": Training("gpt2-medium", 16, 1024, peer="--case gpt2-step --size medium"),
-    "gpt2-medium without dropout": Training("gpt2-medium", 16, 1024, dropout=False),
-    "gpt2-xl": Training("gpt2-xl", 8, 1024, "full", peer="--case gpt2-step --size xl"),
+    "transformer-big": Training("wmt14-en-de-big", 98, 256, peer="transformer-big"),
+    "gpt2-medium": Training("gpt2-medium", 16, 1024, peer="gpt2-medium"),
+    "gpt2-medium without dropout": Training(
+        "gpt2-medium", 16, 1024, dropout=False, peer="gpt2-medium"
+    ),
+    "llama-1b": Training(
+        "llama", 8, 1024, preset="llama3.2-1b", vocab_size=128_256, peer="llama-1b"
+    ),
+    "gpt2-xl": Training("gpt2-xl", 8, 1024, "full", peer="gpt2-xl"),
 }
 TINY = {"num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 64, "max_length": 16}
 Step = Callable[[], object]
@@ -87,12 +101,16 @@ def configuration(case: Training, tiny: bool, dtype: str = "bfloat16") -> "Train
     from flaxzoo import train
     from flaxzoo.train.plan.placeholders import without_data
 
-    config: Any = train.recipe(case.recipe)
+    config: Any = train.recipe(case.recipe, case.preset)
     model, data = config.model, dataclasses.replace(config.data, length=case.length)
     if not case.dropout:
         model = dataclasses.replace(model, dropout_rate=0.0)
+    if case.vocab_size is not None:
+        model = dataclasses.replace(model, vocab_size=case.vocab_size)
     if tiny:
         sizes = {name: value for name, value in TINY.items() if hasattr(model, name)}
+        if model.kv_heads != model.num_heads:
+            sizes["num_kv_heads"] = 1
         model = dataclasses.replace(model, **sizes)
         tokenizer = dataclasses.replace(data.tokenizer, vocab_size=TINY["vocab_size"])
         fewer: Row = {"max_predictions": 4} if hasattr(data, "max_predictions") else {}
@@ -144,7 +162,7 @@ def generation(case: Generation, tiny: bool) -> tuple[Step, Row]:
     from flaxzoo import models
 
     config: Any = models.preset("gpt2")
-    length = 128
+    length = PROMPT
     if tiny:
         config, length = dataclasses.replace(config, **TINY), TINY["max_length"] // 2
     dtype = "float32" if tiny else "bfloat16"
@@ -172,7 +190,7 @@ def attention_inputs(tiny: bool) -> tuple[Any, Any]:
     import jax
     import jax.numpy as jnp
 
-    shape = (3, 2, 16, 2, 8) if tiny else (3, 16, 1024, 12, 64)
+    shape = (3, 2, 16, 2, 8) if tiny else (3, *ATTENTION_SIZES, 12, 64)
     inputs = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
     batch, length = shape[1:3]
     position = jnp.arange(length)
@@ -265,6 +283,22 @@ def first_metrics(case: Training, tiny: bool, dtype: str) -> list[dict[str, floa
     return found
 
 
+def peer_command(case: Training | Generation | str, tiny: bool, kind: str = "causal") -> list[str]:
+    """Return the command that does the work of a case in PyTorch."""
+    if isinstance(case, Training):
+        work, sizes = "step", (case.batch_size, case.length)
+    elif isinstance(case, Generation):
+        work, sizes = "generate", (case.batch_size, PROMPT)
+    else:
+        work, sizes = "attention", ATTENTION_SIZES
+    batch_size, length = (2, TINY["max_length"]) if tiny else sizes
+    options = {"work": work, "batch": batch_size, "length": length, "kind": kind}
+    if isinstance(case, Training):
+        options |= {"model": case.peer, "dropout": 0.1 if case.dropout else 0.0}
+    words = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, str(TORCH_PEER), *words, *(["--tiny"] if tiny else [])]
+
+
 def timed(run: Step, peer: "Peer | None", tiny: bool) -> Row:
     """Time steps of ours and of a peer in turns; return medians and minima in milliseconds."""
     for _ in range(1 if tiny else WARMUP_STEPS):
@@ -280,6 +314,7 @@ def timed(run: Step, peer: "Peer | None", tiny: bool) -> Row:
     row: Row = {"steps": len(ours), "ms": _ms(statistics.median(ours)), "ms_min": _ms(min(ours))}
     if theirs:
         row |= {"peer_ms": _ms(statistics.median(theirs)), "peer_ms_min": _ms(min(theirs))}
+        row["peer_time_ratio"] = round(statistics.median(theirs) / statistics.median(ours), 3)
     return row
 
 
@@ -330,7 +365,7 @@ def finished(function: Callable[..., Any], inputs: Any) -> object:
     return jax.block_until_ready(function(inputs))
 
 
-def measure(name: str, tiny: bool, peers: str | None) -> Row:
+def measure(name: str, tiny: bool, with_peer: bool) -> Row:
     """Measure one case in this process."""
     import jax
     from flaxzoo.train.plan.hardware import PEAK_FLOPS
@@ -341,19 +376,11 @@ def measure(name: str, tiny: bool, peers: str | None) -> Row:
     if case == "check":
         return row | check(tiny)
     if case == "attention":
-        inputs, _ = attention_inputs(tiny)
-        for kind, functions in attention_functions(tiny).items():
-            for implementation, function in functions.items():
-                found = timed(functools.partial(finished, function, inputs), None, tiny)
-                row |= {f"{kind}, {implementation}, {key}": x for key, x in found.items()}
-        return row
+        return row | attention_row(tiny, with_peer)
     assert not isinstance(case, str)
     is_training = isinstance(case, Training)
     run, facts = training_step(case, tiny) if is_training else generation(case, tiny)
-    peer = None
-    if peers and case.peer:
-        size = f"--batch {case.batch_size}" + (f" --length {case.length}" if is_training else "")
-        peer = Peer(shlex.split(f"{peers} {case.peer} {size} --lockstep"))
+    peer = Peer(peer_command(case, tiny)) if with_peer else None
     row |= facts | timed(run, peer, tiny)
     seconds = row["ms"] / 1e3
     row |= {"tokens_s": round(row["tokens"] / seconds), "rows_s": round(row["rows"] / seconds, 1)}
@@ -365,37 +392,114 @@ def measure(name: str, tiny: bool, peers: str | None) -> Row:
         row["peak_bytes"] = memory["peak_bytes_in_use"]
     if peer is not None:
         row["peer"] = peer.end()
-        row["peer_time_ratio"] = round(row["peer_ms"] / row["ms"], 3)
     return row
 
 
-def run_cases(names: list[str], output: Path, tiny: bool, peers: str | None) -> int:
+def attention_row(tiny: bool, with_peer: bool) -> Row:
+    """Time attention with its gradient by each implementation, for each kind of batch."""
+    inputs, _ = attention_inputs(tiny)
+    row: Row = {}
+    for kind, functions in attention_functions(tiny).items():
+        for implementation, function in functions.items():
+            run = functools.partial(finished, function, inputs)
+            peer = Peer(peer_command("attention", tiny, kind)) if with_peer else None
+            found = timed(run, peer, tiny)
+            row |= {f"{kind}, {implementation}, {key}": x for key, x in found.items()}
+            if peer is not None:
+                peer.end()
+    return row
+
+
+def run_cases(names: list[str], output: Path, options: argparse.Namespace) -> int:
     """Measure cases in processes of their own; return the number of those that failed."""
-    rows = output.read_text(encoding="utf-8").splitlines() if output.is_file() else []
-    done = {row["case"] for row in map(json.loads, rows) if "error" not in row}
+    ends = time.monotonic() + 60 * options.minutes
+    done = {row["case"] for row in read_rows(output) if "error" not in row}
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    if tiny:
+    if options.tiny:
         environment["JAX_PLATFORMS"] = "cpu"
         environment.pop("XLA_FLAGS", None)  # one device
     failed = 0
     for name in (name for name in names if name not in done):
+        left = ends - time.monotonic()
+        if left <= 0:
+            print(f"{name}: left out, {options.minutes:g} minutes are over", flush=True)
+            continue
         command = [sys.executable, __file__, "--one", name]
-        command += ["--tiny"] if tiny else []
-        command += ["--peers", peers] if peers else []
-        ended = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
-        lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-        if ended.returncode or not lines:
-            failed += 1
-            error = ended.stderr.strip().splitlines()[-1:] or [f"status {ended.returncode}"]
-            lines = [json.dumps({"case": name, "error": error[0]})]
+        command += ["--tiny"] if options.tiny else []
+        command += ["--no-peer"] if options.no_peer else []
+        line = _line_of(name, command, environment, left)
+        failed += "error" in json.loads(line)
         with output.open("a", encoding="utf-8") as file:
-            file.write(lines[-1] + "\n")
-        print(lines[-1], flush=True)
+            file.write(line + "\n")
+        print(line, flush=True)
         if failed and name == "check":
             break  # a fast wrong kernel is worth nothing
     return failed
+
+
+def _line_of(name: str, command: list[str], environment: dict[str, str], seconds: float) -> str:
+    """Return the line of JSON that a process prints for its case, or one with its error."""
+    # A process group of its own, so that a peer ends with the case that is stopped.
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return json.dumps({"case": name, "error": f"stopped after {seconds:.0f} s"})
+    lines = [line for line in printed.splitlines() if line.startswith("{")]
+    if process.returncode or not lines:
+        error = errors.strip().splitlines()[-1:] or [f"status {process.returncode}"]
+        return json.dumps({"case": name, "error": error[0]})
+    return lines[-1]
+
+
+def read_rows(output: Path) -> list[Row]:
+    """Return the rows that were measured so far."""
+    lines = output.read_text(encoding="utf-8").splitlines() if output.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+COLUMNS = (
+    *("case", "ms", "ms_min", "tokens_s", "utilization", "GiB", "compile_s"),
+    *("torch ms", "torch GiB", "torch ÷ ours"),
+)
+
+
+def table(rows: list[Row]) -> str:
+    """Return rows as a table; the cases without a step of their own have a line a number."""
+    lines: list[tuple[str, ...]] = [COLUMNS]
+    below: list[str] = []
+    for row in rows:
+        if "error" in row or "ms" not in row:
+            facts = {key: x for key, x in row.items() if key not in ("case", "device", "jax")}
+            below += [f"{row['case']}: {key} {x}" for key, x in facts.items()]
+            continue
+        peer: Row = row.get("peer", {})
+        values = (
+            *(row["case"], row["ms"], row["ms_min"], row["tokens_s"], row.get("utilization")),
+            *(_gib(row.get("peak_bytes")), row["compile_s"]),
+            *(row.get("peer_ms"), _gib(peer.get("peak_bytes")), row.get("peer_time_ratio")),
+        )
+        lines.append(tuple("" if value is None else str(value) for value in values))
+        below += [f"{row['case']}: {row['kernel']}"] if "kernel" in row else []
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+    return "\n".join([*aligned, *below])
+
+
+def _gib(size: int | None) -> str | None:
+    return None if size is None else f"{size / 2**30:.1f}"
 
 
 def main() -> int:
@@ -404,19 +508,22 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=Path("gpu.jsonl"), help="the rows, appended")
-    parser.add_argument("--peers", help="the command of another implementation, with its options")
+    parser.add_argument("--no-peer", action="store_true", help="do not measure PyTorch beside it")
+    parser.add_argument("--minutes", type=float, default=25.0, help="when to stop; 25 by default")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on a CPU: a trial")
     parser.add_argument("--one", choices=CASES, help="measure one case here and print its row")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of: {', '.join(CASES)}")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one, options.tiny, options.peers)))
+        print(json.dumps(measure(options.one, options.tiny, not options.no_peer)))
         return 0
     unknown = [name for name in options.cases if name not in CASES]
     if unknown:
         parser.error(f"no case named {unknown[0]!r}: choose from {', '.join(CASES)}")
     names = options.cases or list(CASES)
-    return 1 if run_cases(names, options.output, options.tiny, options.peers) else 0
+    failed = run_cases(names, options.output, options)
+    print(table(read_rows(options.output)))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
