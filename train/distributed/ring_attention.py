@@ -79,13 +79,8 @@ def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | No
     return reason and reason.replace("rows have", f"the {parts} parts of a row have")
 
 
-def parts_of(device: int, num_devices: int) -> tuple[int, int]:
-    """Returns the two parts of 2n that a device attends from, and to, in causal order."""
-    return device, 2 * num_devices - 1 - device
-
-
 def holder(part: int, num_devices: int) -> int:
-    """Returns the device that has a part: the inverse of `parts_of`."""
+    """Returns the device that has a part of 2n in causal order: device i has i and 2n - 1 - i."""
     return min(part, 2 * num_devices - 1 - part)
 
 

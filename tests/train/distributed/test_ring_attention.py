@@ -16,7 +16,6 @@ from flaxzoo.models.nn.masks import causal_mask
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.distributed.ring_attention import (
     holder,
-    parts_of,
     ring_refusal,
     visible_pairs,
     window_steps,
@@ -30,17 +29,16 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_causal_work_is_the_same_on_every_device_in_every_step(n):
-    assert [holder(part, n) for device in range(n) for part in parts_of(device, n)] == [
-        device for device in range(n) for _ in range(2)
-    ]
+    parts_of = [(device, 2 * n - 1 - device) for device in range(n)]
+    assert all(holder(part, n) == device for device in range(n) for part in parts_of[device])
     seen = collections.Counter()
     for device in range(n):
         for step in range(1, n):
             source = (device - step) % n
             pairs = visible_pairs(int(device < step))
-            seen.update((parts_of(device, n)[q], parts_of(source, n)[k]) for q, k in pairs)
+            seen.update((parts_of[device][q], parts_of[source][k]) for q, k in pairs)
     # In the first step a device attends to its own parts; the later steps give all others, once.
-    own = {(q, k) for device in range(n) for q in parts_of(device, n) for k in parts_of(device, n)}
+    own = {(q, k) for parts in parts_of for q in parts for k in parts}
     earlier = {(q, k) for q in range(2 * n) for k in range(q)}
     assert seen == dict.fromkeys(earlier - own, 1)
     assert len(earlier - own) == 2 * n * (n - 1)  # two for each device and step
@@ -97,7 +95,8 @@ def segments_of(case):
     return jnp.ones((B, T), jnp.int32), jnp.asarray(real, jnp.int32)
 
 
-def by_one(case, query, key, value, segments):
+def by_one(case, segments, *given):
+    query, key, value = given
     mask = jnp.ones((1, 1, 1, 1), bool)
     if case.causal:
         mask = causal_mask(jnp.arange(T), jnp.arange(T), case.window)
@@ -116,8 +115,8 @@ def assert_is_one_device(case, kernel="blocks", use_window=None):
     fused = FusedAttention(kernel, case.causal, case.window, case.cap)
     on_ring = sharding.shard_map_attention(functools.partial(fused.apply, {}), mesh)
     alone = case if use_window in (None, True) else case._replace(window=None)
-    expected, pull = jax.vjp(lambda *x: by_one(alone, *x, segments)[0], *given)
-    has_keys = by_one(alone, *given, segments)[1]
+    expected, pull = jax.vjp(lambda *x: by_one(alone, segments, *x)[0], *given)
+    has_keys = by_one(alone, segments, *given)[1]
     gradient = jnp.where(has_keys, gradient, 0)
 
     def both(gradient, segments, use_window, *given):
