@@ -8,23 +8,28 @@ from typing import Literal, get_args
 
 from ..data.errors import UserError
 
-OptimizerName = Literal["adamw", "lamb"]
-StateDtype = Literal["float32", "bfloat16"]
+OptimizerName = Literal["adamw", "lamb", "adafactor", "muon"]
+StateDtype = Literal["float32", "bfloat16", "bfloat16_stochastic", "int8"]
 StateMemory = Literal["device", "host"]
 ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov & Hutter 2019) or LAMB (You et al. 2020), and the learning rate.
+    """AdamW (Loshchilov & Hutter 2019) or another update rule, and the learning rate.
+
+    The others are LAMB (You et al. 2020), Adafactor (Shazeer & Stern 2018) and Muon (Jordan et al.
+    2024).
 
     Raises:
         UserError: a number is out of its range, or a name or pattern is none.
     """
 
     name: OptimizerName = "adamw"
-    """adamw, or lamb: AdamW's update scaled by the norm of each parameter array, for large
-    batches."""
+    """adamw; lamb: AdamW's update scaled by the norm of each parameter array, for large batches;
+    adafactor: no first moment, and of the second only sums of rows and columns, with learning rates
+    relative to the parameters; muon: orthogonal updates of the matrices inside layers, AdamW for
+    the rest."""
     peak_learning_rate: float
     """Learning rate after the warm-up, the largest of the run."""
     schedule: ScheduleName = "cosine"
@@ -37,13 +42,19 @@ class OptimizerConfig:
     """Learning rate of the last step divided by the peak (linear and cosine)."""
     beta1: float = 0.9
     """Decay of the first moment, the running mean of the gradient."""
+    adafactor_momentum: bool = False
+    """Whether Adafactor keeps a first moment, too, with beta1."""
+    muon_beta: float = 0.95
+    """Decay of Muon's momentum; beta1 and beta2 are those of the parameters that AdamW updates."""
     beta2: float = 0.95
-    """Decay of the second moment, the running mean of the squared gradient."""
+    """Decay of the second moment, the running mean of the squared gradient. Adafactor's rises from
+    step to step, 1 - step^-0.8."""
     epsilon: float = 1e-8
     """Added to the root of the second moment in the denominator of the update."""
     state_dtype: StateDtype = "float32"
-    """Precision of the first moment; bfloat16 saves two bytes per parameter. The second moment is
-    always float32."""
+    """Precision of AdamW's and LAMB's two moments: float32, 8 bytes per parameter; bfloat16, 6, the
+    first moment in bfloat16; bfloat16_stochastic, 4, both in bfloat16 and rounded at random; int8,
+    about 2.1, both in blocks with a scale. Muon has one moment of matrices, and half of that."""
     state_memory: StateMemory = "device"
     """Memory that holds the moments between steps; host: that of the devices' hosts."""
     weight_decay: float = 0.1
@@ -77,13 +88,25 @@ class OptimizerConfig:
         for name in ("weight_decay", "final_fraction"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"optimizer.{name} {getattr(self, name)} must be at least 0")
-        for name in ("beta1", "beta2", "warmup_fraction"):
+        for name in ("beta1", "beta2", "muon_beta", "warmup_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"optimizer.{name} {getattr(self, name)} must be in [0, 1)")
         if not 0 < self.layer_decay <= 1:
             raise UserError(
                 f"optimizer.layer_decay {self.layer_decay} must be above 0 and at most 1, "
                 "which is no decay"
+            )
+        if self.name == "adafactor" and not self.adafactor_momentum:
+            if self.state_dtype != "float32":
+                raise UserError(
+                    f"optimizer.state_dtype {self.state_dtype}: adafactor keeps no moment of a "
+                    "parameter's size: leave it out, or keep a first moment "
+                    "(--optimizer.adafactor-momentum)"
+                )
+        elif self.adafactor_momentum and self.name != "adafactor":
+            raise UserError(
+                f"optimizer.adafactor_momentum is for adafactor, and optimizer.name is "
+                f"{self.name}: leave it out"
             )
         # JSON gives a list, where a tuple compares equal.
         object.__setattr__(self, "frozen", _patterns(self.frozen))

@@ -19,9 +19,9 @@ from .beam_adapters import CausalBeams, EncoderDecoderBeams, beams_of
 from .beam_search import run
 from .beam_step import Finished, beam_params
 from .cached_context import CachedContext
-from .padding import pad_rows, power_of_two, round_up
+from .padding import cache_stage, pad_rows, power_of_two, round_up
 from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
-from .sample import NO_TOKEN, advance, prefill, sampling_params
+from .sample import NO_TOKEN, advance, enlarge, prefill, sampling_params
 from .unstack_layers import unstack_layers
 
 PROMPT_BUCKET, CACHE_BUCKET = 32, 64
@@ -67,7 +67,8 @@ class Generator:
         The result of row r depends on its prompt, `seed` and r alone, not on the other rows. Rows
         do not end: who reads the stream looks for `request.eos_ids` and may stop. When a row has
         filled the model's `max_length`, its oldest quarter falls out and the rest is read again
-        at new positions.
+        at new positions. The cache grows with the rows: its lengths are powers of two, each with
+        a program of its own, so that n tokens take O(log n) programs.
 
         Args:
           prompts: token ids of each row, at least one each.
@@ -140,6 +141,8 @@ class Generator:
             # Tokens until a row is full; the last one is written but never read.
             steps = min(config.max_length - longest + 1, request.max_new_tokens - done)
             length = self._padded_length(longest)
+            # The last call may choose more tokens than are wanted.
+            most = round_up(length + steps + per_call, CACHE_BUCKET)
             ids, mask = pad_rows(contexts, length=length, left=True)  # [B, length]
             state = prefill(
                 self._model,
@@ -151,8 +154,7 @@ class Generator:
                 keys=keys,
                 count=done,
                 sampling=arrays,
-                # The last call may choose more tokens than are wanted.
-                cache_length=round_up(length + steps + per_call, CACHE_BUCKET),
+                cache_length=cache_stage(length + per_call, most),
                 with_log_probs=with_log_probs,
             )
             new = _checked_tokens(state.tokens[:, None])  # [B, 1], later [B, per_call]
@@ -165,6 +167,9 @@ class Generator:
                 done, steps = done + new.shape[1], steps - new.shape[1]
                 if steps == 0:
                     break
+                length += per_call  # slots that are written after the next call
+                if length > state.cache.length:
+                    state = enlarge(self._model, state, cache_stage(length, most))
                 state, tokens, log_probs = advance(
                     self._model, self._params, state, sampling=arrays, num_tokens=per_call
                 )
@@ -283,6 +288,11 @@ class Generator:
             raise UserError(
                 "start_id is missing: give the token that the targets of the encoder-decoder "
                 "begin with"
+            )
+        if isinstance(model, CausalBeams) and (method.min_tokens or method.no_repeat):
+            raise UserError(
+                f"min_tokens {method.min_tokens} and no_repeat {method.no_repeat} are of targets "
+                "of encoder-decoders: leave them out"
             )
         for number, row in enumerate(rows):
             if not 1 <= len(row) <= config.max_length:

@@ -65,7 +65,8 @@ def generate(
       seed: the seed of the random choices.
       **requested: `max_new_tokens` (by default 20) or `max_length` (with the prompt);
         `eos_token_id` (one or several), `pad_token_id`, `forced_eos_token_id`; of
-        encoder-decoders `decoder_start_token_id`, `forced_bos_token_id`;
+        encoder-decoders `decoder_start_token_id`, `forced_bos_token_id`, `min_length`,
+        `min_new_tokens`, `no_repeat_ngram_size`;
         `bad_words_ids`, `suppress_tokens`; `num_beams`, `length_penalty`, `early_stopping`,
         `renormalize_logits`; `num_return_sequences`; for causal models without beams also
         `repetition_penalty`, and `do_sample` with `temperature`, `top_k` (by default 50; None or

@@ -23,6 +23,16 @@ CONFIG = OptimizerConfig(peak_learning_rate=0.1)
         ),
         ({"weight_decay": -1.0}, "optimizer.weight_decay -1.0 must be at least 0"),
         ({"beta2": 1.0}, r"optimizer.beta2 1.0 must be in \[0, 1\)"),
+        ({"muon_beta": 1.0}, r"optimizer.muon_beta 1.0 must be in \[0, 1\)"),
+        (
+            {"name": "adafactor", "state_dtype": "int8"},
+            "optimizer.state_dtype int8: adafactor keeps no moment of a parameter's size: leave it "
+            r"out, or keep a first moment \(--optimizer.adafactor-momentum\)",
+        ),
+        (
+            {"name": "muon", "adafactor_momentum": True},
+            "optimizer.adafactor_momentum is for adafactor, and optimizer.name is muon: leave it",
+        ),
     ],
 )
 def test_impossible_configurations(fields, message):
@@ -32,7 +42,10 @@ def test_impossible_configurations(fields, message):
 
 @pytest.mark.parametrize(
     ("field", "value", "choices"),
-    [("name", "adam", "adamw, lamb"), ("schedule", "poly", "constant, linear, cosine, inv")],
+    [
+        ("name", "adam", "adamw, lamb, adafactor, muon"),
+        ("schedule", "poly", "constant, linear, cosine, inv"),
+    ],
 )
 def test_unknown_names(field, value, choices):
     config = dataclasses.replace(CONFIG)

@@ -22,18 +22,19 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ...data.errors import UserError
 from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors
 from ...models.nn.fused_attention import AttentionCall, FusedAttention
+from ...models.nn.layers import Embedding
 from ...models.nn.masks import Segments
 from ...models.nn.stack import Layer
 from ...models.nn.typing import Array, Params, PyTree
 from ...models.registry import families, family_of
 from ..config import MeshConfig
-from ..optim.optimizer import map_named
+from ..optim.parameters import MatrixAxes, map_named, matrix_axes, named
 from ..state import TrainState
 from .ring_attention import PART_KERNELS, Ring, ring_refusal
 
@@ -162,6 +163,40 @@ def parameter_shardings(
     )
 
 
+def moment_spec(
+    field: str,
+    shape: tuple[int, ...],
+    whole: PartitionSpec,
+    *,
+    mesh: Mesh,
+    axes: MatrixAxes | None,
+) -> PartitionSpec:
+    """Returns the mesh axes that a moment is sharded over.
+
+    Args:
+        field: what of the moment the array is: "" or "codes", an array of the parameter's shape;
+          "scales" of its blocks along the last axis; "rows" or "columns", means over its output or
+          its input axes.
+        shape: the array's shape.
+        whole: the mesh axes of the parameter.
+        mesh: from `make_mesh`.
+        axes: the axes of the parameter's matrix.
+
+    Returns:
+        The parameter's, without those of axes that the array lacks. The scales of a last axis that
+        has fewer blocks than shards are on all devices.
+    """
+    if field in ("rows", "columns") and axes is not None:
+        gone = axes.outputs if field == "rows" else axes.inputs
+        return PartitionSpec(*(over for axis, over in enumerate(whole) if axis not in gone))
+    if field != "scales":
+        return whole
+    *leading, last = whole
+    names = (last,) if isinstance(last, str) else last or ()
+    shards = math.prod(mesh.shape[name] for name in names)
+    return PartitionSpec(*leading, last if shape[-1] % shards == 0 else None)
+
+
 def state_shardings(
     state: TrainState,
     tx: optax.GradientTransformation,
@@ -170,19 +205,38 @@ def state_shardings(
 ) -> TrainState:
     """Returns the sharding of each array of a state, given as arrays or shapes.
 
-    Moments are sharded as their parameter, frozen parameters as those that are trained. For
-    `model` see `parameter_shardings`.
+    Moments are sharded as their parameter, also in fewer bytes (`moment_spec`), frozen parameters
+    as those that are trained.
+
+    Args:
+        state: arrays or shapes.
+        tx: the optimizer; which arrays of its state are moments, and whose, their paths say.
+        mesh: from `make_mesh`.
+        model: the model's configuration, see `parameter_shardings`.
+
+    Raises:
+        UserError: a parameter cannot be divided over the mesh.
     """
+    del tx
     replicated = NamedSharding(mesh, PartitionSpec())
     params = parameter_shardings(state.params, mesh, model)
     frozen = None if state.frozen is None else parameter_shardings(state.frozen, mesh, model)
-    opt_state = optax.tree_utils.tree_map_params(
-        tx,
-        lambda _, sharding: sharding,
-        state.opt_state,
-        params,
-        transform_non_params=lambda _: replicated,
-    )
+    shapes = {name: x.shape for name, x in named(state.params)}
+
+    def sharding(path: str, x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
+        parts = path.split("/")
+        # A moment's path ends in its parameter's, or in that and a field of what it is kept as.
+        for first in range(len(parts)):
+            for end, field in ((len(parts), ""), (len(parts) - 1, parts[-1])):
+                name = "/".join(parts[first:end])
+                if name in shapes and (field or x.shape == shapes[name]):
+                    whole = parameter_spec(name, shapes[name], mesh, model)
+                    axes = matrix_axes(name, len(shapes[name]))
+                    spec = moment_spec(field, x.shape, whole, mesh=mesh, axes=axes)
+                    return NamedSharding(mesh, spec)
+        return replicated
+
+    opt_state = map_named(sharding, state.opt_state)
     return TrainState(replicated, params, opt_state, frozen)
 
 
@@ -219,17 +273,45 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
     Left to itself the compiler follows the parameters, whose width is sharded over `fsdp`: every
     device then computes attention for all sequences, and sums of whole activations are exchanged
     in each layer.  With the constraint, it gathers a layer's parameters when they are due.
+
+    A table of embeddings is the exception: a device looks up its part of each vector for the tokens
+    of all, and sums up the gradient of its part of the table. Left to itself the compiler sums the
+    gradients of whole tables over the devices.
     """
-    by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES, PartitionSpec.UNCONSTRAINED))
+
+    def around_embedding(lookup: Apply, args: Args, kwargs: Kwargs) -> object:
+        axes = automatic(MESH_AXES["model"])
+        vectors = lookup(*args, **kwargs)  # [..., D]
+        if all(mesh.shape[axis] == 1 for axis in axes):
+            return vectors
+        others = (PartitionSpec.UNCONSTRAINED,) * (vectors.ndim - 1)
+        by_width = NamedSharding(current(mesh), PartitionSpec(*others, axes))
+        return jax.lax.with_sharding_constraint(vectors, by_width)
 
     def around_layer(layer: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
-        if not isinstance(context.module, Layer) or context.method_name != "__call__":
+        axes = automatic(BATCH_AXES)
+        if isinstance(context.module, Embedding) and context.method_name == "__call__":
+            return around_embedding(layer, args, kwargs)
+        if not isinstance(context.module, Layer) or context.method_name != "__call__" or not axes:
             return layer(*args, **kwargs)
+        by_sequence = NamedSharding(current(mesh), PartitionSpec(axes, PartitionSpec.UNCONSTRAINED))
         x, *rest = args  # x: [B, T, D]
         x, out = layer(jax.lax.with_sharding_constraint(x, by_sequence), *rest, **kwargs)
         return jax.lax.with_sharding_constraint(x, by_sequence), out
 
     return intercepted(apply_fn, around_layer)
+
+
+def automatic(axes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the axes of the mesh that the code being traced is not divided over by hand."""
+    by_hand = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(axis for axis in axes if axis not in by_hand)
+
+
+def current(mesh: Mesh) -> Mesh | AbstractMesh:
+    """Returns the mesh for code that is being traced; within a `shard_map` jax has its own."""
+    inner = jax.sharding.get_abstract_mesh()
+    return inner if inner.manual_axes else mesh
 
 
 def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
@@ -243,16 +325,20 @@ def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
 
     def spec(x: jax.Array) -> PartitionSpec:
         if x.ndim == 4:  # [B, T, heads, head_dim]
-            return PartitionSpec(BATCH_AXES, None, MESH_AXES["heads"])
-        return PartitionSpec(BATCH_AXES) if x.ndim == 2 else PartitionSpec()
+            return PartitionSpec(automatic(BATCH_AXES), None, MESH_AXES["heads"])
+        return PartitionSpec(automatic(BATCH_AXES)) if x.ndim == 2 else PartitionSpec()
 
     def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
         if not isinstance(context.module, FusedAttention) or context.method_name != "__call__":
             return kernel(*args, **kwargs)
+        axes = automatic(mesh.axis_names)
+        if not axes:  # this is the code of one device
+            return kernel(*args, **kwargs)
         query, *_ = args
         on_each_device = jax.shard_map(
             lambda args, kwargs: kernel(*args, **kwargs),
-            mesh=mesh,
+            mesh=current(mesh),
+            axis_names=set(axes),
             in_specs=jax.tree.map(spec, (args, kwargs)),
             out_specs=spec(query),
             check_vma=False,  # a kernel does not declare the axes over which its result varies
@@ -265,7 +351,6 @@ def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
 def _ring_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
     """Wraps a model's `apply` to run attention kernels on rings of devices."""
     size = mesh.shape[CONTEXT]
-    arrays = PartitionSpec(BATCH_AXES, CONTEXT, MESH_AXES["heads"])  # [B, T, heads, head_dim]
 
     def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
         attention = context.module
@@ -297,10 +382,13 @@ def _ring_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
             cap: float | None,
         ) -> Array:
             ring = Ring(CONTEXT, size, PART_KERNELS[attention.kernel], causal, window, cap)
+            rows = automatic(BATCH_AXES)
+            arrays = PartitionSpec(rows, CONTEXT, MESH_AXES["heads"])  # [B, T, heads, head_dim]
             on_each_device = jax.shard_map(
                 ring,
-                mesh=mesh,
-                in_specs=(arrays, arrays, arrays, PartitionSpec(BATCH_AXES, CONTEXT)),
+                mesh=current(mesh),
+                axis_names=set(automatic(mesh.axis_names)),
+                in_specs=(arrays, arrays, arrays, PartitionSpec(rows, CONTEXT)),
                 out_specs=arrays,
                 check_vma=False,  # a kernel does not declare the axes over which its result varies
             )

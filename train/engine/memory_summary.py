@@ -194,7 +194,13 @@ def _remedies(config: TrainConfig, resumed: bool) -> str:
 
 def _smaller_model(config: TrainConfig, resumed: bool) -> str:
     divided = f"divide the model over more devices (mesh.fsdp, now {config.mesh.fsdp})"
-    return divided if resumed else f"choose a smaller model, or {divided}"
+    if resumed:
+        return divided
+    optimizer, remedies = config.optimizer, ["choose a smaller model"]
+    if optimizer.name != "adafactor" and optimizer.state_dtype != "int8":
+        now = f"now {optimizer.state_dtype}"
+        remedies.append(f"keep moments in 8 bits (optimizer.state_dtype int8, {now})")
+    return ", or ".join([*remedies, divided])
 
 
 def _in_units(number: int) -> str:

@@ -1,65 +1,42 @@
-"""AdamW and LAMB with decay on matrices only, layer-wise rates and frozen parts.
+"""AdamW, LAMB, Adafactor and Muon with decay on matrices only, layer-wise rates and frozen parts.
 
-Composed of optax's parts.  What a parameter gets follows from its path alone.
-The layers of a model are stored in a stack, `layers/…` of shape `[L, …]` (of an
-encoder and decoder in two, `encoder/layers/…`); here layer i is also known by its
-own name, `layers/i/…`, and is treated as if it were stored by itself.
+Composed of optax's parts. What a parameter gets follows from its path alone (`parameters.py`).
 """
 
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.tree_util import keystr
 
 from ...data.errors import UserError, suggest
 from ...models.config import TransformerConfig
 from ...models.nn.typing import PyTree
 from ...models.registry import Family, families, family_of
 from ..optimizer_config import OptimizerConfig
+from . import adafactor, muon
+from .moments import store_moments
+from .parameters import (
+    STACK,
+    Leaf,
+    decay_mask,
+    is_decayed,
+    is_stacked,
+    map_named,
+    named,
+    own_names,
+)
 from .schedules import make_schedule
-
-# Matrices by the name of the array: biases and the scales of norms do not decay.
-EXPERTS = ("router", "gate", "up", "down")  # of a mixture, stacked over experts
-DECAYED = ("kernel", "embedding", "lora_a", "lora_b", *EXPERTS)
-
-STACK = "layers"
-
-Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
-"""A parameter, or its shape."""
-
-
-def is_decayed(name: str) -> bool:
-    """Returns whether a parameter is a matrix."""
-    return name.rsplit("/", 1)[-1] in DECAYED
-
-
-def is_stacked(name: str) -> bool:
-    """Returns whether a parameter's leading axis is that of the layers."""
-    return f"/{STACK}/" in f"/{name}"
-
-
-def map_named(f: Callable[..., object], tree: PyTree, *rest: PyTree) -> PyTree:
-    """Returns a tree with `f(name, leaf, …)` in place of every parameter."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, *x: f(keystr(path, simple=True, separator="/"), *x), tree, *rest
-    )
-
-
-def decay_mask(params: PyTree) -> PyTree:
-    """Returns a tree with True for each parameter that decays."""
-    return map_named(lambda name, _: is_decayed(name), params)
 
 
 def make_optimizer(
     config: OptimizerConfig, steps: int, model: TransformerConfig | None = None
 ) -> optax.GradientTransformation:
-    """Clips the gradient, then AdamW or LAMB, each parameter at its own rate.
+    """Clips the gradient, then AdamW or another rule, each parameter at its own rate.
 
     AdamW (Loshchilov & Hutter 2019, algorithm 2) corrects the bias of its young
     moments. BERT's original optimizer did not, which makes its first step
@@ -70,6 +47,9 @@ def make_optimizer(
     `optax.lamb` in that biases and norms have no trust ratio, as they have no
     decay (so the published LAMB code for BERT), and in that each layer of the
     stack has its own.
+
+    Adafactor (`adafactor.py`) and Muon (`muon.py`) treat each layer by itself, too. Decay is
+    multiplied by the learning rate in all of them.
 
     A frozen parameter has no part in the norm that is clipped, no update and no
     decay; its moments are stored and stay 0.
@@ -94,15 +74,44 @@ def make_optimizer(
         *([scale_by_factors(trained)] if frozen else []),
         optax.identity() if clip is None else optax.clip_by_global_norm(clip),
         optax.chain(
-            optax.scale_by_adam(
-                config.beta1, config.beta2, config.epsilon, mu_dtype=config.state_dtype
-            ),
+            *_update_rule(config),
             optax.add_decayed_weights(config.weight_decay, decay_mask),
             *([scale_by_trust_ratio_per_layer()] if lamb else []),
             optax.scale_by_learning_rate(make_schedule(config, steps)),
         ),
         *([scale_by_factors(rates)] if uneven else []),
     )
+
+
+def _update_rule(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+    """Returns what makes an update of a gradient, before decay and learning rate."""
+    # A moment that is stored in another form is read as float32.
+    mu_dtype = "bfloat16" if config.state_dtype == "bfloat16" else "float32"
+
+    def stored(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+        return store_moments(tx, config.state_dtype)
+
+    if config.name == "adafactor":
+        momentum = optax.ema(config.beta1, debias=False, accumulator_dtype=mu_dtype)
+        return [
+            adafactor.scale_by_factored_rms(),
+            adafactor.per_matrix(optax.clip_by_block_rms(1.0)),
+            adafactor.per_matrix(optax.scale_by_param_block_rms()),
+            *([stored(momentum)] if config.adafactor_momentum else []),
+        ]
+    adam = stored(
+        optax.scale_by_adam(config.beta1, config.beta2, config.epsilon, mu_dtype=mu_dtype)
+    )
+    if config.name != "muon":
+        return [adam]
+    from optax.contrib import scale_by_muon  # slow to import, and seldom needed
+
+    momentum = scale_by_muon(
+        beta=config.muon_beta,
+        mu_dtype=mu_dtype,
+        weight_dimension_numbers=muon.dimension_numbers,
+    )
+    return [muon.scale_by_muon(stored(momentum), adam)]
 
 
 def scale_by_trust_ratio_per_layer() -> optax.GradientTransformation:
@@ -206,20 +215,6 @@ def rate_factors(
         return np.asarray(trained * _along_leading_axis(decayed, name, param))
 
     return map_named(factor, params, trained_factors(params, config.frozen))
-
-
-def named(params: PyTree) -> Iterator[tuple[str, Leaf]]:
-    """Yields every parameter (or its shape) with its path."""
-    leaves = jax.tree.leaves_with_path(params)
-    return ((keystr(path, simple=True, separator="/"), x) for path, x in leaves)
-
-
-def own_names(name: str, param: Leaf) -> list[str]:
-    """Returns the paths that a parameter would have if each layer were stored by itself."""
-    if not is_stacked(name):
-        return [name]
-    above, below = re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)
-    return [f"{above}{STACK}/{layer}/{below}" for layer in range(param.shape[0])]
 
 
 def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[int]:

@@ -13,7 +13,7 @@ from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
 from ..errors import RunError
-from ..optim.optimizer import map_named, named
+from ..optim.parameters import map_named, named
 from ..progress import LogFn
 
 HEAD = "head/"

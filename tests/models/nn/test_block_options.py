@@ -18,7 +18,7 @@ from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.nn.layers import ACTIVATIONS, LayerNorm, RMSNorm
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.stack import make_layer_context
-from flaxzoo.train.optim.optimizer import is_decayed
+from flaxzoo.train.optim.parameters import is_decayed
 
 IDS = np.random.default_rng(0).integers(1, 29, (2, 6))
 SIZES = {"vocab_size": 29, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 4}

@@ -13,7 +13,7 @@ from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.nn.head_convolution import EarlierTokens, HeadConvolution, earlier_tokens
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.train.distributed import sharding
-from flaxzoo.train.optim.optimizer import is_decayed
+from flaxzoo.train.optim.parameters import is_decayed
 
 from ...support.requests import beams
 

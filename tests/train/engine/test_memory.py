@@ -124,7 +124,8 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_compiled(
     no_init(monkeypatch)
     message = (
         r"parameters and optimizer state need .* KB of memory, and 10.0 KB are available: choose a "
-        r"smaller model, or divide the model over more devices \(mesh.fsdp, now 1\)$"
+        r"smaller model, or keep moments in 8 bits \(optimizer.state_dtype int8, now float32\), or "
+        r"divide the model over more devices \(mesh.fsdp, now 1\)$"
     )
     with pytest.raises(UserError, match=message):
         train.train(config, tmp_path / "run")

@@ -7,7 +7,8 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models
-from flaxzoo.train.optim.optimizer import decay_mask, make_optimizer, named, rate_factors
+from flaxzoo.train.optim.optimizer import make_optimizer, rate_factors
+from flaxzoo.train.optim.parameters import decay_mask, named
 from flaxzoo.train.optimizer_config import OptimizerConfig
 from flaxzoo.train.state import count_parameters, init_state
 

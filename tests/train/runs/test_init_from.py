@@ -10,7 +10,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.models.loading import newest_step, steps
 from flaxzoo.train.config import in_steps, to_dict
-from flaxzoo.train.optim.optimizer import named
+from flaxzoo.train.optim.parameters import named
 from flaxzoo.train.recipes import RECIPES
 from flaxzoo.train.runs.config_json import from_dict
 from flaxzoo.train.runs.init_from import init_from, plan_init_from

@@ -1,0 +1,119 @@
+"""Adafactor (Shazeer & Stern 2018), whose second moments are sums of rows and of columns.
+
+Algorithms 4 and 5: the second moment of a matrix is the product of the running means of its squared
+gradient over each row and over each column; updates are clipped to a root mean square of 1, and the
+learning rate is relative to the root mean square of the parameter itself, at least 0.001. optax's
+`scale_by_factored_rms` factors an array along its two largest axes; here it is factored as the
+matrix that it is, each layer and expert for itself, over all heads at once.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ...models.nn.typing import Array, PyTree
+from .parameters import Leaf, axes_of_matrix, map_named, matrix_axes, num_stack_axes
+
+DECAY_EXPONENT = 0.8
+"""beta2 of step t, counted from 1, is 1 - t^-0.8 (section 7.2)."""
+REGULARIZER = 1e-30
+"""Added to the squared gradient, ε₁ (section 8)."""
+SMALLEST_FACTORED = 128
+"""Matrices with fewer rows or columns keep a whole second moment, as in optax."""
+
+
+class Factored(NamedTuple):
+    """The second moment of a matrix, or of each of a stack."""
+
+    rows: Array
+    """Means over the output axes, of the parameter's shape without them, float32."""
+    columns: Array
+    """Means over the input axes, of the parameter's shape without them, float32."""
+
+
+class FactoredState(NamedTuple):
+    """State of `scale_by_factored_rms`."""
+
+    steps: Array
+    """The number of steps taken, int32[]."""
+    nu: PyTree
+    """`Factored`, or a float32 array of the parameter's shape, for each parameter."""
+
+
+def is_factored(name: str, param: Leaf) -> bool:
+    """Returns whether a parameter's second moment is kept as rows and columns."""
+    axes = matrix_axes(name, len(param.shape))
+    if axes is None:
+        return False
+    sizes = (_size(param, axes.inputs), _size(param, axes.outputs))
+    return min(sizes) >= SMALLEST_FACTORED
+
+
+def scale_by_factored_rms() -> optax.GradientTransformation:
+    """Divides each update by the root of its second moment, which is factored for matrices."""
+
+    def init(params: PyTree) -> FactoredState:
+        def moment(name: str, param: Array) -> Factored | Array:
+            kept = jax.ShapeDtypeStruct(param.shape, jnp.float32)
+            if is_factored(name, param):
+                kept = jax.eval_shape(functools.partial(_means, name), kept)
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kept)
+
+        return FactoredState(jnp.zeros((), jnp.int32), map_named(moment, params))
+
+    def update(
+        updates: PyTree, state: FactoredState, params: PyTree | None = None
+    ) -> tuple[PyTree, FactoredState]:
+        del params
+        steps = state.steps + 1
+        decay = 1 - steps.astype(jnp.float32) ** -DECAY_EXPONENT
+
+        def moment(name: str, gradient: Array, old: Factored | Array) -> Factored | Array:
+            squared = jnp.square(gradient.astype(jnp.float32)) + REGULARIZER
+            new = _means(name, squared) if isinstance(old, Factored) else squared
+            return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
+
+        def scale(name: str, gradient: Array, moment: Factored | Array) -> Array:
+            gradient = gradient.astype(jnp.float32)
+            if not isinstance(moment, Factored):
+                return gradient * jax.lax.rsqrt(moment)
+            axes = axes_of_matrix(name, gradient.ndim)
+            rows = jnp.expand_dims(moment.rows, axes.outputs)
+            columns = jnp.expand_dims(moment.columns, axes.inputs)
+            mean = jnp.mean(rows, axes.inputs, keepdims=True)
+            return gradient * jax.lax.rsqrt(rows / mean) * jax.lax.rsqrt(columns)
+
+        nu = map_named(moment, updates, state.nu)
+        return map_named(scale, updates, nu), FactoredState(steps, nu)
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def per_matrix(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Applies a transformation without state to each layer and expert of a stack by itself."""
+
+    def apply(update: Array, param: Array) -> Array:
+        return transformation.update(update, transformation.init(param), param)[0]  # pyright: ignore[reportReturnType]
+
+    def apply_named(name: str, update: Array, param: Array) -> Array:
+        return _vmapped(apply, num_stack_axes(name))(update, param)
+
+    return optax.stateless(lambda updates, params: map_named(apply_named, updates, params))
+
+
+def _vmapped(function: Callable[..., Array], axes: int) -> Callable[..., Array]:
+    return functools.reduce(lambda f, _: jax.vmap(f), range(axes), function)
+
+
+def _means(name: str, squared: Array) -> Factored:
+    axes = axes_of_matrix(name, squared.ndim)
+    return Factored(jnp.mean(squared, axes.outputs), jnp.mean(squared, axes.inputs))
+
+
+def _size(param: Leaf, axes: tuple[int, ...]) -> int:
+    return math.prod(param.shape[axis] for axis in axes)

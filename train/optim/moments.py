@@ -1,0 +1,185 @@
+"""Moments in fewer bytes: bfloat16 with stochastic rounding, and 8 bits in blocks.
+
+Each step reads a moment as float32, updates it, and rounds it to one of the two nearest numbers of
+its format, at random, with the probabilities that make the rounded number right on average. With
+rounding to the nearest a moment would not move any more where its change is small: a second moment
+with beta2 0.999 changes by a thousandth of itself, and bfloat16 has 8 bits.
+
+**8 bits** (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): a block of 64 to
+127 numbers along the last axis (32 to 256 where its size asks for that) has a scale, its largest
+absolute value in float32, and each number a code of 8 bits. Their table of codes, dense near zero,
+is a fourth power here, which needs no table: code k of a first moment is sign(k) · (|k| / 127)⁴ of
+the scale, k from -127 to 127; code k of a second moment ((k + 1) / 256)⁴, k from 0 to 255. That has
+no zero, for an update is divided by its root. Codes have the shape of the parameter and are sharded
+with it. A block lies within a vector of the last axis, and an axis of 64 · 2ⁿ numbers has 2ⁿ
+blocks: sharded over up to 2ⁿ devices, it has whole blocks on each. Parameters that are no matrices,
+that are small, or whose last axis cannot be divided so, keep float32.
+
+The random bits follow from the optimizer's count of steps, the name of the parameter and the place
+of the number in it: they are the same on any number of devices, and in a resumed run.
+"""
+
+import functools
+import zlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ...models.nn.typing import Array, Float, PyTree
+from ..optimizer_config import StateDtype
+from .parameters import Leaf, is_decayed, map_named
+
+SEED = 0x5EED
+SMALLEST_BLOCK, LARGEST_BLOCK = 32, 256
+SPLIT_ABOVE = 128
+"""A block of at least so many numbers is halved, if that can be done."""
+SMALLEST_QUANTIZED = 4096
+"""Arrays of fewer numbers keep float32 (Dettmers et al. 2022, section 2)."""
+
+MOMENTS = ("mu", "ema", "nu")
+SECOND_MOMENT = "nu"
+
+
+class Blocks(NamedTuple):
+    """A moment in 8 bits."""
+
+    codes: Array
+    """One for each number of the parameter; int8 for a first moment, uint8 for a second."""
+    scales: Array
+    """The largest absolute value of each block, float32[…, blocks]."""
+
+
+def store_moments(
+    tx: optax.GradientTransformation, dtype: StateDtype
+) -> optax.GradientTransformation:
+    """Keeps the moments of an optimizer in `dtype` between steps.
+
+    Args:
+        tx: an optimizer whose state is a NamedTuple with the `count` of its steps and moments `mu`,
+          `nu` or `ema`, trees of the parameters' shapes.
+        dtype: "bfloat16_stochastic" or "int8"; with others the state is left as it is.
+
+    Returns:
+        The optimizer. In its state an array of 8 bits is a `Blocks`.
+    """
+    if dtype not in ("bfloat16_stochastic", "int8"):
+        return tx
+
+    def store(state: PyTree) -> PyTree:
+        key = jax.random.fold_in(jax.random.key(SEED, impl="threefry2x32"), state.count)
+
+        def moment(name: str, x: Array, kind: str) -> Array | Blocks:
+            # 32 bits for each number of a parameter, 16 for each of its moments.
+            own = jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
+            bits, x = jax.random.bits(own, x.shape, jnp.uint32), x.astype(jnp.float32)
+            bits = bits & 0xFFFF if kind == SECOND_MOMENT else bits >> 16
+            if dtype == "bfloat16_stochastic":
+                return round_stochastically(x, bits)
+            return quantize(x, bits, signed=kind != SECOND_MOMENT) if is_quantized(name, x) else x
+
+        moments = {
+            kind: map_named(functools.partial(moment, kind=kind), getattr(state, kind))
+            for kind in MOMENTS
+            if hasattr(state, kind)
+        }
+        return state._replace(**moments)
+
+    def read(state: PyTree) -> PyTree:
+        def moment(x: Array | Blocks) -> Array:
+            return dequantize(x) if isinstance(x, Blocks) else x.astype(jnp.float32)
+
+        moments = {
+            kind: jax.tree.map(
+                moment, getattr(state, kind), is_leaf=lambda x: isinstance(x, Blocks)
+            )
+            for kind in MOMENTS
+            if hasattr(state, kind)
+        }
+        return state._replace(**moments)
+
+    def init(params: PyTree) -> PyTree:
+        state: PyTree = tx.init(params)
+        # Zeros by their shapes: the compiler would take long to quantize constants.
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(store, state))
+        return zeros._replace(**{k: x for k, x in state._asdict().items() if k not in MOMENTS})
+
+    def update(
+        updates: PyTree, state: PyTree, params: PyTree | None = None
+    ) -> tuple[PyTree, PyTree]:
+        updates, state = tx.update(updates, read(state), params)
+        return updates, store(state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def is_quantized(name: str, param: Leaf) -> bool:
+    """Returns whether a parameter's moments have 8 bits under "int8"."""
+    if not is_decayed(name) or param.size < SMALLEST_QUANTIZED:
+        return False
+    block = param.shape[-1] // num_blocks(param.shape[-1])
+    return SMALLEST_BLOCK <= block <= LARGEST_BLOCK
+
+
+def num_blocks(size: int) -> int:
+    """Returns the number of blocks along a last axis, the largest sensible power of 2."""
+    blocks = 1
+    while size % (2 * blocks) == 0 and size // blocks >= SPLIT_ABOVE:
+        blocks *= 2
+    return blocks
+
+
+def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blocks:
+    """Rounds each number at random to one of the two nearest codes.
+
+    Args:
+        x: the numbers; not negative if not `signed`.
+        bits: uint32 of the same shape, uniform in [0, 2¹⁶).
+        signed: whether codes have a sign, and a zero.
+    """
+    parts = x.reshape(*x.shape[:-1], num_blocks(x.shape[-1]), -1)
+    size = jnp.abs(parts)
+    scales = jnp.max(size, -1)
+    share = size / jnp.where(scales > 0, scales, 1)[..., None]  # in [0, 1]
+    root = jnp.sqrt(jnp.sqrt(share))
+    below = jnp.clip(jnp.floor(root * 127), 0, 126) if signed else _below_without_zero(root)
+    low, high = (_share(k, signed=signed) for k in (below, below + 1))
+    # Less than the least code becomes that code, for a root of zero would be divided by.
+    up = bits.reshape(parts.shape) < jnp.round((share - low) / (high - low) * 2**16)
+    codes = below + up
+    if signed:
+        codes = jnp.where(parts < 0, -codes, codes)
+    return Blocks(codes.reshape(x.shape).astype(jnp.int8 if signed else jnp.uint8), scales)
+
+
+def dequantize(moment: Blocks) -> Float[Array, "..."]:
+    """Returns the numbers that codes stand for, as float32."""
+    codes, scales = moment
+    signed = codes.dtype == jnp.int8
+    parts = codes.astype(jnp.float32).reshape(*scales.shape, -1)
+    return (_share(parts, signed=signed) * scales[..., None]).reshape(codes.shape)
+
+
+def _below_without_zero(root: Array) -> Array:
+    return jnp.clip(jnp.floor(root * 256) - 1, 0, 254)
+
+
+def _share(codes: Array, *, signed: bool) -> Array:
+    """Returns what codes are of their scale."""
+    if not signed:
+        return jnp.square(jnp.square((codes + 1) / 256))
+    return jnp.sign(codes) * jnp.square(jnp.square(codes / 127))
+
+
+def round_stochastically(x: Float[Array, "*shape"], bits: Array) -> Float[Array, "*shape"]:
+    """Rounds float32 to bfloat16, up or down at random, right on average.
+
+    Args:
+        x: the numbers.
+        bits: uint32 of the same shape, uniform in [0, 2¹⁶).
+    """
+    words = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    rounded = jax.lax.bitcast_convert_type((words + bits) & np.uint32(0xFFFF0000), jnp.float32)
+    return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)

@@ -1,0 +1,69 @@
+"""Muon (Jordan et al. 2024): the momentum of each matrix of a layer, made orthogonal.
+
+Five Newton-Schulz iterations bring all singular values of the momentum near 1 (`optax.contrib`).
+The update has then about the root mean square of AdamW's, 0.2, by the factor of Liu et al. 2025
+("Muon is scalable for LLM training", section 2.2), so that learning rates and decay carry over:
+0.2 · √max(inputs, outputs).
+
+The matrices are those inside the layers, each layer and expert for itself; a map to or from heads
+is one matrix `[D, N·H]`. Embeddings, output matrices and all vectors have AdamW's update.
+"""
+
+import math
+
+import optax
+
+from ...models.nn.typing import Array, PyTree
+from .parameters import axes_of_matrix, is_stacked, map_named, matrix_axes
+
+ADAMW_RMS = 0.2
+"""The root mean square of AdamW's updates (Liu et al. 2025)."""
+
+
+def is_orthogonalized(name: str, ndim: int) -> bool:
+    """Returns whether a parameter is a matrix inside a layer."""
+    embeds = name.endswith("/embedding")
+    return is_stacked(name) and not embeds and matrix_axes(name, ndim) is not None
+
+
+def scale_by_muon(
+    muon: optax.GradientTransformation, adam: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Scales matrices inside layers by `muon` to AdamW's length, and the rest by `adam`.
+
+    Args:
+        muon: from `optax.contrib.scale_by_muon`, with `dimension_numbers`.
+        adam: for all other parameters.
+    """
+
+    def rules(params: PyTree) -> PyTree:
+        return map_named(
+            lambda name, x: "muon" if is_orthogonalized(name, x.ndim) else "adam", params
+        )
+
+    return optax.partition(
+        {"muon": optax.chain(muon, scale_to_adamw()), "adam": adam},
+        rules,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def dimension_numbers(params: PyTree) -> PyTree:
+    """Returns which axes of each parameter are the matrix that is made orthogonal."""
+    from optax.contrib import MuonDimensionNumbers  # slow to import, and seldom needed
+
+    def numbers(name: str, param: Array) -> MuonDimensionNumbers:
+        axes = axes_of_matrix(name, param.ndim)
+        return MuonDimensionNumbers(axes.inputs, axes.outputs)
+
+    return map_named(numbers, params)
+
+
+def scale_to_adamw() -> optax.GradientTransformation:
+    """Gives orthogonal matrices the root mean square of AdamW's updates."""
+
+    def scale(name: str, update: Array) -> Array:
+        axes = axes_of_matrix(name, update.ndim)
+        sides = (math.prod(update.shape[a] for a in side) for side in (axes.inputs, axes.outputs))
+        return update * (ADAMW_RMS * math.sqrt(max(sides)))
+
+    return optax.stateless(lambda updates, _: map_named(scale, updates))

@@ -1,0 +1,113 @@
+"""Parameters by their names: which are matrices, which lie in a stack, and along which axes.
+
+Whatever an optimizer does to a parameter follows from its path alone. The layers of a model are
+stored in a stack, `layers/…` of shape `[L, …]` (of an encoder and decoder in two,
+`encoder/layers/…`); here layer i is also known by its own name, `layers/i/…`, and is treated as if
+it were stored by itself.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from jax.tree_util import keystr
+
+from ...models.nn.typing import PyTree
+
+# Matrices by the name of the array: biases and the scales of norms do not decay.
+ROUTED = ("gate", "up", "down")  # of a mixture, stacked over experts
+DECAYED = ("kernel", "embedding", "lora_a", "lora_b", "router", *ROUTED)
+
+STACK = "layers"
+
+Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+"""A parameter, or its shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixAxes:
+    """The axes of an array that holds a matrix, or a stack of them."""
+
+    stack: tuple[int, ...]
+    """Axes of layers and experts: along them are matrices of their own."""
+    inputs: tuple[int, ...]
+    """Axes that are contracted with the input, as `(N, H)` of the output of attention."""
+    outputs: tuple[int, ...]
+    """Axes of the output, as `(N, H)` of a query."""
+
+
+def is_decayed(name: str) -> bool:
+    """Returns whether a parameter is a matrix."""
+    return name.rsplit("/", 1)[-1] in DECAYED
+
+
+def is_stacked(name: str) -> bool:
+    """Returns whether a parameter's leading axis is that of the layers."""
+    return f"/{STACK}/" in f"/{name}"
+
+
+def num_stack_axes(name: str) -> int:
+    """Returns the number of a parameter's leading axes of layers and experts."""
+    return is_stacked(name) + (name.rsplit("/", 1)[-1] in ROUTED)
+
+
+def matrix_axes(name: str, ndim: int) -> MatrixAxes | None:
+    """Returns the axes of the matrix that a parameter is, or of each that is stacked in it.
+
+    Args:
+        name: the parameter's path, as `layers/attention/query/kernel`.
+        ndim: the number of its axes.
+
+    Returns:
+        The axes; None for a bias, the scale of a norm, and all else that is no matrix.
+    """
+    first = num_stack_axes(name)
+    if not is_decayed(name) or ndim < first + 2:
+        return None
+    parent, _, own = f"/{name}".rpartition("/")
+    # One axis is the input or the output, and all others are the other: only what reads heads,
+    # the output of attention `[…, N, H, D]`, and the A of an adapter have one output.
+    reads_all = own == "lora_a" or (own == "kernel" and parent.endswith("/output"))
+    cut = ndim - 1 if reads_all else first + 1
+    axes = tuple(range(ndim))
+    return MatrixAxes(axes[:first], axes[first:cut], axes[cut:])
+
+
+def axes_of_matrix(name: str, ndim: int) -> MatrixAxes:
+    """Returns the axes of a parameter that is a matrix; see `matrix_axes`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    axes = matrix_axes(name, ndim)
+    if axes is None:
+        raise ValueError(f"parameter {name} of {ndim} axes is no matrix")
+    return axes
+
+
+def map_named(f: Callable[..., object], tree: PyTree, *rest: PyTree) -> PyTree:
+    """Returns a tree with `f(name, leaf, …)` in place of every parameter."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, *x: f(keystr(path, simple=True, separator="/"), *x), tree, *rest
+    )
+
+
+def named(params: PyTree) -> Iterator[tuple[str, Leaf]]:
+    """Yields every parameter (or its shape) with its path."""
+    leaves = jax.tree.leaves_with_path(params)
+    return ((keystr(path, simple=True, separator="/"), x) for path, x in leaves)
+
+
+def decay_mask(params: PyTree) -> PyTree:
+    """Returns a tree with True for each parameter that decays."""
+    return map_named(lambda name, _: is_decayed(name), params)
+
+
+def own_names(name: str, param: Leaf) -> list[str]:
+    """Returns the paths that a parameter would have if each layer were stored by itself."""
+    if not is_stacked(name):
+        return [name]
+    above, below = re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)
+    return [f"{above}{STACK}/{layer}/{below}" for layer in range(param.shape[0])]
