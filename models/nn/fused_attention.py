@@ -2,8 +2,9 @@
 
 Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with IO-awareness".
 cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Our own for TPUs,
-"flash attention" (`kernels/flash.py`), can drop attention weights. All take fewer key/value heads
-than query heads. XLA computes the calls that no kernel supports (`attention.py`).
+"flash attention" (`kernels/flash.py`), can drop attention weights; `kernels/blockwise.py` needs XLA
+alone. All take fewer key/value heads than query heads. XLA computes the calls that no kernel
+supports (`attention.py`).
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from .kernels.blockwise import LARGEST_BLOCK, SMALLEST_BLOCK, block_size, blockwise_attention
 from .layers import HeadKeys
 from .masks import Segments, Size
 from .typing import Array, Bool, Float
@@ -110,6 +112,15 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             f"rows have {{c.lengths}} tokens, more than {MAX_FLASH_QUERIES}",
         ),
     ),
+    "blocks": (
+        *_LIMITS,
+        _DROPPED,
+        (
+            lambda c: block_size(c.num_queries) is None or block_size(c.num_keys) is None,
+            "rows have {c.lengths} tokens, which no block of "
+            f"{SMALLEST_BLOCK} to {LARGEST_BLOCK} tokens divides",
+        ),
+    ),
 }
 """The calls that each kernel does not support: the one table of reasons."""
 
@@ -181,7 +192,7 @@ def splash_attention(
     with jax.ensure_compile_time_eval():  # the mask of blocks is static
         kernel = splash.make_splash_mha(
             mask=masks.MultiHeadMask([mask] * num_heads),
-            block_sizes=_splash_blocks(num_queries, num_keys),
+            block_sizes=splash_blocks(num_queries, num_keys),
             head_shards=1,
             q_seq_shards=1,
             attn_logits_soft_cap=cap,
@@ -203,7 +214,8 @@ def _splash_mask(
     return masks.CausalMask(shape) if causal else masks.FullMask(shape)
 
 
-def _splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.BlockSizes":
+def splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.BlockSizes":
+    """Returns the sizes of splash attention's blocks in each pass."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     q, kv = (next(b for b in LARGEST_BLOCKS if n % b == 0) for n in (num_queries, num_keys))
@@ -242,6 +254,7 @@ def flash_attention(
 
 
 KERNELS: dict[str, Callable[..., Array]] = {
+    "blocks": blockwise_attention,
     "cudnn": cudnn_attention,
     "splash": splash_attention,
     "flash": flash_attention,
@@ -290,9 +303,28 @@ class FusedAttention(nn.Module):
           use_window: whether the window applies; None: it does.
           keys: of dropout, for each head of each sequence; None: no dropout.
         """
-        attend = functools.partial(KERNELS[self.kernel], causal=self.causal, cap=self.cap)
+        kernel = KERNELS[self.kernel]
         if keys is not None:
-            attend = functools.partial(attend, keys=keys, rate=self.dropout_rate)
+            kernel = functools.partial(kernel, keys=keys, rate=self.dropout_rate)
+        return self.attend(kernel, query, key, value, segments=segments, use_window=use_window)
+
+    def attend(
+        self,
+        kernel: Callable[..., Array],
+        *arrays: Float[Array, "B _ _ _"],
+        segments: Segments | None,
+        use_window: Bool[Array, ""] | None,
+    ) -> Float[Array, "B T N V"]:
+        """Returns what a function such as those of `KERNELS` computes, for the layer's window.
+
+        Args:
+          kernel: the function; training over a cut `context` has its own.
+          *arrays: queries, keys and values, as `__call__` takes them.
+          segments: as there.
+          use_window: as there.
+        """
+        query, key, value = arrays
+        attend = functools.partial(kernel, causal=self.causal, cap=self.cap)
         full = functools.partial(attend, window=None)
         if self.window is None or self.window >= key.shape[1]:
             return full(query, key, value, segments)

@@ -13,6 +13,7 @@ from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.nn import fused_attention as attention_kernels
 from flaxzoo.models.nn.attention import attention_weights, weighted_values
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention, refusal
+from flaxzoo.models.nn.kernels import blockwise
 from flaxzoo.models.nn.kernels import flash as flash_kernel
 from flaxzoo.models.nn.layers import drop_weights, head_keys, kept_weights
 from flaxzoo.models.nn.masks import AttentionMask
@@ -38,6 +39,12 @@ def flash(monkeypatch):
     interpreted = functools.partial(pallas.pallas_call, interpret=True)
     monkeypatch.setattr(flash_kernel.pl, "pallas_call", interpreted)
     monkeypatch.setattr(flash_kernel, "BLOCKS", (128,))
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """Attention block by block, sixteen blocks to T × T pairs."""
+    monkeypatch.setattr(blockwise, "LARGEST_BLOCK", 64)
 
 
 @pytest.fixture
@@ -124,7 +131,11 @@ CASES = [
         for name in MASKS
     ),
     *((kernel, name, N, N) for kernel in ("cudnn", "cudnn_on_a_gpu") for name in MASKS),
-    *((kernel, GROUPED, 4, 2) for kernel in ("splash", "flash", "cudnn", "cudnn_on_a_gpu")),
+    *(
+        (kernel, GROUPED, 4, 2)
+        for kernel in ("splash", "flash", "cudnn", "cudnn_on_a_gpu", "blocks")
+    ),
+    *(("blocks", name, N, N) for name in MASKS),
 ]
 
 
@@ -305,10 +316,10 @@ CALL = AttentionCall(256, 256, 64, 64, "bfloat16", 0.0)
 @pytest.mark.parametrize(
     ("kernels", "change", "reason"),
     [
-        ("cudnn splash flash", {"cached": True}, "cache"),
-        ("cudnn splash flash", {"weights": True}, "weights are requested"),
-        ("cudnn splash flash", {"is_per_query": True}, "an entry for each query and key"),
-        ("cudnn splash", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
+        ("cudnn splash flash blocks", {"cached": True}, "cache"),
+        ("cudnn splash flash blocks", {"weights": True}, "weights are requested"),
+        ("cudnn splash flash blocks", {"is_per_query": True}, "an entry for each query and key"),
+        ("cudnn splash blocks", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
         ("cudnn", {"dtype": "float32"}, "float32 and not bfloat16"),
         ("cudnn", {"key_dim": 32}, "keys have size 32 and values 64"),
         ("cudnn", {"key_dim": 256, "head_dim": 256}, "heads have size 256"),
@@ -317,6 +328,7 @@ CALL = AttentionCall(256, 256, 64, 64, "bfloat16", 0.0)
         ("cudnn splash flash", {"num_keys": 255}, "rows have 256 and 255 tokens"),
         ("splash flash", {"num_queries": 192}, "192 and 256 tokens, not a multiple of 128"),
         ("flash", {"num_queries": 16384}, "16384 and 256 tokens, more than 8192"),
+        ("splash flash blocks", {"num_queries": 2042}, "rows have 2042 and 256 tokens, "),
     ],
 )
 def test_every_reason_is_said(kernels, change, reason):

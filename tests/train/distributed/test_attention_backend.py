@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
+from flaxzoo.data import SpanCorruptionData
 from flaxzoo.models.nn.kernels import flash
 from flaxzoo.train.distributed.attention_backend import KernelChoice, choose_kernel
 from flaxzoo.train.engine import compile as parallel
@@ -86,8 +87,34 @@ def test_the_kernel_suits_the_device_or_it_is_said_why_not(device, fields, said,
     assert said in choose_kernel(run(**fields), device).description
 
 
-def test_tokens_that_lie_apart_are_attended_to_by_xla(run):
-    assert "mesh.context 2" in choose_kernel(run(), TPU, context=2).reason
+@pytest.mark.parametrize(
+    ("device", "fields", "said"),
+    [
+        (CPU, {}, "attention by XLA block by block on a ring of 2 devices"),
+        (TPU, {"length": 512}, "attention by splash attention on a ring of 2 devices"),
+        (TPU, {}, "on a ring of 2 devices, not by splash attention: the 4 parts of a row have 32"),
+        (gpu(), {}, "on a ring of 2 devices, not by cuDNN: the tokens of a sequence are sharded"),
+        (CPU, {"length": 126}, "by XLA, not by XLA block by block: rows have 126 tokens, and mesh"),
+        (CPU, {"dropout_rate": 0.1}, "by XLA, not by XLA block by block: attention weights are"),
+        (CPU, {"attention": "xla"}, "attention by XLA"),
+    ],
+)
+def test_tokens_that_lie_apart_are_attended_to_on_a_ring(device, fields, said, run):
+    assert said in choose_kernel(run(**fields), device, context=2).description
+
+
+def test_both_sides_of_a_translation_are_cut_alike(run):
+    config = run()
+    data = SpanCorruptionData(
+        source="builtin:python-docs",
+        length=128,
+        target_length=30,
+        tokenizer=config.data.tokenizer,
+        num_sentinels=4,
+    )
+    config = dataclasses.replace(config, data=data)
+    said = choose_kernel(config, CPU, context=2).description
+    assert "rows have 30 tokens, and mesh.context 2 cuts them into 4 equal parts" in said
 
 
 @pytest.mark.parametrize(
@@ -96,6 +123,7 @@ def test_tokens_that_lie_apart_are_attended_to_by_xla(run):
         ("cudnn", CPU, {}, "cudnn cannot serve this run: it is for a gpu, and here is a cpu"),
         ("splash", TPU, {"dropout_rate": 0.2}, "probability 0.2: leave it out, or say xla"),
         ("flash", gpu(), {}, "flash cannot serve this run: it is for a tpu, and here is a gpu"),
+        ("blocks", CPU, {"length": 1021}, "which no block of 64 to 512 tokens divides: leave"),
     ],
 )
 def test_a_kernel_that_was_asked_for_and_cannot(kernel, device, fields, why, run):

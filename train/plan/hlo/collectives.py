@@ -19,7 +19,7 @@ _USED_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 _DEVICE_ORDER = re.compile(r"\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_PERMUTE_PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+_PERMUTED = re.compile(r"source_target_pairs=\{\{([\d,{}]+?)\}\}")
 _MEGASCALE_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _MEGASCALE_SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}')
 
@@ -127,8 +127,10 @@ def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
           `replica_groups=mesh['a'=2,'b'=4] {'b'}` (the axes of a mesh that a group spans).
         num_devices: The number of devices that the program runs on.
     """
-    if pair := _PERMUTE_PAIR.search(attributes):
-        return int(pair[1]), int(pair[2])
+    if permuted := _PERMUTED.search(attributes):
+        pairs = [tuple(_integers(pair)) for pair in permuted[1].split("},{")]
+        # A device that keeps its array sends nothing.
+        return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0][:1])
     if listed := _LISTED.search(attributes):
         return tuple(_integers(listed[1]))
     if iota := _IOTA.search(attributes):
