@@ -127,7 +127,7 @@ class ContinuousBatch:
         self._state: RowStates | None = None
         self._acceptance = Acceptance() if acceptance is None else acceptance
         self.usage = Usage()
-        """What has been computed so far."""
+        """The counts of positions that have been computed so far."""
 
     def add(self, number: int, prompt: Sequence[int], *, key: Key[Array, "1"], limit: int) -> None:
         """Adds a text; it waits until a row is free.
@@ -190,10 +190,10 @@ class ContinuousBatch:
             self._state, new = speculate(
                 self._model,
                 self._params,
-                draft.model,
-                draft.params,
                 self._state,
                 live,
+                draft_model=draft.model,
+                draft_params=draft.params,
                 sampling=self._sampling,
                 num_tokens=draft.num_tokens,
             )
@@ -245,7 +245,12 @@ class ContinuousBatch:
         logits, context = self._read_context(model, self._params, text.context)
         count = jnp.full((1,), text.count, jnp.int32)
         new, seen, last = choose_first(
-            logits, seen, jnp.asarray(recent), text.key, count, sampling=self._sampling
+            logits,
+            seen,
+            jnp.asarray(recent),
+            keys=text.key,
+            count=count,
+            sampling=self._sampling,
         )
         text.slot = read_length(len(text.context), longest)
         text.room = longest - len(text.context) + 1

@@ -62,7 +62,7 @@ class Generator:
         self._draft = None if draft is None else draft.unstacked()
         self._model, self._params = unstack_layers(model, params)
         self.acceptance = Acceptance()
-        """What became of the tokens that the draft model proposed."""
+        """The counts of tokens that the draft model proposed, and of those that were accepted."""
 
     def stream(
         self,

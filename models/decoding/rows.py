@@ -24,7 +24,7 @@ from .sample import NO_TOKEN, SamplingParams, sample_token
 
 @struct.dataclass
 class RowCaches:
-    """What a model has read of R rows."""
+    """The tokens of R rows that a model has read."""
 
     cache: Cache
     """The caches of one sequence each, stacked: every array has a leading R, `index` too."""
@@ -47,7 +47,7 @@ class RowStates:
     count: Int[Array, " R"]
     """The number of tokens that were chosen for each row."""
     draft: RowCaches | None = None
-    """What a draft model has read: all tokens before `before`."""
+    """The tokens that a draft model has read: all before `before`."""
     before: Int[Array, " R"] | None = None
     """The token before the newest one, which the draft model reads once more."""
 
@@ -91,6 +91,7 @@ def apply_to_rows(
     params: Params,
     ids: Int[Array, "R T"],
     rows: RowCaches,
+    *,
     num_logits: int = 1,
 ) -> tuple[Float[Array, "R {num_logits} V"], RowCaches]:
     """Runs a model on the next T tokens of each row; returns the logits of the last ones.
@@ -176,9 +177,9 @@ def choose_first(
     logits: Float[Array, "1 V"],
     seen: Bool[Array, "1 V"] | None,
     recent: Int[Array, "1 P"],
+    *,
     keys: Key[Array, "1"],
     count: Int[Array, "1"],
-    *,
     sampling: SamplingParams,
 ) -> tuple[NewTokens, Bool[Array, "1 V"] | None, Int[Array, "1 P"]]:
     """Chooses the token after a context; returns it, the tokens seen, and the last ones."""

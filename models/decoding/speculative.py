@@ -136,11 +136,11 @@ class Proposed:
 def speculate(
     model: Model,
     params: Params,
-    draft_model: Model,
-    draft_params: Params,
     state: RowStates,
     live: Bool[Array, " R"],
     *,
+    draft_model: Model,
+    draft_params: Params,
     sampling: SamplingParams,
     num_tokens: int,
 ) -> tuple[RowStates, NewTokens]:
@@ -149,10 +149,10 @@ def speculate(
     Args:
       model: the model.
       params: its parameters.
-      draft_model: the model that proposes.
-      draft_params: its parameters.
       state: the rows; with the caches of the draft model.
       live: the rows that somebody waits for; the tokens of others are void.
+      draft_model: the model that proposes.
+      draft_params: its parameters.
       sampling: how tokens are chosen.
       num_tokens: K.
 
@@ -170,7 +170,7 @@ def speculate(
         draft_model, draft_params, state, sampling=sampling, num_tokens=num_tokens
     )
     ids = jnp.concatenate([tokens[:, None], proposed.tokens], axis=1)  # [R, K + 1]
-    logits, context = apply_to_rows(model, params, ids, state.context, num_tokens + 1)
+    logits, context = apply_to_rows(model, params, ids, state.context, num_logits=num_tokens + 1)
     scores = jnp.stack(
         [
             processed_logits(logits[:, i], *history(state, proposed.tokens, i), sampling=sampling)

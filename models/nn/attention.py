@@ -207,11 +207,12 @@ class MultiHeadAttention(nn.Module):
                 recent = recent_query, recent_key, recent_value
                 written = None if written is None else dataclasses.replace(written, recent=recent)
 
-        positions = positions.of_keys(keys)
-        bias = None if bias is None else keys.of_columns(bias)
+        visible = mask.materialize()
+        if keys.columns is not None:  # a ring has some of the slots
+            positions, visible = positions.of_keys(keys), keys.mask(visible)
+            bias = None if bias is None else keys.of_columns(bias)
         for more in (positions.bias, self._relative_scores(query, scale, positions)):
             bias = more if bias is None else bias if more is None else bias + more
-        visible = keys.mask(mask.materialize())
         weights = attention_weights(
             query, keys.key, visible, scale=scale, bias=bias, cap=c.score_cap
         )

@@ -10,6 +10,8 @@ instead of three times in each micro-batch. The TPU compiler makes an all-reduce
 reduce-scatter, which sends them once more.
 """
 
+import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -39,6 +41,65 @@ else, and their gradients are computed in it."""
 EMBEDDING = re.compile(r"(?:.*/)?token_embedding/embedding")
 """Tables that models cast likewise, but use twice where embeddings are tied: for the tokens, and
 for the logits. Their gradient is a sum in float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """How the devices of a mesh exchange gradients."""
+
+    wrap: Callable[[GradientFn], GradientFn] | None = None
+    """Takes the function that sums gradients over the rows of a batch, and returns that which sums
+    them over devices too. None: there is one device."""
+    description: str = ""
+    """A clause for a message; empty for a single device."""
+
+
+def choose_exchange(
+    gather: Gather,
+    mesh: Mesh,
+    *,
+    state: TrainState,
+    shardings: TrainState,
+    whole_batch: bool,
+    micro_batches: int,
+    dtype: DTypeLike | None,
+    device_memory: int | None,
+) -> Exchange:
+    """Returns how the devices of a mesh exchange gradients.
+
+    Args:
+        gather: what a person chose.
+        mesh: the mesh; its devices need not be at hand.
+        state: arrays or their shapes.
+        shardings: of the state.
+        whole_batch: whether the loss of an example depends on the other examples of its batch.
+        micro_batches: their number.
+        dtype: see `exchanged_once`.
+        device_memory: the bytes of a device's memory; None: unknown.
+
+    Raises:
+        UserError: "step" is not for the mesh or the objective.
+    """
+    whole = whole_bytes(state, micro_batches)
+    gather = choose_gather(
+        gather,
+        mesh,
+        whole_batch=whole_batch,
+        micro_batches=micro_batches,
+        fits=lambda: fits_whole(whole, device_memory),
+    )
+    axes = () if whole_batch else axes_exchanged_once(mesh, gather, micro_batches)
+    return Exchange(
+        functools.partial(
+            exchanged_once,
+            mesh=mesh,
+            shardings=shardings,
+            axes=axes,
+            dtype=dtype,
+            micro_batches=micro_batches,
+        ),
+        describe(mesh, gather, whole=whole, micro_batches=micro_batches, by_hand=bool(axes)),
+    )
 
 
 def whole_bytes(state: TrainState, micro_batches: int) -> int:
@@ -94,17 +155,15 @@ def fits_whole(needed: int, memory: int | None) -> bool:
 
 
 def describe(mesh: Mesh, gather: Gather, *, whole: int, micro_batches: int, by_hand: bool) -> str:
-    """Describes the exchange of gradients in a clause; empty for a single device.
+    """Describes the exchange of gradients in a clause.
 
     Args:
-        mesh: the mesh.
+        mesh: the mesh, of several devices.
         gather: "step" or "layer".
         whole: from `whole_bytes`.
         micro_batches: their number.
         by_hand: whether `axes_exchanged_once` has any.
     """
-    if mesh.size == 1:
-        return ""
     once = by_hand or micro_batches == 1
     if mesh.shape["fsdp"] == 1:
         return f"gradients exchanged {'once a step' if once else 'in each micro-batch'}"

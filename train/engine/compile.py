@@ -18,14 +18,7 @@ from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
 from ..config import Gather, TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
-from ..distributed.exchange import (
-    axes_exchanged_once,
-    choose_gather,
-    describe,
-    exchanged_once,
-    fits_whole,
-    whole_bytes,
-)
+from ..distributed.exchange import Exchange, choose_exchange
 from ..distributed.expert_parallel import over_mesh
 from ..distributed.optimizer_offload import from_host_and_back, on_host
 from ..distributed.sharding import (
@@ -125,33 +118,26 @@ def make_sharded_step(
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, tx, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
-    whole = whole_bytes(shapes, num_micro_batches)
-    gather = choose_gather(
-        gather,
-        mesh,
-        whole_batch=objective.whole_batch,
-        micro_batches=num_micro_batches,
-        fits=lambda: fits_whole(whole, device_memory),
-    )
-    summed = ()
-    if not objective.whole_batch:
-        summed = axes_exchanged_once(mesh, gather, num_micro_batches)
-    # An adapter adds to kernels before they are cast.
-    dtype = model.execution.dtype if adapter is None else None
+    exchange = Exchange()
+    if mesh.size > 1:
+        exchange = choose_exchange(
+            gather,
+            mesh,
+            state=shapes,
+            shardings=shardings,
+            whole_batch=objective.whole_batch,
+            micro_batches=num_micro_batches,
+            # An adapter adds to kernels before they are cast.
+            dtype=model.execution.dtype if adapter is None else None,
+            device_memory=device_memory,
+        )
     step = make_train_step(
         apply_fn,
         objective,
         tx,
         num_micro_batches=num_micro_batches,
         adapter=adapter,
-        exchange=functools.partial(
-            exchanged_once,
-            mesh=mesh,
-            shardings=shardings,
-            axes=summed,
-            dtype=dtype,
-            micro_batches=num_micro_batches,
-        ),
+        exchange=exchange.wrap,
     )
     step = _on_mesh(step, mesh)
     if opt_state_on_host:
@@ -172,13 +158,7 @@ def make_sharded_step(
         ),
         state=with_shardings(shapes, shardings),
         mesh=mesh,
-        exchange=describe(
-            mesh,
-            gather,
-            whole=whole,
-            micro_batches=num_micro_batches,
-            by_hand=bool(summed),
-        ),
+        exchange=exchange.description,
     )
 
 

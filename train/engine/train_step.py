@@ -26,7 +26,7 @@ def make_train_step(
     num_micro_batches: int = 1,
     axis_name: str | None = None,
     adapter: LoRA | None = None,
-    exchange: Callable[[GradientFn], GradientFn] = lambda function: function,
+    exchange: Callable[[GradientFn], GradientFn] | None = None,
 ) -> StepFn:
     """Makes `step(state, batch, rng) -> (state, metrics)`, to be compiled by the caller.
 
@@ -41,7 +41,8 @@ def make_train_step(
           then what it trains and `frozen` the base, as `LoRA.init` returns them; a `reference` is
           the base, the adapters switched off.
         exchange: called with the function that sums gradients over the rows of a batch; returns
-          that which sums them over devices too, from `distributed.exchange`.
+          that which sums them over devices too, from `distributed.exchange`. None: the compiler
+          does it.
 
     Returns:
         The step. `rng` is the run's key; the key of each step is derived from it by the step
@@ -89,8 +90,9 @@ def make_train_step(
             parts = micro_batches(rows, num_micro_batches)
             return accumulate(lambda part: gradient_fn(params, *part), parts)
 
-        summed = exchange(sums_of_rows)(state.params, state.frozen, counts, (batch, keys))
-        gradients, means = total(summed)
+        summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
+        rows = batch, keys
+        gradients, means = total(summed(state.params, state.frozen, counts, rows))
         loss, norm = weigh(means, objective), optax.tree.norm(gradients)
 
         def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:

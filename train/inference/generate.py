@@ -127,7 +127,7 @@ class TextGenerator(TextModel):
 
     @property
     def acceptance(self) -> Acceptance | None:
-        """What became of the tokens that the draft model proposed; None: there is no such model."""
+        """Returns the counts of proposed and accepted tokens; None: there is no draft model."""
         return None if self._draft is None else self._generator.acceptance
 
     @functools.cached_property
