@@ -229,7 +229,10 @@ def _inputs(config):
 
 
 def kernel_calls(jaxpr):
-    own = sum(equation.primitive.name == "pallas_call" for equation in jaxpr.eqns)
+    """The number of calls whose results are read: the compiler leaves out the others."""
+    read = {id(x) for x in jaxpr.outvars} | {id(x) for e in jaxpr.eqns for x in e.invars}
+    calls = (e for e in jaxpr.eqns if e.primitive.name == "pallas_call")
+    own = sum(any(id(x) in read for x in call.outvars) for call in calls)
     inner = (x for e in jaxpr.eqns for x in core.jaxprs_in_params(e.params))
     return own + sum(map(kernel_calls, inner))
 
