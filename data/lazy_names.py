@@ -1,13 +1,16 @@
-"""Public names that are imported when they are first used, so that `import flaxzoo.data` is cheap.
+"""Names that are imported when they are first used, so that `import flaxzoo.data` is cheap.
 
 A package states its public names once, in its `__init__.pyi`, where editors and type checkers
 read them too: `from .room.module import Name as Name`.
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
+
+Record = TypeVar("Record")
 
 
 def attach_stub(
@@ -33,3 +36,33 @@ def attach_stub(
         return getattr(import_module(f".{module_of[name]}", package), name)
 
     return get, lambda: sorted(module_of), sorted(module_of)
+
+
+class LazyRecords(MutableMapping[str, Record]):
+    """Records by name, each loaded when it is looked up; the names alone load none."""
+
+    def __init__(self, loaders: Mapping[str, Callable[[], Record]]) -> None:
+        """Creates the mapping.
+
+        Args:
+          loaders: For each name the function that returns its record, such as an import.
+        """
+        self._loaders = dict(loaders)
+
+    def __getitem__(self, name: str) -> Record:
+        return self._loaders[name]()
+
+    def __setitem__(self, name: str, record: Record) -> None:
+        self._loaders[name] = lambda: record
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaders[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._loaders
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaders)
+
+    def __len__(self) -> int:
+        return len(self._loaders)

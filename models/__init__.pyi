@@ -21,6 +21,7 @@ from .decoding.request import BeamSearch as BeamSearch
 from .decoding.request import GenerationRequest as GenerationRequest
 from .decoding.request import Hypothesis as Hypothesis
 from .decoding.request import Sampling as Sampling
+from .decoding.speculative import Draft as Draft
 from .decoding.unstack_layers import unstack_layers as unstack_layers
 from .encoder_decoders.transformer import EncoderDecoder as EncoderDecoder
 from .encoder_decoders.transformer import EncoderDecoderConfig as EncoderDecoderConfig

@@ -325,6 +325,11 @@ class TransformerConfig:
         return self
 
     @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The number of tokens to which a token of each layer attends, its own included; or all."""
+        return (None,) * self.num_layers
+
+    @property
     def decoder(self) -> "TransformerConfig":
         """The configuration of the layers that generate tokens."""
         return self
@@ -397,8 +402,8 @@ class MixtureConfig:
     num_shared_experts: int = 0
     """Number of further experts that every token goes through, with weight 1."""
     expert_capacity: float | None = None
-    """If given, an expert takes at most T · k / E · capacity tokens of a sequence, and drops the
-    others; None: no token is dropped."""
+    """If given, an expert takes at most T · k / E · capacity tokens of a sequence of T real tokens,
+    and drops the others; None: no token is dropped, nor is one in a call with a cache."""
     router_jitter: float = 0.0
     """In training the router's input is multiplied by random numbers from 1 - jitter to 1 +
     jitter."""
@@ -448,9 +453,10 @@ class Execution:
     remat: Literal["none", "dots", "full"] = "none"
     """The activations that the backward pass recomputes. none: nothing. dots: everything but
     matrix products. full: every layer from its input."""
-    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
-    """xla, or a fused kernel where it supports the call: cudnn (GPUs) or splash (TPUs). auto: the
-    kernel for the devices of `train`, elsewhere XLA; `train` prints the choice."""
+    attention: Literal["auto", "xla", "cudnn", "splash", "flash", "blocks"] = "auto"
+    """xla, or a fused kernel where it supports the call: cudnn (GPUs), splash (TPUs), flash (TPUs,
+    with dropout of attention weights), or blocks, block by block on any device. auto: the kernel
+    for the devices of `train`, elsewhere XLA; `train` prints the choice."""
     experts: Literal["auto", "blocked", "ragged"] = "auto"
     """How a mixture of experts without a capacity is computed, see `models.nn.experts`. auto:
     ragged on TPUs, else blocked."""

@@ -11,7 +11,7 @@ list that names these files. With a family `llama` in it,
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +19,7 @@ import flax.linen as nn
 import numpy as np
 
 from ..data.errors import UserError, suggest
+from ..data.lazy_names import LazyRecords
 from .config import Execution, TransformerConfig
 from .rotary_scaling import RotaryScaling
 
@@ -98,17 +99,22 @@ class Family:
 
 
 @functools.cache
-def families() -> dict[str, Family]:
-    """Returns the record of every family, by name."""
-    return {
-        name: import_module(f".{room}.{name}", __package__).FAMILY
-        for name, room in FAMILIES.items()
-    }
+def families() -> MutableMapping[str, Family]:
+    """Returns the record of every family, by name; a record's file is imported when it is used."""
+
+    def load(room: str, name: str) -> Family:
+        return import_module(f".{room}.{name}", __package__).FAMILY
+
+    return LazyRecords(
+        {name: functools.partial(load, room, name) for name, room in FAMILIES.items()}
+    )
 
 
 def family_name(config: TransformerConfig) -> str:
     """Returns the name of the family to which a configuration belongs."""
-    return next(name for name, f in families().items() if type(config) is f.config)
+    # It is that of the file which defines the configuration; others are imported only if not.
+    names = sorted(families(), key=lambda name: not type(config).__module__.endswith(f".{name}"))
+    return next(name for name in names if families()[name].config is type(config))
 
 
 def family_of(config: TransformerConfig) -> Family:
@@ -126,16 +132,26 @@ def presets() -> dict[str, Preset]:
     return {name: p for family in families().values() for name, p in family.presets.items()}
 
 
+def family_of_preset(name: str) -> str:
+    """Returns the name of the family that has a published size.
+
+    Raises:
+      UserError: There is no such preset; the message names the nearest.
+    """
+    # Many presets begin with the name of their family: the files of others are not imported then.
+    for family in sorted(families(), key=lambda family: not name.startswith(family)):
+        if name in families()[family].presets:
+            return family
+    raise UserError(f"no preset named {name!r}: {suggest(name, list(presets()))}")
+
+
 def preset(name: str) -> TransformerConfig:
     """Returns the configuration of a published size, e.g. `preset("gpt2")`.
 
     Raises:
       UserError: There is no such preset; the message names the nearest.
     """
-    known = presets()
-    if name not in known:
-        raise UserError(f"no preset named {name!r}: {suggest(name, list(known))}")
-    return known[name].config
+    return families()[family_of_preset(name)].presets[name].config
 
 
 def create(config: TransformerConfig, execution: Execution | None = None) -> Any:

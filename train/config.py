@@ -13,6 +13,9 @@ from ..models.config import Execution, TransformerConfig
 from ..models.registry import config_to_dict
 from .optimizer_config import OptimizerConfig
 
+Gather = Literal["auto", "step", "layer"]
+"""When parameters that are sharded over `fsdp` are gathered."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
@@ -42,6 +45,12 @@ class TrainConfig:
     mesh: MeshConfig = MeshConfig()
     parallel: Literal["jit", "pmap"] = "jit"
     """jit: any mesh. pmap: data parallelism over the devices of one process."""
+    gather: Gather = "auto"
+    """How parameters that `mesh.fsdp` divides become whole: layer: layer by layer, forward and
+    backward in each micro-batch, whose gradients are scattered. step: all of them once a step, and
+    the sums of the gradients are scattered once. auto: step if there are micro-batches, the mesh
+    has no axes but data and fsdp, and whole parameters and gradients take at most a quarter of a
+    device's memory."""
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
     name on its hub. The run has that model's sizes and tokenizer, and starts from the parameters
@@ -182,6 +191,7 @@ def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
 OPERATIONAL_FIELDS = (
     "mesh",
     "parallel",
+    "gather",
     "execution.layers",
     "execution.remat",
     "execution.attention",

@@ -69,6 +69,11 @@ class DataConfig(ABC):
             object.__setattr__(self, "validation", as_source(self.validation))
 
     @property
+    def lengths(self) -> tuple[int, int]:
+        """The tokens of a sequence that a model reads, and of one that it writes."""
+        return self.length, self.length
+
+    @property
     def longest_side(self) -> int:
         """The tokens of the longest sequence that a model has to read or write."""
         return self.length

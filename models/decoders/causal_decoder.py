@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ...data.errors import UserError
 from ..config import Activation, Execution, PositionKind, TransformerConfig, divisors
 from ..nn.cache import Cache, advance_cache
-from ..nn.experts import real_tokens, stack_statistics
+from ..nn.experts import config_of_call, real_tokens, stack_statistics
 from ..nn.heads import (
     CAUSAL_HEADS,
     HEAD_ALIASES,
@@ -183,6 +183,11 @@ class CausalDecoderConfig(TransformerConfig):
         """Whether each layer attends to the window only; read only if there is a window."""
         return (True,) * self.num_layers
 
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The number of tokens to which a token of each layer attends, its own included; or all."""
+        return tuple(self.window if windowed else None for windowed in self.windowed_layers)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WindowedDecoderConfig(CausalDecoderConfig):
@@ -325,7 +330,8 @@ class CausalDecoder(nn.Module):
             positions=self._positions(position_ids),
             real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
-        x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
+        of_call = config_of_call(c, cache)
+        x, outputs = run_layers(self.layer, of_call, e, x, cache=cache, context=context)
         x = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None

@@ -23,7 +23,13 @@ from ...data.errors import UserError
 from ..config import Activation, Execution, MixtureConfig, TransformerConfig
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, advance_cache
-from ..nn.experts import Experts, RouterStatistics, real_tokens, stack_statistics
+from ..nn.experts import (
+    Experts,
+    RouterStatistics,
+    config_of_call,
+    real_tokens,
+    stack_statistics,
+)
 from ..nn.heads import (
     CAUSAL_HEADS,
     HEAD_ALIASES,
@@ -162,6 +168,11 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     def windowed_layers(self) -> tuple[bool, ...]:
         """Whether each layer attends to `local_window` only; read only if there is one."""
         return tuple(i % 2 == 1 for i in range(self.num_layers))
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The number of tokens to which a token of each layer attends, its own included; or all."""
+        return tuple(self.local_window if local else None for local in self.windowed_layers)
 
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:
         """Returns the factor of the attention scores of a layer, counted from 0."""
@@ -363,7 +374,8 @@ class GPT(nn.Module):
             positions=positions,
             real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
-        x, outputs = run_layers(self.layer(), c, e, x, cache=cache, context=context)
+        of_call = config_of_call(c, cache)
+        x, outputs = run_layers(self.layer(), of_call, e, x, cache=cache, context=context)
         if c.norm_position == "pre" and c.final_norm:
             x = LayerNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
         if cache is not None:

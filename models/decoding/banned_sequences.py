@@ -1,7 +1,11 @@
-"""Banned sequences of tokens: their last token is hidden where all others were just written."""
+"""Banned sequences of tokens: their last token is hidden where all others were just written.
+
+The sequences are given, or are all that a row has already (`completes_repetition`).
+"""
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -84,3 +88,33 @@ def hide_banned(
     )
     bound = jnp.where(jnp.all(same, axis=-1), -jnp.inf, jnp.inf)  # [*rows, W]
     return logits.at[..., banned.last_tokens].min(bound)
+
+
+def completes_repetition(
+    written: Int[Array, "*rows L"], length: Int[Array, ""], size: int, *, vocab_size: int
+) -> Bool[Array, "*rows {vocab_size}"]:
+    """Returns the tokens with which a sequence of `size` tokens would stand in a row once more.
+
+    Args:
+      written: the tokens of each row.
+      length: how many of them count; the others are yet to be written.
+      size: the number of tokens of a sequence, at least 1.
+      vocab_size: the size of the vocabulary.
+    """
+    number = written.shape[-1] - size + 1  # of the places where a sequence may begin
+    if number < 1:
+        return jnp.zeros((*written.shape[:-1], vocab_size), bool)
+    prefixes = [written[..., i : i + number] for i in range(size - 1)]
+    newest = [jnp.take(written, length - (size - 1) + i, axis=-1) for i in range(size - 1)]
+    whole = (jnp.arange(number) + size <= length) & (length >= size - 1)
+    repeated: Bool[Array, "*rows number"] = jnp.broadcast_to(whole, (*written.shape[:-1], number))
+    for prefix, token in zip(prefixes, newest, strict=True):
+        repeated &= prefix == token[..., None]
+
+    def mark(tokens: Array, repeated: Array) -> Array:
+        return jnp.zeros(vocab_size, jnp.int32).at[tokens].add(repeated.astype(jnp.int32)) > 0
+
+    rows = jax.vmap(mark)(
+        written[..., size - 1 :].reshape(-1, number), repeated.reshape(-1, number)
+    )
+    return rows.reshape(*written.shape[:-1], vocab_size)

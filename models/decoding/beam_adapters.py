@@ -61,7 +61,8 @@ class EncoderDecoderBeams:
         *,
         position_ids: Int[Array, "B P"] | None,
         start_id: Int[Array, ""],
-        slots: int,
+        num_beams: int,
+        num_tokens: int,
     ) -> Prefill:
         """Reads the rows.
 
@@ -71,16 +72,19 @@ class EncoderDecoderBeams:
           mask: 1 where there is a token.
           position_ids: the position of each token; None: they are counted from 0.
           start_id: the first token of every target.
-          slots: the number of cache slots for the tokens of all beams of a row.
+          num_beams: the number of beams of a row, K.
+          num_tokens: the number of tokens of each beam that have a slot in the cache.
         """
-        rows, slots = ids.shape[0], slots + 1
+        rows, slots = ids.shape[0], num_beams * num_tokens + 1
         output = self.model.apply(
             {"params": params},
             ids,
             mask,
             decoder_input_ids=jnp.full((rows, 1), start_id),
             position_ids=position_ids,
-            cache=init_cache(self.model.config, self.model.execution, rows, slots),
+            cache=init_cache(
+                self.model.config, self.model.execution, rows, slots, num_beams=num_beams
+            ),
         )
         visible = jnp.broadcast_to(jnp.arange(slots) == 0, (rows, slots))  # the start token
         return Prefill(output.cache, visible, output.logits)
@@ -133,12 +137,15 @@ class CausalBeams:
         *,
         position_ids: Int[Array, "B P"] | None,
         start_id: Int[Array, ""],
-        slots: int,
+        num_beams: int,
+        num_tokens: int,
     ) -> Prefill:
         """Reads the rows; see `EncoderDecoderBeams.prefill`. There is no start token."""
         del position_ids, start_id
-        visible = jnp.pad(mask, ((0, 0), (0, slots)))
-        cache = init_cache(self.model.config, self.model.execution, *visible.shape)
+        visible = jnp.pad(mask, ((0, 0), (0, num_beams * num_tokens)))
+        cache = init_cache(
+            self.model.config, self.model.execution, *visible.shape, num_beams=num_beams
+        )
         output: CausalLMOutput = self.model.apply({"params": params}, ids, visible, cache=cache)
         assert output.cache is not None
         return Prefill(output.cache, visible != 0, last_logits(output))

@@ -26,6 +26,7 @@ from .beam_step import (
     advance_beams,
     best_candidates,
     empty_state,
+    hidden_by_target,
 )
 
 
@@ -60,12 +61,21 @@ def run(
       num_beams: K.
       num_tokens: at least the greatest of `max_lengths`, T.
     """
-    # The K tokens of each step but the last have a slot in the cache.
-    slots = num_beams * (num_tokens - 1)
     prefill = model.prefill(
-        params, ids, mask, position_ids=position_ids, start_id=start_id, slots=slots
+        params,
+        ids,
+        mask,
+        position_ids=position_ids,
+        start_id=start_id,
+        num_beams=num_beams,
+        num_tokens=num_tokens - 1,  # the last token is not read
     )
     state = empty_state(prefill, recent, max_lengths, num_beams=num_beams, num_tokens=num_tokens)
+
+    def hidden(logits: Array, tokens: Array, count: Array) -> Array | None:
+        size = logits.shape[-1]
+        return hidden_by_target(tokens, count, start_id, params=beam_params, vocab_size=size)
+
     # Before the first token a row has one beam.
     candidates = best_candidates(
         prefill.logits,
@@ -75,6 +85,7 @@ def run(
         params=beam_params,
         num_beams=num_beams,
         first=True,
+        hidden=hidden(prefill.logits, state.tokens[:, :1], state.count),
     )
 
     def step(state: BeamState) -> BeamState:
@@ -98,6 +109,7 @@ def run(
             max_lengths == state.count + 1,
             params=beam_params,
             num_beams=num_beams,
+            hidden=hidden(output.logits, state.tokens, state.count),
         )
         state = dataclasses.replace(state, cache=output.cache, visible_slots=visible)
         return advance_beams(state, candidates, max_lengths, beam_params)

@@ -12,7 +12,13 @@ from flax import struct
 
 from ..nn.cache import Cache, choose_beams, with_beams
 from ..nn.typing import Array, Bool, Float, Int
-from .banned_sequences import BannedSequences, append_recent, banned_sequences, hide_banned
+from .banned_sequences import (
+    BannedSequences,
+    append_recent,
+    banned_sequences,
+    completes_repetition,
+    hide_banned,
+)
 from .beam_adapters import Prefill
 from .request import BeamSearch, GenerationRequest
 
@@ -36,6 +42,10 @@ class BeamParams:
     renormalize: bool = struct.field(pytree_node=False, default=False)
     forced_bos: Int[Array, ""] | None = None
     """The first token of every hypothesis, whatever the model says."""
+    min_tokens: Int[Array, ""] | None = None
+    """The number of tokens before which no hypothesis ends."""
+    no_repeat: int = struct.field(pytree_node=False, default=0)
+    """If above 0, no sequence of so many tokens stands twice in a target."""
 
     def penalty(self, length: Array) -> Array:
         """Returns the divisor of the log-probability of `length` tokens."""
@@ -65,6 +75,8 @@ def beam_params(request: GenerationRequest, method: BeamSearch, vocab_size: int)
         force_eos=bool(forced),
         forced_bos=None if request.forced_bos_id is None else jnp.int32(request.forced_bos_id),
         renormalize=method.renormalize,
+        min_tokens=jnp.int32(method.min_tokens) if method.min_tokens else None,
+        no_repeat=method.no_repeat,
     )
 
 
@@ -131,6 +143,36 @@ def empty_state(
     )
 
 
+def hidden_by_target(
+    tokens: Int[Array, "B K T"],
+    count: Int[Array, ""],
+    start_id: Int[Array, ""],
+    *,
+    params: BeamParams,
+    vocab_size: int,
+) -> Bool[Array, "B K V"] | None:
+    """Returns the tokens that a target may not go on with, for its length or its own tokens.
+
+    Args:
+      tokens: those of each beam.
+      count: how many of them there are.
+      start_id: the token before them.
+      params: the settings.
+      vocab_size: the size of the vocabulary, V.
+    """
+    hidden = None
+    if params.no_repeat:
+        written = jnp.pad(tokens, ((0, 0), (0, 0), (1, 0))).at[..., 0].set(start_id)
+        hidden = completes_repetition(written, count + 1, params.no_repeat, vocab_size=vocab_size)
+    if params.min_tokens is not None:
+        ends = jnp.any(jnp.arange(vocab_size) == params.eos_ids[:, None], axis=0)
+        early = jnp.broadcast_to(
+            ends & (count < params.min_tokens), (*tokens.shape[:2], vocab_size)
+        )
+        hidden = early if hidden is None else hidden | early
+    return hidden
+
+
 def best_candidates(
     logits: Float[Array, "B K V"],
     log_probs: Float[Array, "B K"],
@@ -140,6 +182,7 @@ def best_candidates(
     params: BeamParams,
     num_beams: int,
     first: bool = False,
+    hidden: Bool[Array, "B K V"] | None = None,
 ) -> Candidates:
     """Returns the best C of each row's K · V continuations.
 
@@ -155,10 +198,12 @@ def best_candidates(
       num_beams: the number of beams after this step; where there are fewer than C continuations,
         the others have -inf.
       first: whether these are the first tokens.
+      hidden: further tokens that may not be chosen.
     """
     number = (1 + params.eos_ids.shape[0]) * num_beams  # C
     rows, beams_before, vocabulary = logits.shape  # the first step has one beam
     allowed = hide_banned(logits, recent, params.banned)
+    allowed = allowed if hidden is None else jnp.where(hidden, -jnp.inf, allowed)
     normalizer = jax.nn.logsumexp(allowed if params.renormalize else logits, axis=-1)  # [B, K]
     # The best C of a row are among the best C of each beam: [B, K, min(C, V)].
     scores, tokens = top_tokens(allowed, min(number, vocabulary))

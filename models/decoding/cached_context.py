@@ -10,23 +10,28 @@ import numpy as np
 
 from ...data.errors import UserError
 from ..model import Model
-from ..nn.cache import Cache, init_cache
+from ..nn.cache import Cache, grow_cache, init_cache
 from ..nn.layers import RowKeys, fold_in
 from ..nn.typing import Array, Bool, Float, Int, Params
 from .banned_sequences import append_recent, last_tokens
 from .beam_adapters import last_logits
+from .padding import cache_stage
 from .request import GenerationRequest, Sampling
 from .sample import NO_TOKEN, SamplingParams, sample_token, sampling_params
 
 CHUNKS = (64, 16, 4, 1)
 """Tokens are read in pieces of these sizes, so that few programs are compiled."""
 
+SPARE = 64
+"""The number of tokens that can be taken back where layers keep a window, without reading the
+others anew: the end of an answer, which the template of the next turn writes differently."""
+
 
 class CachedContext:
     """The keys and values of one context, and the tokens that they are of.
 
     A context that begins like the one before keeps what they have in common: of the next turn of a
-    conversation only what is new is read.
+    conversation only what is new is read. The cache grows with the context.
 
     Args:
       model: a causal language model, with the layout of layers that decodes fastest.
@@ -37,6 +42,7 @@ class CachedContext:
         self._model, self._params = model, params
         self._tokens: list[int] = []
         self._cache: Cache | None = None
+        self._written = 0  # the most tokens that this cache has had
         self.num_read = 0
         """The number of tokens that the model has read so far."""
 
@@ -90,12 +96,17 @@ class CachedContext:
         pairs = enumerate(zip(self._tokens, tokens, strict=False))
         common = next((i for i, (a, b) in pairs if a != b), min(len(self._tokens), len(tokens)))
         common = min(common, len(tokens) - 1)  # the last token is read for its logits
-        config = self._model.config
-        if self._cache is None or (common < len(self._tokens) and config.head_convolution):
-            # The inputs of a convolution are those of the last tokens: it cannot go back.
-            self._cache = init_cache(config, self._model.execution, 1, config.max_length)
-            common = 0
-        cache = dataclasses.replace(self._cache, index=jnp.int32(common))
+        config, execution = self._model.config, self._model.execution
+        length = cache_stage(len(tokens), config.max_length)
+        # The inputs of a convolution are those of the last tokens: it cannot go back.
+        convolved = common < len(self._tokens) and config.head_convolution is not None
+        cache = self._cache
+        if cache is None or convolved or not cache.can_go_back(self._written, common):
+            cache = init_cache(config, execution, 1, length, spare=SPARE)
+            common = self._written = 0
+        elif cache.length < length:
+            cache = _enlarge(self._model, cache, length)
+        cache = dataclasses.replace(cache, index=jnp.int32(common))
         logits = None
         place = common
         while place < len(tokens):
@@ -105,8 +116,15 @@ class CachedContext:
             place += size
         self.num_read += len(tokens) - common
         self._cache, self._tokens = cache, list(tokens)
+        self._written = max(self._written, len(tokens))
         assert logits is not None
         return logits
+
+
+@functools.partial(jax.jit, static_argnames=("model", "length"))
+def _enlarge(model: Model, cache: Cache, length: int) -> Cache:
+    """Returns the cache with more slots."""
+    return grow_cache(cache, model.config, model.execution, length)
 
 
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")

@@ -19,9 +19,12 @@ from .beam_adapters import CausalBeams, EncoderDecoderBeams, beams_of
 from .beam_search import run
 from .beam_step import Finished, beam_params
 from .cached_context import CachedContext
-from .padding import pad_rows, power_of_two, round_up
+from .continuous_batch import ContinuousBatch
+from .padding import cache_stage, pad_rows, power_of_two, round_up, shortened
 from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
-from .sample import NO_TOKEN, advance, prefill, sampling_params
+from .rows import continues_rows
+from .sample import NO_TOKEN, advance, enlarge, prefill, sampling_params
+from .speculative import Acceptance, Draft
 from .unstack_layers import unstack_layers
 
 PROMPT_BUCKET, CACHE_BUCKET = 32, 64
@@ -44,15 +47,22 @@ class Generator:
     Args:
       model: a causal language model or an encoder-decoder.
       params: its parameters.
+      draft: a smaller model with the same vocabulary, which proposes tokens to `stream`
+        (`models.Draft`): tokens have the same distributions, and greedy ones are the same.
 
     Raises:
-      UserError: the model writes no text.
+      UserError: the model writes no text, or the draft model is not one for it.
     """
 
-    def __init__(self, model: Model, params: Params) -> None:
+    def __init__(self, model: Model, params: Params, *, draft: Draft | None = None) -> None:
         beams_of(model)  # checks the model before any parameter is copied
         self.config = model.config
+        if draft is not None:
+            draft.check(model)
+        self._draft = None if draft is None else draft.unstacked()
         self._model, self._params = unstack_layers(model, params)
+        self.acceptance = Acceptance()
+        """The counts of tokens that the draft model proposed, and of those that were accepted."""
 
     def stream(
         self,
@@ -67,7 +77,8 @@ class Generator:
         The result of row r depends on its prompt, `seed` and r alone, not on the other rows. Rows
         do not end: who reads the stream looks for `request.eos_ids` and may stop. When a row has
         filled the model's `max_length`, its oldest quarter falls out and the rest is read again
-        at new positions.
+        at new positions. The cache grows with the rows: its lengths are powers of two, each with
+        a program of its own, so that n tokens take O(log n) programs.
 
         Args:
           prompts: token ids of each row, at least one each.
@@ -85,6 +96,8 @@ class Generator:
             infinite.
         """
         keys = sampling_keys(seed, len(prompts))
+        if self._draft is not None:
+            return (tokens for tokens, _ in self._speculate(prompts, request, keys))
         new = self._continue(prompts, request, keys, tokens_per_call, with_log_probs=False)
         return (tokens for tokens, _ in new)
 
@@ -112,6 +125,8 @@ class Generator:
         Raises:
           UserError: as `stream`.
         """
+        if self._draft is not None:
+            return self._speculate(prompts, request, keys)
         new = self._continue(prompts, request, keys, tokens_per_call, with_log_probs=True)
         return ((tokens, np.asarray(log_probs)) for tokens, log_probs in new)
 
@@ -135,11 +150,13 @@ class Generator:
         done = 0
         while done < request.max_new_tokens:
             recent = last_tokens(contexts, arrays.banned.prefix_length)
-            contexts = [_shortened(context, config.max_length) for context in contexts]
+            contexts = [shortened(context, config.max_length) for context in contexts]
             longest = max(map(len, contexts))
             # Tokens until a row is full; the last one is written but never read.
             steps = min(config.max_length - longest + 1, request.max_new_tokens - done)
             length = self._padded_length(longest)
+            # The last call may choose more tokens than are wanted.
+            most = round_up(length + steps + per_call, CACHE_BUCKET)
             ids, mask = pad_rows(contexts, length=length, left=True)  # [B, length]
             state = prefill(
                 self._model,
@@ -151,8 +168,7 @@ class Generator:
                 keys=keys,
                 count=done,
                 sampling=arrays,
-                # The last call may choose more tokens than are wanted.
-                cache_length=round_up(length + steps + per_call, CACHE_BUCKET),
+                cache_length=cache_stage(length + per_call, most),
                 with_log_probs=with_log_probs,
             )
             new = _checked_tokens(state.tokens[:, None])  # [B, 1], later [B, per_call]
@@ -165,11 +181,89 @@ class Generator:
                 done, steps = done + new.shape[1], steps - new.shape[1]
                 if steps == 0:
                     break
+                length += per_call  # slots that are written after the next call
+                if length > state.cache.length:
+                    state = enlarge(self._model, state, cache_stage(length, most))
                 state, tokens, log_probs = advance(
                     self._model, self._params, state, sampling=arrays, num_tokens=per_call
                 )
                 new = _checked_tokens(tokens[:, :steps])  # more may be beyond the positions
                 log_probs = None if log_probs is None else log_probs[:, :steps]
+
+    @property
+    def continues_rows(self) -> bool:
+        """Whether `continuous_batch` serves the model. It serves all but mixtures of experts."""
+        return continues_rows(self.config)
+
+    def continuous_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        request: GenerationRequest,
+        *,
+        keys: RowKeys,
+        limits: Sequence[int],
+        num_rows: int,
+        tokens_per_call: int | None = None,
+    ) -> ContinuousBatch:
+        """Returns a batch of a few rows that continues many prompts, one after the other.
+
+        Each gets the tokens that `stream_with_log_probs` gives it alone with its key. Iterate over
+        the batch, and call its `stop` with the number of a prompt whose text has ended.
+
+        Args:
+          prompts: as for `stream`.
+          request: as for `stream`, but for the number of tokens.
+          keys: a key for each prompt, as of `sampling_keys`.
+          limits: the number of new tokens of each prompt.
+          num_rows: the number of texts that are written at once.
+          tokens_per_call: as for `stream`.
+
+        Raises:
+          UserError: as `stream`; or the model is a mixture of experts.
+        """
+        self._checked_sampling(prompts, request)
+        if not self.continues_rows:
+            raise UserError(
+                f"a mixture of {self.config.num_experts} experts cannot continue rows by different "
+                "numbers of tokens: use Generator.stream"
+            )
+        batch = ContinuousBatch(
+            self._model,
+            self._params,
+            request,
+            num_rows=num_rows,
+            tokens_per_call=tokens_per_call
+            or TOKENS_PER_CALL.get(jax.default_backend(), DEFAULT_TOKENS_PER_CALL),
+            draft=self._draft,
+            acceptance=self.acceptance,
+        )
+        # The shortest first: the caches grow with them.
+        for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
+            batch.add(i, prompts[i], key=keys[i : i + 1], limit=limits[i])
+        return batch
+
+    def _speculate(
+        self, prompts: Sequence[Sequence[int]], request: GenerationRequest, keys: RowKeys
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Continues all prompts at once with the draft model; yields what all rows have."""
+        assert request.max_new_tokens is not None
+        limits = [request.max_new_tokens] * len(prompts)
+        batch = self.continuous_batch(
+            prompts, request, keys=keys, limits=limits, num_rows=len(prompts)
+        )
+        tokens: list[list[int]] = [[] for _ in prompts]
+        log_probs: list[list[float]] = [[] for _ in prompts]
+        done = 0
+        for written in batch:
+            tokens[written.text].extend(written.tokens)
+            log_probs[written.text].extend(written.log_probs)
+            ready = min(map(len, tokens))
+            if ready > done:
+                yield (
+                    np.asarray([row[done:ready] for row in tokens], np.int32),
+                    np.asarray([row[done:ready] for row in log_probs], np.float32),
+                )
+                done = ready
 
     def cached_context(self) -> CachedContext:
         """Returns an empty context, of which a conversation reads only what is new.
@@ -185,7 +279,7 @@ class Generator:
 
     def positions_read(self, prompts: Sequence[Sequence[int]]) -> tuple[int, int]:
         """Returns the positions that hold a token when `stream` reads prompts, and all of them."""
-        lengths = [len(_shortened(list(prompt), self.config.max_length)) for prompt in prompts]
+        lengths = [len(shortened(list(prompt), self.config.max_length)) for prompt in prompts]
         return sum(lengths), len(lengths) * self._padded_length(max(lengths))
 
     def _checked_sampling(
@@ -226,11 +320,16 @@ class Generator:
           For each row up to `request.num_return_sequences` hypotheses, the best first.
 
         Raises:
-          UserError: the method is no `BeamSearch`, an encoder-decoder has no start token, a row is
-            empty or longer than `max_length`, an id is not in the vocabulary, or the model's
-            scores are not numbers.
+          UserError: the method is no `BeamSearch`, there is a draft model, an encoder-decoder has
+            no start token, a row is empty or longer than `max_length`, an id is not in the
+            vocabulary, or the model's scores are not numbers.
         """
         config, model = self.config, beams_of(self._model)
+        if self._draft is not None:
+            raise UserError(
+                "a draft model proposes tokens to sampling, not to a beam search: leave it out, or "
+                "sample (num_beams 1)"
+            )
         method = self._checked_search(model, rows, request)
         params = beam_params(request, method, config.vocab_size)
         if not rows:
@@ -283,6 +382,11 @@ class Generator:
             raise UserError(
                 "start_id is missing: give the token that the targets of the encoder-decoder "
                 "begin with"
+            )
+        if isinstance(model, CausalBeams) and (method.min_tokens or method.no_repeat):
+            raise UserError(
+                f"min_tokens {method.min_tokens} and no_repeat {method.no_repeat} are of targets "
+                "of encoder-decoders: leave them out"
             )
         for number, row in enumerate(rows):
             if not 1 <= len(row) <= config.max_length:
@@ -345,11 +449,6 @@ def _check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
             f"token ids {min(ids)} … {max(ids)} of {name} are not within the vocabulary of "
             f"{vocab_size}: use the model's own tokenizer"
         )
-
-
-def _shortened(context: list[int], longest: int) -> list[int]:
-    """Drops the oldest tokens of a context that is longer than the model's positions."""
-    return context if len(context) <= longest else context[-max(1, longest - longest // 4) :]
 
 
 def _one_hot(rows: Sequence[Iterable[int]], vocab_size: int) -> jax.Array:

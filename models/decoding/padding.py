@@ -44,3 +44,22 @@ def round_up(number: int, multiple: int) -> int:
 def power_of_two(number: int) -> int:
     """Returns the smallest power of two that is not below `number`, at least 1."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def shortened(context: list[int], longest: int) -> list[int]:
+    """Drops the oldest tokens of a context that is longer than the model's positions."""
+    return context if len(context) <= longest else context[-max(1, longest - longest // 4) :]
+
+
+FIRST_STAGE = 256
+"""A cache for more tokens than these grows. Below, attention to empty slots takes a few percent of
+a token's time, and another program seconds to compile."""
+
+
+def cache_stage(needed: int, most: int) -> int:
+    """Returns the length of a cache that holds `needed` tokens now and will hold at most `most`.
+
+    It doubles, so that attention over empty slots at most doubles the work, and n tokens take
+    O(log n) compiled programs.
+    """
+    return min(max(FIRST_STAGE, power_of_two(needed)), most)

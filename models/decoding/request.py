@@ -66,6 +66,11 @@ class BeamSearch:
     transformers."""
     renormalize: bool = False
     """Whether probabilities are normalized over the tokens that may be chosen, not over all."""
+    min_tokens: int = 0
+    """The shortest target of an encoder-decoder, in tokens before the end token."""
+    no_repeat: int = 0
+    """If above 0, no sequence of so many tokens stands twice in a target of an encoder-decoder, its
+    start token included."""
 
     def __post_init__(self) -> None:
         if self.num_beams < 1:
@@ -75,6 +80,9 @@ class BeamSearch:
                 f"length_penalty {self.length_penalty} must be between -{MAX_PENALTY} and "
                 f"{MAX_PENALTY}, for example 0.6"
             )
+        for name in ("min_tokens", "no_repeat"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} {getattr(self, name)} must be at least 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

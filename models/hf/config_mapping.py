@@ -71,17 +71,29 @@ class ConfigMapping:
 IGNORED = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _flax_model_name
-    _name_or_path _num_labels architectures attn_implementation bos_token_id
-    classifier_dropout decoder_start_token_id directionality dtype eos_token_id
+    _name_or_path _num_labels architectures attn_implementation auto_map bos_token_id
+    chunk_size_feed_forward classifier_dropout decoder_start_token_id directionality dtype
+    eos_token_id
     finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label
     initializer_range is_encoder_decoder label2id
     model_type num_labels output_attentions output_hidden_states output_past
     output_scores pad_token_id prefix problem_type return_dict return_dict_in_generate
-    sep_token_id task_specific_params tokenizer_class torch_dtype torchscript
-    transformers_version use_cache
+    sep_token_id task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript
+    transformers.js_config transformers_version unsloth_fixed unsloth_version use_bfloat16
+    use_cache
     """.split()
 )
 """Fields of any family that do not change the forward pass, or that other code reads."""
+
+UNUSED: Mapping[str, tuple[JsonValue, ...]] = {
+    "add_cross_attention": (False, None),
+    "cross_attention_hidden_size": (None,),
+    "is_decoder": (False, None),
+    "pruned_heads": ({}, None),
+    "tie_encoder_decoder": (False, None),
+}
+"""Fields that every configuration of transformers has, and files that state all of them; the
+values, that of the default first, with which they change nothing. A family may have more."""
 
 
 def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> Settings:
@@ -98,7 +110,9 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
     """
     hf_config = _with_full_names(mapping, hf_config, source)
     known = {field.hf for field in mapping.fields} | mapping.ignored | IGNORED
-    if unknown := sorted(hf_config.keys() - known):
+    for name in hf_config.keys() & (UNUSED.keys() - known):
+        _check_supported(name, hf_config[name], UNUSED[name], source)
+    if unknown := sorted(hf_config.keys() - known - UNUSED.keys()):
         raise WeightsError(
             f"{source} has fields that nothing here honours: {', '.join(unknown)}; take them out "
             "if the model does not depend on them"

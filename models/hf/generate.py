@@ -16,6 +16,7 @@ from ..decoding.beam_adapters import beams_of
 from ..decoding.generator import Generator
 from ..decoding.padding import pad_rows
 from ..decoding.request import BeamSearch, GenerationRequest, Hypothesis
+from ..decoding.speculative import NUM_DRAFT_TOKENS, Draft
 from ..encoders.bert import BertConfig
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS
@@ -44,6 +45,8 @@ def generate(
     *,
     attention_mask: object = None,
     seed: int = 0,
+    assistant_model: tuple[Model, Params] | Model | None = None,
+    num_assistant_tokens: int | None = None,
     **requested: object,
 ) -> np.ndarray:
     """Continues prompts, or generates the targets of sources, as transformers' `generate` does.
@@ -63,9 +66,15 @@ def generate(
         default padding of a causal model is where `pad_token_id` stands, if that is no end token;
         elsewhere there is none.
       seed: the seed of the random choices.
+      assistant_model: a smaller causal model with the same tokens, and its parameters, a pair, for
+        speculative decoding without beams (`Draft`): greedy tokens stay the same, and sampled ones
+        have the same distributions.
+      num_assistant_tokens: the number of tokens that it proposes at a time (by default 4, always
+        the same).
       **requested: `max_new_tokens` (by default 20) or `max_length` (with the prompt);
         `eos_token_id` (one or several), `pad_token_id`, `forced_eos_token_id`; of
-        encoder-decoders `decoder_start_token_id`, `forced_bos_token_id`;
+        encoder-decoders `decoder_start_token_id`, `forced_bos_token_id`, `min_length`,
+        `min_new_tokens`, `no_repeat_ngram_size`;
         `bad_words_ids`, `suppress_tokens`; `num_beams`, `length_penalty`, `early_stopping`,
         `renormalize_logits`; `num_return_sequences`; for causal models without beams also
         `repetition_penalty`, and `do_sample` with `temperature`, `top_k` (by default 50; None or
@@ -97,7 +106,7 @@ def generate(
         prompt_length=prompts.shape[1] if causal else 1,
         longest=model.config.max_length,
     )
-    generator = Generator(model, params)
+    generator = Generator(model, params, draft=_draft(assistant_model, num_assistant_tokens))
     if isinstance(request.method, BeamSearch):
         written = [
             hypothesis.tokens + ([] if hypothesis.end_id is None else [hypothesis.end_id])
@@ -116,6 +125,20 @@ def generate(
         fill = request.pad_id
     prompts = np.repeat(prompts, request.num_return_sequences, axis=0)
     return np.concatenate([prompts, pad_rows(written, fill=fill)[0]], axis=1)
+
+
+def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | None) -> Draft | None:
+    """Returns the draft model of a call, if it has one."""
+    if assistant is None:
+        return None
+    if not isinstance(assistant, tuple):
+        raise UserError(
+            f"assistant_model is a {type(assistant).__name__}: give the model and its parameters, "
+            "(model, params)"
+        )
+    model, params = assistant
+    number = NUM_DRAFT_TOKENS if num_tokens is None else num_tokens
+    return Draft(counting_from_zero(model), params, number)
 
 
 def counting_from_zero(model: Model) -> Model:

@@ -51,11 +51,11 @@ FIELDS = ConfigMapping(
         Field("max_length", "max_length", 0),
         Field("max_new_tokens", "max_new_tokens", 0),
         FixedField("early_stopping", (False, True, "never")),
-        FixedField("min_length", (0,)),
-        FixedField("min_new_tokens", (0,)),
+        Field("min_length", "min_length", 0),
+        Field("min_new_tokens", "min_new_tokens", 0),
         FixedField("force_bos_token_to_be_generated", (False,)),
         FixedField("encoder_repetition_penalty", (1.0,)),
-        FixedField("no_repeat_ngram_size", (0,)),
+        Field("no_repeat_ngram_size", "no_repeat", 0),
         FixedField("encoder_no_repeat_ngram_size", (0,)),
         FixedField("num_beam_groups", (1,)),
         FixedField("diversity_penalty", (0.0,)),
@@ -177,6 +177,12 @@ def _method(
     """
     num_beams, do_sample = settings["num_beams"], settings["do_sample"]
     penalty = settings["repetition_penalty"]
+    of_targets = "min_length", "min_new_tokens", "no_repeat_ngram_size"
+    if causal and (given := [name for name in of_targets if fields.get(name)]):
+        named = ", ".join(f"{name} {fields[name]!r}" for name in given)
+        raise WeightsError(
+            f"{where}: {named} is not supported with a model that continues prompts: leave it out"
+        )
     if num_beams == 1 and causal:
         unsupported = {name: x for name, x in fields.items() if name in UNSUPPORTED_NAMES}
         settings_from_hf(UNSUPPORTED_SAMPLING, unsupported, where)
@@ -197,6 +203,9 @@ def _method(
         penalty_form="power",
         early_stopping=early_stopping,
         renormalize=settings["renormalize"],
+        # A length counts the start token.
+        min_tokens=max(settings["min_new_tokens"], settings["min_length"] - 1),
+        no_repeat=settings["no_repeat"],
     )
 
 

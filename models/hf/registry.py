@@ -96,11 +96,15 @@ def mapping_of_type(model_type: object, source: str) -> AnyMapping:
     Raises:
       WeightsError: No family has this model type.
     """
-    modules = {family.hf_module for family in families().values() if family.hf_module}
-    by_type = {name: m for module in modules for m in [_mapping(module)] for name in m.model_types}
-    if not isinstance(model_type, str) or model_type not in by_type:
-        raise WeightsError(
-            f"{source} is of the family {model_type!r}, which is not supported: "
-            f"{suggest(str(model_type), sorted(by_type))}"
-        )
-    return by_type[model_type]
+    # Many types are the names of their families: the files of others are not imported then.
+    types: list[str] = []
+    for name in sorted(families(), key=lambda name: name != model_type):
+        if (module := families()[name].hf_module) is not None:
+            mapping = _mapping(module)
+            if model_type in mapping.model_types:
+                return mapping
+            types += mapping.model_types
+    raise WeightsError(
+        f"{source} is of the family {model_type!r}, which is not supported: "
+        f"{suggest(str(model_type), sorted({*types}))}"
+    )

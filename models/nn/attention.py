@@ -5,15 +5,17 @@ serves N / K query heads (Ainslie et al. 2023, "GQA"; K = 1: Shazeer 2019, "Fast
 decoding").
 """
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from ..config import Execution, TransformerConfig
-from .cache import LayerCache
+from .cache import Keys, LayerCache, write_tokens
 from .fused_attention import FusedAttention
 from .head_convolution import EarlierTokens, HeadConvolution
-from .layers import Embedding, Linear, RMSNorm, RowKeys, dropout
+from .layers import Embedding, Linear, RMSNorm, RowKeys, drop_weights, head_keys
 from .masks import AttentionMask
 from .positions import Positions
 from .relative_positions import relative_scores, relative_values
@@ -22,6 +24,10 @@ from .typing import Array, Bool, Float, Int
 # The score of a hidden key.  Finite, so that a query without keys (padding) gives a uniform
 # average and not NaN.
 HIDDEN = -1e30
+
+FEW_QUERIES = 8
+"""With so few queries, those of the heads that share keys are the rows of one product with these:
+XLA's CPU backend would otherwise copy all keys to another layout for every token."""
 
 NO_POSITIONS = Positions()
 
@@ -47,8 +53,11 @@ def attention_weights(
     num_kv_heads = key.shape[1]
     if num_kv_heads == num_heads:
         scores = jnp.einsum("BTNH,BNHS->BNTS", query, key, preferred_element_type=jnp.float32)
+    elif length <= FEW_QUERIES:  # query head n belongs to key head n // G, with G = N / K
+        query = jnp.einsum("BTNH->BNTH", query).reshape(batch, num_kv_heads, -1, size)
+        scores = jnp.einsum("BKMH,BKHS->BKMS", query, key, preferred_element_type=jnp.float32)
+        scores = scores.reshape(batch, num_heads, length, -1)
     else:
-        # Query head n belongs to key head n // G, with G = N / K.
         query = query.reshape(batch, length, num_kv_heads, -1, size)
         scores = jnp.einsum("BTKGH,BKHS->BKGTS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
@@ -127,7 +136,7 @@ class MultiHeadAttention(nn.Module):
         Args:
           x: input of the sublayer.
           mask: the keys that each query may attend to. If it is not materialized, a kernel
-            computes attention; there is then no cache, bias, dropout, or output of weights.
+            computes attention; there is then no cache, bias, or output of weights.
           cache: keys and values of earlier calls.
           index: the next slot of the cache to write.
           rng: keys of dropout; None: no dropout.
@@ -156,7 +165,8 @@ class MultiHeadAttention(nn.Module):
         query = query if positions.rotary is None else positions.rotary.rotate(query)
 
         if isinstance(encoder_hidden_states, LayerCache):
-            used = written = encoder_hidden_states
+            written = encoder_hidden_states
+            keys = Keys(written.key, written.value)
         else:
             own = encoder_hidden_states is None
             source = placed if own else encoder_hidden_states
@@ -170,8 +180,14 @@ class MultiHeadAttention(nn.Module):
             value, recent_value = self._convolve("value", value, earlier, history[2])
             value = positions.at_projections(value)
             if mask.values is None:
+                rate = c.attention_dropout_rate
                 fused = FusedAttention(
-                    self.execution.attention, mask.causal, mask.window, c.score_cap, name="fused"
+                    self.execution.attention,
+                    mask.causal,
+                    mask.window,
+                    c.score_cap,
+                    dropout_rate=rate,
+                    name="fused",
                 )
                 context = fused(
                     _scaled(query, scale),
@@ -179,27 +195,30 @@ class MultiHeadAttention(nn.Module):
                     value,
                     segments=mask.segments(),
                     use_window=mask.use_window,
+                    keys=None if rng is None or rate == 0 else head_keys(rng, c.num_heads),
                 )
                 return self._output(_masked(context, head_mask)), None, None
             key = jnp.einsum("BSKH->BKHS", key)
             value = jnp.einsum("BSKH->BKSH", value)
+            keys, written = Keys(key, value), None if own else LayerCache(key, value)
             if cache is not None:
-                key = jax.lax.dynamic_update_slice_in_dim(cache.key, key, index, axis=3)
-                value = jax.lax.dynamic_update_slice_in_dim(cache.value, value, index, axis=2)
-            recent = None
+                written, keys = write_tokens(cache, key, value, index)
             if recent_query is not None and recent_key is not None and recent_value is not None:
                 recent = recent_query, recent_key, recent_value
-            used = LayerCache(key, value, recent)
-            written = used if cache is not None or encoder_hidden_states is not None else None
+                written = None if written is None else dataclasses.replace(written, recent=recent)
 
+        visible = mask.materialize()
+        if keys.columns is not None:  # a ring has some of the slots
+            positions, visible = positions.of_keys(keys), keys.mask(visible)
+            bias = None if bias is None else keys.of_columns(bias)
         for more in (positions.bias, self._relative_scores(query, scale, positions)):
             bias = more if bias is None else bias if more is None else bias + more
         weights = attention_weights(
-            query, used.key, mask.materialize(), scale=scale, bias=bias, cap=c.score_cap
+            query, keys.key, visible, scale=scale, bias=bias, cap=c.score_cap
         )
-        dropped = dropout(weights, c.attention_dropout_rate, rng, "attention_weights")
-        dropped = dropped.astype(used.value.dtype)
-        context = weighted_values(dropped, used.value)
+        dropped = drop_weights(weights, c.attention_dropout_rate, rng)
+        dropped = dropped.astype(keys.value.dtype)
+        context = weighted_values(dropped, keys.value)
         if positions.distances is not None:
             vectors = self._relative("values", positions.distances, c.value_dim)
             context += relative_values(dropped, positions.distances, vectors)

@@ -1,22 +1,28 @@
-"""Keys and values of earlier calls, kept so that decoding projects each token once."""
+"""Keys and values of earlier calls, kept so that decoding projects each token once.
+
+A layer that attends to a window of tokens keeps only these, in a ring: with R slots, slot j holds
+the newest token whose number, counted from the first slot of the cache, is j modulo R.
+"""
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from ..config import Execution, TransformerConfig
-from .typing import Array, Float, Int
+from .typing import Array, Bool, Float, Int
 
 
 @struct.dataclass
 class LayerCache:
-    """Keys `[B, K, H, S]` and values `[B, K, S, H]` of one layer; of all layers with a leading L.
+    """Keys `[B, K, H, R]` and values `[B, K, R, H]` of one layer; of all layers with a leading L.
 
-    K is the number of key/value heads. The layout is that in which the two matrix products of
-    attention read their operands, so that decoding a token transposes no earlier token.
+    K is the number of key/value heads, R the number of slots. The layout is that in which the two
+    matrix products of attention read their operands, so that decoding a token transposes no earlier
+    token.
     """
 
     key: Array
@@ -24,6 +30,13 @@ class LayerCache:
     recent: tuple[Array, Array, Array] | None = None
     """With a convolution of heads: the projections to queries, keys and values of the last
     `head_convolution` - 1 tokens before that convolution, each `[B, M, w, N, H]` for M beams."""
+    window: int | None = struct.field(pytree_node=False, default=None)
+    """The window of a layer whose slots are a ring; None: they are all slots of the cache."""
+
+    @property
+    def num_slots(self) -> int:
+        """The number of slots, R."""
+        return self.key.shape[-1]
 
 
 LayerCaches = LayerCache | tuple[LayerCache, ...]
@@ -32,11 +45,20 @@ LayerCaches = LayerCache | tuple[LayerCache, ...]
 
 @struct.dataclass
 class Cache:
-    """Keys and values in S slots of each sequence, of which `index` are written."""
+    """Keys and values in S slots of each sequence, of which `index` are written.
+
+    Tokens are taken back by setting `index` back: decoding continues as if they had never been.
+    Layers that keep a window have overwritten older tokens by then, so that `index` may be at most
+    `spare` below the most tokens that were ever written, unless no ring is full (`can_go_back`).
+    """
 
     layers: LayerCaches
     index: Int[Array, ""]
     """The next slot to write, the same for every sequence: pad shorter prompts on the left."""
+    length: int = struct.field(pytree_node=False)
+    """The number of slots, S, and of columns of an attention mask."""
+    spare: int = struct.field(pytree_node=False, default=0)
+    """The number of tokens that a layer with a window keeps beyond it."""
     cross: LayerCaches | None = None
     """Keys and values of the encoder's hidden states, for a decoder with cross-attention. The first
     call projects them; later calls only read them."""
@@ -44,10 +66,15 @@ class Cache:
     """The position of the token in each slot, if attention depends on distances."""
 
     @property
-    def length(self) -> int:
-        """The number of slots, S."""
-        first = self.layers[0] if isinstance(self.layers, tuple) else self.layers
-        return first.key.shape[-1]
+    def rings(self) -> tuple[LayerCache, ...]:
+        """The caches of the layers that keep a window, without the others."""
+        layers = self.layers if isinstance(self.layers, tuple) else (self.layers,)
+        return tuple(layer for layer in layers if layer.window is not None)
+
+    def can_go_back(self, written: int, index: int) -> bool:
+        """Returns whether `index` tokens may be kept of the `written` ones, the most so far."""
+        full = any(written > ring.num_slots for ring in self.rings)
+        return not full or written - index <= self.spare
 
     @property
     def source_length(self) -> int:
@@ -58,9 +85,29 @@ class Cache:
 
 
 def init_cache(
-    config: TransformerConfig, execution: Execution, batch_size: int, length: int
+    config: TransformerConfig,
+    execution: Execution,
+    batch_size: int,
+    length: int,
+    *,
+    spare: int = 0,
+    num_beams: int = 1,
 ) -> Cache:
-    """Returns an empty cache of `length` slots for each of `batch_size` sequences."""
+    """Returns an empty cache of `length` slots for each of `batch_size` sequences.
+
+    A layer that attends to a window keeps W tokens, and not `length`. Where layers are stacked
+    (`execution.layers` is not "separate") and their windows differ, all of them keep `length`.
+
+    Args:
+      config: sizes.
+      execution: whether layers are stacked, and the precision.
+      batch_size: the number of sequences, B.
+      length: the number of slots, S.
+      spare: the number of tokens that are kept beyond a window, to take as many back (`Cache`);
+        with `length` every layer keeps all slots.
+      num_beams: the number of beams whose tokens are written side by side, with a mask
+        `[B, num_beams, S]`: a window is so many times larger.
+    """
     config = config.decoder
     heads = (batch_size, config.kv_heads)
     width = config.head_convolution
@@ -69,10 +116,11 @@ def init_cache(
         assert width is not None
         return jnp.zeros((*lead, batch_size, 1, width - 1, num_heads, size), execution.dtype)
 
-    def layer(*lead: int) -> LayerCache:
+    def layer(window: int | None, *lead: int) -> LayerCache:
+        slots = length if window is None else min(length, window * num_beams + spare)
         return LayerCache(
-            key=jnp.zeros((*lead, *heads, config.key_dim, length), execution.dtype),
-            value=jnp.zeros((*lead, *heads, length, config.value_dim), execution.dtype),
+            key=jnp.zeros((*lead, *heads, config.key_dim, slots), execution.dtype),
+            value=jnp.zeros((*lead, *heads, slots, config.value_dim), execution.dtype),
             recent=None
             if width is None
             else (
@@ -80,14 +128,43 @@ def init_cache(
                 recent(config.kv_heads, config.key_dim, lead),
                 recent(config.kv_heads, config.value_dim, lead),
             ),
+            window=window if slots < length else None,
         )
 
-    separate = execution.layers == "separate"
-    layers = (
-        tuple(layer() for _ in range(config.num_layers)) if separate else layer(config.num_layers)
-    )
+    windows = config.layer_windows
+    if execution.layers == "separate":
+        layers = tuple(map(layer, windows))
+    else:
+        same = len(set(windows)) == 1
+        layers = layer(windows[0] if same else None, config.num_layers)
     positions = jnp.zeros((batch_size, length), jnp.int32) if config.scores_by_distance else None
-    return Cache(layers, jnp.zeros((), jnp.int32), positions=positions)
+    index = jnp.zeros((), jnp.int32)
+    return Cache(layers, index, length, spare, positions=positions)
+
+
+def grow_cache(cache: Cache, config: TransformerConfig, execution: Execution, length: int) -> Cache:
+    """Returns a cache of one beam with more slots and the same tokens.
+
+    Args:
+      cache: made by `init_cache` for the same model.
+      config: sizes.
+      execution: as for `init_cache`.
+      length: the new number of slots, at least that of `cache`.
+    """
+    first = cache.layers[0] if isinstance(cache.layers, tuple) else cache.layers
+    rows = first.key.shape[-4]
+    larger = jax.eval_shape(lambda: init_cache(config, execution, rows, length, spare=cache.spare))
+    larger = dataclasses.replace(larger, cross=cache.cross)
+    # As long as a ring has not all its slots, its tokens are where those of a larger one are.
+    arrays = [
+        jax.lax.pad(
+            x,
+            jnp.zeros((), x.dtype),
+            [(0, new - old, 0) for old, new in zip(x.shape, to.shape, strict=True)],
+        )
+        for x, to in zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(larger), arrays)
 
 
 def advance_cache(
@@ -105,7 +182,94 @@ def advance_cache(
     """
     end = cache.index + x.shape[1]
     x = jnp.where(end <= cache.length, x, jnp.nan)
-    return x, Cache(layers, end, cross, positions)
+    cache = dataclasses.replace(cache, layers=layers, index=end, cross=cross, positions=positions)
+    return x, cache
+
+
+class Keys(NamedTuple):
+    """The keys and values that the tokens of a call attend to."""
+
+    key: Float[Array, "B K H R"]
+    value: Float[Array, "B K R V"]
+    columns: Int[Array, " R"] | None = None
+    """The slot of the whole cache, a column of the mask, that each is of; negative: of none. None:
+    they are all slots, in order."""
+
+    def of_columns(self, x: Array, axis: int = -1) -> Array:
+        """Returns the entries of these keys from an array with an entry for each slot."""
+        if self.columns is None or x.shape[axis] == 1:
+            return x
+        return jnp.take(x, jnp.maximum(self.columns, 0), axis=axis)
+
+    def mask(self, mask: Bool[Array, "#B 1 #T #S"]) -> Bool[Array, "#B 1 #T #R"]:
+        """Returns the entries of these keys from a mask over all slots."""
+        return mask if self.columns is None else self.of_columns(mask) & (self.columns >= 0)
+
+
+def write_tokens(
+    cache: LayerCache,
+    key: Float[Array, "B K H T"],
+    value: Float[Array, "B K T V"],
+    index: Int[Array, ""] | int,
+) -> tuple[LayerCache, Keys]:
+    """Writes T tokens into the cache of a layer; returns also what these tokens attend to.
+
+    The first token has the slot `index` of the whole cache. In a ring, T tokens overwrite none that
+    the first of them attends to if R ≥ W + T - 1; otherwise the tokens attend to the ring before
+    they are written, and to themselves.
+    """
+    length, slots = key.shape[-1], cache.num_slots
+    if cache.window is None:
+        key, value = _write_slots((cache.key, key), (cache.value, value), jnp.asarray(index))
+        return dataclasses.replace(cache, key=key, value=value), Keys(key, value)
+    written = _write_ring(cache, key, value, index)
+    if cache.window + length - 1 <= slots:
+        return written, Keys(written.key, written.value, newest_tokens(index + length, slots))
+    before = newest_tokens(index, slots)
+    keys = Keys(
+        jnp.concatenate([cache.key, key], axis=3),
+        jnp.concatenate([cache.value, value], axis=2),
+        jnp.concatenate([before, index + jnp.arange(length)]),
+    )
+    return written, keys
+
+
+def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]:
+    """Returns the number of the token in each slot of a ring, negative where there is none.
+
+    Args:
+      end: the number of tokens so far.
+      num_slots: R.
+    """
+    last = jnp.asarray(end) - 1
+    return last - (last - jnp.arange(num_slots)) % num_slots
+
+
+FEW_TOKENS = 8
+"""Up to this number tokens are written one by one, which XLA does in place."""
+
+
+def _write_ring(
+    cache: LayerCache,
+    key: Float[Array, "B K H T"],
+    value: Float[Array, "B K T V"],
+    index: Int[Array, ""] | int,
+) -> LayerCache:
+    length, slots = key.shape[-1], cache.num_slots
+    keys, values = cache.key, cache.value
+    if length <= min(FEW_TOKENS, slots):
+        for i in range(length):
+            slot = (jnp.asarray(index) + i) % slots
+            one = (keys, key[..., i : i + 1]), (values, value[..., i : i + 1, :])
+            keys, values = _write_slots(*one, slot)
+        return dataclasses.replace(cache, key=keys, value=values)
+    tokens = newest_tokens(index + length, slots)  # [R]
+    new, places = tokens >= index, jnp.clip(tokens - index, 0, length - 1)
+    return dataclasses.replace(
+        cache,
+        key=jnp.where(new, jnp.take(key, places, axis=3), keys),
+        value=jnp.where(new[:, None], jnp.take(value, places, axis=2), values),
+    )
 
 
 def with_beams(cache: Cache, num_beams: int) -> Cache:
@@ -134,3 +298,34 @@ def _map_recent(change: Callable[[Array], Array], cache: Cache) -> Cache:
     layers = cache.layers
     layers = tuple(map(changed, layers)) if isinstance(layers, tuple) else changed(layers)
     return dataclasses.replace(cache, layers=layers)
+
+
+def _write_slots(
+    key: tuple[Float[Array, "B K H R"], Float[Array, "B K H T"]],
+    value: tuple[Float[Array, "B K R V"], Float[Array, "B K T V"]],
+    slot: Int[Array, ""],
+) -> tuple[Float[Array, "B K H R"], Float[Array, "B K R V"]]:
+    """Writes T tokens side by side into the slots from the given one on; pairs are old and new.
+
+    With one row, or one key/value head, XLA's CPU backend drops that axis for the products of
+    attention, and fuses the change of shape with the writing: it copies each whole array four times
+    for every token. Nothing is fused with the branch of a condition.
+    """
+
+    def write(
+        key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
+    ) -> tuple[Array, Array]:
+        return (
+            jax.lax.dynamic_update_slice_in_dim(*key, slot, axis=3),
+            jax.lax.dynamic_update_slice_in_dim(*value, slot, axis=2),
+        )
+
+    def write_in_branch(
+        key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
+    ) -> tuple[Array, Array]:
+        fits = slot + key[1].shape[3] <= key[0].shape[3]  # beyond it nothing counts any more
+        return jax.lax.cond(fits, write, lambda key, value, _: (key[0], value[0]), key, value, slot)
+
+    if 1 not in key[0].shape[:2]:
+        return write(key, value, slot)
+    return jax.lax.platform_dependent(key, value, slot, cpu=write_in_branch, default=write)

@@ -13,14 +13,15 @@ them, in operations that every platform has; `ragged` leaves the groups to XLA
 number of tokens of each sequence, and drops the others.
 """
 
+import dataclasses
 import functools
-import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from ..config import Execution, TransformerConfig
@@ -33,6 +34,8 @@ BLOCK = 64
 """Tokens that are multiplied with an expert's matrices at a time. Fewer leave less of the last
 block of each expert empty, more read the matrices less often."""
 _JITTER = 0x6A
+
+Config = TypeVar("Config", bound=TransformerConfig)
 
 
 @struct.dataclass
@@ -69,6 +72,17 @@ def real_tokens(
     if attention_mask is None or attention_mask.ndim == 3 or cache is not None:
         return None
     return (jnp.asarray(attention_mask) != 0).astype(jnp.float32)
+
+
+def config_of_call(config: Config, cache: Cache | None) -> Config:
+    """Returns the configuration of the layers in a call: with a cache, without a capacity.
+
+    The tokens of a cached call are a part of a sequence, or the next ones of several beams, so that
+    what an expert drops among them would depend on how the sequence is read.
+    """
+    if cache is None or config.expert_capacity is None:
+        return config
+    return dataclasses.replace(config, expert_capacity=None)
 
 
 def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
@@ -243,22 +257,25 @@ class ExpertMixture(nn.Module):
     ) -> tuple[Float[Array, "B E C D"], Int[Array, "B T K"]]:
         """Returns the tokens that each expert takes of each sequence, and the slot of each choice.
 
-        Every sequence has its own capacity, so that the result does not depend on the batch. A
-        token's first choice comes before any token's second (Lepikhin et al. 2020, "GShard"). What
-        is beyond the capacity has the slot E · C.
+        Every sequence has its own capacity, of its real tokens, so that the result does not depend
+        on the batch or on padding. A token's first choice comes before any token's second (Lepikhin
+        et al. 2020, "GShard"). What is beyond the capacity has the slot E · C.
         """
         number, (_, length, per_token) = self.config.num_experts, choice.experts.shape
         real = choice.real != 0
         assert self.config.expert_capacity is not None
-        capacity = math.ceil(length * per_token / number * self.config.expert_capacity)
-        capacity = min(capacity, length)  # a token chooses an expert once
+        sizes = np.arange(length + 1)  # of a sequence
+        taken = np.ceil(sizes * per_token / number * self.config.expert_capacity)
+        taken = np.minimum(taken, sizes).astype(np.int32)  # a token chooses an expert once
+        capacity = int(taken[-1])
         one_hot = jax.nn.one_hot(choice.experts, number, dtype=jnp.int32)
         one_hot *= real[..., None, None]  # padding takes no capacity
         by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, number)
         rank = jnp.cumsum(by_choice, axis=1) - by_choice  # of a choice among its expert's
         rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
         rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]
-        kept = (rank < capacity) & real[..., None]
+        of_sequence = jnp.asarray(taken)[jnp.sum(real, axis=1)]  # [B]
+        kept = (rank < of_sequence[:, None, None]) & real[..., None]
         slot = jnp.where(kept, choice.experts * capacity + rank, number * capacity)
 
         def fill(x: Array, slot: Array) -> Array:

@@ -1,8 +1,10 @@
 """Kernels that compute attention block by block and never hold the scores of all pairs of tokens.
 
 Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with IO-awareness".
-cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Both take fewer
-key/value heads than query heads. XLA computes the calls that no kernel supports (`attention.py`).
+cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Our own for TPUs,
+"flash attention" (`kernels/flash.py`), can drop attention weights; `kernels/blockwise.py` needs XLA
+alone. All take fewer key/value heads than query heads. XLA computes the calls that no kernel
+supports (`attention.py`).
 """
 
 import dataclasses
@@ -14,6 +16,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from .kernels.blockwise import LARGEST_BLOCK, SMALLEST_BLOCK, block_size, blockwise_attention
+from .layers import HeadKeys
 from .masks import Segments, Size
 from .typing import Array, Bool, Float
 
@@ -54,10 +58,12 @@ class AttentionCall:
 
 
 BLOCK = 128
-"""Splash attention processes tokens in blocks of this size or a multiple of it."""
+"""The kernels for TPUs process tokens in blocks of this size or a multiple of it."""
 LARGEST_BLOCKS = (512, 384, 256, BLOCK)
 MAX_CUDNN_HEAD_DIM = 128
 """The largest head size that cuDNN supports on GPUs before Hopper."""
+MAX_FLASH_QUERIES = 8192
+"""The backward pass of flash attention holds the gradients of a head's queries on the chip."""
 
 Limit = tuple[Callable[[AttentionCall], bool], str]
 """A property of calls that a kernel does not support, and the reason as a message states it."""
@@ -67,15 +73,21 @@ _LIMITS: tuple[Limit, ...] = (
     (lambda c: c.weights, "attention weights are requested"),
     (lambda c: c.is_per_query, "the mask has an entry for each query and key"),
     (lambda c: c.biased, "distances of tokens are added to the scores (positions)"),
-    (
-        lambda c: c.dropout_rate > 0,
-        "attention weights are dropped with probability {c.dropout_rate:g}",
-    ),
+)
+_DROPPED: Limit = (
+    lambda c: c.dropout_rate > 0,
+    "attention weights are dropped with probability {c.dropout_rate:g}",
+)
+_CAPPED: Limit = (lambda c: c.capped, "scores are capped")
+_BLOCKS: Limit = (
+    lambda c: c.num_queries % BLOCK != 0 or c.num_keys % BLOCK != 0,
+    f"rows have {{c.lengths}} tokens, not a multiple of {BLOCK}",
 )
 LIMITS: dict[str, tuple[Limit, ...]] = {
     "cudnn": (
         *_LIMITS,
-        (lambda c: c.capped, "scores are capped"),
+        _DROPPED,
+        _CAPPED,
         (lambda c: c.dtype != "bfloat16", "the precision is {c.dtype} and not bfloat16"),
         (
             lambda c: c.key_dim != c.head_dim,
@@ -90,11 +102,23 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             "rows have {c.lengths} tokens, an odd number",
         ),
     ),
-    "splash": (
+    "splash": (*_LIMITS, _DROPPED, _BLOCKS),
+    "flash": (
         *_LIMITS,
+        _CAPPED,
+        _BLOCKS,
         (
-            lambda c: c.num_queries % BLOCK != 0 or c.num_keys % BLOCK != 0,
-            f"rows have {{c.lengths}} tokens, not a multiple of {BLOCK}",
+            lambda c: c.num_queries > MAX_FLASH_QUERIES,
+            f"rows have {{c.lengths}} tokens, more than {MAX_FLASH_QUERIES}",
+        ),
+    ),
+    "blocks": (
+        *_LIMITS,
+        _DROPPED,
+        (
+            lambda c: block_size(c.num_queries) is None or block_size(c.num_keys) is None,
+            "rows have {c.lengths} tokens, which no block of "
+            f"{SMALLEST_BLOCK} to {LARGEST_BLOCK} tokens divides",
         ),
     ),
 }
@@ -168,7 +192,7 @@ def splash_attention(
     with jax.ensure_compile_time_eval():  # the mask of blocks is static
         kernel = splash.make_splash_mha(
             mask=masks.MultiHeadMask([mask] * num_heads),
-            block_sizes=_splash_blocks(num_queries, num_keys),
+            block_sizes=splash_blocks(num_queries, num_keys),
             head_shards=1,
             q_seq_shards=1,
             attn_logits_soft_cap=cap,
@@ -190,7 +214,8 @@ def _splash_mask(
     return masks.CausalMask(shape) if causal else masks.FullMask(shape)
 
 
-def _splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.BlockSizes":
+def splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.BlockSizes":
+    """Returns the sizes of splash attention's blocks in each pass."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     q, kv = (next(b for b in LARGEST_BLOCKS if n % b == 0) for n in (num_queries, num_keys))
@@ -204,9 +229,35 @@ def _splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.
     )
 
 
+def flash_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K V"],
+    segments: Segments | None,
+    *,
+    causal: bool,
+    window: int | None,
+    cap: float | None,
+    keys: HeadKeys | None = None,
+    rate: float = 0.0,
+) -> Float[Array, "B T N V"]:
+    """Computes our own flash attention, for TPUs; scores are not scaled and not capped.
+
+    With `keys`, weights are dropped with probability `rate`, the same as in XLA.
+    """
+    from .kernels import flash
+
+    assert cap is None
+    return flash.flash_attention(
+        query, key, value, segments, causal=causal, window=window, keys=keys, rate=rate
+    )
+
+
 KERNELS: dict[str, Callable[..., Array]] = {
+    "blocks": blockwise_attention,
     "cudnn": cudnn_attention,
     "splash": splash_attention,
+    "flash": flash_attention,
 }
 
 
@@ -221,12 +272,14 @@ class FusedAttention(nn.Module):
       causal: whether a query attends only to its own key and to earlier ones.
       window: if given, only to the last `window` of these.
       cap: if given, scores s become cap · tanh(s / cap).
+      dropout_rate: probability that a weight is dropped, if there are keys.
     """
 
     kernel: str
     causal: bool
     window: int | None
     cap: float | None = None
+    dropout_rate: float = 0.0
 
     @nn.compact
     def __call__(
@@ -237,6 +290,7 @@ class FusedAttention(nn.Module):
         *,
         segments: Segments | None,
         use_window: Bool[Array, ""] | None,
+        keys: HeadKeys | None = None,
     ) -> Float[Array, "B T N V"]:
         """Returns the weighted values of each query.
 
@@ -247,8 +301,30 @@ class FusedAttention(nn.Module):
           segments: numbers of queries and keys; a query attends to the keys of its own number. A
             query without keys gives a finite output, whose gradient must not be used.
           use_window: whether the window applies; None: it does.
+          keys: of dropout, for each head of each sequence; None: no dropout.
         """
-        attend = functools.partial(KERNELS[self.kernel], causal=self.causal, cap=self.cap)
+        kernel = KERNELS[self.kernel]
+        if keys is not None:
+            kernel = functools.partial(kernel, keys=keys, rate=self.dropout_rate)
+        return self.attend(kernel, query, key, value, segments=segments, use_window=use_window)
+
+    def attend(
+        self,
+        kernel: Callable[..., Array],
+        *arrays: Float[Array, "B _ _ _"],
+        segments: Segments | None,
+        use_window: Bool[Array, ""] | None,
+    ) -> Float[Array, "B T N V"]:
+        """Returns what a function such as those of `KERNELS` computes, for the layer's window.
+
+        Args:
+          kernel: the function; training over a cut `context` has its own.
+          *arrays: queries, keys and values, as `__call__` takes them.
+          segments: as there.
+          use_window: as there.
+        """
+        query, key, value = arrays
+        attend = functools.partial(kernel, causal=self.causal, cap=self.cap)
         full = functools.partial(attend, window=None)
         if self.window is None or self.window >= key.shape[1]:
             return full(query, key, value, segments)

@@ -19,7 +19,7 @@ import numpy as np
 from flax import struct
 
 from ..config import MOST_BITS, Execution, PositionPlace, TransformerConfig
-from .cache import Cache
+from .cache import Cache, Keys
 from .layers import Embedding, embedding_lookup
 from .masks import AnyArray, Size
 from .relative_positions import RelativePositionBias, alibi, clipped_distances
@@ -139,6 +139,17 @@ class Positions:
         else:
             chosen = jax.tree.map(lambda x, y: jnp.where(windowed, x, y), local, full)
         return dataclasses.replace(self, rotary=chosen, windowed_rotary=None)
+
+    def of_keys(self, keys: Keys) -> "Positions":
+        """Returns the positions for attention to some of the slots of a cache."""
+        if keys.columns is None:
+            return self
+        bias, distances = self.bias, self.distances
+        return dataclasses.replace(
+            self,
+            bias=None if bias is None else keys.of_columns(bias),
+            distances=None if distances is None else keys.of_columns(distances, axis=2),
+        )
 
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Adds Π to the embeddings, the input of the first layer."""

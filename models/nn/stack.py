@@ -15,7 +15,7 @@ from .cache import Cache, LayerCache, LayerCaches
 from .experts import RouterStatistics
 from .fused_attention import LIMITS, AttentionCall, refusal
 from .head_convolution import EarlierTokens, earlier_tokens
-from .layers import DROPOUT_MASK, RowKeys
+from .layers import DROPOUT_MASK, KERNEL_RESIDUALS, RowKeys
 from .masks import AnyArray, AttentionMask, select_mask
 from .positions import Positions, default_positions
 from .typing import Array, Bool, Float, Int
@@ -26,7 +26,7 @@ RematPolicy = Callable[..., bool]
 REMAT_POLICIES: dict[str, RematPolicy | None] = {
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(DROPOUT_MASK),
+        jax.checkpoint_policies.save_only_these_names(DROPOUT_MASK, KERNEL_RESIDUALS),
     ),
     "full": None,
 }
@@ -67,7 +67,8 @@ def prepare_inputs(
     Raises:
       UserError: there are more tokens than a table of positions has rows, `attention_mask` does
         not cover the tokens (or the slots of the cache), a cache is given together with packed
-        sequences, or a mask `[B, T, S]` is given without positions.
+        sequences, a mask `[B, T, S]` is given without positions, or with a cache whose windows are
+        too small for T beams.
     """
     length = input_ids.shape[1]
     per_query = attention_mask is not None and attention_mask.ndim == 3
@@ -83,6 +84,8 @@ def prepare_inputs(
             f"{prefix}attention_mask has {attention_mask.shape[-1]} columns for {num_keys} "
             f"{'tokens' if cache is None else 'slots of the cache'}: give one for each"
         )
+    if cache is not None and per_query:
+        _check_rings(cache, length, prefix)
     start = jnp.zeros((), jnp.int32) if cache is None else cache.index
     if position_ids is None:
         if per_query and skip_padding:  # the tokens need not be one sequence
@@ -94,6 +97,18 @@ def prepare_inputs(
         position_ids = default_positions(start, length, counted, segment_ids)
     mask = AttentionMask(length, num_keys, attention_mask, segment_ids, causal=causal, start=start)
     return PreparedInputs(position_ids, mask)
+
+
+def _check_rings(cache: Cache, num_beams: int, prefix: str) -> None:
+    """Raises UserError if the windows of a cache are too small for tokens of several beams."""
+    for ring in cache.rings:
+        assert ring.window is not None
+        if ring.num_slots < ring.window * num_beams:
+            raise UserError(
+                f"{prefix}attention_mask [B, T, S] with T = {num_beams} needs {num_beams} windows "
+                f"of {ring.window}, and a layer of the cache has {ring.num_slots} slots: give "
+                f"init_cache num_beams={num_beams}, or spare={cache.length} to keep all slots"
+            )
 
 
 @struct.dataclass

@@ -7,10 +7,10 @@ there is nothing but jax and flax, as on a bare image of a GPU machine.
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
+    from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key, UInt
 else:
     try:
-        from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
+        from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key, UInt
     except ModuleNotFoundError:
         from jax import Array
         from jax.typing import ArrayLike
@@ -21,7 +21,7 @@ else:
             def __class_getitem__(cls, item: Any) -> Any:
                 return item[0]
 
-        Bool = Float = Int = Key = _Shaped
+        Bool = Float = Int = Key = UInt = _Shaped
 
 PyTree: TypeAlias = Any
 """Any nesting of dicts, tuples and dataclasses whose leaves are arrays, or their shapes or
@@ -29,4 +29,4 @@ shardings."""
 Params: TypeAlias = dict[str, PyTree]
 """A model's parameters by path, `{"layers": {"attention": {"query": {"kernel": …}}}}`."""
 
-__all__ = ["Array", "ArrayLike", "Bool", "Float", "Int", "Key", "Params", "PyTree"]
+__all__ = ["Array", "ArrayLike", "Bool", "Float", "Int", "Key", "Params", "PyTree", "UInt"]

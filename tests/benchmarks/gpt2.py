@@ -2,6 +2,7 @@
 
     python tests/benchmarks/gpt2.py --case gpt2-step|gpt2-gen-1|gpt2-gen-8 [--lockstep]
 
+The case gpt2-gen-long writes 960 tokens, during which the cache grows.
 Weights and tokens are random and seeded. A step is forward, backward and AdamW with dropout 0.1,
 as flaxzoo's train step does it. Prints one JSON line; `lockstep.py` explains how several
 implementations take turns.
@@ -17,6 +18,7 @@ CASES = {  # name: (batch size B, length T of sequences or prompts, new tokens)
     "gpt2-step": (4, 256, 0),
     "gpt2-gen-1": (1, 32, 128),
     "gpt2-gen-8": (8, 32, 128),
+    "gpt2-gen-long": (1, 32, 960),  # the cache grows
 }
 
 

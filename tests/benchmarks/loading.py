@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PEERS = ("flaxzoo", "transformers")
@@ -26,9 +27,14 @@ def load_flaxzoo(folder: str) -> tuple[Callable[[], Any], Callable[[Any], float]
     import jax
     import numpy as np
     from flaxzoo import models
+    from flaxzoo.models.loading import model_config
+
+    # Imported here, as the class of transformers is: names of `models` are imported when used.
+    load_model = models.load
+    models.create(model_config(Path(folder)))
 
     def load() -> Any:
-        return jax.block_until_ready(models.load(folder)[1])
+        return jax.block_until_ready(load_model(folder)[1])
 
     return load, lambda params: sum(float(np.asarray(x).sum()) for x in jax.tree.leaves(params))
 

@@ -1,15 +1,16 @@
-"""Properties of every T5: distances on both sides, packed rows, the cache, and how it is run."""
+"""Properties of every T5: distances, initial values and published sizes.
+
+`test_encoder_laws.py` has the laws of all models with an encoder.
+"""
 
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo import models, train
+from flaxzoo import models
 from flaxzoo.models.encoder_decoders.t5 import PRESETS, SIZES, T5Config
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.train.distributed import sharding
 
 CONFIG = T5Config(
     vocab_size=32,
@@ -38,79 +39,8 @@ def params():
     return jax.jit(lambda: models.init_params(MODEL, jax.random.key(0)))()
 
 
-def logits_of(params, execution=models.Execution(), **inputs):
-    model = models.create(CONFIG, execution)
-    return np.asarray(jax.jit(lambda p, i: model.apply({"params": p}, **i).logits)(params, inputs))
-
-
-def loss(apply, params, inputs):
-    """With dropout, so that every key of it is the same in every execution."""
-    rng = models.row_keys(jax.random.key(1), 8)
-    return jnp.mean(jnp.square(apply({"params": params}, **inputs, rng=rng).logits))
-
-
-@pytest.fixture(scope="module")
-def gradients(params):
-    return jax.jit(jax.grad(lambda p: loss(MODEL.apply, p, INPUTS)))(params)
-
-
-@pytest.mark.slow
-def test_every_execution_computes_the_same(params, gradients, assert_close):
-    """Separate layers, and activations that the backward pass computes again."""
-    _, separate = models.unstack_layers(MODEL, params)
-    found = logits_of(separate, models.Execution(layers="separate"), **INPUTS)
-    assert_close(found, logits_of(params, **INPUTS))
-    model = models.create(CONFIG, models.Execution(remat="full"))
-    again = jax.jit(jax.grad(lambda p: loss(model.apply, p, INPUTS)))(params)
-    jax.tree.map(assert_close, again, gradients)
-
-
-@pytest.mark.slow
-def test_eight_devices_compute_the_same(params, gradients, assert_close):
-    mesh = sharding.make_mesh(train.MeshConfig(data=2, fsdp=2, tensor=2))
-    apply = sharding.constrain_activations(MODEL.apply, mesh)
-    placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    inputs = {
-        name: jax.device_put(x, sharding.batch_sharding(mesh, x.shape))
-        for name, x in INPUTS.items()
-    }
-    found = jax.jit(jax.grad(lambda p, i: loss(apply, p, i)))(placed, inputs)
-    jax.tree.map(assert_close, found, gradients)
-
-
-@pytest.mark.slow
-def test_cached_calls_equal_a_full_call(params, assert_close):
-    """The target is read in three calls; the first projects the source for all of them."""
-    mask = np.ones((8, 14), np.int32)
-    mask[0, 9:] = 0
-    full = logits_of(params, **INPUTS, attention_mask=mask)
-    cache = models.init_cache(CONFIG, models.Execution(), 8, 11)
-    assert cache.layers.key.shape == (3, 8, 4, 6, 11)
-    apply = jax.jit(
-        lambda target, cache: MODEL.apply(
-            {"params": params}, INPUTS["input_ids"], mask, decoder_input_ids=target, cache=cache
-        )
-    )
-    found = []
-    for start, end in ((0, 5), (5, 6), (6, 11)):
-        output = apply(INPUTS["decoder_input_ids"][:, start:end], cache)
-        cache, found = output.cache, [*found, output.logits]
-    assert_close(np.concatenate(found, axis=1), full)
-
-
-@pytest.mark.slow
-def test_packed_pairs_equal_pairs_alone(params, assert_close):
-    source, target = (x[:1] for x in INPUTS.values())
-    packed = logits_of(
-        params,
-        input_ids=source,
-        decoder_input_ids=target,
-        segment_ids=np.array([[1] * 5 + [2] * 7 + [0] * 2]),
-        decoder_segment_ids=np.array([[1] * 6 + [2] * 4 + [0]]),
-    )
-    for here, there in ((slice(5), slice(6)), (slice(5, 12), slice(6, 10))):
-        alone = logits_of(params, input_ids=source[:, here], decoder_input_ids=target[:, there])
-        assert_close(packed[:, there], alone)
+def logits_of(params, **inputs):
+    return np.asarray(jax.jit(lambda p, i: MODEL.apply({"params": p}, **i).logits)(params, inputs))
 
 
 def test_only_distances_matter_and_no_later_token(params, assert_close):

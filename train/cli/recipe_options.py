@@ -44,7 +44,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "optimizer": ("The update rule and the learning rate.", ("optimizer.",)),
     "devices": (
         "Placement on the devices, precision, and memory.",
-        ("mesh.", "execution.", "parallel"),
+        ("mesh.", "execution.", "parallel", "gather"),
     ),
     "checkpoints and evaluation": (
         "When to save and to validate, and what to keep.",

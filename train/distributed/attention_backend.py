@@ -7,14 +7,28 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from ...data.errors import UserError
 from ...models.nn.fused_attention import AttentionCall, refusal
 from ..config import TrainConfig
+from .ring_attention import PART_KERNELS, ring_refusal
 
-Kernel = Literal["xla", "cudnn", "splash"]
+Kernel = Literal["xla", "cudnn", "splash", "flash", "blocks"]
 
-NAMES: dict[str, str] = {"xla": "XLA", "cudnn": "cuDNN", "splash": "splash attention"}
+NAMES: dict[str, str] = {
+    "xla": "XLA",
+    "cudnn": "cuDNN",
+    "splash": "splash attention",
+    "flash": "flash attention",
+    "blocks": "XLA block by block",
+}
 """As they are printed."""
 FASTEST: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}
 """By platform; elsewhere there is XLA alone."""
-PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu"}
+DROPPING: dict[str, Kernel] = {"tpu": "flash"}
+"""By platform, the kernel for models that drop attention weights, if it is another one."""
+FASTEST_ON_RING: dict[str, tuple[Kernel, ...]] = {
+    "gpu": ("cudnn", "blocks"),
+    "tpu": ("splash", "blocks"),
+}
+"""By platform, best first, where the tokens of a sequence are sharded; elsewhere blocks alone."""
+PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu", "flash": "tpu"}
 LEAST_CAPABILITY = (8, 0)
 """The oldest generation of NVIDIA's GPUs that cuDNN's kernel supports (Ampere)."""
 
@@ -43,11 +57,15 @@ class KernelChoice:
     """A faster kernel that does not run."""
     reason: str = ""
     """Why it does not."""
+    ring: int = 1
+    """How many devices pass keys and values round."""
 
     @property
     def description(self) -> str:
         """`attention by XLA, not by cuDNN: …`."""
         said = f"attention by {NAMES[self.kernel]}"
+        if self.ring > 1:
+            said += f" on a ring of {self.ring} devices"
         if self.instead_of:
             said += f", not by {NAMES[self.instead_of]}: {self.reason}"
         return said
@@ -64,19 +82,29 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
     Raises:
         UserError: the kernel that `execution.attention` names cannot serve.
     """
-    asked = config.execution.attention
-    kernel = FASTEST.get(device.platform, "xla") if asked == "auto" else asked
-    if kernel == "xla":
-        faster = FASTEST.get(device.platform, "")
-        return KernelChoice("xla", faster, "execution.attention says so" if faster else "")
-    reason = _reason(kernel, config, device, context)
-    if reason is None:
-        return KernelChoice(kernel)
-    if asked != "auto":
-        raise UserError(
-            f"execution.attention {asked} cannot serve this run: {reason}: leave it out, or say xla"
-        )
-    return KernelChoice("xla", kernel, reason)
+    asked, platform = config.execution.attention, device.platform
+    fastest = FASTEST.get(platform)
+    if any(part.attention_dropout_rate > 0 for part in (config.model, config.model.decoder)):
+        fastest = DROPPING.get(platform, fastest)
+    if asked == "auto":
+        alone = () if fastest is None else (fastest,)
+        kernels = FASTEST_ON_RING.get(platform, ("blocks",)) if context > 1 else alone
+    else:
+        kernels = () if asked == "xla" else (asked,)
+    instead_of = reason = ""
+    for kernel in kernels:
+        cannot = _reason(kernel, config, device, context)
+        if cannot is None:
+            ring = context if kernel in PART_KERNELS else 1
+            return KernelChoice(kernel, instead_of, reason, ring)
+        instead_of, reason = instead_of or kernel, reason or cannot
+    if asked == "xla" and fastest is not None:
+        return KernelChoice("xla", fastest, "execution.attention says so")
+    if asked in ("auto", "xla"):
+        return KernelChoice("xla", instead_of, reason)
+    raise UserError(
+        f"execution.attention {asked} cannot serve this run: {reason}: leave it out, or say xla"
+    )
 
 
 def with_kernel(config: TrainConfig, kernel: Kernel) -> TrainConfig:
@@ -90,20 +118,31 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
     for cannot, why in _LIMITS:
         if cannot(kernel, device, context):
             return why.format(
-                kernel=NAMES[kernel], device=device, needs=PLATFORMS[kernel], context=context
+                kernel=NAMES[kernel],
+                device=device,
+                needs=PLATFORMS.get(kernel, ""),
+                context=context,
             )
-    length = config.data.length
-    for sizes in (config.model, config.model.decoder):
+    source, target = config.data.lengths
+    encoder, decoder = config.model, config.model.decoder
+    for sizes, queries, keys in (
+        (encoder, source, source),
+        (decoder, target, target),
+        (decoder, target, source),
+    ):
         call = AttentionCall(
-            num_queries=length,
-            num_keys=length,
+            num_queries=queries,
+            num_keys=keys,
             key_dim=sizes.key_dim,
             head_dim=sizes.value_dim,
             dtype=config.execution.dtype,
             dropout_rate=sizes.attention_dropout_rate,
             biased=sizes.scores_by_distance,
         )
-        if reason := refusal(kernel, call):
+        reason = refusal(kernel, call)
+        if reason is None and context > 1:
+            reason = ring_refusal(kernel, call, context)
+        if reason is not None:
             return reason
     return None
 
@@ -118,11 +157,10 @@ def _is_old_gpu(kernel: str, device: Any, _: int) -> bool:
 
 _LIMITS: tuple[tuple[Callable[[str, Device, int], bool], str], ...] = (
     (
-        lambda kernel, device, _: device.platform != PLATFORMS[kernel],
+        lambda kernel, device, _: device.platform != PLATFORMS.get(kernel, device.platform),
         "it is for a {needs}, and here is a {device.platform}",
     ),
     (_is_old_gpu, "a {device.device_kind} is not of NVIDIA's Ampere generation or later"),
-    (lambda *a: a[2] > 1, "the tokens of a sequence are sharded over mesh.context {context}"),
 )
 """The properties of devices that a kernel cannot have, and the reasons; `models.nn.fused_attention`
 checks the sizes."""

@@ -20,7 +20,9 @@ from .sharding import (
     Args,
     Context,
     Kwargs,
+    automatic,
     constrain_activations,
+    current,
     intercepted,
 )
 
@@ -43,10 +45,13 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
         mixture = context.module
         if not isinstance(mixture, ExpertMixture) or context.method_name != "__call__":
             return call(*args, **kwargs)
+        axes = automatic(mesh.axis_names)
+        if not axes:  # this is the code of one device, which has all experts
+            return call(*args, **kwargs)
         x, choice, kernels = args
         # A capacity counts the tokens of a whole sequence; else each token is by itself.
         whole = mixture.config.expert_capacity is not None or x.shape[1] % mesh.shape[CONTEXT]
-        rows = PartitionSpec(BATCH_AXES, None if whole else CONTEXT)
+        rows = PartitionSpec(automatic(BATCH_AXES), None if whole else CONTEXT)
         of_kernels = (
             (PartitionSpec(EXPERT, WIDTH, HIDDEN),) * len(kernels.inputs),
             PartitionSpec(EXPERT, HIDDEN, WIDTH),
@@ -54,7 +59,8 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
         alone = ExpertMixture(mixture.config, mixture.execution, parent=None)
         on_each_device = jax.shard_map(
             lambda x, choice, kernels: _on_one(alone, x, Choice(*choice), Kernels(*kernels)),
-            mesh=mesh,
+            mesh=current(mesh),
+            axis_names=set(axes),
             in_specs=(rows, (rows, rows, rows), of_kernels),
             out_specs=rows,
             check_vma=False,  # the zeros of a loop would have to be declared to vary

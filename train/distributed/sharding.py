@@ -5,9 +5,10 @@ each dimension of a parameter; `MESH_AXES` says over which axis of the mesh a lo
 sharded.
 Models know nothing of the mesh.
 
-The sequences of a batch are sharded over `BATCH_AXES`, their tokens over `CONTEXT`: the
-compiler then gathers the keys and values of a sequence, layer by layer, for the
-queries of each part, and nothing else of a sequence is whole on any device.
+The sequences of a batch are sharded over `BATCH_AXES`, their tokens over `CONTEXT`. An attention
+kernel then passes keys and values round (`ring_attention`). For attention by XLA the compiler
+gathers them, layer by layer, for the queries of each part, and nothing else of a sequence is whole
+on any device.
 """
 
 import dataclasses
@@ -21,18 +22,21 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ...data.errors import UserError
 from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors
-from ...models.nn.fused_attention import FusedAttention
+from ...models.nn.fused_attention import AttentionCall, FusedAttention
+from ...models.nn.layers import HeadKeys
+from ...models.nn.masks import Segments
 from ...models.nn.stack import Layer
-from ...models.nn.typing import Params, PyTree
+from ...models.nn.typing import Array, Params, PyTree
 from ...models.registry import families, family_of
 from ..config import MeshConfig
 from ..optim.parameters import MatrixAxes, map_named, matrix_axes, named
 from ..state import TrainState
+from .ring_attention import PART_KERNELS, Ring, ring_refusal
 
 Apply = Callable[..., Any]
 Args = tuple[PyTree, ...]
@@ -270,11 +274,12 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
     device then computes attention for all sequences, and sums of whole activations are exchanged
     in each layer.  With the constraint, it gathers a layer's parameters when they are due.
     """
-    by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES, PartitionSpec.UNCONSTRAINED))
 
     def around_layer(layer: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
-        if not isinstance(context.module, Layer) or context.method_name != "__call__":
+        axes = automatic(BATCH_AXES)
+        if not isinstance(context.module, Layer) or context.method_name != "__call__" or not axes:
             return layer(*args, **kwargs)
+        by_sequence = NamedSharding(current(mesh), PartitionSpec(axes, PartitionSpec.UNCONSTRAINED))
         x, *rest = args  # x: [B, T, D]
         x, out = layer(jax.lax.with_sharding_constraint(x, by_sequence), *rest, **kwargs)
         return jax.lax.with_sharding_constraint(x, by_sequence), out
@@ -282,30 +287,102 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
     return intercepted(apply_fn, around_layer)
 
 
+def automatic(axes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the axes of the mesh that the code being traced is not divided over by hand."""
+    by_hand = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(axis for axis in axes if axis not in by_hand)
+
+
+def current(mesh: Mesh) -> Mesh | AbstractMesh:
+    """Returns the mesh for code that is being traced; within a `shard_map` jax has its own."""
+    inner = jax.sharding.get_abstract_mesh()
+    return inner if inner.manual_axes else mesh
+
+
 def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
     """Wraps a model's `apply` to run attention kernels on each device, for its part of the arrays.
 
     The compiler cannot divide a kernel: left to itself it gathers the sequences and heads that
-    are sharded.
+    are sharded. Over tokens that are sharded the devices form a ring.
     """
+    if mesh.shape[CONTEXT] > 1:
+        return _ring_attention(apply_fn, mesh)
 
     def spec(x: jax.Array) -> PartitionSpec:
         if x.ndim == 4:  # [B, T, heads, head_dim]
-            return PartitionSpec(BATCH_AXES, None, MESH_AXES["heads"])
-        return PartitionSpec(BATCH_AXES) if x.ndim == 2 else PartitionSpec()
+            return PartitionSpec(automatic(BATCH_AXES), None, MESH_AXES["heads"])
+        if x.ndim == 3:  # keys of dropout [B, heads, 2]
+            return PartitionSpec(automatic(BATCH_AXES), MESH_AXES["heads"])
+        return PartitionSpec(automatic(BATCH_AXES)) if x.ndim == 2 else PartitionSpec()
 
     def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
         if not isinstance(context.module, FusedAttention) or context.method_name != "__call__":
             return kernel(*args, **kwargs)
+        axes = automatic(mesh.axis_names)
+        if not axes:  # this is the code of one device
+            return kernel(*args, **kwargs)
         query, *_ = args
         on_each_device = jax.shard_map(
             lambda args, kwargs: kernel(*args, **kwargs),
-            mesh=mesh,
+            mesh=current(mesh),
+            axis_names=set(axes),
             in_specs=jax.tree.map(spec, (args, kwargs)),
             out_specs=spec(query),
             check_vma=False,  # a kernel does not declare the axes over which its result varies
         )
         return on_each_device(args, kwargs)
+
+    return intercepted(apply_fn, around_kernel)
+
+
+def _ring_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
+    """Wraps a model's `apply` to run attention kernels on rings of devices."""
+    size = mesh.shape[CONTEXT]
+
+    def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
+        attention = context.module
+        if not isinstance(attention, FusedAttention) or context.method_name != "__call__":
+            return kernel(*args, **kwargs)
+        query, key, value = args
+        keys: HeadKeys | None = kwargs.pop("keys", None)
+        call = AttentionCall(
+            num_queries=query.shape[1],
+            num_keys=key.shape[1],
+            key_dim=key.shape[-1],
+            head_dim=value.shape[-1],
+            dtype=str(query.dtype),
+            dropout_rate=0.0 if keys is None else attention.dropout_rate,
+        )
+        if reason := ring_refusal(attention.kernel, call, size):
+            raise UserError(
+                f"execution.attention {attention.kernel} cannot serve this call: {reason}: "
+                "say xla, for which keys and values are gathered"
+            )
+
+        def on_ring(
+            query: Array,
+            key: Array,
+            value: Array,
+            segments: Segments | None,
+            *,
+            causal: bool,
+            window: int | None,
+            cap: float | None,
+        ) -> Array:
+            ring = Ring(CONTEXT, size, PART_KERNELS[attention.kernel], causal, window, cap)
+            rows = automatic(BATCH_AXES)
+            arrays = PartitionSpec(rows, CONTEXT, MESH_AXES["heads"])  # [B, T, heads, head_dim]
+            on_each_device = jax.shard_map(
+                ring,
+                mesh=current(mesh),
+                axis_names=set(automatic(mesh.axis_names)),
+                in_specs=(arrays, arrays, arrays, PartitionSpec(rows, CONTEXT)),
+                out_specs=arrays,
+                check_vma=False,  # a kernel does not declare the axes over which its result varies
+            )
+            return on_each_device(query, key, value, segments)
+
+        return attention.attend(on_ring, query, key, value, **kwargs)
 
     return intercepted(apply_fn, around_kernel)
 

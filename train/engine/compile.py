@@ -16,8 +16,9 @@ from ...models.init import init_params
 from ...models.model import Model
 from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
-from ..config import TrainConfig
+from ..config import Gather, TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
+from ..distributed.exchange import Exchange, choose_exchange
 from ..distributed.expert_parallel import over_mesh
 from ..distributed.optimizer_offload import from_host_and_back, on_host
 from ..distributed.sharding import (
@@ -35,6 +36,7 @@ from ..objectives.eval_step import make_evaluate_fn
 from ..objectives.objectives import Batch, Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
 from ..state import Metrics, TrainState, init_state
+from .machine_memory import memory_of_each
 from .memory_summary import BatchShapes, memory_summary
 from .train_step import make_train_step
 
@@ -58,6 +60,8 @@ class ShardedStep:
     mesh: Mesh
     attention: str = ""
     """The kernel that computes attention, for a message; empty if nobody chose one."""
+    exchange: str = ""
+    """How gradients are exchanged, for a message; empty for a single device."""
 
     def trace(self, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Traced:
         """Traces the step with shapes only, to be compiled for devices that need not be at hand.
@@ -77,6 +81,8 @@ def make_sharded_step(
     num_micro_batches: int = 1,
     opt_state_on_host: bool = False,
     adapter: LoRA | None = None,
+    gather: Gather = "layer",
+    device_memory: int | None = None,
 ) -> ShardedStep:
     """Makes the train step of a model over a mesh of devices, as `train.train` takes it.
 
@@ -100,18 +106,38 @@ def make_sharded_step(
         num_micro_batches: the number of equal parts that a batch is processed in, to save memory.
         opt_state_on_host: whether moments are kept in the memory of the host between steps.
         adapter: the adapters that are trained to a frozen model, from `models.make_lora`.
+        gather: when the parameters that are sharded over `fsdp` are gathered, as in `TrainConfig`.
+        device_memory: the bytes of a device's memory, for `gather="auto"`; None: unknown.
 
     Raises:
-        UserError: the parameters cannot be divided over the mesh, or the devices reach no memory
-          of their host.
+        UserError: the parameters cannot be divided over the mesh, the devices reach no memory
+          of their host, or `gather="step"` is not for the mesh or the objective.
     """
     apply_fn = shard_map_attention(over_mesh(model.apply, mesh, model.config), mesh)
     init = make_init(model, objective, tx, adapter)
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, tx, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
+    exchange = Exchange()
+    if mesh.size > 1:
+        exchange = choose_exchange(
+            gather,
+            mesh,
+            state=shapes,
+            shardings=shardings,
+            whole_batch=objective.whole_batch,
+            micro_batches=num_micro_batches,
+            # An adapter adds to kernels before they are cast.
+            dtype=model.execution.dtype if adapter is None else None,
+            device_memory=device_memory,
+        )
     step = make_train_step(
-        apply_fn, objective, tx, num_micro_batches=num_micro_batches, adapter=adapter
+        apply_fn,
+        objective,
+        tx,
+        num_micro_batches=num_micro_batches,
+        adapter=adapter,
+        exchange=exchange.wrap,
     )
     step = _on_mesh(step, mesh)
     if opt_state_on_host:
@@ -132,6 +158,7 @@ def make_sharded_step(
         ),
         state=with_shardings(shapes, shardings),
         mesh=mesh,
+        exchange=exchange.description,
     )
 
 
@@ -176,8 +203,16 @@ def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
     )
 
 
-def configured_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> ShardedStep:
+def configured_step(
+    config: TrainConfig, objective: Objective, mesh: Mesh, device_memory: int | None = None
+) -> ShardedStep:
     """Makes the train step of a run over a mesh, with the attention kernel that suits its devices.
+
+    Args:
+        config: the run.
+        objective: what is learned.
+        mesh: from `make_mesh`; its devices need not be at hand.
+        device_memory: the bytes of a device's memory; None: unknown.
 
     Raises:
         UserError: mesh, batch and parameters do not fit each other.
@@ -199,6 +234,8 @@ def configured_step(config: TrainConfig, objective: Objective, mesh: Mesh) -> Sh
         num_micro_batches=config.micro_batches,
         opt_state_on_host=config.optimizer.state_memory == "host",
         adapter=None if config.lora is None else make_lora(config.lora, model),
+        gather=config.gather,
+        device_memory=device_memory,
     )
     return dataclasses.replace(sharded, attention=chosen.description)
 
@@ -265,7 +302,8 @@ def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTraine
 
 def step_of_run(config: TrainConfig, objective: Objective) -> ShardedStep:
     """Makes the train step of a run over the mesh of its configuration; see `configured_step`."""
-    return configured_step(config, objective, make_mesh(config.mesh))
+    mesh = make_mesh(config.mesh)
+    return configured_step(config, objective, mesh, memory_of_each(mesh.local_devices))
 
 
 def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
@@ -291,10 +329,14 @@ def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
         shapes=sharded.state,
         description=_describe(mesh),
         memory_summary=memory_summary(
-            config, sharded.state, num_batch_shards(mesh), sharded.attention
+            config, sharded.state, num_batch_shards(mesh), _settings(sharded)
         ),
         shard=process_shard(mesh),
     )
+
+
+def _settings(sharded: ShardedStep) -> str:
+    return "; ".join(one for one in (sharded.attention, sharded.exchange) if one)
 
 
 def _describe(mesh: Mesh) -> str:

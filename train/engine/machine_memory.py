@@ -5,6 +5,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+
 PROC = Path("/proc")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 LIMIT_FILES = {
@@ -47,6 +51,23 @@ def available_bytes(devices: Sequence[Device]) -> int | None:
     if not all("bytes_limit" in x for x in stats):
         return None
     return min(x["bytes_limit"] - x.get("bytes_in_use", 0) for x in stats)
+
+
+def memory_of_each(devices: Sequence[Device]) -> int | None:
+    """Returns the bytes that a program may use of each device's memory, the same in all processes.
+
+    Args:
+        devices: Devices of this process.
+
+    Returns:
+        The bytes of the smallest; None if unknown, and for those of a CPU, which share one.
+    """
+    stats = [] if devices[0].platform == "cpu" else [d.memory_stats() or {} for d in devices]
+    limit = min((x.get("bytes_limit", 0) for x in stats), default=0)
+    if jax.process_count() > 1:
+        mebibytes = np.full(1, limit >> 20, np.int32)  # whose bytes would need 64 bits
+        limit = int(process_allgather(mebibytes).min()) << 20
+    return limit or None
 
 
 def available_on_machine() -> int | None:

@@ -79,6 +79,11 @@ def rollout_of(
     )
 
 
+def samples_stacked(mesh: Mesh) -> bool:
+    """Returns whether a policy samples with stacked layers, which are gathered one by one."""
+    return mesh.shape["fsdp"] > 1
+
+
 @dataclasses.dataclass(frozen=True)
 class RolloutPrograms:
     """The functions of a policy over a mesh, to be compiled by the caller."""
@@ -139,7 +144,7 @@ class RolloutPrograms:
 
     def _for_sampling(self, params: Params, frozen: Params | None) -> tuple[Model, Params, ApplyFn]:
         """Returns the policy in the layout in which it samples, and its `apply`."""
-        if self.mesh.shape["fsdp"] > 1:
+        if samples_stacked(self.mesh):
             # Layer by layer: parameters of layers of their own would all be gathered for the loop.
             if self.adapter is None:
                 return self.model, params, self.model.apply

@@ -11,6 +11,7 @@ from ...data.errors import UserError
 from ...models.adapters.lora import LoRA
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Key, Params
+from ..distributed.exchange import GradientFn
 from ..objectives.objectives import ApplyFn, Batch, Objective, Terms
 from ..state import Metrics, StepFn, TrainState
 
@@ -25,6 +26,7 @@ def make_train_step(
     num_micro_batches: int = 1,
     axis_name: str | None = None,
     adapter: LoRA | None = None,
+    exchange: Callable[[GradientFn], GradientFn] | None = None,
 ) -> StepFn:
     """Makes `step(state, batch, rng) -> (state, metrics)`, to be compiled by the caller.
 
@@ -38,6 +40,9 @@ def make_train_step(
         adapter: the adapters that are trained, from `models.make_lora`. The state's `params` are
           then what it trains and `frozen` the base, as `LoRA.init` returns them; a `reference` is
           the base, the adapters switched off.
+        exchange: called with the function that sums gradients over the rows of a batch; returns
+          that which sums them over devices too, from `distributed.exchange`. None: the compiler
+          does it.
 
     Returns:
         The step. `rng` is the run's key; the key of each step is derived from it by the step
@@ -68,21 +73,26 @@ def make_train_step(
         # Counted before the batch is split, so that every way of splitting gives the same loss.
         counts = total(objective.counts(batch))
 
-        def loss_fn(params: Params, batch: Batch, keys: Array) -> tuple[Array, Terms]:
-            frozen = state.frozen
-            if adapter is not None:
-                params, frozen = adapter.combine(params, frozen)
-            _, sums = objective.apply(apply_fn, params, batch, frozen=frozen, rng=keys)
-            means = divide(sums, counts)
-            return weigh(means, objective), means
+        def sums_of_rows(
+            params: Params, frozen: Params | None, counts: Terms, rows: tuple[Batch, Array]
+        ) -> tuple[Params, Terms]:
+            def loss_fn(params: Params, batch: Batch, keys: Array) -> tuple[Array, Terms]:
+                base = frozen
+                if adapter is not None:
+                    params, base = adapter.combine(params, base)
+                _, sums = objective.apply(apply_fn, params, batch, frozen=base, rng=keys)
+                means = divide(sums, counts)
+                return weigh(means, objective), means
 
-        gradient_fn = jax.grad(loss_fn, has_aux=True)
-        if num_micro_batches == 1:
-            gradients, means = gradient_fn(state.params, batch, keys)
-        else:
-            parts = micro_batches((batch, keys), num_micro_batches)
-            gradients, means = accumulate(lambda part: gradient_fn(state.params, *part), parts)
-        gradients, means = total((gradients, means))
+            gradient_fn = jax.grad(loss_fn, has_aux=True)
+            if num_micro_batches == 1:
+                return gradient_fn(params, *rows)
+            parts = micro_batches(rows, num_micro_batches)
+            return accumulate(lambda part: gradient_fn(params, *part), parts)
+
+        summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
+        rows = batch, keys
+        gradients, means = total(summed(state.params, state.frozen, counts, rows))
         loss, norm = weigh(means, objective), optax.tree.norm(gradients)
 
         def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:

@@ -15,6 +15,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.cached_context import CachedContext
 from ...models.decoding.generator import Generator, sampling_keys
 from ...models.decoding.request import BeamSearch, GenerationRequest, Sampling
+from ...models.decoding.speculative import NUM_DRAFT_TOKENS, Acceptance, Draft
 from ...models.hf.generate import search_all
 from ...models.hf.generation_config import request_from_hf
 from ...models.model import Model
@@ -58,6 +59,7 @@ class TextGenerator(TextModel):
         tokenizer: its tokenizer.
         stored: the settings stored with the model, as `models.generation_arguments` returns them;
           None: there are none, and the tokenizer's end token ends a text.
+        draft: a smaller model with the same tokenizer, which proposes tokens.
     """
 
     heads = CAUSAL_HEADS
@@ -70,8 +72,11 @@ class TextGenerator(TextModel):
         params: Params,
         tokenizer: Tokenizer,
         stored: Mapping[str, JsonValue] | None = None,
+        *,
+        draft: Draft | None = None,
     ) -> None:
         super().__init__(model, params, tokenizer)
+        self._draft = draft
         ends = {"eos_token_id": tokenizer.special_ids.eos}
         self._stored = ends if stored is None else dict(stored)
 
@@ -96,9 +101,38 @@ class TextGenerator(TextModel):
         """
         return merged_request(self._stored, {"num_beams": 1, **options})
 
+    def with_draft(
+        self, other: "TextGenerator", num_tokens: int = NUM_DRAFT_TOKENS
+    ) -> "TextGenerator":
+        """Returns a generator to which a smaller model proposes tokens (speculative decoding).
+
+        Greedy texts stay the same, and sampled ones have the same distribution.
+
+        Args:
+            other: the smaller model, with the same tokenizer.
+            num_tokens: the number of tokens that it proposes at a time.
+
+        Raises:
+            UserError: the tokenizers or the vocabularies differ, the number is out of range, or
+              one of the models cannot take tokens back.
+        """
+        if (difference := _difference(self._tokenizer, other.tokenizer)) is not None:
+            raise UserError(
+                f"the draft model has another tokenizer: {difference}; give a draft model with the "
+                "tokenizer of the model"
+            )
+        draft = Draft(other._model, other._params, num_tokens)
+        draft.check(self._model)
+        return TextGenerator(self._model, self._params, self._tokenizer, self._stored, draft=draft)
+
+    @property
+    def acceptance(self) -> Acceptance | None:
+        """Returns the counts of proposed and accepted tokens; None: there is no draft model."""
+        return None if self._draft is None else self._generator.acceptance
+
     @functools.cached_property
     def _generator(self) -> Generator:
-        return Generator(self._model, self._params)
+        return Generator(self._model, self._params, draft=self._draft)
 
     def __call__(
         self,
@@ -205,7 +239,7 @@ class TextGenerator(TextModel):
         log: LogFn = print,
         **options: JsonValue,
     ) -> list[Completed]:
-        r"""Completes many prompts, those of similar length in one batch.
+        r"""Completes many prompts, a few at a time; where one has ended, the next takes its row.
 
         The completions of a prompt depend on its text, its seed and the options alone, not on the
         prompts beside it. Prompts that are longer than the model reads lose their first tokens; a
@@ -222,9 +256,10 @@ class TextGenerator(TextModel):
             stop: strings that end a completion, and are not part of it.
             seed: the seed of the first prompt, one more for each that follows; those of prompts
               that have none themselves.
-            batch_size: completions of a batch.
-            on_batch: told after each batch how many more completions it had, and how many tokens.
-            log: told how much of the batches was padding, and of prompts that are too long.
+            batch_size: completions that are written at a time.
+            on_batch: told of each completion, or batch of a beam search, that has ended: how many
+              more there are, and of how many tokens.
+            log: told how much of what was computed was padding, and of prompts that are too long.
             **options: arguments of `models.generate`, as for `request`.
 
         Returns:
@@ -278,7 +313,44 @@ class TextGenerator(TextModel):
         batch_size: int,
         on_batch: Callable[[int, int], None],
     ) -> str:
-        """Samples the text of each row; returns how much of the batches was padding."""
+        """Samples the text of each row; returns how much of what was computed was padding.
+
+        Where a text has ended, the next one takes its row. Models whose rows must advance together
+        (`Generator.continues_rows`) write batches of similar length.
+        """
+        if not self._generator.continues_rows:
+            return self._sample_in_step(
+                rows, keys, request, batch_size=batch_size, on_batch=on_batch
+            )
+        num_rows = min(batch_size, len(rows))
+        batch = self._generator.continuous_batch(
+            [row.prompt_ids for row in rows],
+            request,
+            keys=keys,
+            limits=[row.limit or 1 for row in rows],
+            num_rows=num_rows,
+        )
+        for written in batch:
+            row = rows[written.text]
+            row.grow(written.tokens, written.log_probs)
+            if row.reason is not None:
+                batch.stop(written.text)
+                on_batch(1, row.num_chosen)
+        usage = batch.usage
+        read = Positions(usage.tokens_read, usage.positions_read)
+        written = Positions(sum(row.num_chosen for row in rows), usage.positions_written)
+        return _note_of_padding(f"{counted(num_rows, 'row')} at a time", read, written)
+
+    def _sample_in_step(
+        self,
+        rows: Sequence[GrowingText],
+        keys: RowKeys,
+        request: GenerationRequest,
+        *,
+        batch_size: int,
+        on_batch: Callable[[int, int], None],
+    ) -> str:
+        """Samples the text of each row, those of similar length in one batch; see `_sample`."""
         num_batches = -(-len(rows) // batch_size)
         num_rows = -(-len(rows) // num_batches)
         read, written = Positions(), Positions()
@@ -305,10 +377,7 @@ class TextGenerator(TextModel):
             written.add(count, num_rows * steps)
             on_batch(len(batch), count)
         batches = "1 batch" if num_batches == 1 else f"{num_batches:,} batches"
-        return (
-            f"{batches} of {counted(num_rows, 'row')}, {read.padding:.1%} of the positions read "
-            f"and {written.padding:.1%} of the tokens written were padding"
-        )
+        return _note_of_padding(f"{batches} of {counted(num_rows, 'row')}", read, written)
 
     def _search(
         self,
@@ -381,6 +450,25 @@ class TextGenerator(TextModel):
                 "give a --prompt"
             )
         return [bos]
+
+
+def _note_of_padding(rows: str, read: Positions, written: Positions) -> str:
+    return (
+        f"{rows}, {read.padding:.1%} of the positions read and {written.padding:.1%} of the tokens "
+        "written were padding"
+    )
+
+
+def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
+    """Says how two tokenizers differ; None: all ids mean the same."""
+    if one.fingerprint == other.fingerprint:
+        return None
+    if one.vocab_size != other.vocab_size:
+        return f"it has {other.vocab_size:,} tokens, the model's {one.vocab_size:,}"
+    for i in range(one.vocab_size):
+        if one.token(i) != other.token(i):
+            return f"its token {i} is {other.token(i)!r}, the model's {one.token(i)!r}"
+    return None
 
 
 def merged_request(

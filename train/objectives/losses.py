@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from ...models.nn.heads import Projection
 from ...models.nn.typing import Array, Bool, Float, Int, PyTree
-from ..distributed.sharding import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES
+from ..distributed.sharding import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic
 
 MOST_POSITIONS = 1024
 """The positions, over all sequences of a device, whose logits exist at one time.
@@ -182,10 +182,12 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
     if mesh.axis_names != MESH_AXIS_NAMES:  # none, or that of pmap
         return function
     positions = None if length % mesh.shape[CONTEXT] else CONTEXT
-    axes = (*BATCH_AXES, positions) if positions else BATCH_AXES
+    # The step may have divided the batch over some axes itself: train/distributed/exchange.py.
+    batch_axes = automatic(BATCH_AXES)
+    axes = (*batch_axes, positions) if positions else batch_axes
     if math.prod(mesh.shape[axis] for axis in axes) == 1:
         return function
-    width = MESH_AXES["model"]
+    width = automatic(MESH_AXES["model"])
 
     def on_one(
         kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
@@ -198,9 +200,9 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
             kernel_gradient = jax.lax.psum(part, others)
         return (*jax.lax.psum((total, bias_gradient), axes), kernel_gradient), own
 
-    rows = PartitionSpec(BATCH_AXES, positions)
+    rows = PartitionSpec(batch_axes, positions)
     cut = any(mesh.shape[axis] > 1 for axis in MESH_AXES["vocabulary"])
-    manual = axes if cut else mesh.axis_names
+    manual = axes if cut else automatic(mesh.axis_names)
 
     def on_mesh(
         kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]

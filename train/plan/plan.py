@@ -64,6 +64,8 @@ class Plan:
     """Bytes of the parameters of reward models."""
     attention: str = ""
     """Summary of the kernel that computes attention."""
+    exchange: str = ""
+    """Summary of how gradients are exchanged; empty for a single device."""
     model_flops: int = 0
     """FLOPs of the step's matmuls over all devices, without recomputation."""
     temp_bytes: int | None = None

@@ -33,6 +33,8 @@ def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]
         f"{config.micro_batches}, {config.execution.dtype}, remat {config.execution.remat}"
     )
     yield plan.attention
+    if plan.exchange:
+        yield plan.exchange
     yield verdict(plan, topology)
     yield from _advice(plan, config, topology)
     yield ""

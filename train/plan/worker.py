@@ -26,7 +26,7 @@ from ..distributed.sharding import (
 )
 from ..engine.compile import ShardedStep, configured_step, with_shardings
 from ..engine.memory_summary import bytes_per_device, temp_bytes
-from ..engine.rollout import RolloutPrograms
+from ..engine.rollout import RolloutPrograms, samples_stacked
 from ..objectives.tasks import objective_of
 from ..runs.config_json import from_dict
 from ..state import count_parameters
@@ -68,7 +68,8 @@ def plan_run(
             f"mesh.data {mesh.shape['data']} over {topology.slices} slices: only data is sharded "
             f"over the slow network between slices: make it a multiple of {topology.slices}"
         )
-    step = configured_step(config, objective_of(config), mesh)
+    memory = None if topology.chip is None else topology.chip.memory
+    step = configured_step(config, objective_of(config), mesh, memory)
     batch = batch_shapes(config, step)
     plan = Plan(
         topology=topology.name,
@@ -83,6 +84,7 @@ def plan_run(
         host_bytes=bytes_per_device(step.state.opt_state, HOST),
         batch_bytes=bytes_per_device(batch),
         attention=step.attention,
+        exchange=step.exchange,
     )
     if isinstance(config.data, PolicyData):
         plan = _with_rollout(plan, config, config.data, step, compiled=compiled)
@@ -101,7 +103,9 @@ def _with_rollout(
         config, execution=dataclasses.replace(config.execution, attention="xla", remat="none")
     )
     model = create(config.model, config.execution)
-    cache = jax.eval_shape(lambda: init_cache(config.model, config.execution, rows, data.length))
+    layers = config.execution.layers if samples_stacked(mesh) else "separate"
+    sampling = dataclasses.replace(config.execution, layers=layers)
+    cache = jax.eval_shape(lambda: init_cache(config.model, sampling, rows, data.length))
     heads = mesh.shape["tensor"] if config.model.kv_heads % mesh.shape["tensor"] == 0 else 1
     whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.layers))
     judges = [_reward_bytes(name, mesh) for name in data.rollout.rewards if Path(name).is_dir()]

@@ -442,7 +442,10 @@ class ContinuationScorer(TextModel):
     def _read_prefix(self):
         @functools.partial(jax.jit, static_argnums=3)
         def compute(params: Params, ids: Array, length: Array, num_slots: int) -> Cache:
-            cache = init_cache(self._model.config, self._model.execution, 1, num_slots)
+            # The padding is taken back, and what follows is a tree of tokens: no window may do.
+            cache = init_cache(
+                self._model.config, self._model.execution, 1, num_slots, spare=num_slots
+            )
             real = (jnp.arange(num_slots) < length).astype(jnp.int32)[None]
             positions = jnp.arange(ids.shape[1])[None]
             outputs = self._model.apply(

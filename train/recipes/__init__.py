@@ -4,28 +4,50 @@ The command line can set any field: `flaxzoo train quickstart --steps 500`. The 
 trains any of its published sizes: `flaxzoo train gpt --preset gpt2-large`.
 """
 
+import functools
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from ...data.errors import UserError, suggest
-from ...models.registry import FAMILIES, families
+from ...models.registry import FAMILIES, families, family_of_preset, presets
 from ..config import Recipe, TrainConfig
 from .decoders import recipe_of_family
 
+FILES = (*FAMILIES, "post_training", "reinforcement")
+"""The files of this folder, in the order of the list; some families have none of their own."""
 
-def _recipes_of(file: str) -> dict[str, Recipe]:
+
+class _Recipes(Mapping[str, Recipe]):
+    """Every recipe by name: the `RECIPES` of each file.
+
+    A look-up imports the files until one has the recipe, the whole list all of them.
+    """
+
+    def __getitem__(self, name: str) -> Recipe:
+        # Many recipes begin with the name of their file: others are not imported then.
+        for file in sorted(FILES, key=lambda file: not name.startswith(file)):
+            if name in (recipes := _recipes_of(file)):
+                return recipes[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for file in FILES for name in _recipes_of(file))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@functools.cache
+def _recipes_of(file: str) -> Mapping[str, Recipe]:
     """Returns the recipes of a file of this folder, or of a family that has none of its own."""
     if find_spec(f".{file}", __name__) is None:
         return {file: recipe_of_family(file)}
     return import_module(f".{file}", __name__).RECIPES
 
 
-RECIPES: dict[str, Recipe] = {
-    name: recipe
-    for file in (*FAMILIES, "post_training", "reinforcement")
-    for name, recipe in _recipes_of(file).items()
-}
+RECIPES: Mapping[str, Recipe] = _Recipes()
 """Every recipe by name: the `RECIPES` of the file that a family has in this folder, or one for all
 of its sizes, and those of post-training."""
 
@@ -42,12 +64,11 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
         UserError: There is no such recipe or preset (the message names the nearest), or the
             recipe has a size of its own.
     """
-    family_of = {size: family for family, x in families().items() for size in x.presets}
     if name not in RECIPES:
-        if name in family_of:
+        if name in presets():
             raise UserError(
                 f"{name} is a preset, not a recipe: train it by its family's recipe, "
-                f"flaxzoo train {family_of[name]} --preset {name}"
+                f"flaxzoo train {family_of_preset(name)} --preset {name}"
             )
         if (Path(name) / "config.json").is_file():
             raise UserError(
@@ -60,13 +81,13 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
         raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
     if preset is None:
         return RECIPES[name].config
-    if preset not in family_of:
-        own = [size for size, family in family_of.items() if name in (family, preset)]
-        raise UserError(f"no preset named {preset!r}: {suggest(preset, own or list(family_of))}")
-    of_preset = RECIPES[name].of_preset
-    if of_preset is None or not (RECIPES[name].any_family or family_of[preset] == name):
+    if name in FAMILIES and preset not in families()[name].presets and preset not in presets():
+        own = list(families()[name].presets)
+        raise UserError(f"no preset named {preset!r}: {suggest(preset, own)}")
+    family, of_preset = family_of_preset(preset), RECIPES[name].of_preset
+    if of_preset is None or not (RECIPES[name].any_family or family == name):
         raise UserError(
             f"the recipe {name} does not have the preset {preset!r}: "
-            f"flaxzoo train {family_of[preset]} --preset {preset}"
+            f"flaxzoo train {family} --preset {preset}"
         )
     return of_preset(preset)

@@ -206,7 +206,8 @@ class DecoderForm(Generic[Config]):
             fields |= self.own_fields(config)
         if head in CLASSIFIERS:
             fields |= labels_to_hf(config.labels)
-            fields["classifier_dropout"] = config.classifier_dropout_rate
+            if config.classifier_dropout is not None:  # else transformers takes 0.1, too
+                fields["classifier_dropout"] = config.classifier_dropout
         return fields
 
     def tensor_mapping(self, config: Config) -> TensorMapping:

@@ -25,6 +25,10 @@ FOUR_NORMS: Parts = {
 """The norms of a layer; the second is the output's, and not that before the feed-forward layer."""
 
 
+WINDOW = 4096
+"""The window where a file has none."""
+
+
 def take_windows(
     fields: JsonObject, settings: Settings, source: str, *, num_layers: int, every: int
 ) -> None:
@@ -40,7 +44,7 @@ def take_windows(
     Raises:
       WeightsError: A field is of another type, or does not suit the layers.
     """
-    window = fields.pop("sliding_window", 4096)
+    window = fields.pop("sliding_window", WINDOW)
     names = "sliding_window_pattern", "_sliding_window_pattern"
     every_given = next(filter(None, [fields.pop(name, None) for name in names]), every)
     number = fields.get("num_hidden_layers", num_layers)
@@ -66,8 +70,9 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 def own_fields(config: Gemma2Config) -> JsonObject:
     """Returns the fields of windows."""
     if config.window is None:
+        # transformers makes a mask of the window, which must be a number, also for no layer.
         full: list[JsonValue] = ["full_attention"] * config.num_layers
-        return {"sliding_window": None, "layer_types": full}
+        return {"sliding_window": WINDOW, "layer_types": full}
     return {"sliding_window": config.window, "layer_types": layer_types_to_hf(config)}
 
 
@@ -107,8 +112,9 @@ FORM = DecoderForm(
             Field("final_logit_softcapping", "logit_cap", None, kind=float),
             FixedField("use_bidirectional_attention", (None, False)),
         ),
-        # An older name of the activation, which transformers does not read; and the cache's kind.
-        ignored=NAMES | {"hidden_act", "cache_implementation"},
+        # Older names of the activation and of the window, which transformers does not read; and
+        # the cache's kind.
+        ignored=NAMES | {"hidden_act", "sliding_window_size", "cache_implementation"},
     ),
     layer={**ATTENTION, **FEED_FORWARD, **FOUR_NORMS},
     own_settings=_own_settings,

@@ -28,8 +28,9 @@ FORM = DecoderForm(
             Field("attention_bias", "attention_bias", False),
             Field("mlp_bias", "use_bias", False),
         ),
-        # Another order of the same sums.
-        ignored=NAMES | {"pretraining_tp"},
+        # Another order of the same sums, and fields of published files that nothing reads.
+        ignored=NAMES
+        | {"pretraining_tp", "is_llama_config", "max_sequence_length", "rope_interleaved"},
     ),
     layer={**ATTENTION, **FEED_FORWARD, **NORMS},
     generation_defaults={"bos_token_id": 1, "eos_token_id": 2},

@@ -44,6 +44,7 @@ FORM = DecoderForm(
         "experts/down": "block_sparse_moe.experts.{e}.w2",
         "experts/up": "block_sparse_moe.experts.{e}.w3",
     },
+    rope_base=1_000_000.0,
     generation_defaults={"bos_token_id": 1, "eos_token_id": 2},
 )
 MAPPING = FORM.mapping()

@@ -64,7 +64,8 @@ FORM = DecoderForm(
             FixedField("embd_pdrop", (0.0,)),
             FixedField("attention_bias", (False,)),
         ),
-        ignored=NAMES,
+        # Fields of the authors' code; where there is a bias, the files have its tensor.
+        ignored=NAMES | {"full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"},
     ),
     layer={
         ("attention/query", "attention/key", "attention/value"): "self_attn.qkv_proj",

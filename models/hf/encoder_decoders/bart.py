@@ -79,10 +79,11 @@ def _fields(*, pre_norm: bool) -> ConfigMapping:
             FixedField("static_position_embeddings", (False,)),
             FixedField("do_blenderbot_90_layernorm", (False,)),
         ),
-        # The bias of the logits was always there, and `classif_dropout` is no field any more.
+        # The bias of the logits was always there, and `classif_dropout` is no field any more. The
+        # last ones say how a distilled model was made.
         NAMES
         | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
-        | {"chunk_size_feed_forward"},
+        | {"replacing_rate", "save_step", "student_decoder_layers", "student_encoder_layers"},
         ALIASES,
     )
 

@@ -63,11 +63,7 @@ SIZES = (
 )
 # The bias of the logits was always there, learned positions never were, and only BART has
 # classifiers.
-IGNORED = (
-    NAMES
-    | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
-    | {"chunk_size_feed_forward"}
-)
+IGNORED = NAMES | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
 ALIASES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",

@@ -78,10 +78,10 @@ OUTPUT = frozenset({"tie_word_embeddings", "scale_decoder_outputs"})
 FIELDS = {"t5": _fields(32_128, 2048, 6, 8), "mt5": _fields(250_112, 1024, 8, 6)}
 FEED_FORWARD_DEFAULTS = {"t5": "relu", "mt5": "gated-gelu"}
 CLASSES = {
-    "t5": ("T5ForConditionalGeneration", "T5Model"),
+    "t5": ("T5ForConditionalGeneration", "T5Model", "T5WithLMHeadModel"),
     "mt5": ("MT5ForConditionalGeneration", "MT5Model"),
 }
-"""The class with logits, and the class without."""
+"""The class with logits, the class without, and the former under its first name."""
 
 TOKENS = "shared.weight"
 OUTPUT_TENSOR = "lm_head.weight"

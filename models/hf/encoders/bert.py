@@ -59,8 +59,8 @@ USUAL = ConfigMapping(
     ignored=NAMES
     | frozenset(
         """
-        chunk_size_feed_forward cross_attention_hidden_size pooler_fc_size
-        pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+        cross_attention_hidden_size pooler_fc_size pooler_num_attention_heads
+        pooler_num_fc_layers pooler_size_per_head pooler_type
         """.split()
     ),
 )
@@ -85,7 +85,14 @@ DISTIL = ConfigMapping(
         "num_attention_heads": "n_heads",
     },
 )
-FIELDS = {"bert": USUAL, "roberta": USUAL, "distilbert": DISTIL}
+ROBERTA = dataclasses.replace(
+    USUAL,
+    fields=(
+        *(field for field in USUAL.fields if field.hf != "vocab_size"),
+        Field("vocab_size", "vocab_size", 50265),
+    ),
+)
+FIELDS = {"bert": USUAL, "roberta": ROBERTA, "distilbert": DISTIL}
 
 SUFFIXES = {HEADS[head].hf_class_suffix: head for head in encoder_heads()} | {
     "LMHeadModel": "causal_lm"

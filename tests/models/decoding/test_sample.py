@@ -314,3 +314,14 @@ def test_a_request_for_beams_is_not_streamed(tiny):
     request = GenerationRequest(method=BeamSearch(num_beams=2), max_new_tokens=1)
     with pytest.raises(UserError, match=r"method BeamSearch .* Generator\.search"):
         next(Generator(model.model, model.params).stream([[1]], request))
+
+
+def test_the_best_token_is_that_of_argmax():
+    rng = np.random.default_rng(0)
+    logits = rng.integers(-3, 3, (6, 40)).astype(np.float32)  # many are equal
+    logits[0] = -np.inf
+    logits[1, 7] = np.inf
+    np.testing.assert_array_equal(
+        generation.best_token(jnp.asarray(logits)), np.argmax(logits, axis=-1)
+    )
+    assert generation.best_token(jnp.full((1, 40), jnp.nan)).tolist() == [40]

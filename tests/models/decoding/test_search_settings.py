@@ -41,6 +41,12 @@ ASKED = {
         "num_return_sequences": 3,
         "temperature": 0.3,
     },
+    # As BART's summarizers have it.
+    "no repetition": {
+        **{"min_length": 8, "no_repeat_ngram_size": 2, "num_beams": 3, "length_penalty": 2.0},
+        **{"early_stopping": True, "renormalize_logits": False},
+    },
+    "greedy, each token once": {"num_beams": 1, "min_new_tokens": 5, "no_repeat_ngram_size": 1},
 }
 LENGTHS = (9, 6, 4, 7)
 
@@ -146,9 +152,9 @@ REFUSED = {
     "no end": ({"eos_token_id": None}, "eos_token_id None"),
     "another forced end": ({"forced_eos_token_id": 3}, "forced_eos_token_id 3 .* eos_token_id 0"),
     "forced words": ({"forced_bos_token_id": "en"}, "forced_bos_token_id 'en'"),
-    "shortest": ({"min_length": 3}, "min_length 3"),
+    "shortest": ({"min_new_tokens": -3}, "min_tokens -1 must be at least 0"),
     "repetitions": ({"repetition_penalty": 1.2}, "repetition_penalty 1.2"),
-    "n-grams": ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size 3"),
+    "n-grams": ({"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size 1.5"),
     "groups": ({"num_beam_groups": 2}, "num_beam_groups 2"),
     "early": ({"early_stopping": "soon"}, "early_stopping 'soon'"),
     "beams in words": ({"num_beams": "four"}, "num_beams 'four' is not of type int"),

@@ -416,6 +416,20 @@ def test_files_as_they_were_published(preset, fields):
     assert mapping.config_from_hf(fields, "config.json") == models.preset(preset)
 
 
+@pytest.mark.parametrize("family", ["Gemma2", "Gemma3Text"])
+def test_a_gemma_without_windows_is_one_in_transformers(family):
+    sizes = {**SIZES, "head_dim": 8, "layer_types": ["full_attention"] * 3}
+    stated = getattr(transformers, f"{family}Config")(**sizes).to_dict()
+    mapping = mapping_of_type(stated["model_type"], "config.json")
+    found = mapping.config_from_hf(stated, "config.json")
+    written = mapping.config_to_hf(found)
+    assert mapping.config_from_hf(written, "config.json") == found
+    assert found.window is None
+    config = getattr(transformers, f"{family}Config")(**written)
+    theirs = getattr(transformers, f"{CLASS.get(family, family)}ForCausalLM")(config)
+    assert theirs(torch.tensor(IDS)).logits.isfinite().all()
+
+
 def test_half_precision_is_read_as_it_is_stored(tmp_path):
     theirs = random_model("Qwen3").to(torch.bfloat16)
     theirs.save_pretrained(tmp_path)

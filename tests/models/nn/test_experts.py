@@ -9,6 +9,7 @@ import pytest
 from flaxzoo import models
 from flaxzoo.data.errors import UserError
 from flaxzoo.models.decoders.gpt import GPTConfig
+from flaxzoo.models.decoders.mixtral import MixtralConfig
 from flaxzoo.models.nn import experts
 from flaxzoo.models.nn.experts import Experts, RouterStatistics
 from flaxzoo.models.nn.layers import ACTIVATIONS
@@ -171,3 +172,22 @@ def test_jitter_is_of_training_alone_and_of_each_sequence():
 def test_fields_out_of_range_are_refused(fields, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(CONFIG, **fields)
+
+
+def test_padding_takes_no_capacity_and_a_cached_call_drops_no_token(assert_close):
+    sizes = {"vocab_size": 32, "num_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 8}
+    config = MixtralConfig(**sizes, num_experts=4, max_length=16, expert_capacity=0.5, init_std=0.5)
+    model = models.create(config)
+    params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
+    ids = np.random.default_rng(4).integers(0, 32, (2, 9))
+    padded, mask = (np.pad(x, ((0, 0), (5, 2))) for x in (ids, np.ones_like(ids)))
+
+    def logits(config, ids, *args, **kwargs):
+        return models.create(config).apply({"params": params}, ids, *args, **kwargs).logits
+
+    expected = logits(config, ids)
+    assert_close(logits(config, padded, mask)[:, 5:14], expected)
+    dropless = logits(dataclasses.replace(config, expert_capacity=None), ids)
+    assert np.abs(expected - dropless).max() > 0.01
+    cache = models.init_cache(config, models.Execution(), 2, 16)
+    assert_close(logits(config, padded, mask, cache=cache)[:, 5:14], dropless)

@@ -1,4 +1,4 @@
-"""Attention by kernels: splash interpreted, cuDNN by its arguments and by its calls."""
+"""Attention by kernels: those for TPUs interpreted, cuDNN by its arguments and by its calls."""
 
 import dataclasses
 import functools
@@ -13,8 +13,12 @@ from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.nn import fused_attention as attention_kernels
 from flaxzoo.models.nn.attention import attention_weights, weighted_values
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention, refusal
+from flaxzoo.models.nn.kernels import blockwise
+from flaxzoo.models.nn.kernels import flash as flash_kernel
+from flaxzoo.models.nn.layers import drop_weights, head_keys, kept_weights
 from flaxzoo.models.nn.masks import AttentionMask
 from jax._src.cudnn import fused_attention_stablehlo
+from jax.experimental import pallas
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 from jax.extend import core
 
@@ -27,6 +31,20 @@ def splash(monkeypatch):
     interpreted = functools.partial(splash_attention_kernel.make_splash_mha, interpret=True)
     monkeypatch.setattr(splash_attention_kernel, "make_splash_mha", interpreted)
     monkeypatch.setattr(attention_kernels, "LARGEST_BLOCKS", (128,))
+
+
+@pytest.fixture
+def flash(monkeypatch):
+    """Flash attention on this machine, four blocks to T × T pairs."""
+    interpreted = functools.partial(pallas.pallas_call, interpret=True)
+    monkeypatch.setattr(flash_kernel.pl, "pallas_call", interpreted)
+    monkeypatch.setattr(flash_kernel, "BLOCKS", (128,))
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """Attention block by block, sixteen blocks to T × T pairs."""
+    monkeypatch.setattr(blockwise, "LARGEST_BLOCK", 64)
 
 
 @pytest.fixture
@@ -71,15 +89,35 @@ MASKS = {
 }
 
 
-def by_xla(query, key, value, mask):
+RATES = {"flash": 0.1}
+"""The kernels that can drop attention weights do so."""
+
+
+def rows(kernel):
+    """One key per sequence, if the kernel drops weights."""
+    return models.row_keys(jax.random.key(5), B) if kernel in RATES else None
+
+
+def by_xla(kernel, query, key, value, mask):
     keys_last, values = jnp.einsum("BSKH->BKHS", key), jnp.einsum("BSKH->BKSH", value)
     weights = attention_weights(query, keys_last, mask.materialize(), scale=1.0)
+    weights = drop_weights(weights, RATES.get(kernel, 0.0), rows(kernel))
     return weighted_values(weights.astype(value.dtype), values)
 
 
 def by_kernel(kernel, query, key, value, mask):
-    fused = FusedAttention(kernel, mask.causal, mask.window)
-    return fused.apply({}, query, key, value, segments=mask.segments(), use_window=mask.use_window)
+    rng = rows(kernel)
+    rate = RATES.get(kernel, 0.0)
+    fused = FusedAttention(kernel, mask.causal, mask.window, dropout_rate=rate)
+    return fused.apply(
+        {},
+        query,
+        key,
+        value,
+        segments=mask.segments(),
+        use_window=mask.use_window,
+        keys=None if rng is None else head_keys(rng, query.shape[2]),
+    )
 
 
 QUICK = "padding, causal", "packing, banded", "other keys"
@@ -88,11 +126,16 @@ GROUPED = "packing, banded"
 """Computed with two key/value heads for four query heads too."""
 CASES = [
     *(
-        pytest.param("splash", name, N, N, marks=() if name in QUICK else pytest.mark.slow)
+        pytest.param(kernel, name, N, N, marks=() if name in QUICK else pytest.mark.slow)
+        for kernel in ("splash", "flash")
         for name in MASKS
     ),
     *((kernel, name, N, N) for kernel in ("cudnn", "cudnn_on_a_gpu") for name in MASKS),
-    *((kernel, GROUPED, 4, 2) for kernel in ("splash", "cudnn", "cudnn_on_a_gpu")),
+    *(
+        (kernel, GROUPED, 4, 2)
+        for kernel in ("splash", "flash", "cudnn", "cudnn_on_a_gpu", "blocks")
+    ),
+    *(("blocks", name, N, N) for name in MASKS),
 ]
 
 
@@ -124,8 +167,32 @@ def test_a_kernel_gives_what_xla_gives(kernel, name, num_heads, num_kv_heads, re
 
     kernel = kernel.split("_")[0]
     rtol, atol = (0.05, 0.05) if on_gpu else (1e-4, 2e-5)
-    for ours, xla in zip(both(functools.partial(by_kernel, kernel)), both(by_xla), strict=True):
+    ways = (functools.partial(way, kernel) for way in (by_kernel, by_xla))
+    for ours, xla in zip(*map(both, ways), strict=True):
         np.testing.assert_allclose(ours, xla, rtol=rtol, atol=atol)
+
+
+def test_flash_attention_drops_the_very_weights_that_xla_drops(flash):
+    """Queries of 0 weigh all keys alike, and values that are an identity show the weights."""
+    query, key = jnp.zeros((B, T, N, 8)), jnp.ones((B, 2 * T, N, 8))
+    value = jnp.broadcast_to(jnp.eye(2 * T)[:, None], (B, 2 * T, N, 2 * T))
+    mask = AttentionMask(T, 2 * T)
+    attend = jax.jit(functools.partial(by_kernel, "flash"))
+    weights = jnp.einsum("BTNS->BNTS", attend(query, key, value, mask))
+    kept = kept_weights(head_keys(rows("flash"), N), T, 2 * T, RATES["flash"])
+    np.testing.assert_array_equal(weights != 0, kept)
+    np.testing.assert_allclose(weights, kept / (2 * T * (1 - RATES["flash"])), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_flash_attention_without_a_key_drops_nothing(flash):
+    rng = np.random.default_rng(0)
+    query, key = (jnp.asarray(rng.normal(size=(B, T, N, 16)), jnp.float32) for _ in range(2))
+    value = jnp.asarray(rng.normal(size=(B, T, N, 24)), jnp.float32)
+    mask = AttentionMask(T, T)
+    plain = FusedAttention("flash", False, None, dropout_rate=0.5)
+    ours = plain.apply({}, query, key, value, segments=None, use_window=None)
+    np.testing.assert_allclose(ours, by_xla("", query, key, value, mask), rtol=1e-4, atol=2e-5)
 
 
 GPT = models.GPTConfig(
@@ -199,6 +266,36 @@ def test_a_model_by_splash(config, splash):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
+BERT = models.BertConfig(
+    vocab_size=32, max_length=128, num_layers=2, d_model=16, num_heads=2, d_ff=32, dropout_rate=0.1
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_a_model_that_drops_weights_by_flash_attention(remat, flash):
+    """Its gradients are those of XLA, and with "dots" it keeps what the backward pass reads."""
+    ids = np.random.default_rng(0).integers(5, 32, (2, 128))
+    mask = (np.arange(128) < np.array([[128], [70]])).astype(np.int32)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    params = jax.jit(models.create(BERT).init)(jax.random.key(0), **inputs)
+
+    def loss(params, execution):
+        rng = models.row_keys(jax.random.key(3), 2)
+        out = models.create(BERT, execution).apply(params, **inputs, rng=rng)
+        return jnp.sum(jnp.square(out.last_hidden_state) * mask[..., None])
+
+    def both(attention):
+        execution = models.Execution(attention=attention, remat=remat)
+        found = jax.jit(jax.value_and_grad(functools.partial(loss, execution=execution)))
+        return found(params), kernel_calls(found.trace(params).jaxpr.jaxpr)
+
+    (xla, _), (ours, calls) = both("xla"), both("flash")
+    assert calls == (3 if remat == "full" else 2)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(xla), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("what", ["weights", "cache", "length"])
 def test_what_no_kernel_serves_is_computed_by_xla(what):
     ids = _inputs(GPT)[0]["input_ids"]
@@ -219,20 +316,23 @@ CALL = AttentionCall(256, 256, 64, 64, "bfloat16", 0.0)
 @pytest.mark.parametrize(
     ("kernels", "change", "reason"),
     [
-        ("cudnn splash", {"cached": True}, "cache"),
-        ("cudnn splash", {"weights": True}, "weights are requested"),
-        ("cudnn splash", {"is_per_query": True}, "an entry for each query and key"),
-        ("cudnn splash", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
+        ("cudnn splash flash blocks", {"cached": True}, "cache"),
+        ("cudnn splash flash blocks", {"weights": True}, "weights are requested"),
+        ("cudnn splash flash blocks", {"is_per_query": True}, "an entry for each query and key"),
+        ("cudnn splash blocks", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
         ("cudnn", {"dtype": "float32"}, "float32 and not bfloat16"),
         ("cudnn", {"key_dim": 32}, "keys have size 32 and values 64"),
         ("cudnn", {"key_dim": 256, "head_dim": 256}, "heads have size 256"),
         ("cudnn", {"key_dim": 20, "head_dim": 20}, "heads have size 20"),
-        ("cudnn splash", {"num_keys": 255}, "rows have 256 and 255 tokens"),
-        ("splash", {"num_queries": 192, "num_keys": 192}, "192 tokens, not a multiple of 128"),
+        ("cudnn flash", {"capped": True}, "scores are capped"),
+        ("cudnn splash flash", {"num_keys": 255}, "rows have 256 and 255 tokens"),
+        ("splash flash", {"num_queries": 192}, "192 and 256 tokens, not a multiple of 128"),
+        ("flash", {"num_queries": 16384}, "16384 and 256 tokens, more than 8192"),
+        ("splash flash blocks", {"num_queries": 2042}, "rows have 2042 and 256 tokens, "),
     ],
 )
 def test_every_reason_is_said(kernels, change, reason):
-    for kernel in ("cudnn", "splash"):
+    for kernel in attention_kernels.LIMITS:
         said = refusal(kernel, dataclasses.replace(CALL, **change))
         assert (said is not None) == (kernel in kernels)
         assert said is None or reason in said

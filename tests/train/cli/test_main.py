@@ -270,6 +270,34 @@ print({{name.split('.')[0] for name in sys.modules}})
     assert not imported & (slow | always_slow)
 
 
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("main(['train', 'quickstart', '--help'])", {"gpt"}),
+        ("main(['train', 't5-quickstart', '--help'])", {"t5"}),
+        ("main(['train', 'bert', '--preset', 'bert-large', '--help'])", {"bert"}),
+        ("main(['train', 'llama', '--preset', 'llama3-8b', '--help'])", {"llama"}),
+        ("models.create(models.preset('gpt2'))", {"gpt"}),
+    ],
+)
+def test_start_up_imports_one_family(statement, expected):
+    program = f"""
+import sys
+from flaxzoo import models
+from flaxzoo.models.registry import FAMILIES
+from flaxzoo.train.cli.main import main
+try:
+    {statement}
+except SystemExit:
+    pass
+files = [f"flaxzoo.models.{{room}}.{{name}}" for name, room in FAMILIES.items()]
+print(*(file.rpartition(".")[2] for file in files if file in sys.modules))
+"""
+    done = python("-c", program)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()[-1].split()) == expected
+
+
 @pytest.mark.parametrize("kind", ["byte-bpe", "sentencepiece-unigram", "sentencepiece-bpe"])
 def test_tokenizer_train(text, tmp_path, flaxzoo, kind):
     arguments = ("tokenizer", "train", f"text:{text}#block", tmp_path / "t", "--kind", kind)

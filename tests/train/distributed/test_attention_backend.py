@@ -5,9 +5,12 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
+from flaxzoo.data import SpanCorruptionData
+from flaxzoo.models.nn.kernels import flash
 from flaxzoo.train.distributed.attention_backend import KernelChoice, choose_kernel
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import pmap
@@ -64,16 +67,54 @@ def test_distances_of_tokens_are_for_xla(run, kind):
         (gpu("7.5"), {}, "XLA, not by cuDNN: a GPU 7.5 is not of NVIDIA's Ampere"),
         (gpu(version="rocm 60300"), {}, "XLA, not by cuDNN: a GPU 9.0 is not of NVIDIA's"),
         (TPU, {"length": 64}, "XLA, not by splash attention: rows have 64 tokens, not a mult"),
-        (TPU, {"dropout_rate": 0.1}, "attention weights are dropped with probability 0.1"),
+        (TPU, {"dropout_rate": 0.1}, "attention by flash attention"),
+        (
+            TPU,
+            {"length": 64, "dropout_rate": 0.1},
+            "XLA, not by flash attention: rows have 64 tokens, not a mult",
+        ),
+        (gpu(), {"dropout_rate": 0.1}, "attention weights are dropped with probability 0.1"),
         (TPU, {"attention": "xla"}, "XLA, not by splash attention: execution.attention says so"),
+        (
+            TPU,
+            {"attention": "xla", "dropout_rate": 0.1},
+            "XLA, not by flash attention: execution.attention says so",
+        ),
+        (TPU, {"attention": "flash"}, "attention by flash attention"),
     ],
 )
 def test_the_kernel_suits_the_device_or_it_is_said_why_not(device, fields, said, run):
     assert said in choose_kernel(run(**fields), device).description
 
 
-def test_tokens_that_lie_apart_are_attended_to_by_xla(run):
-    assert "mesh.context 2" in choose_kernel(run(), TPU, context=2).reason
+@pytest.mark.parametrize(
+    ("device", "fields", "said"),
+    [
+        (CPU, {}, "attention by XLA block by block on a ring of 2 devices"),
+        (TPU, {"length": 512}, "attention by splash attention on a ring of 2 devices"),
+        (TPU, {}, "on a ring of 2 devices, not by splash attention: the 4 parts of a row have 32"),
+        (gpu(), {}, "on a ring of 2 devices, not by cuDNN: the tokens of a sequence are sharded"),
+        (CPU, {"length": 126}, "by XLA, not by XLA block by block: rows have 126 tokens, and mesh"),
+        (CPU, {"dropout_rate": 0.1}, "by XLA, not by XLA block by block: attention weights are"),
+        (CPU, {"attention": "xla"}, "attention by XLA"),
+    ],
+)
+def test_tokens_that_lie_apart_are_attended_to_on_a_ring(device, fields, said, run):
+    assert said in choose_kernel(run(**fields), device, context=2).description
+
+
+def test_both_sides_of_a_translation_are_cut_alike(run):
+    config = run()
+    data = SpanCorruptionData(
+        source="builtin:python-docs",
+        length=128,
+        target_length=30,
+        tokenizer=config.data.tokenizer,
+        num_sentinels=4,
+    )
+    config = dataclasses.replace(config, data=data)
+    said = choose_kernel(config, CPU, context=2).description
+    assert "rows have 30 tokens, and mesh.context 2 cuts them into 4 equal parts" in said
 
 
 @pytest.mark.parametrize(
@@ -81,6 +122,8 @@ def test_tokens_that_lie_apart_are_attended_to_by_xla(run):
     [
         ("cudnn", CPU, {}, "cudnn cannot serve this run: it is for a gpu, and here is a cpu"),
         ("splash", TPU, {"dropout_rate": 0.2}, "probability 0.2: leave it out, or say xla"),
+        ("flash", gpu(), {}, "flash cannot serve this run: it is for a tpu, and here is a gpu"),
+        ("blocks", CPU, {"length": 1021}, "which no block of 64 to 512 tokens divides: leave"),
     ],
 )
 def test_a_kernel_that_was_asked_for_and_cannot(kernel, device, fields, why, run):
@@ -88,16 +131,26 @@ def test_a_kernel_that_was_asked_for_and_cannot(kernel, device, fields, why, run
         choose_kernel(run(attention=kernel, **fields), device)
 
 
-@pytest.mark.parametrize("way", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
-def test_a_step_with_a_kernel_is_that_of_xla(way, run, monkeypatch):
-    """Splash attention, interpreted, over eight devices."""
-    interpreted = functools.partial(splash_attention_kernel.make_splash_mha, interpret=True)
-    monkeypatch.setattr(splash_attention_kernel, "make_splash_mha", interpreted)
+@pytest.mark.parametrize(
+    ("kernel", "way"),
+    [
+        ("splash", "mesh"),
+        ("flash", "mesh"),
+        pytest.param("splash", "pmap", marks=pytest.mark.slow),
+        pytest.param("flash", "pmap", marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_with_a_kernel_is_that_of_xla(kernel, way, run, monkeypatch):
+    """Interpreted, over eight devices; flash attention drops the weights that one device drops."""
+    for module, name in ((splash_attention_kernel, "make_splash_mha"), (flash.pl, "pallas_call")):
+        interpreted = functools.partial(getattr(module, name), interpret=True)
+        monkeypatch.setattr(module, name, interpreted)
     ways: dict[str, dict[str, Any]] = {
         "mesh": {"mesh": train.MeshConfig(data=2, fsdp=2, tensor=2)},
         "pmap": {"parallel": "pmap"},
     }
-    config = run(dtype="float32", batch_size=8, **ways[way])
+    rate = 0.1 if kernel == "flash" else 0.0
+    config = run(dtype="float32", batch_size=8, dropout_rate=rate, **ways[way])
     ids = np.random.default_rng(0).integers(0, 48, (8, 129))
     segments = np.broadcast_to(np.repeat([1, 2, 0], [50, 70, 8]), (8, 128))
     batch = {
@@ -115,7 +168,12 @@ def test_a_step_with_a_kernel_is_that_of_xla(way, run, monkeypatch):
         assert choice.description in program.memory_summary
         return program.step(program.init(), batch)[1]
 
-    splash, xla = (metrics(KernelChoice(name)) for name in ("splash", "xla"))
-    assert {"loss", "gradient_norm"} <= set(splash)
-    for name, value in splash.items():
+    fused = metrics(KernelChoice(kernel))
+    if kernel == "flash":
+        config = dataclasses.replace(config, mesh=train.MeshConfig(), parallel="jit")
+        one = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
+        monkeypatch.setattr(parallel, "make_mesh", one)
+    xla = metrics(KernelChoice("xla"))
+    assert {"loss", "gradient_norm"} <= set(fused)
+    for name, value in fused.items():
         np.testing.assert_allclose(value, xla[name], rtol=1e-4, err_msg=name)

@@ -33,6 +33,12 @@ WAYS = {
         "mesh": MeshConfig(data=1, fsdp=4, tensor=2),
         "micro_batches": 4,
     },
+    "data 2 fsdp 4, 2 micro-batches, gathered once": {
+        "mesh": MeshConfig(data=2, fsdp=4),
+        "micro_batches": 2,
+        "gather": "step",
+    },
+    "data 2 fsdp 4, 2 micro-batches": {"mesh": MeshConfig(data=2, fsdp=4), "micro_batches": 2},
     "pmap, 2 micro-batches": {"parallel": "pmap", "micro_batches": 2},
 }
 

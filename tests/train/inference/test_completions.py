@@ -8,6 +8,7 @@ import pytest
 from flaxzoo import data, train
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.models.decoding.padding import pad_rows
+from flaxzoo.train.inference.growing_text import GrowingText
 
 LECTURES = Path(__file__).parents[3] / "colab" / "prompts.jsonl"
 LETTERS = CharacterTokenizer(" abcdefghijklmnopqrstuvwxy\n")
@@ -26,7 +27,7 @@ def speaker(tiny_model):
 
 @pytest.fixture(scope="module")
 def completed(speaker):
-    """Six prompts, two completions each, in three batches; and what was logged."""
+    """Six prompts, two completions each, in five rows; and what was logged."""
     lines, batches = [], []
     answers = speaker.complete(
         PROMPTS,
@@ -75,13 +76,66 @@ def test_log_probabilities_are_the_models_own(tiny_model, completed):
 def test_the_share_of_padding_is_told(completed):
     answers, lines, batches = completed
     assert len(lines) == 1
-    assert sum(prompts for prompts, _ in batches) == 12
+    assert [prompts for prompts, _ in batches] == 12 * [1]
     written = [one for answer in answers for one in answer.completions]
     count = sum(len(one.tokens) + (one.finish_reason == "end") for one in written)
     assert sum(tokens for _, tokens in batches) == count
     read = 2 * sum(len(LETTERS.encode(prompt)) or 1 for prompt in PROMPTS)
-    share = 1 - read / (3 * 4 * 32)
-    assert lines[0].startswith(f"6 prompts: 3 batches of 4 rows, {share:.1%} of the positions read")
+    share = f"{1 - read / (12 * 32):.1%}"
+    assert lines[0].startswith(f"6 prompts: 5 rows at a time, {share} of the positions read and ")
+
+
+class Recorder(GrowingText):
+    """Texts that end after 1, 5, 2, 9, 1, 5, … tokens."""
+
+    def grow(self, tokens, log_probabilities=()):
+        if self.limit is not None:
+            self.limit = min(self.limit, (1, 5, 2, 9)[len(self.prompt_ids) % 4])
+        super().grow(tokens, log_probabilities)
+
+
+def test_a_row_that_has_ended_is_taken_by_the_next_text(speaker, completed, monkeypatch):
+    """As many texts as before, of other lengths: a batch would wait for its longest."""
+    monkeypatch.setattr("flaxzoo.train.inference.generate.GrowingText", Recorder)
+    lines = []
+    answers = speaker.complete(
+        PROMPTS, max_new_tokens=9, num_return_sequences=2, seed=5, batch_size=5, log=lines.append
+    )
+    for answer, whole in zip(answers, completed[0], strict=True):
+        for one, other in zip(answer.completions, whole.completions, strict=True):
+            assert one.tokens == other.tokens[: len(one.tokens)]
+    assert float(lines[0].rpartition("and ")[2].partition("%")[0]) < 25
+
+
+def test_mixtures_of_experts_are_completed_in_step(tiny):
+    """Their rows cannot advance by themselves: batches of similar length, as `stream` has them."""
+    mixture = tiny(num_layers=1, max_length=64, num_experts=2)
+    speaker = train.TextGenerator(mixture.model, mixture.params, LETTERS)
+    lines = []
+    answers = speaker.complete(
+        PROMPTS[:3], max_new_tokens=3, batch_size=2, seed=5, log=lines.append
+    )
+    assert lines[0].startswith("3 prompts: 2 batches of 2 rows, ")
+    [alone] = speaker.complete(PROMPTS[1:2], max_new_tokens=3, seed=6)
+    assert alone.completions[0].tokens == answers[1].completions[0].tokens
+
+
+def test_a_draft_model_changes_no_greedy_completion(tiny_model, tiny, speaker):
+    other = tiny(num_layers=2, max_length=32)
+    drafted = speaker.with_draft(train.TextGenerator(other.model, other.params, LETTERS), 3)
+    options = {"max_new_tokens": 9, "temperature": 0.0, "batch_size": 2, "log": lambda line: None}
+    answers = drafted.complete(PROMPTS, **options)
+    for answer, alone in zip(answers, speaker.complete(PROMPTS, **options), strict=True):
+        assert answer.completions[0].tokens == alone.completions[0].tokens
+    seen = drafted.acceptance
+    assert f"{seen.accepted:,} of {seen.proposed:,} proposed tokens accepted" in str(seen)
+    letters = CharacterTokenizer(" abcdefghijklmnopqrstuvwxz\n")
+    for tokenizer, message in (
+        (letters, "its token 27 is 'z', the model's 'y'"),
+        (CharacterTokenizer(" abc"), "it has 6 tokens, the model's 29"),
+    ):
+        with pytest.raises(data.UserError, match=f"draft model has another tokenizer: {message}"):
+            speaker.with_draft(train.TextGenerator(other.model, other.params, tokenizer))
 
 
 def test_each_prompt_may_have_its_own_settings(speaker, completed):

@@ -125,6 +125,8 @@ def test_an_all_reduce_over_the_other_axis():
         ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}", (0, 2)),
         ("replica_groups=mesh['axis_0'=8] {'axis_0':(1)4}", (0, 2, 4, 6)),
         ("source_target_pairs={{0,1},{1,2},{2,3}}", (0, 1)),
+        ("channel_id=1, source_target_pairs={{0,0},{1,2},{2,1}}, metadata={}", (1, 2)),
+        ("source_target_pairs={{3,3}}", (3,)),
         ("replica_groups={}", tuple(range(8))),
     ],
 )
@@ -243,6 +245,19 @@ ENTRY %main (a: pred[24,64], b: s32[], d: f32[24,64]) -> (f32[24,64], f32[1,64])
   ROOT %g = (f32[24,64]{1,0}, f32[1,64]{1,0}) fusion(%a, %b, %d), kind=kLoop, calls=%outer
 }
 """
+
+
+def test_permutes_of_one_channel_and_size():
+    permutes = "\n".join(
+        f"  %r{n} = f32[8]{{0}} collective-permute(%a), channel_id=1, "
+        "source_target_pairs={{0,1},{1,0}}"
+        for n in range(3)
+    )
+    program = parse_hlo(
+        f"ENTRY %main (a: f32[8]) -> f32[] {{\n  %a = f32[8]{{0}} parameter(0)\n{permutes}\n"
+        "  ROOT %c = f32[] constant(0)\n}\n"
+    )
+    assert [x.bytes_sent for x in collective_ops(program, 2)] == [32, 32, 32]
 
 
 def test_a_channel_may_have_several_all_reduces():
@@ -392,3 +407,14 @@ ENTRY %main (x: bf16[4,1024,64]) -> bf16[4,1024,64] {{
 """  # noqa: E501
     matmul = 2 * 4 * 1024**2 * 64
     assert matmul_flops(parse_hlo(text)) == 2 * matmul * part
+
+
+@pytest.mark.parametrize("name", ["flash_fwd.1", "jvp_flash_bwd_.2", "splash_flash.1"])
+def test_our_own_kernels_say_what_they_compute(name):
+    text = f"""
+ENTRY %main (x: bf16[4,64,1024]) -> bf16[4,64,1024] {{
+  %x = bf16[4,64,1024]{{2,1,0}} parameter(0)
+  ROOT %{name} = bf16[4,64,1024]{{2,1,0}} custom-call(%x, %x, %x), custom_call_target="tpu_custom_call", backend_config={{"custom_call_config":{{"body":"TUzvUg","cost_estimate":{{"flops":"12345","transcendentals":"1"}}}}}}
+}}
+"""  # noqa: E501
+    assert matmul_flops(parse_hlo(text)) == (0 if name.startswith("splash") else 12345)

@@ -54,9 +54,12 @@ def test_a_step_that_does_not_fit(capfd):
 
 def test_the_kernel_is_that_of_the_real_run_or_the_reason_is_given(capfd):
     _, out = plan(capfd, "--topology v5e:1x1")
-    assert "attention by XLA, not by splash attention: " in out
+    assert "attention by XLA, not by flash attention: rows have" in out
     _, out = plan(capfd, "--topology v5e:1x1", ATTENTION)
     assert "attention by splash attention\n" in out
+    _, out = plan(capfd, "--topology v5e:2x2", ATTENTION.replace("rate 0", "rate 0.1"))
+    assert "attention by flash attention\n" in out
+    assert "fits: " in out
 
 
 COUNT = """
@@ -66,9 +69,10 @@ from flaxzoo.train.plan.hlo.kernels import kernel_flops
 from flaxzoo.train.plan.hlo.parser import parse_hlo
 from flaxzoo.train.plan.hardware import parse_topology
 
+rate = 0.1 if sys.argv[2] == "flash" else 0.0
 config = models.GPTConfig(vocab_size=128, max_length=1024, num_layers=3, d_model=256, num_heads=4,
-    dropout_rate=0.0, local_window=200)
-model = models.create(config, models.Execution("bfloat16", attention="splash"))
+    dropout_rate=rate, local_window=200)
+model = models.create(config, models.Execution("bfloat16", attention=sys.argv[2]))
 here = jax.sharding.SingleDeviceSharding(parse_topology(sys.argv[1]).devices()[0])
 ids = jax.ShapeDtypeStruct((2, 1024), "int32", sharding=here)
 params = jax.tree.map(
@@ -76,11 +80,16 @@ params = jax.tree.map(
     jax.eval_shape(model.init, jax.random.key(0), ids),
 )
 def loss(params, ids):
-    out = model.apply(params, ids, segment_ids=ids)
+    rng = models.row_keys(jax.random.key(0), 2) if rate else None
+    out = model.apply(params, ids, segment_ids=ids, rng=rng)
     return out.last_hidden_state.astype("float32").sum()
 text = jax.jit(jax.grad(loss)).trace(params, ids).lower().compile().as_text()
 calls = [
-    (instruction.name.split("_segmented")[0], times, kernel_flops(instruction, computation))
+    (
+        instruction.name.split(".")[0].split("_segmented")[0],
+        times,
+        kernel_flops(instruction, computation),
+    )
     for computation, times in parse_hlo(text).runs(fused=True)
     for instruction in computation.values()
     if 'tpu_custom_call' in instruction.attributes
@@ -89,11 +98,19 @@ print(sorted(calls))
 """
 
 
+PHASES = {
+    "splash": {"splash_mha_dkv": 4, "splash_mha_dq": 3, "splash_mha_fwd": 2},
+    "flash": {"flash_bwd": 5, "flash_fwd": 2},
+}
+"""The matmuls of each kernel."""
+
+
 @pytest.mark.parametrize("topology", ["v5e:1x1", "v5p:2x2x1"])
-def test_the_calls_of_splash_attention_and_their_matmuls(topology):
+@pytest.mark.parametrize("kernel", list(PHASES))
+def test_the_calls_of_kernels_and_their_matmuls(topology, kernel):
     """Heads of size 64 are not padded; banded layers compute the blocks of 512 of causal ones."""
     done = subprocess.run(
-        [sys.executable, "-c", COUNT, topology],
+        [sys.executable, "-c", COUNT, topology, kernel],
         env={**os.environ, **TPU_ENVIRONMENT},
         capture_output=True,
         text=True,
@@ -101,8 +118,6 @@ def test_the_calls_of_splash_attention_and_their_matmuls(topology):
     )
     matmul = 2 * 2 * 4 * 1024**2 * 64 * 3 // 4  # sequences, heads, pairs; three of four blocks
     expected = [
-        (f"splash_mha_{phase}", 1.5, number * matmul)
-        for phase, number in (("dkv", 4), ("dq", 3), ("fwd", 2))
-        for _ in range(2)
+        (phase, 1.5, number * matmul) for phase, number in PHASES[kernel].items() for _ in range(2)
     ]
     assert done.stdout.strip() == str(expected)

@@ -73,6 +73,7 @@ FORMER = {
     },
     "mesh": {"data": -1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1},
     "parallel": "jit",
+    "gather": "auto",
     "init_from": None,
     "init_step": None,
     "label_smoothing": 0.0,

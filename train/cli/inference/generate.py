@@ -2,10 +2,14 @@
 
 import dataclasses
 import sys
+from typing import TYPE_CHECKING
 
 from ....data.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
+
+if TYPE_CHECKING:
+    from ...inference.generate import TextGenerator
 
 SEPARATOR = "\n----\n"
 """Stands between texts."""
@@ -41,7 +45,14 @@ class DecodingArguments:
     """Seed for sampling. The same seed gives the same text. Of several prompts that each have a
     seed, this is the first one's, and each that follows has one more."""
     batch_size: int = 8
-    """With many prompts: completions that are written at once."""
+    """With many prompts: completions that are written at once. Where one has ended, the next
+    begins."""
+    draft: str | None = None
+    """A smaller model with the same tokenizer, named as RUN is. It proposes tokens, and the model
+    checks several at once. With temperature 0 texts stay the same; others change, but have the same
+    distribution."""
+    draft_tokens: int = 4
+    """With --draft: the tokens that it proposes at a time."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     max_length: int | None = None
@@ -92,15 +103,13 @@ def generate_command(arguments: list[str]) -> None:
         raise UserError("--prompt and --prompt-file are both given: leave one out")
     enable_compilation_cache()
     from ...inference.completions import completed_to_json, read_prompts
-    from ...inference.generate import TextGenerator, samples_to_json
+    from ...inference.generate import samples_to_json
     from ...progress import Progress
 
     requested = parsed.requested()
     check_requested(parsed)
     prompts = None if parsed.prompt_file is None else read_prompts(parsed.prompt_file)
-    generator = TextGenerator.of_run(
-        parsed.run, step=parsed.step, log=log, max_length=parsed.max_length
-    )
+    generator = open_generator(parsed, parsed.run)
     if prompts is not None:
         number = len(prompts) * (parsed.num_samples or 1)
         with Progress().counter("completions", number) as advance:
@@ -118,6 +127,7 @@ def generate_command(arguments: list[str]) -> None:
         else:
             texts = [each.prompt.text + one.text for each in completed for one in each.completions]
             print(SEPARATOR.join(texts))
+        log_acceptance(generator)
         return
     request = generator.request(parsed.prompt, **requested)
     alone = len(parsed.prompt) * request.num_return_sequences == 1
@@ -138,6 +148,28 @@ def generate_command(arguments: list[str]) -> None:
         print()
     else:
         print(SEPARATOR.join(sample.prompt + sample.text for sample in samples))
+    log_acceptance(generator)
+
+
+def open_generator(parsed: DecodingArguments, run: str) -> "TextGenerator":
+    """Returns the model of a command, with its draft model if there is one.
+
+    Raises:
+        FileNotFoundError: there is no such run or checkpoint.
+        UserError: a model does not continue texts, or the draft model is not one for it.
+    """
+    from ...inference.generate import TextGenerator
+
+    generator = TextGenerator.of_run(run, step=parsed.step, log=log, max_length=parsed.max_length)
+    if parsed.draft is None:
+        return generator
+    return generator.with_draft(TextGenerator.of_run(parsed.draft, log=log), parsed.draft_tokens)
+
+
+def log_acceptance(generator: "TextGenerator") -> None:
+    """Tells how many tokens of the draft model were accepted, if there is one."""
+    if generator.acceptance is not None:
+        log(str(generator.acceptance))
 
 
 def check_requested(parsed: DecodingArguments) -> None:

@@ -8,7 +8,13 @@ from ....data.errors import UserError
 from ....data.io.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
-from .generate import RENAMED, DecodingArguments, check_requested
+from .generate import (
+    RENAMED,
+    DecodingArguments,
+    check_requested,
+    log_acceptance,
+    open_generator,
+)
 
 if TYPE_CHECKING:
     from ....data.prompts.examples import PromptExample
@@ -84,14 +90,11 @@ def prompt_command(arguments: list[str]) -> None:
         print("\n----\n".join(prompts))
         return
     enable_compilation_cache()
-    from ...inference.generate import TextGenerator
     from ...progress import Progress
     from ...prompting.answer import answer_queries
 
     check_requested(parsed)
-    generator = TextGenerator.of_run(
-        parsed.run, step=parsed.step, log=log, max_length=parsed.max_length
-    )
+    generator = open_generator(parsed, parsed.run)
     with Progress().counter("answers", len(queries) * (parsed.num_samples or 1)) as advance:
         answers = answer_queries(
             generator,
@@ -110,6 +113,7 @@ def prompt_command(arguments: list[str]) -> None:
             print(to_json(dataclasses.asdict(answer)))
         else:
             print("\n".join(each.text.strip() for each in answer.completions))
+    log_acceptance(generator)
 
 
 def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":

@@ -12,13 +12,14 @@ from .parser import Computation, HloProgram, Instruction, root
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+_SOURCE = re.compile(r'op_name="([^"]*)"')
 _MESH = re.compile(r"replica_groups=mesh\[(.*?)\](?:,\s*device_ids=(\S+))?\s*\{(.*?)\}")
 _MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
 _USED_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 _DEVICE_ORDER = re.compile(r"\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_PERMUTE_PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+_PERMUTED = re.compile(r"source_target_pairs=\{\{([\d,{}]+?)\}\}")
 _MEGASCALE_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _MEGASCALE_SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}')
 
@@ -40,15 +41,19 @@ class CollectiveOp:
 def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
     """Returns the collectives in one run of a program, except those within a single device."""
     found: dict[str, CollectiveOp] = {}
+    alone = {id(instruction) for body, _ in program.runs() for instruction in body.values()}
     for index, (kind, instruction, operand_bytes, runs) in enumerate(_instructions(program)):
         group = first_group(instruction.attributes, num_devices)
         if len(group) == 1:
             continue
-        # A gather that overlaps with other work is printed once for each of its parts, all with
-        # the same channel. Different collectives may have the same channel too, but then their
-        # kinds or sizes differ.
-        channel = _CHANNEL.search(instruction.attributes)
-        key = f"{kind} {channel[1]} {operand_bytes}" if channel else f"line {index}"
+        # A gather that overlaps with other work is printed once for each of its parts, in fusions
+        # with that work, all with the same channel. Different collectives may have the same channel
+        # too (all that a `shard_map` has are on channel 1), but then their kinds, sizes or places
+        # in the code differ.
+        channel, source = (x.search(instruction.attributes) for x in (_CHANNEL, _SOURCE))
+        key = f"line {index}"
+        if channel and id(instruction) not in alone:
+            key = f"{kind} {channel[1]} {operand_bytes} {source[1] if source else ''}"
         # The result of an asynchronous start is a tuple of its operands and the actual result,
         # except for all-reduce.
         result_bytes = instruction.bytes
@@ -122,8 +127,10 @@ def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
           `replica_groups=mesh['a'=2,'b'=4] {'b'}` (the axes of a mesh that a group spans).
         num_devices: The number of devices that the program runs on.
     """
-    if pair := _PERMUTE_PAIR.search(attributes):
-        return int(pair[1]), int(pair[2])
+    if permuted := _PERMUTED.search(attributes):
+        pairs = [tuple(_integers(pair)) for pair in permuted[1].split("},{")]
+        # A device that keeps its array sends nothing.
+        return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0][:1])
     if listed := _LISTED.search(attributes):
         return tuple(_integers(listed[1]))
     if iota := _IOTA.search(attributes):

@@ -1,6 +1,7 @@
 """The FLOPs of custom attention kernels, whose matmuls the compiled program does not show."""
 
 import math
+import re
 
 from .parser import Computation, Instruction
 
@@ -12,10 +13,16 @@ MATMULS = {
 """Matmuls in each phase of splash attention: over the size of a key, and over that of a value."""
 PREFIXES = {f"splash_{heads}_{phase}": phase for heads in ("mha", "mqa") for phase in MATMULS}
 """Phase by the prefix of a kernel's name; in an mqa kernel all query heads share one key head."""
+OWN = re.compile(r"(^|_)flash_(fwd|bwd)")
+"""In the names of our own kernels, which state the FLOPs of the blocks that they compute."""
+_STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 
 
 def kernel_flops(call: Instruction, computation: Computation) -> int:
     """Returns the FLOPs of the blocks that a kernel computes; 0 for an unknown kernel."""
+    if OWN.search(call.name):
+        stated = _STATED.search(call.attributes)
+        return 0 if stated is None else int(stated[1])
     phase = next((p for prefix, p in PREFIXES.items() if call.name.startswith(prefix)), None)
     if phase is None:
         return 0

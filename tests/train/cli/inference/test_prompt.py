@@ -105,7 +105,7 @@ def test_every_answer_says_why_it_ended(flaxzoo):
     asked = "prompt run --examples a.jsonl --shots 0 --query one two --max-new-tokens 20 --stop a e"
     status, out, messages = flaxzoo(f"{asked} --num-samples 6 --json --seed 1")
     assert status == 0, messages
-    assert "2 prompts: 2 batches of 6 rows" in messages
+    assert "2 prompts: 8 rows at a time" in messages
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["query"] for row in rows] == [{"input": "one"}, {"input": "two"}]
     assert rows[1]["prompt"] == "Poor English input: two\nGood English output:"

@@ -1,0 +1,335 @@
+"""Speculative decoding: a small model proposes tokens, and the model checks them all in one call.
+
+Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", and Chen et al.
+2023, "Accelerating large language model decoding with speculative sampling". The draft model
+chooses K tokens one after the other, each from its distribution q. The model computes its own
+distributions p at these K places and at the one behind. A token x is accepted with probability
+min(1, p(x) / q(x)); at the first one that is not, a token is drawn from max(0, p - q), normalized,
+instead; if all are accepted, one more is drawn from p. Each token then has exactly the distribution
+p, whatever q is: a poor draft model costs time and changes nothing else.
+
+p and q are the distributions that tokens are sampled from: after temperature, filters, penalties
+and bans. With temperature 0 a token is accepted where it is the model's best one, and the text is
+that of the model alone.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ...data.errors import UserError
+from ..model import Model
+from ..nn.heads import CAUSAL_HEADS, require_head
+from ..nn.typing import Array, Bool, Float, Int, Key, Params
+from .rows import (
+    NewTokens,
+    RowCaches,
+    RowStates,
+    apply_to_rows,
+    checked,
+    continues_rows,
+    fold_in_rows,
+    log_probabilities,
+    move_to,
+    of_live_rows,
+)
+from .sample import SamplingParams, processed_logits
+from .unstack_layers import unstack_layers
+
+NUM_DRAFT_TOKENS = 4
+"""The number of tokens that a draft model proposes by default."""
+_PROPOSE, _ACCEPT, _REPLACE = 0, 1, 2
+"""Numbers of the random choices about one token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A small model that proposes tokens to a larger one with the same vocabulary.
+
+    Raises:
+      UserError: the number of tokens is out of range, or the model proposes none.
+    """
+
+    model: Model
+    params: Params
+    num_tokens: int = NUM_DRAFT_TOKENS
+    """The number of tokens that are proposed at a time, K."""
+
+    def __post_init__(self) -> None:
+        config = self.model.config
+        require_head(config, CAUSAL_HEADS, "is no draft model", "give a causal language model")
+        if self.num_tokens < 1:
+            raise UserError(f"{self.num_tokens} draft tokens must be at least 1, for example 4")
+        if config.max_length < self.num_tokens + 2:
+            raise UserError(
+                f"a draft model that reads {config.max_length} tokens cannot propose "
+                f"{self.num_tokens} at a time: propose at most {config.max_length - 2}"
+            )
+
+    def unstacked(self) -> "Draft":
+        """Returns the draft model in the layout that decodes fastest (`unstack_layers`)."""
+        return Draft(*unstack_layers(self.model, self.params), self.num_tokens)
+
+    def check(self, model: Model) -> None:
+        """Checks that the draft model can propose tokens to a model.
+
+        Raises:
+          UserError: the vocabularies differ, or a model cannot take tokens back.
+        """
+        ours, theirs = model.config, self.model.config
+        require_head(ours, CAUSAL_HEADS, "takes no draft model", "leave the draft model out")
+        if ours.vocab_size != theirs.vocab_size:
+            raise UserError(
+                f"the draft model has a vocabulary of {theirs.vocab_size}, the model one of "
+                f"{ours.vocab_size}: give a draft model with the same tokens"
+            )
+        for name, config in (("model", ours), ("draft model", theirs)):
+            if config.head_convolution:
+                raise UserError(
+                    f"the {name} has head_convolution {config.head_convolution}, which keeps its "
+                    "last inputs and takes no token back: leave the draft model out"
+                )
+            if not continues_rows(config):
+                raise UserError(
+                    f"the {name} is a mixture of {config.num_experts} experts, which cannot "
+                    "continue rows by different numbers of tokens: leave the draft model out"
+                )
+
+
+@dataclasses.dataclass
+class Acceptance:
+    """Counts of what became of proposed tokens."""
+
+    calls: int = 0
+    """Checks, each of K tokens of one row."""
+    proposed: int = 0
+    accepted: int = 0
+
+    def add(self, proposed: int, accepted: int) -> None:
+        """Adds the tokens of another check."""
+        self.calls, self.proposed = self.calls + 1, self.proposed + proposed
+        self.accepted += accepted
+
+    def __str__(self) -> str:
+        rate, tokens = self.accepted / max(self.proposed, 1), self.accepted / max(self.calls, 1)
+        return (
+            f"draft: {self.accepted:,} of {self.proposed:,} proposed tokens accepted ({rate:.1%}), "
+            f"{1 + tokens:.2f} tokens for each call of the model"
+        )
+
+
+@struct.dataclass
+class Proposed:
+    """The K tokens that a draft model proposes to each of R rows."""
+
+    tokens: Int[Array, "R K"]
+    probabilities: Float[Array, "R K V"] | None
+    """The distributions that the tokens were drawn from, q; None: they are the best tokens."""
+
+
+@functools.partial(
+    jax.jit, static_argnames=("model", "draft_model", "num_tokens"), donate_argnames="state"
+)
+def speculate(
+    model: Model,
+    params: Params,
+    state: RowStates,
+    live: Bool[Array, " R"],
+    *,
+    draft_model: Model,
+    draft_params: Params,
+    sampling: SamplingParams,
+    num_tokens: int,
+) -> tuple[RowStates, NewTokens]:
+    """Chooses 1 to K + 1 tokens for each row, K of them proposed by the draft model.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      state: the rows; with the caches of the draft model.
+      live: the rows that somebody waits for; the tokens of others are void.
+      draft_model: the model that proposes.
+      draft_params: its parameters.
+      sampling: how tokens are chosen.
+      num_tokens: K.
+
+    Returns:
+      The state after the chosen tokens, and these.
+    """
+    assert state.draft is not None
+    assert state.before is not None
+    tokens = jnp.where(live, state.tokens, 0)
+    context, draft = of_live_rows(state.context, live), of_live_rows(state.draft, live)
+    start, draft_start = context.cache.index, draft.cache.index  # [R] each
+    before = jnp.where(live, state.before, 0)
+    state = dataclasses.replace(state, tokens=tokens, before=before, context=context, draft=draft)
+    proposed, draft = propose(
+        draft_model, draft_params, state, sampling=sampling, num_tokens=num_tokens
+    )
+    ids = jnp.concatenate([tokens[:, None], proposed.tokens], axis=1)  # [R, K + 1]
+    logits, context = apply_to_rows(model, params, ids, state.context, num_logits=num_tokens + 1)
+    scores = jnp.stack(
+        [
+            processed_logits(logits[:, i], *history(state, proposed.tokens, i), sampling=sampling)
+            for i in range(num_tokens + 1)
+        ],
+        axis=1,
+    )  # [R, K + 1, V]
+    if sampling.greedy:
+        accepted, last = verify_best(jnp.argmax(scores, axis=-1), proposed.tokens)
+    else:
+        assert proposed.probabilities is not None
+        accepted, last = verify(
+            jax.nn.softmax(scores.astype(jnp.float32), axis=-1),
+            proposed,
+            keys_of_choices(state, num_tokens),
+        )
+    place = jnp.arange(num_tokens + 1)
+    new = jnp.concatenate([proposed.tokens, jnp.zeros_like(tokens)[:, None]], axis=1)
+    new = jnp.where(place == accepted[:, None], last[:, None], new)  # [R, K + 1]
+    chosen = NewTokens(checked(new, logits), log_probabilities(logits, new), accepted + 1)
+    seen, recent = history(state, new, accepted + 1)
+    state = dataclasses.replace(
+        state,
+        context=move_to(context, start + accepted + 1),
+        draft=move_to(draft, draft_start + accepted + 1),
+        tokens=last,
+        before=jnp.take_along_axis(ids, accepted[:, None], axis=1)[:, 0],
+        seen=seen,
+        recent=recent,
+        count=state.count + accepted + 1,
+    )
+    return state, chosen
+
+
+def propose(
+    model: Model,
+    params: Params,
+    state: RowStates,
+    *,
+    sampling: SamplingParams,
+    num_tokens: int,
+) -> tuple[Proposed, RowCaches]:
+    """Chooses K tokens by the draft model; returns them and its caches after all but the last.
+
+    The token before the newest is read again: where all were accepted, it is the last one of the
+    round before, which was not read yet.
+    """
+    assert state.draft is not None
+    assert state.before is not None
+    keys = keys_of_choices(state, num_tokens)  # [R, K + 1]
+
+    def pick(
+        logits: Float[Array, "R V"],
+        seen: Bool[Array, "R V"] | None,
+        recent: Int[Array, "R P"],
+        keys: Key[Array, " R"],
+    ) -> Proposed:
+        """Chooses one token of each row, and returns its distribution without the axis K."""
+        scores = processed_logits(logits, seen, recent, sampling=sampling)
+        if sampling.greedy:
+            return Proposed(jnp.argmax(scores, axis=-1), None)
+        scores = scores.astype(jnp.float32)
+        tokens = jax.vmap(jax.random.categorical)(_derive(keys, _PROPOSE), scores)
+        return Proposed(tokens, jax.nn.softmax(scores, axis=-1))
+
+    def step(
+        carry: tuple[RowCaches, RowStates, Array], keys: Key[Array, " R"]
+    ) -> tuple[tuple[RowCaches, RowStates, Array], Proposed]:
+        caches, past, token = carry
+        seen, recent = history(past, token[:, None], 1)
+        past = dataclasses.replace(past, seen=seen, recent=recent)
+        logits, caches = apply_to_rows(model, params, token[:, None], caches)
+        picked = pick(logits[:, 0], seen, recent, keys)
+        return (caches, past, picked.tokens), picked
+
+    ids = jnp.stack([state.before, state.tokens], axis=1)  # [R, 2]
+    logits, caches = apply_to_rows(model, params, ids, state.draft)
+    first = pick(logits[:, 0], state.seen, state.recent, keys[:, 0])
+    (caches, _, _), others = jax.lax.scan(
+        step, (caches, state, first.tokens), keys[:, 1:num_tokens].T
+    )  # [K - 1, R, …]
+    joined = jax.tree.map(
+        lambda one, rest: jnp.moveaxis(jnp.concatenate([one[None], rest]), 0, 1), first, others
+    )
+    return joined, caches
+
+
+def verify_best(
+    best: Int[Array, "R N"], proposed: Int[Array, "R K"]
+) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
+    """Accepts proposed tokens as long as they are the best of the model, at N = K + 1 places.
+
+    Returns:
+      The number of tokens that were accepted, and the token that follows these.
+    """
+    accepted = _until_first_false(best[:, :-1] == proposed)
+    return accepted, jnp.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
+
+
+def verify(
+    probabilities: Float[Array, "R N V"], proposed: Proposed, keys: Key[Array, "R N"]
+) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
+    """Accepts proposed tokens so that all tokens have the distributions of the model.
+
+    Leviathan et al. 2023, section 2.3 and algorithm 1.
+
+    Args:
+      probabilities: the distributions p of the model at N = K + 1 places.
+      proposed: the tokens at the first K places, and the distributions q they were drawn from.
+      keys: a key for each place.
+
+    Returns:
+      The number of tokens that were accepted, and the token that follows these.
+    """
+    assert proposed.probabilities is not None
+    # Behind the last proposed token q is 0: the token there is drawn from p itself.
+    q = jnp.pad(proposed.probabilities, ((0, 0), (0, 1), (0, 0)))
+
+    def of_proposed(x: Float[Array, "R N V"]) -> Float[Array, "R K"]:
+        return jnp.take_along_axis(x[:, :-1], proposed.tokens[..., None], axis=-1)[..., 0]
+
+    def at_end(x: Float[Array, "R N V"]) -> Float[Array, "R V"]:
+        return jnp.take_along_axis(x, accepted[:, None, None], axis=1)[:, 0]
+
+    uniform = jax.vmap(jax.vmap(jax.random.uniform))(_derive(keys[:, :-1], _ACCEPT))
+    accepted = _until_first_false(uniform * of_proposed(q) < of_proposed(probabilities))
+    rest = jnp.maximum(at_end(probabilities) - at_end(q), 0)
+    # The rest is empty only where p equals q but for rounding, or q is NaN.
+    rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, at_end(probabilities))
+    last_keys = _derive(keys, _REPLACE)[jnp.arange(accepted.shape[0]), accepted]
+    return accepted, jax.vmap(jax.random.categorical)(last_keys, jnp.log(rest))
+
+
+def history(
+    state: RowStates, new: Int[Array, "R N"], number: int | Int[Array, " R"]
+) -> tuple[Bool[Array, "R V"] | None, Int[Array, "R P"]]:
+    """Returns the tokens seen and the last tokens of each row, after the first ones of `new`."""
+    number = jnp.broadcast_to(jnp.asarray(number), new.shape[:1])[:, None]
+    seen = state.seen
+    if seen is not None:
+        rows = jnp.arange(new.shape[0])[:, None]
+        seen = seen.at[rows, new].max(jnp.arange(new.shape[1]) < number)
+    both = jnp.concatenate([state.recent, new], axis=1)
+    places = number + jnp.arange(state.recent.shape[1])
+    return seen, jnp.take_along_axis(both, places, axis=1)
+
+
+def keys_of_choices(state: RowStates, num_tokens: int) -> Key[Array, "R N"]:
+    """Returns the key of each of the next K + 1 tokens: that of its number, as without a draft."""
+    places = range(num_tokens + 1)
+    return jnp.stack([fold_in_rows(state.keys, state.count + i) for i in places], axis=1)
+
+
+def _derive(keys: Key[Array, "*rows"], choice: int) -> Key[Array, "*rows"]:
+    """Returns the keys of one of the random choices about each token."""
+    flat = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys.reshape(-1), choice)
+    return flat.reshape(keys.shape)
+
+
+def _until_first_false(accepted: Bool[Array, "R K"]) -> Int[Array, " R"]:
+    """Returns how many of each row's values are true before the first that is not."""
+    return jnp.sum(jnp.cumprod(accepted.astype(jnp.int32), axis=1), axis=1)

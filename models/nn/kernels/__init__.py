@@ -1,0 +1,1 @@
+"""Attention kernels of our own, whole and for the parts of a ring."""

@@ -1,0 +1,349 @@
+"""Attention block by block in plain XLA, forward and backward; memory grows with T, not with T · S.
+
+Rabe and Staats 2021, "Self-attention does not need O(n²) memory", with the backward pass of Dao et
+al. 2022, "FlashAttention", algorithm 4: it keeps the output and the logarithm of the sum of each
+query, and computes the weights of a block anew.
+
+The parts of a sequence that lie on several devices are attended to one after the other, by
+`forward`, `merge` and `backward` (`train.distributed.ring_attention`).
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..masks import Segments
+from ..typing import Array, Bool, Float, Int
+
+HIDDEN = -1e30
+"""The score of a hidden key, and the logarithm of the sum of a query without keys. Finite, so that
+two queries without keys merge to one and not to NaN."""
+LARGEST_BLOCK = 512
+SMALLEST_BLOCK = 64
+"""Longer sequences are cut into blocks of at least so many tokens."""
+
+
+Inputs = tuple[Array, Array, Array]
+"""Queries, keys and values; or as many sums for each of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """The keys j that query i may attend to by order: those with 0 ≤ i + offset - j < window."""
+
+    offset: int = 0
+    """How many tokens the first query comes after the first key."""
+    window: int | None = None
+    """None: all earlier keys."""
+
+    def contains(self, distance: np.ndarray | Array) -> np.ndarray | Array:
+        """Returns whether i - j, an array, is within the band."""
+        distance = distance + self.offset
+        visible = distance >= 0
+        return visible if self.window is None else visible & (distance < self.window)
+
+
+class Attended(NamedTuple):
+    """The share of some keys in attention; `merge` joins it with that of other keys."""
+
+    output: Float[Array, "B T N V"]
+    """The weighted values, in float32; 0 for a query without keys."""
+    log_sum: Float[Array, "B T N"]
+    """log Σ exp(score), in float32; `HIDDEN` for a query without keys."""
+
+
+class Gradients(NamedTuple):
+    """Gradients with respect to queries, keys and values, in float32."""
+
+    query: Float[Array, "B T N H"]
+    key: Float[Array, "B S K H"]
+    value: Float[Array, "B S K V"]
+
+
+def merge(a: Attended, b: Attended) -> Attended:
+    """Returns what the same queries take from the keys of both."""
+    log_sum = jnp.logaddexp(a.log_sum, b.log_sum)
+    weights = (jnp.exp(x.log_sum - log_sum)[..., None] for x in (a, b))
+    output = sum(w * x.output for w, x in zip(weights, (a, b), strict=True))
+    return Attended(jnp.asarray(output), log_sum)
+
+
+def block_size(length: int) -> int | None:
+    """Returns the length of the blocks that a sequence is cut into; None if none divides it."""
+    if length <= LARGEST_BLOCK:
+        return length
+    sizes = range(LARGEST_BLOCK, SMALLEST_BLOCK - 1, -1)
+    return next((size for size in sizes if length % size == 0), None)
+
+
+def visible_blocks(
+    num_queries: int, num_keys: int, band: Band | None
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """Returns the indices of the blocks of queries and of keys that are not hidden from each other.
+
+    Args:
+      num_queries: T, which `block_size` can cut.
+      num_keys: S, likewise.
+      band: what order hides; None: nothing.
+    """
+    rows, columns = _blocks(num_queries), _blocks(num_keys)
+    queries, keys = np.divmod(np.arange(len(rows) * len(columns)), len(columns))
+    if band is None:
+        return queries, keys
+    # The distances of a pair of blocks are an interval, and the band is one as well.
+    least = rows[queries, 0] - columns[keys, 1] + band.offset
+    most = rows[queries, 1] - columns[keys, 0] + band.offset
+    seen = most >= 0
+    if band.window is not None:
+        seen &= least < band.window
+    return queries[seen], keys[seen]
+
+
+def _blocks(length: int) -> Int[np.ndarray, "n 2"]:
+    """Returns the first and the last index of each block."""
+    size = block_size(length)
+    assert size is not None, length
+    starts = np.arange(0, length, size)
+    return np.stack([starts, starts + size - 1], axis=1)
+
+
+class _Blocks(NamedTuple):
+    """The arrays of a call with heads before tokens, of which blocks are taken."""
+
+    query: Float[Array, "B K G T H"]
+    key: Float[Array, "B K S H"]
+    value: Float[Array, "B K S V"]
+    segments: Segments | None
+    band: Band | None
+    cap: float | None
+
+    def sizes(self) -> tuple[int, int]:
+        """Returns the lengths of a block of queries and of keys."""
+        sizes = block_size(self.query.shape[3]), block_size(self.key.shape[2])
+        assert None not in sizes
+        return sizes  # pyright: ignore[reportReturnType]
+
+    def scores(self, i: Array, j: Array) -> tuple[Float[Array, "B K G t s"], Bool[Array, "..."]]:
+        """Returns the scores of block i of queries and block j of keys, and which are visible."""
+        rows, columns = self.sizes()
+        query, key = _take(self.query, i * rows, rows, 3), _take(self.key, j * columns, columns, 2)
+        scores = jnp.einsum("BKGTH,BKSH->BKGTS", query, key, preferred_element_type=jnp.float32)
+        if self.cap is not None:
+            scores = self.cap * jnp.tanh(scores / self.cap)
+        visible = jnp.ones((1, 1), bool)
+        if self.band is not None:
+            distance = i * rows + jnp.arange(rows)[:, None] - j * columns - jnp.arange(columns)
+            visible = jnp.asarray(self.band.contains(distance))
+        if self.segments is not None:
+            queries, keys = self.segments
+            queries, keys = _take(queries, i * rows, rows, 1), _take(keys, j * columns, columns, 1)
+            visible &= (queries[:, :, None] == keys[:, None, :])[:, None, None]
+        return jnp.where(visible, scores, HIDDEN), visible
+
+
+def _take(x: Array, start: Array, size: int, axis: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+
+def _put(x: Array, part: Array, start: Array, axis: int) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, part, start, axis)
+
+
+def _by_key_head(x: Array, num_key_heads: int) -> Array:
+    """Returns `[B, T, N, …]` as `[B, K, G, T, …]`: query head n belongs to key head n // G."""
+    x = x.reshape(*x.shape[:2], num_key_heads, -1, *x.shape[3:])
+    return jnp.moveaxis(x, 1, 3)
+
+
+def _by_token(x: Array) -> Array:
+    """Returns `[B, K, G, T, …]` as `[B, T, N, …]`."""
+    x = jnp.moveaxis(x, 3, 1)
+    return x.reshape(*x.shape[:2], -1, *x.shape[4:])
+
+
+def _prepared(
+    query: Array,
+    key: Array,
+    value: Array,
+    segments: Segments | None,
+    *,
+    band: Band | None,
+    cap: float | None,
+) -> _Blocks:
+    grouped = _by_key_head(query, key.shape[2])
+    key, value = (jnp.moveaxis(x, 1, 2) for x in (key, value))
+    return _Blocks(grouped, key, value, segments, band, cap)
+
+
+def forward(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K V"],
+    segments: Segments | None,
+    *,
+    band: Band | None,
+    cap: float | None,
+) -> Attended:
+    """Attends from all queries to all keys, block by block.
+
+    Args:
+      query: already scaled.
+      key: of the size of the queries; K divides N.
+      value: of any size.
+      segments: numbers of queries and keys; a query attends to the keys of its own number.
+      band: what order hides; None: nothing.
+      cap: if given, scores s become cap · tanh(s / cap).
+    """
+    blocks = _prepared(query, key, value, segments, band=band, cap=cap)
+    rows, columns = blocks.sizes()
+    *leading, num_queries, _ = blocks.query.shape
+
+    def attend(carry: Inputs, pair: tuple[Array, Array]) -> tuple[Inputs, None]:
+        i, j = pair
+        scores, visible = blocks.scores(i, j)
+        output, highest, total = (_take(x, i * rows, rows, 3) for x in carry)
+        higher = jnp.maximum(highest, scores.max(axis=-1, keepdims=True))
+        weights = jnp.where(visible, jnp.exp(scores - higher), 0)
+        rescale = jnp.exp(highest - higher)
+        values = _take(blocks.value, j * columns, columns, 2)
+        added = jnp.einsum(
+            "BKGTS,BKSV->BKGTV",
+            weights.astype(values.dtype),
+            values,
+            preferred_element_type=jnp.float32,
+        )
+        parts = (
+            rescale * output + added,
+            higher,
+            rescale * total + weights.sum(axis=-1, keepdims=True),
+        )
+        return jax.tree.map(lambda x, part: _put(x, part, i * rows, 3), carry, parts), None
+
+    first = (
+        jnp.zeros((*leading, num_queries, value.shape[-1]), jnp.float32),
+        jnp.full((*leading, num_queries, 1), HIDDEN, jnp.float32),
+        jnp.zeros((*leading, num_queries, 1), jnp.float32),
+    )
+    pairs = visible_blocks(num_queries, key.shape[1], band)
+    (output, highest, total), _ = jax.lax.scan(attend, first, jax.tree.map(jnp.asarray, pairs))
+    has_keys = total > 0
+    total = jnp.where(has_keys, total, 1)
+    log_sum = jnp.where(has_keys, highest + jnp.log(total), HIDDEN)[..., 0]
+    return Attended(_by_token(output / total), _by_token(log_sum))
+
+
+def backward(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K V"],
+    segments: Segments | None,
+    *,
+    band: Band | None,
+    cap: float | None,
+    attended: Attended,
+    gradient: Float[Array, "B T N V"],
+) -> Gradients:
+    """Returns the gradients through the weights of these keys.
+
+    Args:
+      query: as in `forward`, like the arguments that follow it.
+      key: of any part of the keys.
+      value: theirs.
+      segments: theirs.
+      band: of this part.
+      cap: as in `forward`.
+      attended: what the queries took from all keys, and not from these alone.
+      gradient: with respect to that output.
+    """
+    blocks = _prepared(query, key, value, segments, band=band, cap=cap)
+    rows, columns = blocks.sizes()
+    num_key_heads = key.shape[2]
+    products = jnp.sum(gradient.astype(jnp.float32) * attended.output, axis=-1)
+    log_sums, products = (_by_key_head(x, num_key_heads) for x in (attended.log_sum, products))
+    gradients = _by_key_head(gradient.astype(value.dtype), num_key_heads)
+    einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+    def attend(carry: Inputs, pair: tuple[Array, Array]) -> tuple[Inputs, None]:
+        i, j = pair
+        scores, visible = blocks.scores(i, j)
+        of_queries = (_take(x, i * rows, rows, 3) for x in (log_sums, products, gradients))
+        log_sum, product, gradient = of_queries
+        query = _take(blocks.query, i * rows, rows, 3)
+        key, value = (_take(x, j * columns, columns, 2) for x in (blocks.key, blocks.value))
+        weights = jnp.where(visible, jnp.exp(scores - log_sum[..., None]), 0)
+        of_weights = einsum("BKGTV,BKSV->BKGTS", gradient, value)
+        of_scores = weights * (of_weights - product[..., None])
+        if cap is not None:
+            of_scores *= 1 - jnp.square(jnp.where(visible, scores, 0) / cap)
+        of_scores = of_scores.astype(query.dtype)
+        places = (i * rows, 3), (j * columns, 2), (j * columns, 2)
+        parts = (
+            einsum("BKGTS,BKSH->BKGTH", of_scores, key),
+            einsum("BKGTS,BKGTH->BKSH", of_scores, query),
+            einsum("BKGTS,BKGTV->BKSV", weights.astype(value.dtype), gradient),
+        )
+        of_query, of_key, of_value = (
+            _put(total, _take(total, start, part.shape[axis], axis) + part, start, axis)
+            for total, part, (start, axis) in zip(carry, parts, places, strict=True)
+        )
+        return (of_query, of_key, of_value), None
+
+    arrays = blocks.query, blocks.key, blocks.value
+    first = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), arrays)
+    pairs = visible_blocks(query.shape[1], key.shape[1], band)
+    sums, _ = jax.lax.scan(attend, first, jax.tree.map(jnp.asarray, pairs))
+    of_query, of_key, of_value = sums
+    return Gradients(_by_token(of_query), jnp.moveaxis(of_key, 2, 1), jnp.moveaxis(of_value, 2, 1))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _attention(
+    inputs: Inputs, segments: Segments | None, band: Band | None, cap: float | None
+) -> Array:
+    return _attention_forward(inputs, segments, band, cap)[0]
+
+
+def _attention_forward(
+    inputs: Inputs, segments: Segments | None, band: Band | None, cap: float | None
+) -> tuple[Array, tuple[Inputs, Segments | None, Attended]]:
+    attended = forward(*inputs, segments, band=band, cap=cap)
+    attended = attended._replace(output=attended.output.astype(inputs[2].dtype))
+    return attended.output, (inputs, segments, attended)
+
+
+def _attention_backward(
+    band: Band | None,
+    cap: float | None,
+    residuals: tuple[Inputs, Segments | None, Attended],
+    gradient: Array,
+) -> tuple[Inputs, None]:
+    inputs, segments, attended = residuals
+    gradients = backward(
+        *inputs, segments, band=band, cap=cap, attended=attended, gradient=gradient
+    )
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), tuple(gradients), inputs), None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def blockwise_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K V"],
+    segments: Segments | None,
+    *,
+    causal: bool,
+    window: int | None,
+    cap: float | None,
+) -> Float[Array, "B T N V"]:
+    """Computes attention block by block, on any device; scores are not scaled.
+
+    Blocks that causal order or the window hides are not computed.
+    """
+    band = Band(window=window) if causal or window is not None else None
+    return _attention((query, key, value), segments, band, cap)

@@ -1,0 +1,73 @@
+"""Fields of `config.json` files as they are published, and of files that state every field."""
+
+import json
+
+import pytest
+import transformers
+from flaxzoo.models.hf.config_mapping import UNUSED
+from flaxzoo.models.hf.registry import mapping_of_type
+from flaxzoo.models.hf.tensor_mapping import WeightsError
+
+FAMILIES = (
+    *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3Text"),
+    *("Phi3", "GPTNeo", "GPTJ", "GPTNeoX", "OPT", "Bloom", "GPT2", "OpenAIGPT"),
+    *("T5", "MT5", "Bart", "MBart", "Marian", "Pegasus", "Bert", "Roberta", "DistilBert"),
+)
+OF_VERSION_4 = {
+    **{name: values[0] for name, values in UNUSED.items()},
+    **{"bad_words_ids": None, "chunk_size_feed_forward": 0, "torchscript": False, "max_length": 20},
+    **{"tf_legacy_loss": False, "use_bfloat16": False, "num_beam_groups": 1, "typical_p": 1.0},
+}
+"""Fields that every configuration of transformers 4 had, with their defaults."""
+
+
+def config_of(fields):
+    return mapping_of_type(fields["model_type"], "config.json").config_from_hf(
+        fields, "config.json"
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_may_state_every_field_or_none(family):
+    """As `to_dict` and `to_json_file(use_diff=False)` write them; defaults in place of none."""
+    theirs = getattr(transformers, f"{family}Config")()
+    stated = json.loads(json.dumps(theirs.to_dict()))
+    found = config_of(stated)
+    assert config_of(OF_VERSION_4 | stated) == found
+    assert config_of({"model_type": theirs.model_type}) == found, "other defaults"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("pruned_heads", {"0": [1]}), ("add_cross_attention", True), ("tie_encoder_decoder", True)],
+)
+def test_a_field_of_all_families_is_refused_where_it_would_change_something(name, value):
+    with pytest.raises(WeightsError, match=rf"{name} .* is not supported: only"):
+        config_of({"model_type": "llama", name: value})
+
+
+PUBLISHED = {
+    "huggyllama/llama-7b": {"model_type": "llama", "max_sequence_length": 2048},
+    "HuggingFaceTB/SmolLM2-135M-Instruct": {
+        **{"model_type": "llama", "is_llama_config": True, "rope_interleaved": False},
+        "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
+    },
+    "unsloth/Llama-3.2-1B": {"model_type": "llama", "unsloth_fixed": True},
+    "Qwen/Qwen2.5-0.5B": {"model_type": "qwen2", "use_mrope": False},
+    "google/gemma-2-9b": {"model_type": "gemma2", "sliding_window_size": 4096},
+    "microsoft/Phi-4-mini-instruct": {
+        **{"model_type": "phi3", "full_attn_mod": 1, "interpolate_factor": 1, "mlp_bias": False},
+        **{"lm_head_bias": False, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}},
+    },
+    "google-t5/t5-11b": {"model_type": "t5", "architectures": ["T5WithLMHeadModel"]},
+    "sshleifer/distilbart-cnn-12-6": {
+        **{"model_type": "bart", "save_step": 58, "replacing_rate": 0},
+        **{"student_decoder_layers": None, "student_encoder_layers": None},
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_published_files_say_besides_changes_nothing(name):
+    fields = PUBLISHED[name]
+    assert config_of(fields) == config_of({"model_type": fields["model_type"]})

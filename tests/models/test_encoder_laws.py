@@ -1,0 +1,132 @@
+"""Laws of the models with an encoder: what answers may depend on, and that all ways to them agree.
+
+`test_decoder_laws.py` has those of the decoders.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import models, train
+from flaxzoo.models.encoder_decoders.bart import BartConfig
+from flaxzoo.models.encoder_decoders.t5 import T5Config
+from flaxzoo.models.encoders.bert import BertConfig
+from flaxzoo.train.distributed import sharding
+
+SIZES = {"vocab_size": 32, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 4}
+BUCKETS = {"position_buckets": 8, "position_distance": 12}
+CONFIGS = {
+    "T5": T5Config(**SIZES, **BUCKETS, num_decoder_layers=3, d_head=6, d_ff=24),
+    "T5 1.1": T5Config(
+        **SIZES, **BUCKETS, d_ff=24, gated=True, tie_output=False, scale_output=False
+    ),
+    "BART": BartConfig(**SIZES, d_ff=24, decoder_d_ff=20, output_bias=True),
+    "mBART": BartConfig(
+        **SIZES,
+        num_decoder_layers=3,
+        decoder_num_heads=2,
+        norm_position="pre",
+        scale_embedding=True,
+    ),
+    "Transformer": models.EncoderDecoderConfig(**SIZES, d_ff=24),
+    "BERT": BertConfig(**SIZES, head="masked_lm", d_ff=24),
+}
+DRAW = np.random.default_rng(0)
+SOURCE, TARGET = DRAW.integers(1, 32, (8, 12)), DRAW.integers(1, 32, (8, 10))
+ENDS = {"source": ((0, 5), (5, 12)), "target": ((0, 6), (6, 10))}
+"""The places of two pairs that share a row."""
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request):
+    """The model, parameters that all count, its logits, and its inputs."""
+    model = models.create(CONFIGS[request.param])
+    params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(1)
+    params = tree.unflatten([x + rng.normal(0, 0.1, x.shape).astype(np.float32) for x in leaves])
+    apply = jax.jit(lambda params, inputs: model.apply({"params": params}, **inputs).logits)
+    inputs = {"input_ids": SOURCE}
+    if request.param != "BERT":
+        inputs["decoder_input_ids"] = TARGET
+    return model, params, lambda **inputs: np.asarray(apply(params, inputs)), inputs
+
+
+def test_padding_and_other_pairs_of_a_row_change_nothing(case, assert_close):
+    """On the left, where positions are counted over padding too (BART), it moves the tokens."""
+    model, _, logits, inputs = case
+    first = {name: ids[:1] for name, ids in inputs.items()}
+    writes = "decoder_input_ids" in inputs
+    mask = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
+    moved = not getattr(model, "skip_padding", True) and not isinstance(model.config, T5Config)
+    expected = logits(**first)
+    for left, right in ((0, 3),) if moved or not writes else ((0, 3), (3, 0)):
+        width = (0, 0), (left, right)
+        given = {name: np.pad(ids, width) for name, ids in first.items()}
+        given |= {mask[name]: np.pad(np.ones(x.shape, int), width) for name, x in first.items()}
+        assert_close(logits(**given)[:, left : left + expected.shape[1]], expected)
+    segments = {
+        name.replace("input_ids", "segment_ids"): np.repeat([[1, 2]], [end, size - end], axis=1)
+        for name, end, size in (("input_ids", 5, 12), ("decoder_input_ids", 6, 10))
+        if name in first
+    }
+    packed = logits(**first, **segments)
+    for (a, b), (c, d) in zip(ENDS["source"], ENDS["target"], strict=True):
+        alone = {"input_ids": SOURCE[:1, a:b]}
+        alone |= {"decoder_input_ids": TARGET[:1, c:d]} if writes else {}
+        assert_close(packed[:, c:d] if writes else packed[:, a:b], logits(**alone))
+
+
+def test_a_target_knows_its_whole_source_and_no_later_token(case, assert_close):
+    _, _, logits, inputs = case
+    expected = logits(**inputs)
+    last = {**inputs, "input_ids": np.where(np.arange(12) == 11, 31 - SOURCE, SOURCE)}
+    assert (np.abs(logits(**last) - expected).max(axis=-1) > 1e-4).all()
+    if "decoder_input_ids" in inputs:
+        later = {**inputs, "decoder_input_ids": np.where(np.arange(10) > 6, 31 - TARGET, TARGET)}
+        assert_close(logits(**later)[:, :7], expected[:, :7])
+
+
+@pytest.mark.slow
+def test_cached_calls_equal_a_full_call(case, assert_close):
+    """The target is read in three calls; the first projects the source for all of them."""
+    model, params, logits, inputs = case
+    if "decoder_input_ids" not in inputs:
+        pytest.skip("an encoder has no cache")
+    mask = np.ones((8, 12), np.int32)
+    mask[0, 9:] = 0
+    decoding, unstacked = models.unstack_layers(model, params)
+    cache = models.init_cache(model.config, decoding.execution, 8, 10)
+    apply = jax.jit(
+        lambda target, cache: decoding.apply(
+            {"params": unstacked}, SOURCE, mask, decoder_input_ids=target, cache=cache
+        )
+    )
+    found = []
+    for start, end in ((0, 5), (5, 6), (6, 10)):
+        output = apply(TARGET[:, start:end], cache)
+        cache, found = output.cache, [*found, output.logits]
+    assert_close(np.concatenate(found, axis=1), logits(**inputs, attention_mask=mask))
+
+
+@pytest.mark.slow
+def test_devices_and_executions_compute_the_same_gradients(case, assert_close):
+    """Eight devices over three axes, layers that are unrolled and computed again; with dropout."""
+    model, params, _, inputs = case
+    mesh = sharding.make_mesh(train.MeshConfig(data=2, fsdp=2, tensor=2))
+    again = models.create(model.config, models.Execution(layers="unroll", remat="dots"))
+
+    def loss_of(apply):
+        def loss(params, inputs):
+            rng = models.row_keys(jax.random.key(1), 8)
+            return jnp.mean(jnp.square(apply({"params": params}, **inputs, rng=rng).logits))
+
+        return jax.jit(jax.grad(loss))
+
+    placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
+    given = {
+        name: jax.device_put(ids, sharding.batch_sharding(mesh, ids.shape))
+        for name, ids in inputs.items()
+    }
+    found = loss_of(sharding.constrain_activations(again.apply, mesh))(placed, given)
+    jax.tree.map(assert_close, found, loss_of(model.apply)(params, inputs))

@@ -1,0 +1,221 @@
+"""Gradients are exchanged between devices once a step, and the step stays the same."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flaxzoo import models, train
+from flaxzoo.data.errors import UserError
+from flaxzoo.train.distributed import exchange
+from flaxzoo.train.distributed.sharding import make_mesh
+from flaxzoo.train.plan.hlo.collectives import collective_ops
+from flaxzoo.train.plan.hlo.parser import parse_hlo
+
+GPT = models.GPTConfig(vocab_size=48, max_length=16, num_layers=2, d_model=32, num_heads=4)
+BERT = models.BertConfig(vocab_size=48, max_length=16, num_layers=2, d_model=32, num_heads=4)
+MIXTURE = dataclasses.replace(GPT, num_experts=4, router_balance=0.1)
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, 48, (16, 17)).astype(np.int32)
+REAL = (np.arange(16) < RNG.integers(2, 17, (16, 1))).astype(np.int32)
+MASKED = {
+    "input_ids": IDS[:, :-1],
+    "attention_mask": REAL,
+    "masked_positions": np.tile(np.arange(4, dtype=np.int32) * 4, (16, 1)),
+    "masked_labels": IDS[:, 1:5],
+    "masked_weights": REAL[:, ::4],
+    "next_sentence_label": IDS[:, 16] % 2,
+}
+MODELS = {"gpt": GPT, "bert": BERT, "mixture": MIXTURE}
+
+
+def case(name):
+    """A model's configuration, objective and batch."""
+    if name == "bert":
+        return BERT, train.PRETRAINING, MASKED
+    positions = np.tile(np.arange(16, dtype=np.int32), (16, 1))
+    batch = {"input_ids": IDS[:, :-1], "labels": IDS[:, 1:]}
+    batch |= {"segment_ids": REAL, "position_ids": positions}
+    return MODELS[name], train.with_router(train.CAUSAL, MODELS[name]), batch
+
+
+def sharded_step(name, mesh, *, dtype="float32", **options):
+    config, objective, _ = case(name)
+    model = models.create(config, models.Execution(dtype=dtype))
+    return train.make_sharded_step(model, objective, optax.sgd(0.1), mesh, **options)
+
+
+def stepped(name, mesh, **options):
+    """Parameters and metrics after two steps, with dropout."""
+    sharded = sharded_step(name, mesh, **options)
+    state, batch = sharded.init(jax.random.key(0)), train.shard_batch(case(name)[2], mesh)
+    for _ in range(2):
+        state, metrics = sharded.step(state, batch, jax.random.key(1))
+    return jax.device_get((state.params, metrics))
+
+
+def mesh_of(**sizes):
+    return make_mesh(train.MeshConfig(**{"data": 1, **sizes}))
+
+
+TOLERANCE = 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_eight_devices_take_the_step_of_one(name):
+    one = make_mesh(train.MeshConfig(data=1), jax.devices()[:1])
+    expected = stepped(name, one)
+    for gather in ("step", "layer"):
+        found = stepped(name, mesh_of(data=2, fsdp=4), gather=gather, num_micro_batches=2)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE),
+            found,
+            expected,
+        )
+
+
+@pytest.mark.slow
+def test_parameters_are_gathered_in_the_dtype_that_the_model_casts_them_to():
+    """Copies under `data` are not rounded, and give the same numbers."""
+    copies = stepped("mixture", mesh_of(data=8), dtype="bfloat16", num_micro_batches=2)
+    options = {"gather": "step", "num_micro_batches": 2}
+    shards = stepped("mixture", mesh_of(fsdp=8), dtype="bfloat16", **options)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE),
+        shards,
+        copies,
+    )
+
+
+def collectives(mesh, **options):
+    """Those of a compiled step that send a part worth counting, and the number of parameters."""
+    sharded = sharded_step("gpt", mesh, **options)
+    placed = train.shard_batch(case("gpt")[2], mesh)
+    program = sharded.step.lower(sharded.state, placed, jax.random.key(1)).compile()
+    number = sum(x.size for x in jax.tree.leaves(sharded.state.params))
+    return collective_ops(parse_hlo(program.as_text()), mesh.size), number
+
+
+def sent(ops):
+    return sum(op.count * op.bytes_sent for op in ops)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"data": 8}, pytest.param({"data": 2, "fsdp": 4}, marks=pytest.mark.slow)]
+)
+def test_gradients_are_exchanged_outside_of_the_loop_over_micro_batches(sizes):
+    mesh = mesh_of(**sizes)
+    ops, number = collectives(mesh, gather="step", num_micro_batches=2)
+    assert all(op.count == 1 for op in ops)
+    copies, shards = mesh.shape["data"], mesh.shape["fsdp"]
+    # 4 bytes each: gathered and scattered among shards, and a shard summed over copies.
+    least = 2 * 4 * number * ((shards - 1) / shards + (copies - 1) / copies / shards)
+    assert least <= 1.001 * sent(ops)
+    assert sent(ops) < 1.1 * least
+    assert {op.kind for op in ops} <= {"all-reduce", "all-gather", "reduce-scatter"}
+    if shards > 1:
+        assert sent(op for op in ops if op.kind == "reduce-scatter") > 0.3 * least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "expected"), [(1, "bf16"), (2, "f32")])
+def test_gradients_are_exchanged_in_the_dtype_of_their_sums(number, expected):
+    """A single micro-batch computes those of linear maps in bfloat16."""
+    options = {"dtype": "bfloat16", "num_micro_batches": number}
+    mesh = mesh_of(data=8)
+    sharded = sharded_step("gpt", mesh, **options)
+    placed = train.shard_batch(case("gpt")[2], mesh)
+    text = sharded.step.lower(sharded.state, placed, jax.random.key(1)).as_text()
+    sums = re.findall(r"stablehlo.all_reduce.*?\}\) : \(tensor<([^>]*)>", text, re.DOTALL)
+    assert {f"2x32x128x{expected}", "48x32xf32", "2x32xf32"} <= set(sums)
+    one = make_mesh(train.MeshConfig(data=1), jax.devices()[:1])
+    loss, expected = (float(stepped("gpt", m, **options)[1]["loss"]) for m in (mesh, one))
+    assert loss == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_by_layers_copies_still_exchange_once():
+    """Shards are gathered in each micro-batch; sums over `data` are taken once."""
+    mesh = mesh_of(data=2, fsdp=4)
+    ops, number = collectives(mesh, gather="layer", num_micro_batches=2)
+    across = [op for op in ops if 4 in op.group]  # the first device of the second copy
+    assert {op.count for op in across} == {1}
+    assert sent(across) < 1.3 * 2 * 4 * number / 4 / 2  # biases and norms are no shards
+
+
+@pytest.mark.parametrize(
+    ("sizes", "micro_batches", "memory", "expected"),
+    [
+        ({"fsdp": 8}, 2, 4000, "step"),
+        ({"data": 2, "fsdp": 4}, 2, 4000, "step"),
+        ({"fsdp": 8}, 2, 3999, "layer"),
+        ({"fsdp": 8}, 2, None, "layer"),
+        ({"fsdp": 8}, 1, 4000, "layer"),
+        ({"data": 8}, 2, 4000, "layer"),
+        ({"fsdp": 4, "tensor": 2}, 2, 4000, "layer"),
+    ],
+)
+def test_parameters_are_gathered_whole_if_they_are_a_quarter_of_the_memory(
+    sizes, micro_batches, memory, expected
+):
+    found = exchange.choose_gather(
+        "auto",
+        mesh_of(**sizes),
+        whole_batch=False,
+        micro_batches=micro_batches,
+        fits=lambda: exchange.fits_whole(1000, memory),
+    )
+    assert found == expected
+
+
+def test_whole_bytes():
+    """Parameters, gradients and, with micro-batches, their sums; and a frozen model."""
+    params = {"w": jax.ShapeDtypeStruct((10,), "float32")}
+    state = train.init_state(params, optax.GradientTransformation(dict, dict), params)
+    assert exchange.whole_bytes(state, 1) == 2 * 40 + 40
+    assert exchange.whole_bytes(state, 2) == 3 * 40 + 40
+
+
+def test_where_they_cannot_be_gathered_once():
+    with pytest.raises(UserError, match=r"whole parameters, but here is mesh.tensor 2: choose ga"):
+        sharded_step("gpt", mesh_of(fsdp=4, tensor=2), gather="step")
+    objective = dataclasses.replace(train.CAUSAL, whole_batch=True)
+    with pytest.raises(UserError, match=r"an example depends on its whole batch: choose gather la"):
+        train.make_sharded_step(
+            models.create(GPT), objective, optax.sgd(0.1), mesh_of(fsdp=8), gather="step"
+        )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "expected"),
+    [
+        ({"data": 8}, {"num_micro_batches": 2}, "gradients exchanged once a step"),
+        (
+            {"data": 4, "tensor": 2},
+            {"num_micro_batches": 2},
+            "gradients exchanged in each micro-batch",
+        ),
+        (
+            {"fsdp": 8},
+            {"gather": "step"},
+            "gradients exchanged once a step; parameters gathered once a step, which takes 0.0 GB "
+            "beside the state (--gather layer: less)",
+        ),
+        (
+            {"data": 2, "fsdp": 4},
+            {"num_micro_batches": 2},
+            "parameters gathered layer by layer; gradients exchanged in each micro-batch among the "
+            "devices of fsdp",
+        ),
+        (
+            {"fsdp": 8},
+            {},
+            "parameters gathered layer by layer; gradients exchanged once a step",
+        ),
+    ],
+)
+def test_the_way_is_told(sizes, options, expected):
+    assert sharded_step("gpt", mesh_of(**sizes), **options).exchange == expected

@@ -1,0 +1,411 @@
+"""Attention over sequences whose tokens are sharded: keys and values pass round a ring of devices.
+
+Liu et al. 2023, "Ring attention with blockwise transformers for near-infinite context", section 3.
+Each of n devices has T / n tokens. It attends to its own keys, hands them on to the next device,
+attends to those that it was handed, and so on, n times; what the queries took from each part is
+merged by the logarithms of the sums (`models.nn.kernels.blockwise`). In the backward pass keys and
+values go round again, and their gradients with them. No device ever holds more than two parts of
+the keys, and what is kept for the backward pass are the arrays of the device's own tokens.
+
+**Causal order.** If the parts followed each other, the first device would have nothing to attend to
+in n - 1 of n steps, while the last one computes in all of them. So the sequence is cut into 2n
+parts, and device i gets the parts i and 2n - 1 - i ("zigzag"). In each later step exactly two of
+the four pairs of parts are visible, on every device, and both of them whole:
+
+- the device's second part attends to the first part that arrives, which is always earlier;
+- its first part does so too, if what arrives comes from an earlier device; else its second part
+  attends to the second part that arrives.
+
+Queries, keys and values are brought into this order when the ring begins, the outputs back into
+theirs when it ends, each by one exchange in which a device sends half of its tokens to one other
+device and half to another. The order of tokens outside is untouched: positions, labels and whatever
+else depends on it know nothing of the ring. (Brandon et al. 2023, "Striped attention", deal out
+single tokens instead; then every pair of blocks is half masked.)
+
+**Windows.** A window hides all but the nearest parts, which balances the work as it is: parts keep
+their order, and keys stop after the last device that sees them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from ...models.nn.fused_attention import AttentionCall, refusal
+from ...models.nn.kernels import blockwise, splash_parts
+from ...models.nn.kernels.blockwise import Attended, Band, Gradients, Inputs, merge
+from ...models.nn.masks import Segments
+from ...models.nn.typing import Array, Float
+
+T = TypeVar("T")
+U = TypeVar("U")
+Half = Array | int
+Halves = tuple[Half, Half] | None
+"""Which halves of a device's tokens lie one after the other along the batch; None: all tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PartKernel:
+    """A kernel that attends to one part of the keys at a time."""
+
+    forward: Callable[..., Attended]
+    """As `models.nn.kernels.blockwise.forward`."""
+    backward: Callable[..., Gradients]
+    """As `models.nn.kernels.blockwise.backward`."""
+
+
+PART_KERNELS: dict[str, PartKernel] = {
+    "blocks": PartKernel(blockwise.forward, blockwise.backward),
+    "splash": PartKernel(splash_parts.forward, splash_parts.backward),
+}
+"""By the name of the kernel; the others have no logarithms of sums to merge by."""
+
+
+def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | None:
+    """Returns the reason why a ring cannot serve a call over whole sequences; None if it can."""
+    if kernel not in PART_KERNELS:
+        return f"the tokens of a sequence are sharded over mesh.context {num_devices}"
+    parts = 2 * num_devices  # two on each device, for causal order
+    if call.num_queries % parts or call.num_keys % parts:
+        return (
+            f"rows have {call.lengths} tokens, and mesh.context {num_devices} cuts them into "
+            f"{parts} equal parts"
+        )
+    sizes = {"num_queries": call.num_queries // parts, "num_keys": call.num_keys // parts}
+    reason = refusal(kernel, dataclasses.replace(call, **sizes))
+    return reason and reason.replace("rows have", f"the {parts} parts of a row have")
+
+
+def holder(part: int, num_devices: int) -> int:
+    """Returns the device that has a part of 2n in causal order: device i has i and 2n - 1 - i."""
+    return min(part, 2 * num_devices - 1 - part)
+
+
+def visible_pairs(is_later: Half) -> tuple[tuple[Half, Half], tuple[Half, Half]]:
+    """Returns which pairs (half of the queries, half of the keys) see each other in a later step.
+
+    The other two are hidden from each other.
+
+    Args:
+        is_later: whether the keys come from a later device, as 0 or 1.
+    """
+    return (1, 0), (is_later, is_later)
+
+
+def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
+    """Returns the number of steps after the first whose keys are all visible, and of all steps.
+
+    Args:
+        length: the number of tokens of a device.
+        window: how many keys a query attends to, its own included.
+        num_devices: n.
+    """
+    seen = min(-(-(window - 1) // length), num_devices - 1)
+    return min(max(window // length - 1, 0), seen), seen
+
+
+_Pair = tuple[Array, Array]
+
+
+class _Keys(NamedTuple):
+    """The arrays that go round."""
+
+    key: Array
+    value: Array
+    segments: Array | None
+
+
+class _Queries(NamedTuple):
+    """The arrays that stay; `attended` and `gradient` in the backward pass only."""
+
+    query: Array
+    segments: Array | None
+    attended: Attended | None = None
+    gradient: Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """Attention on one of the devices of a ring, to be called within a `shard_map`.
+
+    Attributes:
+        axis: the axis of the mesh that the devices are on.
+        size: their number, n.
+        kernel: what attends to a part of the keys.
+        causal: whether a query attends only to its own key and to earlier ones.
+        window: if given, only to the last `window` of these.
+        cap: if given, scores s become cap · tanh(s / cap).
+    """
+
+    axis: str
+    size: int
+    kernel: PartKernel
+    causal: bool
+    window: int | None
+    cap: float | None
+
+    def __call__(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K V"],
+        segments: Segments | None,
+    ) -> Float[Array, "B T N V"]:
+        """Returns the weighted values of the device's queries.
+
+        Args:
+            query: the device's T of n · T tokens, scaled.
+            key: the device's part of the keys.
+            value: likewise.
+            segments: numbers of the device's queries and keys.
+        """
+        inputs = query, key, value
+        if not self.is_zigzag:
+            return _on_ring(self, inputs, segments)
+        inputs, segments = jax.tree.map(self.to_zigzag, (inputs, segments))
+        return self.from_zigzag(_on_ring(self, inputs, segments))
+
+    @property
+    def is_zigzag(self) -> bool:
+        """Whether a device attends from the parts i and 2n - 1 - i."""
+        return self.causal and self.window is None
+
+    def to_zigzag(self, x: Array) -> Array:
+        """Returns the parts i and 2n - 1 - i; the device has the parts 2i, 2i + 1 `[B, T, …]`."""
+        even, odd = (
+            jax.lax.ppermute(half, self.axis, self._exchange(first))
+            for first, half in enumerate(jnp.split(x, 2, axis=1))
+        )
+        return self._in_turn(even, odd)
+
+    def from_zigzag(self, x: Array) -> Array:
+        """Returns the parts 2i and 2i + 1: the inverse of `to_zigzag`."""
+        even, odd = jnp.split(self._in_turn(*jnp.split(x, 2, axis=1)), 2, axis=1)
+        halves = (
+            jax.lax.ppermute(half, self.axis, [(b, a) for a, b in self._exchange(first)])
+            for first, half in enumerate((even, odd))
+        )
+        return jnp.concatenate(list(halves), axis=1)
+
+    def _exchange(self, first: int) -> list[tuple[int, int]]:
+        """Returns who sends its part 2i (first: 0) or 2i + 1 (1) to whom: a permutation."""
+        return [(i, holder(2 * i + first, self.size)) for i in range(self.size)]
+
+    def _in_turn(self, a: Array, b: Array) -> Array:
+        """Returns both halves; swapped where the device, and with it its first part, is odd."""
+        odd = jax.lax.axis_index(self.axis) % 2 == 1
+        return jnp.concatenate([jnp.where(odd, b, a), jnp.where(odd, a, b)], axis=1)
+
+    def attend(self, mine: _Queries, keys: _Keys) -> Attended:
+        """Returns what the device's queries took from the keys of all devices."""
+        own = self._forward(mine, keys, self._own_band)
+
+        def visit(
+            total: Attended, none: None, keys: _Keys, *, step: Array | int, band: Band | None
+        ) -> tuple[Attended, None]:
+            (queries, of_queries), (keys, _) = self._cut(mine, keys, step)
+            part = self._forward(queries, keys, band)
+            return self._join(total, part, of_queries, merge), none
+
+        return self._go_round(visit, (own, None), keys)[0]
+
+    def gradients(self, mine: _Queries, keys: _Keys) -> Gradients:
+        """Returns the gradients of the device's own queries, keys and values."""
+
+        def add(a: T, b: T) -> T:
+            return jax.tree.map(jnp.add, a, b)
+
+        def visit(
+            total: Array, sums: _Pair, keys: _Keys, *, step: Array | int, band: Band | None
+        ) -> tuple[Array, _Pair]:
+            (queries, of_queries), (keys, of_keys) = self._cut(mine, keys, step)
+            query, key, value = self._backward(queries, keys, band)
+            total = self._join(total, query, of_queries, add)
+            return total, self._join(sums, (key, value), of_keys, add)
+
+        query, key, value = self._backward(mine, keys, self._own_band)
+        query, (key, value) = self._go_round(visit, (query, (key, value)), keys)
+        return Gradients(query, key, value)
+
+    @property
+    def _own_band(self) -> Band | None:
+        """The keys of the device that order leaves to its queries; two parts are like one."""
+        return Band(window=self.window) if self.causal else None
+
+    def _forward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Attended:
+        segments = _segments(mine, keys)
+        inputs = mine.query, keys.key, keys.value
+        return self.kernel.forward(*inputs, segments, band=band, cap=self.cap)
+
+    def _backward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Gradients:
+        segments = _segments(mine, keys)
+        assert mine.attended is not None
+        assert mine.gradient is not None
+        return self.kernel.backward(
+            mine.query,
+            keys.key,
+            keys.value,
+            segments,
+            band=band,
+            cap=self.cap,
+            attended=mine.attended,
+            gradient=mine.gradient,
+        )
+
+    def _go_round(
+        self, visit: Callable[..., tuple[T, U]], first: tuple[T, U], keys: _Keys
+    ) -> tuple[T, U]:
+        """Calls `visit` with the keys of one device after the other.
+
+        Keys are handed on while the device computes with them, for neither needs the other.
+
+        Args:
+            visit: from what it returned last, the keys at hand, the number of the step and what
+              order hides of them, to the sums with the part of these keys added.
+            first: what it would return for the device's own keys: sums that stay, and sums that
+              go round with the keys.
+            keys: the device's own.
+
+        Returns:
+            The sums, those that went round of the device's own keys.
+        """
+        alike, bands = self._later_steps(keys.key.shape[1])
+        last = alike + len(bands)
+        if last == 0:
+            return first
+        in_loop = alike if bands else alike - 1  # the last step hands nothing on
+
+        def step(
+            stays: T, travels: U, keys: _Keys, *, number: Array | int, band: Band | None
+        ) -> tuple[T, U]:
+            def visited(stays: T, travels: U) -> tuple[T, U]:
+                return visit(stays, travels, keys, step=number, band=band)
+
+            travels = self._hand_on(travels)
+            if self.window is None:
+                return visited(stays, travels)
+            # Keys that went round the end are later than all queries.
+            earlier = jax.lax.axis_index(self.axis) >= number
+            return jax.lax.cond(earlier, visited, lambda *sums: sums, stays, travels)
+
+        def loop(carry: tuple[T, U, _Keys], number: Array) -> tuple[tuple[T, U, _Keys], None]:
+            stays, travels, keys = carry
+            arriving = self._hand_on(keys)
+            return (*step(stays, travels, keys, number=number, band=None), arriving), None
+
+        carry = (*first, self._hand_on(keys))
+        if in_loop:
+            carry, _ = jax.lax.scan(loop, carry, jnp.arange(1, in_loop + 1))
+        stays, travels, keys = carry
+        for number, band in enumerate([None] * (alike - in_loop) + bands, in_loop + 1):
+            arriving = self._hand_on(keys) if number < last else keys
+            stays, travels = step(stays, travels, keys, number=number, band=band)
+            keys = arriving
+        return stays, self._hand_on(travels, -last)
+
+    def _later_steps(self, length: int) -> tuple[int, list[Band]]:
+        """Returns the number of steps that see whole parts, and the bands of those after them."""
+        if self.window is None:
+            return self.size - 1, []
+        alike, seen = window_steps(length, self.window, self.size)
+        return alike, [Band(i * length, self.window) for i in range(alike + 1, seen + 1)]
+
+    def _hand_on(self, tree: T, by: int = 1) -> T:
+        """Sends arrays to the device that is `by` places further."""
+        pairs = [(i, (i + by) % self.size) for i in range(self.size)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, pairs), tree)
+
+    def _cut(
+        self, mine: _Queries, keys: _Keys, step: Array | int
+    ) -> tuple[tuple[_Queries, Halves], tuple[_Keys, Halves]]:
+        """Returns the queries and keys of a later step that see each other, and what they are.
+
+        In causal order these are two pairs of halves, one after the other along the batch.
+        """
+        if not self.is_zigzag:
+            return (mine, None), (keys, None)
+        # Keys that went round the end come from a later device.
+        is_later = (jax.lax.axis_index(self.axis) < step).astype(jnp.int32)
+        of_queries, of_keys = zip(*visible_pairs(is_later), strict=True)
+        return (_halves(mine, of_queries), of_queries), (_halves(keys, of_keys), of_keys)
+
+    def _join(self, total: T, part: T, halves: Halves, join: Callable[[T, T], T]) -> T:
+        """Joins what a later step gave with the sums of all tokens."""
+        if halves is None:
+            return join(total, part)
+        # The two halves may be one: each is read only after the other was written.
+        for half, of_half in zip(halves, _two(part), strict=True):
+            total = _put(total, join(_half(total, half), of_half), half)
+        return total
+
+
+def _half(tree: T, half: Half) -> T:
+    """Returns the first or the second half of the tokens of arrays `[B, T, …]`."""
+
+    def of_array(x: Array) -> Array:
+        size = x.shape[1] // 2
+        return jax.lax.dynamic_slice_in_dim(x, half * size, size, axis=1)
+
+    return jax.tree.map(of_array, tree)
+
+
+def _halves(tree: T, halves: tuple[Half, Half]) -> T:
+    """Returns two halves of the tokens, one after the other along the batch."""
+    a, b = (_half(tree, half) for half in halves)
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a, b)
+
+
+def _two(tree: T) -> tuple[T, T]:
+    """Returns what `_halves` put one after the other."""
+
+    def of_index(index: int) -> T:
+        return jax.tree.map(lambda x: jnp.split(x, 2)[index], tree)
+
+    return of_index(0), of_index(1)
+
+
+def _put(total: T, part: T, half: Half) -> T:
+    """Returns arrays `[B, T, …]` with one half of the tokens replaced."""
+
+    def of_array(x: Array, y: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(x, y, half * y.shape[1], axis=1)
+
+    return jax.tree.map(of_array, total, part)
+
+
+def _segments(mine: _Queries, keys: _Keys) -> Segments | None:
+    if mine.segments is None or keys.segments is None:
+        return None
+    return mine.segments, keys.segments
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _on_ring(ring: Ring, inputs: Inputs, segments: Segments | None) -> Array:
+    return _on_ring_forward(ring, inputs, segments)[0]
+
+
+def _on_ring_forward(
+    ring: Ring, inputs: Inputs, segments: Segments | None
+) -> tuple[Array, tuple[Inputs, Segments | None, Attended]]:
+    query, key, value = inputs
+    of_queries, of_keys = (None, None) if segments is None else segments
+    attended = ring.attend(_Queries(query, of_queries), _Keys(key, value, of_keys))
+    attended = attended._replace(output=attended.output.astype(value.dtype))
+    return attended.output, (inputs, segments, attended)
+
+
+def _on_ring_backward(
+    ring: Ring, residuals: tuple[Inputs, Segments | None, Attended], gradient: Array
+) -> tuple[Inputs, None]:
+    inputs, segments, attended = residuals
+    query, key, value = inputs
+    of_queries, of_keys = (None, None) if segments is None else segments
+    mine = _Queries(query, of_queries, attended, gradient)
+    gradients = ring.gradients(mine, _Keys(key, value, of_keys))
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), tuple(gradients), inputs), None
+
+
+_on_ring.defvjp(_on_ring_forward, _on_ring_backward)
