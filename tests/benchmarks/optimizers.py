@@ -64,6 +64,8 @@ def row_of(variant: str, rate: float | None, common: list[str]) -> str:
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         made = train.train(config, Path(folder) / "run", quiet=True, callbacks=[watch])
+    if not made.finished:
+        raise SystemExit(f"{variant} was stopped after {made.step} steps")
     shapes = compile_trainer(made.run.config, objective_of(made.run.config)).shapes
     numbers = sum(x.size for x in jax.tree.leaves(shapes.params))
     state = bytes_per_device(shapes.opt_state)
