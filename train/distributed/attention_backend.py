@@ -86,6 +86,7 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
     fastest = FASTEST.get(platform)
     if any(part.attention_dropout_rate > 0 for part in (config.model, config.model.decoder)):
         fastest = DROPPING.get(platform, fastest)
+    alone: tuple[Kernel, ...]
     kernels: tuple[Kernel, ...]
     if asked == "auto":
         alone = () if fastest is None else (fastest,)
