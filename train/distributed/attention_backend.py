@@ -83,10 +83,9 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
         UserError: the kernel that `execution.attention` names cannot serve.
     """
     asked, platform = config.execution.attention, device.platform
-    fastest = FASTEST.get(platform)
+    fastest: Kernel | None = FASTEST.get(platform)
     if any(part.attention_dropout_rate > 0 for part in (config.model, config.model.decoder)):
-        fastest = DROPPING.get(platform, fastest)
-    alone: tuple[Kernel, ...]
+        fastest = DROPPING.get(platform) or fastest
     kernels: tuple[Kernel, ...]
     if asked == "auto":
         alone = () if fastest is None else (fastest,)
