@@ -117,13 +117,8 @@ def with_kernel(config: TrainConfig, kernel: Kernel) -> TrainConfig:
 def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -> str | None:
     """Why a kernel cannot serve a training step, or None."""
     for cannot, why in _LIMITS:
-        if cannot(kernel, device, context):
-            return why.format(
-                kernel=NAMES[kernel],
-                device=device,
-                needs=PLATFORMS.get(kernel, ""),
-                context=context,
-            )
+        if cannot(kernel, device):
+            return why.format(device=device, needs=PLATFORMS.get(kernel, ""))
     source, target = config.data.lengths
     encoder, decoder = config.model, config.model.decoder
     for sizes, queries, keys in (
@@ -139,6 +134,7 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
             dtype=config.execution.dtype,
             dropout_rate=sizes.attention_dropout_rate,
             biased=sizes.scores_by_distance,
+            capped=sizes.score_cap is not None,
         )
         reason = refusal(kernel, call)
         if reason is None and context > 1:
@@ -148,7 +144,7 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
     return None
 
 
-def _is_old_gpu(kernel: str, device: Any, _: int) -> bool:
+def _is_old_gpu(kernel: str, device: Any) -> bool:
     if kernel != "cudnn":
         return False
     if "cuda" not in device.client.platform_version:
@@ -156,9 +152,9 @@ def _is_old_gpu(kernel: str, device: Any, _: int) -> bool:
     return tuple(map(int, device.compute_capability.split("."))) < LEAST_CAPABILITY
 
 
-_LIMITS: tuple[tuple[Callable[[str, Device, int], bool], str], ...] = (
+_LIMITS: tuple[tuple[Callable[[str, Device], bool], str], ...] = (
     (
-        lambda kernel, device, _: device.platform != PLATFORMS.get(kernel, device.platform),
+        lambda kernel, device: device.platform != PLATFORMS.get(kernel, device.platform),
         "it is for a {needs}, and here is a {device.platform}",
     ),
     (_is_old_gpu, "a {device.device_kind} is not of NVIDIA's Ampere generation or later"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data import SpanCorruptionData
+from flaxzoo.models.decoders.gemma2 import Gemma2Config
 from flaxzoo.models.nn.kernels import flash
 from flaxzoo.train.distributed.attention_backend import KernelChoice, choose_kernel
 from flaxzoo.train.engine import compile as parallel
@@ -54,6 +55,18 @@ def test_distances_of_tokens_are_for_xla(run, kind):
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, positions=kind))
     for device in (TPU, gpu()):
         assert "distances of tokens are added to the" in choose_kernel(config, device).description
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [(gpu(), "XLA, not by cuDNN: scores are capped"), (TPU, "attention by splash attention")],
+)
+def test_the_capped_scores_of_gemma_2(device, said, run):
+    """What is said is what the layers do: they refuse a kernel that cannot cap."""
+    config = run()
+    sizes = {"vocab_size": 48, "max_length": 128, "num_layers": 1, "d_model": 32, "num_heads": 2}
+    model = Gemma2Config(**sizes, score_cap=50.0)
+    assert said in choose_kernel(dataclasses.replace(config, model=model), device).description
 
 
 @pytest.mark.parametrize(
