@@ -120,6 +120,11 @@ def _check(config: TrainConfig) -> None:
             f"mesh.{sharded[0]} {getattr(config.mesh, sharded[0])} is for --parallel jit, for "
             "under pmap every device has the whole model: leave one of them out"
         )
+    if config.gather != "auto":
+        raise UserError(
+            f"gather {config.gather} is for --parallel jit, for under pmap every device has the "
+            "whole model: leave one of them out"
+        )
     if config.optimizer.state_memory != "device":
         raise UserError("optimizer.state_memory host is for --parallel jit: leave one of them out")
 

@@ -216,6 +216,12 @@ def test_pmap_has_no_mesh(train_config, axis):
         compile_trainer(config, CAUSAL)
 
 
+def test_pmap_gathers_nothing(train_config):
+    config = train_config(parallel="pmap", gather="step")
+    with pytest.raises(ValueError, match=r"gather step is for --parallel jit, .*leave one of them"):
+        compile_trainer(config, CAUSAL)
+
+
 def test_descriptions(runs):
     assert runs("pmap").program.description.startswith("pmap over 8 × ")
     assert (
