@@ -51,7 +51,7 @@ class Exchange:
     """Takes the function that sums gradients over the rows of a batch, and returns that which sums
     them over devices too. None: there is one device."""
     description: str = ""
-    """A clause for a message; empty for a single device."""
+    """A clause for a message; empty where no gradients are exchanged."""
 
 
 def choose_exchange(
@@ -164,6 +164,8 @@ def describe(mesh: Mesh, gather: Gather, *, whole: int, micro_batches: int, by_h
         micro_batches: their number.
         by_hand: whether `axes_exchanged_once` has any.
     """
+    if all(size == 1 for axis, size in mesh.shape.items() if axis != "tensor"):
+        return ""  # each device has all tokens, and gradients of its own part of the model
     once = by_hand or micro_batches == 1
     if mesh.shape["fsdp"] == 1:
         return f"gradients exchanged {'once a step' if once else 'in each micro-batch'}"

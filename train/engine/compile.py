@@ -61,7 +61,7 @@ class ShardedStep:
     attention: str = ""
     """The kernel that computes attention, for a message; empty if nobody chose one."""
     exchange: str = ""
-    """How gradients are exchanged, for a message; empty for a single device."""
+    """How gradients are exchanged, for a message; empty where they are not."""
 
     def trace(self, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Traced:
         """Traces the step with shapes only, to be compiled for devices that need not be at hand.

@@ -65,7 +65,7 @@ class Plan:
     attention: str = ""
     """Summary of the kernel that computes attention."""
     exchange: str = ""
-    """Summary of how gradients are exchanged; empty for a single device."""
+    """Summary of how gradients are exchanged; empty where they are not."""
     model_flops: int = 0
     """FLOPs of the step's matmuls over all devices, without recomputation."""
     temp_bytes: int | None = None

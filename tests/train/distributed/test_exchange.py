@@ -1,6 +1,7 @@
 """Gradients are exchanged between devices once a step, and the step stays the same."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -9,6 +10,7 @@ import optax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data.errors import UserError
+from flaxzoo.models.nn.kernels import flash
 from flaxzoo.train.distributed import exchange
 from flaxzoo.train.distributed.sharding import make_mesh
 from flaxzoo.train.plan.hlo.collectives import collective_ops
@@ -76,6 +78,32 @@ def test_eight_devices_take_the_step_of_one(name):
             found,
             expected,
         )
+
+
+@pytest.mark.slow
+def test_a_kernel_that_drops_weights_within_an_exchange(monkeypatch):
+    """Divided by hand over `data`, then over `fsdp` for the kernel (interpreted) alone."""
+    interpreted = functools.partial(flash.pl.pallas_call, interpret=True)
+    monkeypatch.setattr(flash.pl, "pallas_call", interpreted)
+    config = dataclasses.replace(GPT, max_length=128, num_layers=1, dropout_rate=0.1)
+    ids = np.random.default_rng(1).integers(0, 48, (16, 129)).astype(np.int32)
+    positions = np.tile(np.arange(128, dtype=np.int32), (16, 1))
+    batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "position_ids": positions}
+    batch["segment_ids"] = (positions < 100).astype(np.int32)
+
+    def metrics(attention, mesh, **options):
+        model = models.create(config, models.Execution(attention=attention))
+        step = train.make_sharded_step(model, train.CAUSAL, optax.sgd(0.1), mesh, **options)
+        state, placed = step.init(jax.random.key(0)), train.shard_batch(batch, mesh)
+        traced = step.step.trace(state, placed, jax.random.key(1))
+        assert ("pallas_call" in str(traced.jaxpr)) == (attention == "flash")
+        _, found = step.step(state, placed, jax.random.key(1))
+        return {name: float(x) for name, x in found.items()}
+
+    mesh = mesh_of(data=2, fsdp=4)
+    ours = metrics("flash", mesh, gather="layer", num_micro_batches=2)
+    one = metrics("xla", make_mesh(train.MeshConfig(data=1), jax.devices()[:1]))
+    assert ours == pytest.approx(one, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -220,3 +248,8 @@ def test_where_they_cannot_be_gathered_once():
 )
 def test_the_way_is_told(sizes, options, expected):
     assert sharded_step("gpt", mesh_of(**sizes), **options).exchange == expected
+
+
+def test_parts_of_a_model_exchange_no_gradients():
+    mesh = make_mesh(train.MeshConfig(data=1, tensor=4), jax.devices()[:4])
+    assert sharded_step("gpt", mesh, num_micro_batches=2).exchange == ""
