@@ -267,9 +267,8 @@ def dropout(
     size = x[0].size
     counters = jnp.arange(-(-size // 2), dtype=jnp.uint32)
     words = jax.vmap(lambda key: threefry_2x32(key, counters))(keys)
-    draws = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(x.shape[0], -1)[:, :size]
-    dropped_below = min(round(rate * 2**16), 2**16 - 1)
-    keep = checkpoint_name(draws.reshape(x.shape) >= dropped_below, DROPOUT_MASK)
+    drawn = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(x.shape[0], -1)[:, :size]
+    keep = checkpoint_name(drawn.reshape(x.shape) >= dropped_below(rate), DROPOUT_MASK)
     return jnp.where(keep, x / (1 - rate), 0)
 
 
