@@ -65,6 +65,31 @@ MAX_CUDNN_HEAD_DIM = 128
 MAX_FLASH_QUERIES = 8192
 """The backward pass of flash attention holds the gradients of a head's queries on the chip."""
 
+FLASH_MEMORY = 53 << 18
+"""The bytes that `flash_bytes` may count, 13.25 MiB. The compiler gives a kernel 16 MiB on the chip
+and needs some itself: with more than this it refused some shapes for v4."""
+
+
+def flash_bytes(call: AttentionCall) -> int:
+    """Returns the bytes on the chip of the backward pass of flash attention, about.
+
+    Args:
+      call: its lengths are multiples of `BLOCK`.
+    """
+    size, sizes = jnp.dtype(call.dtype).itemsize, call.key_dim + call.head_dim
+    block_q, block_k = (
+        next(b for b in LARGEST_BLOCKS if int(n) % b == 0)
+        for n in (call.num_queries, call.num_keys)
+    )
+    # A block that comes from main memory or goes there is held twice, to overlap with the work.
+    given = 2 * size * block_q * (sizes + call.head_dim)  # queries, output and its gradient
+    given += 4 * size * block_k * sizes  # keys and values, and their gradients
+    sums = 4 * block_k * sizes
+    tiles = block_q * block_k * (4 + 4 + 2 * size)  # scores, weights and their gradients
+    of_queries = int(call.num_queries) * call.key_dim * (4 + 2 * size)
+    return given + sums + tiles + of_queries
+
+
 Limit = tuple[Callable[[AttentionCall], bool], str]
 """A property of calls that a kernel does not support, and the reason as a message states it."""
 
@@ -110,6 +135,11 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         (
             lambda c: c.num_queries > MAX_FLASH_QUERIES,
             f"rows have {{c.lengths}} tokens, more than {MAX_FLASH_QUERIES}",
+        ),
+        (
+            lambda c: flash_bytes(c) > FLASH_MEMORY,
+            "rows have {c.lengths} tokens, and with heads of size {c.key_dim} in {c.dtype} they "
+            "do not fit the memory on the chip",
         ),
     ),
     "blocks": (

@@ -341,6 +341,26 @@ def test_every_reason_is_said(kernels, change, reason):
         assert said is None or reason in said
 
 
+@pytest.mark.parametrize(
+    ("length", "size", "dtype", "fits"),
+    [
+        (8192, 64, "float32", True),
+        (8192, 128, "bfloat16", True),
+        (4096, 128, "float32", False),
+        (2048, 128, "float32", True),
+        (2048, 256, "bfloat16", True),
+        (4096, 256, "bfloat16", False),
+        (512, 256, "float32", False),
+    ],
+)
+def test_flash_attention_is_for_what_the_compiler_can_place_on_the_chip(length, size, dtype, fits):
+    """As libtpu 0.0.42 compiled, or refused to compile, both passes for v4."""
+    call = AttentionCall(length, length, size, size, dtype, 0.1)
+    said = refusal("flash", call)
+    assert (said is None) == fits
+    assert fits or f"heads of size {size} in {dtype} they do not fit the memory" in (said or "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config", [dataclasses.replace(GPT, local_window=None), LLAMA], ids=["gpt", "llama"]
