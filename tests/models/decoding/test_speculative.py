@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -176,6 +177,30 @@ def test_sampled_texts_have_the_distribution_of_the_model():
     assert np.isclose(probabilities.sum(), 1, atol=1e-5)
     assert (counts[probabilities == 0] == 0).all()
     assert is_likely(counts, probabilities)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_token_of_each_row_copies_no_cache(number):
+    """Neither copies of whole caches nor selections among them: writes go into their slots."""
+    small = {**SMALL, "num_layers": 1, "max_length": 97}
+    model, params = models.unstack_layers(*made(models.GPTConfig(**small)))
+    nothing = jnp.zeros((number,), jnp.int32)
+    state = rows.RowStates(
+        rows.empty_caches(model, number, 97, 0),
+        nothing,
+        None,
+        nothing[:, None][:, :0],
+        sampling_keys(0, number),
+        nothing,
+    )
+    sampling = sample.sampling_params(GREEDY, (), 29)
+    lowered = rows.advance_rows.lower(
+        model, params, state, nothing == 0, sampling=sampling, num_tokens=1
+    )
+    program = lowered.compile().as_text()
+    whole = rf"= f32\[(?:{number},)?(?:1,)?2,(?:8,97|97,8)\]\S* "
+    assert re.search(whole + r"fusion\(|" + whole + r"dynamic-update-slice\(", program)
+    assert not re.search(whole + r"(?:copy|select)\(", program)
 
 
 def test_generate_takes_an_assistant_as_transformers_does(poor):
