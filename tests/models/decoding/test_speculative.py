@@ -258,5 +258,32 @@ def test_a_beam_search_takes_no_draft(poor):
     generator = models.Generator(*made(FAMILIES["gpt2"]), draft=poor)
     with pytest.raises(data.UserError, match="not to a beam search"):
         generator.search([[1]], beams(max_new_tokens=3))
+    with pytest.raises(data.UserError, match="method BeamSearch does not sample"):
+        next(generator.stream([[1]], beams()))
+    with pytest.raises(data.UserError, match="num_assistant_tokens 3 is for an assistant_model"):
+        models.generate(*made(FAMILIES["gpt2"]), [[1]], num_assistant_tokens=3)
     with pytest.raises(data.UserError, match="assistant_model is a GPT: give the model and its"):
         models.generate(*made(FAMILIES["gpt2"]), [[1]], assistant_model=poor.model)
+
+
+def test_a_continuous_batch_has_rows_and_limits_and_forgets_texts_that_are_stopped():
+    generator = models.Generator(*made(FAMILIES["gpt2"]))
+
+    def batch(num_rows=1, limits=(3, 3), keys=2):
+        return generator.continuous_batch(
+            [[1], [2, 3]],
+            sampled(3, GREEDY),
+            keys=sampling_keys(0, keys),
+            limits=limits,
+            num_rows=num_rows,
+        )
+
+    for wrong in ({"num_rows": 0}, {"limits": (3, 0)}):
+        with pytest.raises(data.UserError, match="must be at least 1"):
+            batch(**wrong)
+    for wrong in ({"keys": 1}, {"limits": (3,)}):
+        with pytest.raises(data.UserError, match="give one of each for every prompt"):
+            batch(**wrong)
+    texts = batch()
+    texts.stop(1)  # it waits for the only row
+    assert {written.text for written in texts} == {0}
