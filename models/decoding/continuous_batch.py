@@ -5,7 +5,7 @@ the texts beside it, nor on when it began.
 """
 
 import dataclasses
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -121,7 +121,7 @@ class ContinuousBatch:
         self._step = tokens_per_call if draft is None else draft.num_tokens + 1
         self._spare = 0 if draft is None else draft.num_tokens  # as many are taken back
         self._texts: list[_Text | None] = [None] * num_rows
-        self._waiting: deque[_Text] = deque()
+        self._waiting: OrderedDict[int, _Text] = OrderedDict()
         self._most = self._most_of_draft = 0  # slots
         self._slots = self._slots_of_draft = 0
         self._state: RowStates | None = None
@@ -133,13 +133,13 @@ class ContinuousBatch:
         """Adds a text; it waits until a row is free.
 
         Args:
-          number: any number, by which the text is known from now on.
+          number: any number that no other has, by which the text is known from now on.
           prompt: its tokens, at least one.
           key: its key. The new tokens depend on it and on the prompt alone.
           limit: the greatest number of new tokens.
         """
         text = _Text(number, list(prompt), set(prompt), key, limit)
-        self._waiting.append(text)
+        self._waiting[number] = text
         length = len(prompt)
         longest = self._model.config.max_length
         self._most = max(self._most, _most_slots(longest, length, limit, self._step))
@@ -158,14 +158,15 @@ class ContinuousBatch:
         """
         while self._waiting or any(self._texts):
             while self._waiting and None in self._texts:
-                row, text = self._texts.index(None), self._waiting.popleft()
+                row, (_, text) = self._texts.index(None), self._waiting.popitem(last=False)
                 self._texts[row] = text
                 yield self._read(row, text)
             if any(self._texts):
                 yield from self._advance()
 
     def stop(self, number: int) -> None:
-        """Ends a text; the next takes its row."""
+        """Ends a text, or takes it out before it begins; the next takes its row."""
+        self._waiting.pop(number, None)
         for row, text in enumerate(self._texts):
             if text is not None and text.number == number:
                 self._texts[row] = None

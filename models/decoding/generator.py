@@ -85,7 +85,7 @@ class Generator:
           request: the method, a `Sampling`; the number of tokens; and what is banned.
           seed: the seed of the random choices.
           tokens_per_call: tokens per call of the compiled loop; by default the fastest number on
-            this backend.
+            this backend. With a draft model a call writes what that proposes.
 
         Yields:
           New tokens int[B, n], n ≥ 1, until there are `request.max_new_tokens`.
@@ -214,14 +214,23 @@ class Generator:
           prompts: as for `stream`.
           request: as for `stream`, but for the number of tokens.
           keys: a key for each prompt, as of `sampling_keys`.
-          limits: the number of new tokens of each prompt.
+          limits: the greatest number of new tokens of each prompt.
           num_rows: the number of texts that are written at once.
-          tokens_per_call: as for `stream`.
+          tokens_per_call: as for `stream`; a draft model sets it.
 
         Raises:
-          UserError: as `stream`; or the model is a mixture of experts.
+          UserError: as `stream`; a number is out of range; or the model is a mixture of experts.
         """
         self._checked_sampling(prompts, request)
+        if not len(prompts) == len(keys) == len(limits):
+            raise UserError(
+                f"{len(prompts)} prompts have {len(keys)} keys and {len(limits)} limits: give one "
+                "of each for every prompt"
+            )
+        if num_rows < 1 or min(limits) < 1:
+            raise UserError(
+                f"num_rows {num_rows} and the least of the limits {min(limits)} must be at least 1"
+            )
         if not self.continues_rows:
             raise UserError(
                 f"a mixture of {self.config.num_experts} experts cannot continue rows by different "
@@ -246,6 +255,7 @@ class Generator:
         self, prompts: Sequence[Sequence[int]], request: GenerationRequest, keys: RowKeys
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Continues all prompts at once with the draft model; yields what all rows have."""
+        self._checked_sampling(prompts, request)
         assert request.max_new_tokens is not None
         limits = [request.max_new_tokens] * len(prompts)
         batch = self.continuous_batch(
@@ -267,6 +277,8 @@ class Generator:
 
     def cached_context(self) -> CachedContext:
         """Returns an empty context, of which a conversation reads only what is new.
+
+        It takes no proposals of a draft model.
 
         Raises:
           UserError: the model is an encoder-decoder.

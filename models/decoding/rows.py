@@ -111,7 +111,12 @@ def apply_to_rows(
         last = dataclasses.replace(projection, hidden=projection.hidden[:, -num_logits:])
         return last.logits()[0], output.cache
 
-    logits, cache = jax.vmap(one)(ids, rows.padding, rows.cache)
+    inputs = ids, rows.padding, rows.cache
+    if ids.shape[0] > 1:
+        logits, cache = jax.vmap(one)(*inputs)
+    else:  # mapped over one row, a write is a scatter, for which XLA copies the caches on CPU
+        alone = one(*jax.tree.map(lambda x: x[0], inputs))
+        logits, cache = jax.tree.map(lambda x: x[None], alone)
     return logits, RowCaches(cache, rows.padding)
 
 

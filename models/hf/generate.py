@@ -130,6 +130,11 @@ def generate(
 def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | None) -> Draft | None:
     """Returns the draft model of a call, if it has one."""
     if assistant is None:
+        if num_tokens is not None:
+            raise UserError(
+                f"num_assistant_tokens {num_tokens} is for an assistant_model: give one, or leave "
+                "it out"
+            )
         return None
     if not isinstance(assistant, tuple):
         raise UserError(

@@ -51,11 +51,11 @@ FIELDS = ConfigMapping(
         Field("max_length", "max_length", 0),
         Field("max_new_tokens", "max_new_tokens", 0),
         FixedField("early_stopping", (False, True, "never")),
-        Field("min_length", "min_length", 0),
-        Field("min_new_tokens", "min_new_tokens", 0),
+        Field("min_length", "min_length", None, kind=int),
+        Field("min_new_tokens", "min_new_tokens", None, kind=int),
         FixedField("force_bos_token_to_be_generated", (False,)),
         FixedField("encoder_repetition_penalty", (1.0,)),
-        Field("no_repeat_ngram_size", "no_repeat", 0),
+        Field("no_repeat_ngram_size", "no_repeat", None, kind=int),
         FixedField("encoder_no_repeat_ngram_size", (0,)),
         FixedField("num_beam_groups", (1,)),
         FixedField("diversity_penalty", (0.0,)),
@@ -196,16 +196,22 @@ def _method(
         named += ("repetition_penalty",) if penalty != 1 else ()
         refused = ", ".join(f"{name} {fields[name]!r}" for name in named if name in fields)
         raise WeightsError(f"{where}: {refused} is not supported with {kind}: leave it out")
+    for name in of_targets:
+        value = fields.get(name)
+        if isinstance(value, int) and value < 0:
+            raise WeightsError(f"{where}: {name} {value} must be at least 0")
     early_stopping: Any = fields.get("early_stopping", False)
+    shortest = settings["min_new_tokens"]
+    if shortest is None:  # a length counts the start token, and yields to a number of new tokens
+        shortest = max((settings["min_length"] or 0) - 1, 0)
     return BeamSearch(
         num_beams=num_beams,
         length_penalty=settings["length_penalty"],
         penalty_form="power",
         early_stopping=early_stopping,
         renormalize=settings["renormalize"],
-        # A length counts the start token.
-        min_tokens=max(settings["min_new_tokens"], settings["min_length"] - 1),
-        no_repeat=settings["no_repeat"],
+        min_tokens=shortest,
+        no_repeat=settings["no_repeat"] or 0,
     )
 
 

@@ -5,7 +5,7 @@ the newest token whose number, counted from the first slot of the cache, is j mo
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -305,27 +305,51 @@ def _write_slots(
     value: tuple[Float[Array, "B K R V"], Float[Array, "B K T V"]],
     slot: Int[Array, ""],
 ) -> tuple[Float[Array, "B K H R"], Float[Array, "B K R V"]]:
-    """Writes T tokens side by side into the slots from the given one on; pairs are old and new.
+    """Writes T tokens side by side into the slots from the given one on; pairs are old and new."""
+    if 1 not in key[0].shape[:2]:
+        return _update_slots(key, value, slot)
+    return _write_to_one(key, value, slot)
 
-    With one row, or one key/value head, XLA's CPU backend drops that axis for the products of
-    attention, and fuses the change of shape with the writing: it copies each whole array four times
-    for every token. Nothing is fused with the branch of a condition.
+
+def _update_slots(
+    key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
+) -> tuple[Array, Array]:
+    return (
+        jax.lax.dynamic_update_slice_in_dim(*key, slot, axis=3),
+        jax.lax.dynamic_update_slice_in_dim(*value, slot, axis=2),
+    )
+
+
+@jax.custom_batching.custom_vmap
+def _write_to_one(
+    key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
+) -> tuple[Array, Array]:
+    """Writes into the slots of one row, or of one key/value head.
+
+    XLA's CPU backend drops that axis for the products of attention, and fuses the change of shape
+    with the writing: it copies each whole array four times for every token. Nothing is fused with
+    the branch of a condition.
     """
-
-    def write(
-        key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
-    ) -> tuple[Array, Array]:
-        return (
-            jax.lax.dynamic_update_slice_in_dim(*key, slot, axis=3),
-            jax.lax.dynamic_update_slice_in_dim(*value, slot, axis=2),
-        )
 
     def write_in_branch(
         key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
     ) -> tuple[Array, Array]:
         fits = slot + key[1].shape[3] <= key[0].shape[3]  # beyond it nothing counts any more
-        return jax.lax.cond(fits, write, lambda key, value, _: (key[0], value[0]), key, value, slot)
+        old = key[0], value[0]
+        return jax.lax.cond(fits, _update_slots, lambda *_: old, key, value, slot)
 
-    if 1 not in key[0].shape[:2]:
-        return write(key, value, slot)
-    return jax.lax.platform_dependent(key, value, slot, cpu=write_in_branch, default=write)
+    return jax.lax.platform_dependent(key, value, slot, cpu=write_in_branch, default=_update_slots)
+
+
+@_write_to_one.def_vmap
+def _write_to_rows(
+    axis_size: int,
+    batched: Sequence[tuple[bool, bool] | bool],
+    key: tuple[Array, Array],
+    value: tuple[Array, Array],
+    slot: Array,
+) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+    """Writes into rows that are mapped over: a condition of each would select whole arrays."""
+    axes = jax.tree.map(lambda mapped: 0 if mapped else None, tuple(batched))
+    write = jax.vmap(_update_slots, in_axes=axes, axis_size=axis_size)
+    return write(key, value, slot), (True, True)

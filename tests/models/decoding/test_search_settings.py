@@ -46,7 +46,10 @@ ASKED = {
         **{"min_length": 8, "no_repeat_ngram_size": 2, "num_beams": 3, "length_penalty": 2.0},
         **{"early_stopping": True, "renormalize_logits": False},
     },
-    "greedy, each token once": {"num_beams": 1, "min_new_tokens": 5, "no_repeat_ngram_size": 1},
+    "greedy, each token once": {
+        # The number of new tokens comes before the length.
+        **{"num_beams": 1, "min_new_tokens": 5, "min_length": 9, "no_repeat_ngram_size": 1},
+    },
 }
 LENGTHS = (9, 6, 4, 7)
 
@@ -142,6 +145,22 @@ def test_what_is_not_said_is_as_transformers_fills_it_in(tmp_path):
     assert stored_request(tmp_path, longest=16).max_new_tokens == 15
 
 
+@pytest.mark.parametrize(
+    ("fields", "shortest"),
+    [
+        ({"min_length": 9}, 8),
+        ({"min_length": 9, "min_new_tokens": None, "no_repeat_ngram_size": None}, 8),
+        ({"min_length": 9, "min_new_tokens": 5}, 5),
+        ({"min_length": 9, "min_new_tokens": 0}, 0),
+        ({"min_length": None}, 0),
+    ],
+)
+def test_a_number_of_new_tokens_comes_before_a_shortest_length(tmp_path, fields, shortest):
+    write(tmp_path, "config.json", {"model_type": "marian"})
+    write(tmp_path, "generation_config.json", PUBLISHED | fields)
+    assert stored_request(tmp_path).method.min_tokens == shortest
+
+
 REFUSED = {
     "sampling": ({"do_sample": True}, "do_sample True"),
     "an empty word": ({"bad_words_ids": [[]]}, r"bad_words_ids \[\[\]\]"),
@@ -152,7 +171,7 @@ REFUSED = {
     "no end": ({"eos_token_id": None}, "eos_token_id None"),
     "another forced end": ({"forced_eos_token_id": 3}, "forced_eos_token_id 3 .* eos_token_id 0"),
     "forced words": ({"forced_bos_token_id": "en"}, "forced_bos_token_id 'en'"),
-    "shortest": ({"min_new_tokens": -3}, "min_tokens -1 must be at least 0"),
+    "shortest": ({"min_new_tokens": -3}, "min_new_tokens -3 must be at least 0"),
     "repetitions": ({"repetition_penalty": 1.2}, "repetition_penalty 1.2"),
     "n-grams": ({"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size 1.5"),
     "groups": ({"num_beam_groups": 2}, "num_beam_groups 2"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -178,6 +179,30 @@ def test_sampled_texts_have_the_distribution_of_the_model():
     assert is_likely(counts, probabilities)
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_token_of_each_row_copies_no_cache(number):
+    """Neither copies of whole caches nor selections among them: writes go into their slots."""
+    small = {**SMALL, "num_layers": 1, "max_length": 97}
+    model, params = models.unstack_layers(*made(models.GPTConfig(**small)))
+    nothing = jnp.zeros((number,), jnp.int32)
+    state = rows.RowStates(
+        rows.empty_caches(model, number, 97, 0),
+        nothing,
+        None,
+        nothing[:, None][:, :0],
+        sampling_keys(0, number),
+        nothing,
+    )
+    sampling = sample.sampling_params(GREEDY, (), 29)
+    lowered = rows.advance_rows.lower(
+        model, params, state, nothing == 0, sampling=sampling, num_tokens=1
+    )
+    program = lowered.compile().as_text()
+    whole = rf"= f32\[(?:{number},)?(?:1,)?2,(?:8,97|97,8)\]\S* "
+    assert re.search(whole + r"fusion\(|" + whole + r"dynamic-update-slice\(", program)
+    assert not re.search(whole + r"(?:copy|select)\(", program)
+
+
 def test_generate_takes_an_assistant_as_transformers_does(poor):
     model, params = made(FAMILIES["gpt2"])
     options = {"max_new_tokens": 9, "eos_token_id": 7}
@@ -233,5 +258,32 @@ def test_a_beam_search_takes_no_draft(poor):
     generator = models.Generator(*made(FAMILIES["gpt2"]), draft=poor)
     with pytest.raises(data.UserError, match="not to a beam search"):
         generator.search([[1]], beams(max_new_tokens=3))
+    with pytest.raises(data.UserError, match="method BeamSearch does not sample"):
+        next(generator.stream([[1]], beams()))
+    with pytest.raises(data.UserError, match="num_assistant_tokens 3 is for an assistant_model"):
+        models.generate(*made(FAMILIES["gpt2"]), [[1]], num_assistant_tokens=3)
     with pytest.raises(data.UserError, match="assistant_model is a GPT: give the model and its"):
         models.generate(*made(FAMILIES["gpt2"]), [[1]], assistant_model=poor.model)
+
+
+def test_a_continuous_batch_has_rows_and_limits_and_forgets_texts_that_are_stopped():
+    generator = models.Generator(*made(FAMILIES["gpt2"]))
+
+    def batch(num_rows=1, limits=(3, 3), keys=2):
+        return generator.continuous_batch(
+            [[1], [2, 3]],
+            sampled(3, GREEDY),
+            keys=sampling_keys(0, keys),
+            limits=limits,
+            num_rows=num_rows,
+        )
+
+    for wrong in ({"num_rows": 0}, {"limits": (3, 0)}):
+        with pytest.raises(data.UserError, match="must be at least 1"):
+            batch(**wrong)
+    for wrong in ({"keys": 1}, {"limits": (3,)}):
+        with pytest.raises(data.UserError, match="give one of each for every prompt"):
+            batch(**wrong)
+    texts = batch()
+    texts.stop(1)  # it waits for the only row
+    assert {written.text for written in texts} == {0}

@@ -345,6 +345,10 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ("evaluate", "flaxzoo: evaluate needs RUN (see flaxzoo evaluate --help)"),
         ("embed RUN", "flaxzoo: embed needs --input and --output (see"),
         ("generate RUN --temprature 3", "unknown option --temprature: did you mean --temperature?"),
+        (
+            "generate RUN --draft-tokens 4",
+            "flaxzoo: --draft-tokens 4 is for a draft model: give --draft, or leave it out",
+        ),
         ("generate RUN more", "flaxzoo: unexpected argument 'more' (see flaxzoo generate --help)"),
         ("export RUN out --form npy", "--form 'npy' is unknown: choose from huggingface,"),
         ("evaluate ./nowhere", "flaxzoo: nowhere does not exist: give a run folder"),

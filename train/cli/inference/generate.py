@@ -51,8 +51,8 @@ class DecodingArguments:
     """A smaller model with the same tokenizer, named as RUN is. It proposes tokens, and the model
     checks several at once. With temperature 0 texts stay the same; others change, but have the same
     distribution."""
-    draft_tokens: int = 4
-    """With --draft: the tokens that it proposes at a time."""
+    draft_tokens: int | None = None
+    """With --draft: the tokens that it proposes at a time. By default 4."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     max_length: int | None = None
@@ -158,12 +158,13 @@ def open_generator(parsed: DecodingArguments, run: str) -> "TextGenerator":
         FileNotFoundError: there is no such run or checkpoint.
         UserError: a model does not continue texts, or the draft model is not one for it.
     """
-    from ...inference.generate import TextGenerator
+    from ...inference.generate import NUM_DRAFT_TOKENS, TextGenerator
 
     generator = TextGenerator.of_run(run, step=parsed.step, log=log, max_length=parsed.max_length)
     if parsed.draft is None:
         return generator
-    return generator.with_draft(TextGenerator.of_run(parsed.draft, log=log), parsed.draft_tokens)
+    number = NUM_DRAFT_TOKENS if parsed.draft_tokens is None else parsed.draft_tokens
+    return generator.with_draft(TextGenerator.of_run(parsed.draft, log=log), number)
 
 
 def log_acceptance(generator: "TextGenerator") -> None:
@@ -176,8 +177,13 @@ def check_requested(parsed: DecodingArguments) -> None:
     """Checks the options before anything is read.
 
     Raises:
-        UserError: an option is out of range.
+        UserError: an option is out of range, or without effect.
     """
+    if parsed.draft_tokens is not None and parsed.draft is None:
+        raise UserError(
+            f"--draft-tokens {parsed.draft_tokens} is for a draft model: give --draft, or leave it "
+            "out"
+        )
     from ...inference.generate import merged_request
 
     # The folder may set the number of beams, so without --num-beams the length penalty cannot be
