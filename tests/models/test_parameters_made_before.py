@@ -1,7 +1,9 @@
 """Models saved by commit 3b1442f, before each family had a layer of its own, load unchanged.
 
 Each file in `made_before/` has a configuration as `config.json` holds it, the parameters by path,
-inputs, the logits with and without dropout, and the norm of each parameter's gradient.
+inputs, the logits with and without dropout, and the norm of each parameter's gradient. Where
+attention weights are dropped, the logits with dropout and the gradients were written anew when
+their draws changed (`models.nn.layers.kept_weights`); the others are those of then.
 """
 
 import dataclasses

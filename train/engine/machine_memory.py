@@ -62,7 +62,9 @@ def memory_of_each(devices: Sequence[Device]) -> int | None:
     Returns:
         The bytes of the smallest; None if unknown, and for those of a CPU, which share one.
     """
-    stats = [] if devices[0].platform == "cpu" else [d.memory_stats() or {} for d in devices]
+    if devices[0].platform == "cpu":
+        return None
+    stats = [device.memory_stats() or {} for device in devices]
     limit = min((x.get("bytes_limit", 0) for x in stats), default=0)
     if jax.process_count() > 1:
         mebibytes = np.full(1, limit >> 20, np.int32)  # whose bytes would need 64 bits

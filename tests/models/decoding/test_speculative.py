@@ -154,7 +154,15 @@ def test_sampled_texts_have_the_distribution_of_the_model():
     live = ones == 1
     texts = [[] for _ in range(number)]
     for _ in range(3):
-        state, new = speculate(*pairs[0], *pairs[1], state, live, sampling=sampling, num_tokens=2)
+        state, new = speculate(
+            *pairs[0],
+            state,
+            live,
+            draft_model=pairs[1][0],
+            draft_params=pairs[1][1],
+            sampling=sampling,
+            num_tokens=2,
+        )
         for text, tokens, n in zip(texts, *map(np.asarray, (new.tokens, new.lengths)), strict=True):
             text.extend(tokens[:n].tolist())
     lengths = np.array([len(text) for text in texts])

@@ -45,7 +45,7 @@ def say(monkeypatch):
     def say(tokenizer, *texts, per_call=1, prompt="a", **options):
         rows = [t if isinstance(t, list) else tokenizer.encode(t) for t in texts]
         script = Script(rows, per_call)
-        monkeypatch.setattr(sampling, "Generator", lambda model, params: script)
+        monkeypatch.setattr(sampling, "Generator", lambda model, params, draft: script)
         pieces = []
         samples = TextGenerator(MODEL, {}, tokenizer)(
             [prompt] * len(rows),
