@@ -277,7 +277,7 @@ def test_a_beam_search_takes_no_draft(poor):
 def test_a_continuous_batch_has_rows_and_limits_and_forgets_texts_that_are_stopped():
     generator = models.Generator(*made(FAMILIES["gpt2"]))
 
-    def batch(num_rows=1, limits=(3, 3), keys=2):
+    def batch(*, num_rows: int = 1, limits: tuple[int, ...] = (3, 3), keys: int = 2):
         return generator.continuous_batch(
             [[1], [2, 3]],
             sampled(3, GREEDY),
@@ -286,12 +286,12 @@ def test_a_continuous_batch_has_rows_and_limits_and_forgets_texts_that_are_stopp
             num_rows=num_rows,
         )
 
-    for wrong in ({"num_rows": 0}, {"limits": (3, 0)}):
+    for wrong in (lambda: batch(num_rows=0), lambda: batch(limits=(3, 0))):
         with pytest.raises(data.UserError, match="must be at least 1"):
-            batch(**wrong)
-    for wrong in ({"keys": 1}, {"limits": (3,)}):
+            wrong()
+    for wrong in (lambda: batch(keys=1), lambda: batch(limits=(3,))):
         with pytest.raises(data.UserError, match="give one of each for every prompt"):
-            batch(**wrong)
+            wrong()
     texts = batch()
     texts.stop(1)  # it waits for the only row
     assert {written.text for written in texts} == {0}
