@@ -345,11 +345,9 @@ def _write_to_one(
 def _write_to_rows(
     axis_size: int,
     batched: Sequence[tuple[bool, bool] | bool],
-    key: tuple[Array, Array],
-    value: tuple[Array, Array],
-    slot: Array,
+    *arguments: tuple[Array, Array] | Array,
 ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
     """Writes into rows that are mapped over: a condition of each would select whole arrays."""
     axes = jax.tree.map(lambda mapped: 0 if mapped else None, tuple(batched))
     write = jax.vmap(_update_slots, in_axes=axes, axis_size=axis_size)
-    return write(key, value, slot), (True, True)
+    return write(*arguments), (True, True)
