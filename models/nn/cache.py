@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ..config import Execution, TransformerConfig
-from .typing import Array, Bool, Float, Int
+from .typing import Array, Bool, Float, Int, PyTree
 
 
 @struct.dataclass
@@ -345,7 +345,7 @@ def _write_to_one(
 def _write_to_rows(
     axis_size: int,
     batched: Sequence[tuple[bool, bool] | bool],
-    *arguments: tuple[Array, Array] | Array,
+    *arguments: PyTree,
 ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
     """Writes into rows that are mapped over: a condition of each would select whole arrays."""
     axes = jax.tree.map(lambda mapped: 0 if mapped else None, tuple(batched))
