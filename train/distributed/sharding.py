@@ -240,6 +240,16 @@ def state_shardings(
     return TrainState(replicated, params, opt_state, frozen)
 
 
+def has_virtual_devices() -> bool:
+    """Returns whether the devices are virtual ones of a CPU, which share its threads.
+
+    A device of XLA's CPU client takes a limited number of programs at once, 32, and programs that
+    wait for a collective count: with many behind it, the collective itself may never start. So
+    whoever starts several programs one after the other waits for each of them there.
+    """
+    return jax.default_backend() == "cpu" and jax.local_device_count() > 1
+
+
 def num_batch_shards(mesh: Mesh) -> int:
     """Returns the number of parts that the sequences of a batch are divided into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -24,6 +24,7 @@ from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
+from ..distributed.sharding import has_virtual_devices
 from ..errors import NonFiniteLoss, RunError
 from ..inference.final_sample import final_sample
 from ..objectives.eval_step import evaluate
@@ -498,7 +499,6 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
         s.step or read_metrics(s.run.folder, "validation")
     ):
         stopped_by = _evaluate(s, stop)  # what the policy is rewarded with before it learns
-    virtual_devices = jax.default_backend() == "cpu" and jax.local_device_count() > 1
     while not stopped_by and s.step < config.steps:
         if stopped_by := greatest(CALLBACK_FAILED if s.failure is not None else stop.number):
             break
@@ -508,7 +508,7 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
             stopped_by = stop.number
             break
         s.state, metrics = s.trainer.step(s.state, batch)
-        if virtual_devices:  # collectives of two steps at once may wait for each other's threads
+        if has_virtual_devices():
             _wait_for(s, metrics, stop)
         s.step, s.position = s.step + 1, s.batches.get_state()
         if pending is not None:

@@ -20,6 +20,7 @@ from ..distributed.expert_parallel import over_mesh
 from ..distributed.sharding import (
     batch_sharding,
     check_batch,
+    has_virtual_devices,
     process_shard,
     shard_batch,
 )
@@ -131,7 +132,9 @@ class PolicyTrainer:
                 state = dataclasses.replace(state, step=state.step - 1)
             state, found = self.sharded.step(state, part, jax.random.fold_in(update_key, update))
             collected.append(found)
-        means = jax.tree.map(lambda *x: sum(x) / len(x), *collected)
+            if has_virtual_devices():
+                jax.block_until_ready(found)
+        means = _mean(collected)
         # The schedule counts updates: this is the rate of the last one.
         rate = jnp.asarray(self._schedule((number + 1) * len(collected) - 1))
         return state, {**means, **metrics, "learning_rate": rate}
@@ -317,6 +320,12 @@ class PolicyTrainer:
             for name, x in rows.items()
         }
         return self.sharded.step.lower(state, part, key).compile()
+
+
+@jax.jit
+def _mean(parts: Sequence[Metrics]) -> Metrics:
+    """Returns the mean of each metric; a program, for a sum by hand would start one per metric."""
+    return jax.tree.map(lambda *x: sum(x) / len(x), *parts)
 
 
 VALIDATION = Objective(
