@@ -243,9 +243,9 @@ def state_shardings(
 def has_virtual_devices() -> bool:
     """Returns whether the devices are virtual ones of a CPU, which share its threads.
 
-    A device of XLA's CPU client takes a limited number of programs at once, 32, and programs that
-    wait for a collective count: with many behind it, the collective itself may never start. So
-    whoever starts several programs one after the other waits for each of them there.
+    A device of XLA's CPU client takes a limited number of programs at once, and those that wait for
+    the result of a collective count: with many behind it, the collective itself may never start.
+    So a caller that starts several programs one after the other waits for each of them there.
     """
     return jax.default_backend() == "cpu" and jax.local_device_count() > 1
 
