@@ -17,7 +17,7 @@ from .banned_sequences import append_recent, last_tokens
 from .beam_adapters import last_logits
 from .padding import cache_stage
 from .request import GenerationRequest, Sampling
-from .sample import NO_TOKEN, SamplingParams, sample_token, sampling_params
+from .sample import SamplingParams, require_tokens, sample_token, sampling_params
 
 CHUNKS = (64, 16, 4, 1)
 """Tokens are read in pieces of these sizes, so that few programs are compiled."""
@@ -82,12 +82,7 @@ class CachedContext:
             chosen, seen, recent = _choose(
                 logits, seen, recent, keys=fold_in(keys, count), sampling=arrays
             )
-            token = int(chosen[0])
-            if token == NO_TOKEN:
-                raise UserError(
-                    "the model's logits are NaN or infinite: its parameters are too large; give "
-                    "another --step or another model"
-                )
+            token = int(require_tokens(np.asarray(chosen))[0])
             tokens.append(token)
             yield token
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.errors import UserError
 from ..model import Model
 from ..nn.typing import Array, Float, Key, Params
 from .banned_sequences import last_tokens
@@ -30,18 +29,13 @@ from .rows import (
     move_to,
     read_context,
 )
-from .sample import NO_TOKEN, sampling_params
+from .sample import require_tokens, sampling_params
 from .speculative import Acceptance, Draft, speculate
 
 READ_BUCKET = 32
 """Contexts are read in lengths that are multiples of it, or of a quarter of a power of two."""
 SLOT_BUCKET = 64
 """The last length of a cache that grows is a multiple of it."""
-
-NOT_NUMBERS = (
-    "the model's logits are NaN or infinite: its parameters are too large; give another --step or "
-    "another model"
-)
 
 
 @dataclasses.dataclass
@@ -223,8 +217,7 @@ class ContinuousBatch:
         return Written(text.number, tokens, log_probs)
 
     def _append(self, row: int, text: _Text, tokens: list[int]) -> None:
-        if NO_TOKEN in tokens:
-            raise UserError(NOT_NUMBERS)
+        require_tokens(np.asarray(tokens))
         text.context.extend(tokens)
         text.used.update(tokens)
         text.count += len(tokens)

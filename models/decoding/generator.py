@@ -23,7 +23,7 @@ from .continuous_batch import ContinuousBatch
 from .padding import cache_stage, pad_rows, power_of_two, round_up, shortened
 from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
 from .rows import continues_rows
-from .sample import NO_TOKEN, advance, enlarge, prefill, sampling_params
+from .sample import advance, enlarge, prefill, require_tokens, sampling_params
 from .speculative import Acceptance, Draft
 from .unstack_layers import unstack_layers
 
@@ -171,7 +171,7 @@ class Generator:
                 cache_length=cache_stage(length + per_call, most),
                 with_log_probs=with_log_probs,
             )
-            new = _checked_tokens(state.tokens[:, None])  # [B, 1], later [B, per_call]
+            new = require_tokens(np.asarray(state.tokens[:, None]))  # [B, 1], later [B, per_call]
             log_probs = None if state.log_probs is None else state.log_probs[:, None]
             while True:
                 yield new, log_probs
@@ -187,7 +187,9 @@ class Generator:
                 state, tokens, log_probs = advance(
                     self._model, self._params, state, sampling=arrays, num_tokens=per_call
                 )
-                new = _checked_tokens(tokens[:, :steps])  # more may be beyond the positions
+                new = require_tokens(
+                    np.asarray(tokens[:, :steps])
+                )  # more may be beyond the positions
                 log_probs = None if log_probs is None else log_probs[:, :steps]
 
     @property
@@ -423,17 +425,6 @@ class Generator:
 def sampling_keys(seed: int, num_rows: int) -> RowKeys:
     """Returns a key for each row of a batch, made of its number and a seed."""
     return row_keys(jax.random.key(seed, impl="threefry2x32"), num_rows)
-
-
-def _checked_tokens(tokens: jax.Array) -> np.ndarray:
-    """Returns chosen tokens; raises UserError if one is missing."""
-    chosen = np.asarray(tokens)
-    if (chosen == NO_TOKEN).any():
-        raise UserError(
-            "the model's logits are NaN or infinite: its parameters are too large; give another "
-            "--step or another model"
-        )
-    return chosen
 
 
 def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]:

@@ -8,8 +8,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
+from ...data.errors import UserError
 from ..model import Model
 from ..nn.attention import HIDDEN
 from ..nn.cache import Cache, grow_cache, init_cache
@@ -25,6 +27,20 @@ SMALLEST_TEMPERATURE = 1e-6
 
 NO_TOKEN = -1
 """Stands where the logits are NaN or infinite."""
+
+
+def require_tokens(chosen: np.ndarray) -> np.ndarray:
+    """Returns chosen tokens.
+
+    Raises:
+      UserError: one is `NO_TOKEN`.
+    """
+    if (chosen == NO_TOKEN).any():
+        raise UserError(
+            "the model's logits are NaN or infinite: its parameters are too large; give another "
+            "--step or another model"
+        )
+    return chosen
 
 
 @struct.dataclass

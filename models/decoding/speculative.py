@@ -63,6 +63,11 @@ class Draft:
         require_head(config, CAUSAL_HEADS, "is no draft model", "give a causal language model")
         if self.num_tokens < 1:
             raise UserError(f"{self.num_tokens} draft tokens must be at least 1, for example 4")
+        if config.max_length < 3:
+            raise UserError(
+                f"a draft model that reads {config.max_length} tokens proposes none: give one "
+                "that reads at least 3"
+            )
         if config.max_length < self.num_tokens + 2:
             raise UserError(
                 f"a draft model that reads {config.max_length} tokens cannot propose "
@@ -114,7 +119,9 @@ class Acceptance:
         self.accepted += accepted
 
     def __str__(self) -> str:
-        rate, tokens = self.accepted / max(self.proposed, 1), self.accepted / max(self.calls, 1)
+        if not self.calls:
+            return "draft: no token was proposed"
+        rate, tokens = self.accepted / self.proposed, self.accepted / self.calls
         return (
             f"draft: {self.accepted:,} of {self.proposed:,} proposed tokens accepted ({rate:.1%}), "
             f"{1 + tokens:.2f} tokens for each call of the model"

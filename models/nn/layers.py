@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
+from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
 from .typing import Array, Bool, Float, Int, Key, UInt
 
@@ -331,7 +332,17 @@ def draws(words: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
 
 
 def head_keys(rng: RowKeys, num_heads: int) -> HeadKeys:
-    """Returns the keys of the heads' draws, from a layer's key for each sequence."""
+    """Returns the keys of the heads' draws, from a layer's key for each sequence.
+
+    Raises:
+      UserError: the keys are not of Threefry-2x32, whose blocks the draws are.
+    """
+    implementation = jax.random.key_impl(rng)
+    if str(implementation) != "threefry2x32":
+        raise UserError(
+            f"keys of {implementation} cannot drop attention weights: give "
+            "jax.random.key(seed, impl='threefry2x32'), or dropout_rate 0"
+        )
     rng = fold_in(rng, zlib.crc32(b"attention_weights"))
     per_head = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
     return jax.random.key_data(per_head(rng, jnp.arange(num_heads)))

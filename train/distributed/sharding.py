@@ -21,7 +21,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ...data.errors import UserError
@@ -198,26 +197,22 @@ def moment_spec(
 
 
 def state_shardings(
-    state: TrainState,
-    tx: optax.GradientTransformation,
-    mesh: Mesh,
-    model: TransformerConfig | None = None,
+    state: TrainState, mesh: Mesh, model: TransformerConfig | None = None
 ) -> TrainState:
     """Returns the sharding of each array of a state, given as arrays or shapes.
 
     Moments are sharded as their parameter, also in fewer bytes (`moment_spec`), frozen parameters
-    as those that are trained.
+    as those that are trained. The paths of the optimizer's state say which of its arrays are
+    moments, and whose.
 
     Args:
         state: arrays or shapes.
-        tx: the optimizer; which arrays of its state are moments, and whose, their paths say.
         mesh: from `make_mesh`.
         model: the model's configuration, see `parameter_shardings`.
 
     Raises:
         UserError: a parameter cannot be divided over the mesh.
     """
-    del tx
     replicated = NamedSharding(mesh, PartitionSpec())
     params = parameter_shardings(state.params, mesh, model)
     frozen = None if state.frozen is None else parameter_shardings(state.frozen, mesh, model)

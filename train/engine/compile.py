@@ -116,7 +116,7 @@ def make_sharded_step(
     apply_fn = shard_map_attention(over_mesh(model.apply, mesh, model.config), mesh)
     init = make_init(model, objective, tx, adapter)
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
-    shardings = state_shardings(shapes, tx, mesh, model.config)
+    shardings = state_shardings(shapes, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
     exchange = Exchange()
     if mesh.size > 1:

@@ -81,7 +81,7 @@ def test_eight_devices_update_as_one(form):
         return state
 
     state = init_state(params, tx)
-    shardings = state_shardings(state, tx, make_mesh(MESH))
+    shardings = state_shardings(state, make_mesh(MESH))
     one = jax.jit(two_steps)(state)
     ours = jax.jit(two_steps, out_shardings=shardings)(jax.device_put(state, shardings))
     apart = total = 0
@@ -103,7 +103,7 @@ def test_moments_are_sharded_as_their_parameters(config_of):
         tx = make_optimizer(config.optimizer, config.steps, config.model)
         model = models.create(config.model)
         state = jax.eval_shape(lambda: init_state(models.init_params(model, jax.random.key(0)), tx))
-        shardings = state_shardings(state, tx, mesh, config.model)
+        shardings = state_shardings(state, mesh, config.model)
         return {name: tuple(x.spec) for name, x in named(shardings.opt_state)}
 
     eight = specs("adamw int8")

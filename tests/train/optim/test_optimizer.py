@@ -349,7 +349,7 @@ def test_eight_devices_update_as_one(name, sizes, tiny):
         )
 
     state = init_state(params, tx)
-    shardings = state_shardings(jax.eval_shape(lambda: state), tx, make_mesh(MeshConfig(**sizes)))
+    shardings = state_shardings(jax.eval_shape(lambda: state), make_mesh(MeshConfig(**sizes)))
     # Moments lie as their parameters do.
     for moment in ("mu", "nu"):
         assert optax.tree_utils.tree_get(shardings.opt_state, moment) == shardings.params

@@ -50,7 +50,8 @@ class DecodingArguments:
     draft: str | None = None
     """A smaller model with the same tokenizer, named as RUN is. It proposes tokens, and the model
     checks several at once. With temperature 0 texts stay the same; others change, but have the same
-    distribution."""
+    distribution. Its newest checkpoint is used, and its own length: --step and --max-length are
+    RUN's."""
     draft_tokens: int | None = None
     """With --draft: the tokens that it proposes at a time. By default 4."""
     step: int | None = None
