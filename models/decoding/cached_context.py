@@ -17,7 +17,7 @@ from .banned_sequences import append_recent, last_tokens
 from .beam_adapters import last_logits
 from .padding import cache_stage
 from .request import GenerationRequest, Sampling
-from .sample import SamplingParams, require_tokens, sample_token, sampling_params
+from .sample import NO_TOKEN, SamplingParams, require_tokens, sample_token, sampling_params
 
 CHUNKS = (64, 16, 4, 1)
 """Tokens are read in pieces of these sizes, so that few programs are compiled."""

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
+from flaxzoo.data.errors import UserError
 from flaxzoo.models.nn import layers
 from flaxzoo.models.nn.layers import (
     draws,
@@ -100,3 +101,10 @@ def test_weights_are_dropped_or_scaled_and_so_are_their_gradients():
     np.testing.assert_allclose(gradient, np.where(kept, 1 / 0.75, 0), rtol=1e-6)
     assert drop_weights(weights, 0.25, None) is weights
     assert drop_weights(weights, 0.0, rng) is weights
+
+
+@pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
+def test_keys_of_another_generator_are_refused(implementation):
+    keys = models.row_keys(jax.random.key(7, impl=implementation), 2)
+    with pytest.raises(UserError, match=f"keys of {implementation}.*threefry2x32"):
+        head_keys(keys, 3)
