@@ -1,10 +1,10 @@
 """Kernels that compute attention block by block and never hold the scores of all pairs of tokens.
 
 Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with IO-awareness".
-cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Our own for TPUs,
-"flash attention" (`kernels/flash.py`), can drop attention weights; `kernels/blockwise.py` needs XLA
-alone. All take fewer key/value heads than query heads. XLA computes the calls that no kernel
-supports (`attention.py`).
+cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Two are our own, which
+can drop attention weights: "flash attention" for TPUs (`kernels/flash.py`), and attention block by
+block in XLA alone (`kernels/blockwise.py`). All take fewer key/value heads than query heads. XLA
+computes the calls that no kernel supports (`attention.py`).
 """
 
 import dataclasses
@@ -16,8 +16,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from .kernels.blockwise import LARGEST_BLOCK, SMALLEST_BLOCK, block_size, blockwise_attention
-from .layers import HeadKeys
+from .kernels.blockwise import (
+    LARGEST_BLOCK,
+    SMALLEST_BLOCK,
+    block_size,
+    blockwise_attention,
+    has_whole_groups,
+)
+from .layers import GROUP, HeadKeys
 from .masks import Segments, Size
 from .typing import Array, Bool, Float
 
@@ -144,11 +150,15 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
     "blocks": (
         *_LIMITS,
-        _DROPPED,
         (
             lambda c: block_size(c.num_queries) is None or block_size(c.num_keys) is None,
             "rows have {c.lengths} tokens, which no block of "
             f"{SMALLEST_BLOCK} to {LARGEST_BLOCK} tokens divides",
+        ),
+        (
+            lambda c: c.dropout_rate > 0 and not has_whole_groups(c.num_keys),
+            "rows have {c.lengths} tokens, and the largest block that divides them has a number "
+            f"of keys that is not a multiple of {GROUP}, as dropped weights need",
         ),
     ),
 }

@@ -349,20 +349,32 @@ def head_keys(rng: RowKeys, num_heads: int) -> HeadKeys:
 
 
 def kept_weights(
-    keys: HeadKeys, num_queries: int, num_keys: int, rate: float
+    keys: HeadKeys,
+    num_queries: int,
+    num_keys: int,
+    rate: float,
+    places: tuple[Int[Array, "B {num_queries}"], Int[Array, "B {num_keys}"]] | None = None,
 ) -> Bool[Array, "B N {num_queries} {num_keys}"]:
-    """Returns whether each attention weight is kept, for all queries and keys.
+    """Returns whether each attention weight is kept, for all queries and keys or for some.
 
     Args:
       keys: from `head_keys`.
       num_queries: T.
       num_keys: S.
       rate: probability that a weight is dropped, in [0, 1); rounded to a multiple of 2⁻¹⁶.
+      places: those of the queries and of the keys in their row. Each `GROUP` keys of the call
+        follow each other, from a multiple of `GROUP` on. None: the call has whole rows.
     """
     shape = num_queries, -(-num_keys // GROUP) * ROWS
-    counter = tuple(jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    query, number = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    if places is not None:
+        queries, firsts = places[0].astype(jnp.uint32), places[1][:, ::GROUP].astype(jnp.uint32)
+        query = queries[:, None, :, None]
+        number = firsts[..., None] // np.uint32(GROUP // ROWS) + jnp.arange(ROWS, dtype=jnp.uint32)
+        number = number.reshape(-1, 1, 1, shape[1])
+        query, number = jnp.broadcast_arrays(query, number)
     first, second = (keys[..., word, None, None] for word in (0, 1))
-    words = threefry((first, second), (counter[0], counter[1]))
+    words = threefry((first, second), (query, number))
     # Without the barrier, XLA would compute a block anew for each of its four keys.
     words = (x.reshape(*x.shape[:-1], -1, ROWS) for x in jax.lax.optimization_barrier(words))
     below = dropped_below(rate)

@@ -36,9 +36,17 @@ import jax.numpy as jnp
 
 from ...models.nn.fused_attention import AttentionCall, refusal
 from ...models.nn.kernels import blockwise, splash_parts
-from ...models.nn.kernels.blockwise import Attended, Band, Gradients, Inputs, merge
+from ...models.nn.kernels.blockwise import (
+    Attended,
+    Band,
+    DroppedWeights,
+    Gradients,
+    Inputs,
+    merge,
+)
+from ...models.nn.layers import GROUP, HeadKeys
 from ...models.nn.masks import Segments
-from ...models.nn.typing import Array, Float
+from ...models.nn.typing import Array, Float, Int
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -75,6 +83,11 @@ def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | No
             f"{parts} equal parts"
         )
     sizes = {"num_queries": call.num_queries // parts, "num_keys": call.num_keys // parts}
+    if call.dropout_rate > 0 and sizes["num_keys"] % GROUP:
+        return (
+            f"the {parts} parts of a row have {sizes['num_keys']} keys, and weights are dropped in "
+            f"parts of a multiple of {GROUP}"
+        )
     reason = refusal(kernel, dataclasses.replace(call, **sizes))
     return reason and reason.replace("rows have", f"the {parts} parts of a row have")
 
@@ -116,6 +129,8 @@ class _Keys(NamedTuple):
     key: Array
     value: Array
     segments: Array | None
+    places: Array | None
+    """Of the keys in their row; None: no weights are dropped."""
 
 
 class _Queries(NamedTuple):
@@ -123,6 +138,10 @@ class _Queries(NamedTuple):
 
     query: Array
     segments: Array | None
+    places: Array | None
+    """Of the queries in their row."""
+    head_keys: HeadKeys | None
+    """Of dropout; the second axis is the heads, not the tokens."""
     attended: Attended | None = None
     gradient: Array | None = None
 
@@ -138,6 +157,7 @@ class Ring:
         causal: whether a query attends only to its own key and to earlier ones.
         window: if given, only to the last `window` of these.
         cap: if given, scores s become cap · tanh(s / cap).
+        dropout_rate: the probability that a weight is dropped, if there are keys of dropout.
     """
 
     axis: str
@@ -146,6 +166,7 @@ class Ring:
     causal: bool
     window: int | None
     cap: float | None
+    dropout_rate: float = 0.0
 
     def __call__(
         self,
@@ -153,6 +174,7 @@ class Ring:
         key: Float[Array, "B S K H"],
         value: Float[Array, "B S K V"],
         segments: Segments | None,
+        head_keys: HeadKeys | None,
     ) -> Float[Array, "B T N V"]:
         """Returns the weighted values of the device's queries.
 
@@ -161,12 +183,13 @@ class Ring:
             key: the device's part of the keys.
             value: likewise.
             segments: numbers of the device's queries and keys.
+            head_keys: of dropout, for the device's heads and sequences; None: no dropout.
         """
         inputs = query, key, value
         if not self.is_zigzag:
-            return _on_ring(self, inputs, segments)
+            return _on_ring(self, inputs, segments, head_keys)
         inputs, segments = jax.tree.map(self.to_zigzag, (inputs, segments))
-        return self.from_zigzag(_on_ring(self, inputs, segments))
+        return self.from_zigzag(_on_ring(self, inputs, segments, head_keys))
 
     @property
     def is_zigzag(self) -> bool:
@@ -189,6 +212,17 @@ class Ring:
             for first, half in enumerate((even, odd))
         )
         return jnp.concatenate(list(halves), axis=1)
+
+    def places(self, x: Float[Array, "B T _ _"]) -> Int[Array, "B T"]:
+        """Returns the places of the device's tokens in their row, in the order of the ring."""
+        device, length = jax.lax.axis_index(self.axis), x.shape[1]
+        tokens = jnp.arange(length)
+        places = device * length + tokens
+        if self.is_zigzag:
+            half = length // 2
+            part = jnp.where(tokens < half, device, 2 * self.size - 1 - device)
+            places = part * half + tokens % half
+        return jnp.broadcast_to(places, x.shape[:2])
 
     def _exchange(self, first: int) -> list[tuple[int, int]]:
         """Returns who sends its part 2i (first: 0) or 2i + 1 (1) to whom: a permutation."""
@@ -236,9 +270,9 @@ class Ring:
         return Band(window=self.window) if self.causal else None
 
     def _forward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Attended:
-        segments = _segments(mine, keys)
+        segments, dropped = _segments(mine, keys), self._dropped(mine, keys)
         inputs = mine.query, keys.key, keys.value
-        return self.kernel.forward(*inputs, segments, band=band, cap=self.cap)
+        return self.kernel.forward(*inputs, segments, band=band, cap=self.cap, dropped=dropped)
 
     def _backward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Gradients:
         segments = _segments(mine, keys)
@@ -251,9 +285,15 @@ class Ring:
             segments,
             band=band,
             cap=self.cap,
+            dropped=self._dropped(mine, keys),
             attended=mine.attended,
             gradient=mine.gradient,
         )
+
+    def _dropped(self, mine: _Queries, keys: _Keys) -> DroppedWeights | None:
+        if mine.head_keys is None or mine.places is None or keys.places is None:
+            return None
+        return DroppedWeights(mine.head_keys, mine.places, keys.places, self.dropout_rate)
 
     def _go_round(
         self, visit: Callable[..., tuple[T, U]], first: tuple[T, U], keys: _Keys
@@ -330,7 +370,10 @@ class Ring:
         # Keys that went round the end come from a later device.
         is_later = (jax.lax.axis_index(self.axis) < step).astype(jnp.int32)
         of_queries, of_keys = zip(*visible_pairs(is_later), strict=True)
-        return (_halves(mine, of_queries), of_queries), (_halves(keys, of_keys), of_keys)
+        queries = _halves(mine._replace(head_keys=None), of_queries)
+        if mine.head_keys is not None:
+            queries = queries._replace(head_keys=jnp.concatenate([mine.head_keys] * 2))
+        return (queries, of_queries), (_halves(keys, of_keys), of_keys)
 
     def _join(self, total: T, part: T, halves: Halves, join: Callable[[T, T], T]) -> T:
         """Joins what a later step gave with the sums of all tokens."""
@@ -382,30 +425,45 @@ def _segments(mine: _Queries, keys: _Keys) -> Segments | None:
     return mine.segments, keys.segments
 
 
+def _placed(
+    ring: Ring, inputs: Inputs, segments: Segments | None, head_keys: HeadKeys | None
+) -> tuple[_Queries, _Keys]:
+    """Returns the arrays of a device's queries and of its keys."""
+    query, key, value = inputs
+    of_queries, of_keys = (None, None) if segments is None else segments
+    places = (None, None) if head_keys is None else (ring.places(query), ring.places(key))
+    queries = _Queries(query, of_queries, places[0], head_keys)
+    return queries, _Keys(key, value, of_keys, places[1])
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _on_ring(ring: Ring, inputs: Inputs, segments: Segments | None) -> Array:
-    return _on_ring_forward(ring, inputs, segments)[0]
+def _on_ring(
+    ring: Ring, inputs: Inputs, segments: Segments | None, head_keys: HeadKeys | None
+) -> Array:
+    return _on_ring_forward(ring, inputs, segments, head_keys)[0]
+
+
+_Residuals = tuple[Inputs, Segments | None, HeadKeys | None, Attended]
 
 
 def _on_ring_forward(
-    ring: Ring, inputs: Inputs, segments: Segments | None
-) -> tuple[Array, tuple[Inputs, Segments | None, Attended]]:
-    query, key, value = inputs
-    of_queries, of_keys = (None, None) if segments is None else segments
-    attended = ring.attend(_Queries(query, of_queries), _Keys(key, value, of_keys))
-    attended = attended._replace(output=attended.output.astype(value.dtype))
-    return attended.output, (inputs, segments, attended)
+    ring: Ring, inputs: Inputs, segments: Segments | None, head_keys: HeadKeys | None
+) -> tuple[Array, _Residuals]:
+    attended = ring.attend(*_placed(ring, inputs, segments, head_keys))
+    attended = attended._replace(output=attended.output.astype(inputs[2].dtype))
+    return attended.output, (inputs, segments, head_keys, attended)
 
 
 def _on_ring_backward(
-    ring: Ring, residuals: tuple[Inputs, Segments | None, Attended], gradient: Array
-) -> tuple[Inputs, None]:
-    inputs, segments, attended = residuals
-    query, key, value = inputs
-    of_queries, of_keys = (None, None) if segments is None else segments
-    mine = _Queries(query, of_queries, attended, gradient)
-    gradients = ring.gradients(mine, _Keys(key, value, of_keys))
-    return jax.tree.map(lambda g, x: g.astype(x.dtype), tuple(gradients), inputs), None
+    ring: Ring, residuals: _Residuals, gradient: Array
+) -> tuple[Inputs, None, None]:
+    inputs, segments, head_keys, attended = residuals
+    mine, keys = _placed(ring, inputs, segments, head_keys)
+    mine = mine._replace(attended=attended, gradient=gradient)
+    gradients = jax.tree.map(
+        lambda g, x: g.astype(x.dtype), tuple(ring.gradients(mine, keys)), inputs
+    )
+    return gradients, None, None
 
 
 _on_ring.defvjp(_on_ring_forward, _on_ring_backward)

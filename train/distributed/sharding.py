@@ -349,14 +349,14 @@ def _ring_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
         if not isinstance(attention, FusedAttention) or context.method_name != "__call__":
             return kernel(*args, **kwargs)
         query, key, value = args
-        keys: HeadKeys | None = kwargs.pop("keys", None)
+        head_keys: HeadKeys | None = kwargs.pop("keys", None)
         call = AttentionCall(
             num_queries=query.shape[1],
             num_keys=key.shape[1],
             key_dim=key.shape[-1],
             head_dim=value.shape[-1],
             dtype=str(query.dtype),
-            dropout_rate=0.0 if keys is None else attention.dropout_rate,
+            dropout_rate=0.0 if head_keys is None else attention.dropout_rate,
         )
         if reason := ring_refusal(attention.kernel, call, size):
             raise UserError(
@@ -374,18 +374,22 @@ def _ring_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
             window: int | None,
             cap: float | None,
         ) -> Array:
-            ring = Ring(CONTEXT, size, PART_KERNELS[attention.kernel], causal, window, cap)
+            kernel = PART_KERNELS[attention.kernel]
+            ring = Ring(CONTEXT, size, kernel, causal, window, cap, call.dropout_rate)
             rows = automatic(BATCH_AXES)
             arrays = PartitionSpec(rows, CONTEXT, MESH_AXES["heads"])  # [B, T, heads, head_dim]
             on_each_device = jax.shard_map(
                 ring,
                 mesh=current(mesh),
                 axis_names=set(automatic(mesh.axis_names)),
-                in_specs=(arrays, arrays, arrays, PartitionSpec(rows, CONTEXT)),
+                in_specs=(
+                    *(arrays, arrays, arrays, PartitionSpec(rows, CONTEXT)),
+                    PartitionSpec(rows, MESH_AXES["heads"]),
+                ),
                 out_specs=arrays,
                 check_vma=False,  # a kernel does not declare the axes over which its result varies
             )
-            return on_each_device(query, key, value, segments)
+            return on_each_device(query, key, value, segments, head_keys)
 
         return attention.attend(on_ring, query, key, value, **kwargs)
 

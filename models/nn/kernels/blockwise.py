@@ -2,7 +2,7 @@
 
 Rabe and Staats 2021, "Self-attention does not need O(n²) memory", with the backward pass of Dao et
 al. 2022, "FlashAttention", algorithm 4: it keeps the output and the logarithm of the sum of each
-query, and computes the weights of a block anew.
+query, and computes the weights of a block anew, and which of them are dropped (`layers.py`).
 
 The parts of a sequence that lie on several devices are attended to one after the other, by
 `forward`, `merge` and `backward` (`train.distributed.ring_attention`).
@@ -10,12 +10,15 @@ The parts of a sequence that lie on several devices are attended to one after th
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
+from ..layers import GROUP, HeadKeys, kept_weights
 from ..masks import Segments
 from ..typing import Array, Bool, Float, Int
 
@@ -45,6 +48,19 @@ class Band:
         distance = distance + self.offset
         visible = distance >= 0
         return visible if self.window is None else visible & (distance < self.window)
+
+
+@struct.dataclass
+class DroppedWeights:
+    """Which weights are dropped between some queries and some keys of each row."""
+
+    head_keys: HeadKeys
+    queries: Int[Array, "B T"]
+    """The places of the queries in their row."""
+    keys: Int[Array, "B S"]
+    """Those of the keys; each `GROUP` follow each other, from a multiple of `GROUP` on."""
+    rate: float = struct.field(pytree_node=False)
+    """The probability that a weight is dropped."""
 
 
 class Attended(NamedTuple):
@@ -78,6 +94,12 @@ def block_size(length: int) -> int | None:
         return length
     sizes = range(LARGEST_BLOCK, SMALLEST_BLOCK - 1, -1)
     return next((size for size in sizes if length % size == 0), None)
+
+
+def has_whole_groups(num_keys: int) -> bool:
+    """Returns whether each block of the keys begins with the first key of a `GROUP`."""
+    size = block_size(num_keys)
+    return size is not None and (size == num_keys or size % GROUP == 0)
 
 
 def visible_blocks(
@@ -120,6 +142,7 @@ class _Blocks(NamedTuple):
     segments: Segments | None
     band: Band | None
     cap: float | None
+    dropped: DroppedWeights | None
 
     def sizes(self) -> tuple[int, int]:
         """Returns the lengths of a block of queries and of keys."""
@@ -143,6 +166,20 @@ class _Blocks(NamedTuple):
             queries, keys = _take(queries, i * rows, rows, 1), _take(keys, j * columns, columns, 1)
             visible &= (queries[:, :, None] == keys[:, None, :])[:, None, None]
         return jnp.where(visible, scores, HIDDEN), visible
+
+    def drop(self, i: Array, j: Array) -> Callable[[Array], Array]:
+        """Returns what drops weights `[B, K, G, t, s]` of these blocks, or their gradients."""
+        if self.dropped is None:
+            return lambda weights: weights
+        dropped, (rows, columns) = self.dropped, self.sizes()
+        assert has_whole_groups(self.key.shape[2])
+        places = (
+            _take(dropped.queries, i * rows, rows, 1),
+            _take(dropped.keys, j * columns, columns, 1),
+        )
+        kept = kept_weights(dropped.head_keys, rows, columns, dropped.rate, places)
+        kept = kept.reshape(*self.query.shape[:3], rows, columns)
+        return lambda weights: jnp.where(kept, weights / (1 - dropped.rate), 0)
 
 
 def _take(x: Array, start: Array, size: int, axis: int) -> Array:
@@ -173,10 +210,11 @@ def _prepared(
     *,
     band: Band | None,
     cap: float | None,
+    dropped: DroppedWeights | None,
 ) -> _Blocks:
     grouped = _by_key_head(query, key.shape[2])
     key, value = (jnp.moveaxis(x, 1, 2) for x in (key, value))
-    return _Blocks(grouped, key, value, segments, band, cap)
+    return _Blocks(grouped, key, value, segments, band, cap, dropped)
 
 
 def forward(
@@ -187,6 +225,7 @@ def forward(
     *,
     band: Band | None,
     cap: float | None,
+    dropped: DroppedWeights | None = None,
 ) -> Attended:
     """Attends from all queries to all keys, block by block.
 
@@ -197,8 +236,9 @@ def forward(
       segments: numbers of queries and keys; a query attends to the keys of its own number.
       band: what order hides; None: nothing.
       cap: if given, scores s become cap · tanh(s / cap).
+      dropped: which weights are dropped; None: none.
     """
-    blocks = _prepared(query, key, value, segments, band=band, cap=cap)
+    blocks = _prepared(query, key, value, segments, band=band, cap=cap, dropped=dropped)
     rows, columns = blocks.sizes()
     *leading, num_queries, _ = blocks.query.shape
 
@@ -212,7 +252,7 @@ def forward(
         values = _take(blocks.value, j * columns, columns, 2)
         added = jnp.einsum(
             "BKGTS,BKSV->BKGTV",
-            weights.astype(values.dtype),
+            blocks.drop(i, j)(weights).astype(values.dtype),
             values,
             preferred_element_type=jnp.float32,
         )
@@ -244,6 +284,7 @@ def backward(
     *,
     band: Band | None,
     cap: float | None,
+    dropped: DroppedWeights | None = None,
     attended: Attended,
     gradient: Float[Array, "B T N V"],
 ) -> Gradients:
@@ -256,10 +297,11 @@ def backward(
       segments: theirs.
       band: of this part.
       cap: as in `forward`.
+      dropped: as in `forward`.
       attended: what the queries took from all keys, and not from these alone.
       gradient: with respect to that output.
     """
-    blocks = _prepared(query, key, value, segments, band=band, cap=cap)
+    blocks = _prepared(query, key, value, segments, band=band, cap=cap, dropped=dropped)
     rows, columns = blocks.sizes()
     num_key_heads = key.shape[2]
     products = jnp.sum(gradient.astype(jnp.float32) * attended.output, axis=-1)
@@ -275,7 +317,8 @@ def backward(
         query = _take(blocks.query, i * rows, rows, 3)
         key, value = (_take(x, j * columns, columns, 2) for x in (blocks.key, blocks.value))
         weights = jnp.where(visible, jnp.exp(scores - log_sum[..., None]), 0)
-        of_weights = einsum("BKGTV,BKSV->BKGTS", gradient, value)
+        drop = blocks.drop(i, j)
+        of_weights = drop(einsum("BKGTV,BKSV->BKGTS", gradient, value))
         of_scores = weights * (of_weights - product[..., None])
         if cap is not None:
             of_scores *= 1 - jnp.square(jnp.where(visible, scores, 0) / cap)
@@ -284,7 +327,7 @@ def backward(
         parts = (
             einsum("BKGTS,BKSH->BKGTH", of_scores, key),
             einsum("BKGTS,BKGTH->BKSH", of_scores, query),
-            einsum("BKGTS,BKGTV->BKSV", weights.astype(value.dtype), gradient),
+            einsum("BKGTS,BKGTV->BKSV", drop(weights).astype(value.dtype), gradient),
         )
         of_query, of_key, of_value = (
             _put(total, _take(total, start, part.shape[axis], axis) + part, start, axis)
@@ -300,32 +343,46 @@ def backward(
     return Gradients(_by_token(of_query), jnp.moveaxis(of_key, 2, 1), jnp.moveaxis(of_value, 2, 1))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _attention(
-    inputs: Inputs, segments: Segments | None, band: Band | None, cap: float | None
+    inputs: Inputs,
+    segments: Segments | None,
+    dropped: DroppedWeights | None,
+    band: Band | None,
+    cap: float | None,
 ) -> Array:
-    return _attention_forward(inputs, segments, band, cap)[0]
+    return _attention_forward(inputs, segments, dropped, band, cap)[0]
+
+
+_Residuals = tuple[Inputs, Segments | None, DroppedWeights | None, Attended]
 
 
 def _attention_forward(
-    inputs: Inputs, segments: Segments | None, band: Band | None, cap: float | None
-) -> tuple[Array, tuple[Inputs, Segments | None, Attended]]:
-    attended = forward(*inputs, segments, band=band, cap=cap)
+    inputs: Inputs,
+    segments: Segments | None,
+    dropped: DroppedWeights | None,
+    band: Band | None,
+    cap: float | None,
+) -> tuple[Array, _Residuals]:
+    attended = forward(*inputs, segments, band=band, cap=cap, dropped=dropped)
     attended = attended._replace(output=attended.output.astype(inputs[2].dtype))
-    return attended.output, (inputs, segments, attended)
+    return attended.output, (inputs, segments, dropped, attended)
 
 
 def _attention_backward(
-    band: Band | None,
-    cap: float | None,
-    residuals: tuple[Inputs, Segments | None, Attended],
-    gradient: Array,
-) -> tuple[Inputs, None]:
-    inputs, segments, attended = residuals
+    band: Band | None, cap: float | None, residuals: _Residuals, gradient: Array
+) -> tuple[Inputs, None, None]:
+    inputs, segments, dropped, attended = residuals
     gradients = backward(
-        *inputs, segments, band=band, cap=cap, attended=attended, gradient=gradient
+        *inputs,
+        segments,
+        band=band,
+        cap=cap,
+        dropped=dropped,
+        attended=attended,
+        gradient=gradient,
     )
-    return jax.tree.map(lambda g, x: g.astype(x.dtype), tuple(gradients), inputs), None
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), tuple(gradients), inputs), None, None
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -340,10 +397,17 @@ def blockwise_attention(
     causal: bool,
     window: int | None,
     cap: float | None,
+    keys: HeadKeys | None = None,
+    rate: float = 0.0,
 ) -> Float[Array, "B T N V"]:
     """Computes attention block by block, on any device; scores are not scaled.
 
-    Blocks that causal order or the window hides are not computed.
+    Blocks that causal order or the window hides are not computed. With `keys`, weights are dropped
+    with probability `rate`, the same as in XLA.
     """
     band = Band(window=window) if causal or window is not None else None
-    return _attention((query, key, value), segments, band, cap)
+    dropped = None
+    if keys is not None:
+        places = (jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2]) for x in (query, key))
+        dropped = DroppedWeights(keys, *places, rate=rate)
+    return _attention((query, key, value), segments, dropped, band, cap)

@@ -28,10 +28,12 @@ def forward(
     *,
     band: Band | None,
     cap: float | None,
+    dropped: None = None,
 ) -> Attended:
     """Attends from all queries to all keys; see `blockwise.forward`.
 
-    T and S are multiples of 128. The output is rounded to the type of the queries.
+    T and S are multiples of 128. The output is rounded to the type of the queries. Nothing is
+    dropped (`fused_attention.LIMITS`).
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
@@ -56,6 +58,7 @@ def backward(
     *,
     band: Band | None,
     cap: float | None,
+    dropped: None = None,
     attended: Attended,
     gradient: Float[Array, "B T N V"],
 ) -> Gradients:

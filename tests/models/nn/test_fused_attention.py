@@ -48,6 +48,11 @@ def blocks(monkeypatch):
 
 
 @pytest.fixture
+def blocks_dropping(blocks):
+    """The same, with weights that are dropped."""
+
+
+@pytest.fixture
 def cudnn(monkeypatch):
     """What cuDNN is asked for, computed by jax itself, which takes the same arguments."""
     real = jax.nn.dot_product_attention
@@ -89,25 +94,19 @@ MASKS = {
 }
 
 
-RATES = {"flash": 0.1}
-"""The kernels that can drop attention weights do so."""
+RATES = {"flash": 0.1, "blocks_dropping": 0.1}
+"""The probability that a weight is dropped."""
+ROWS = models.row_keys(jax.random.key(5), B)
 
 
-def rows(kernel):
-    """One key per sequence, if the kernel drops weights."""
-    return models.row_keys(jax.random.key(5), B) if kernel in RATES else None
-
-
-def by_xla(kernel, query, key, value, mask):
+def by_xla(rate, query, key, value, mask):
     keys_last, values = jnp.einsum("BSKH->BKHS", key), jnp.einsum("BSKH->BKSH", value)
     weights = attention_weights(query, keys_last, mask.materialize(), scale=1.0)
-    weights = drop_weights(weights, RATES.get(kernel, 0.0), rows(kernel))
+    weights = drop_weights(weights, rate, ROWS)
     return weighted_values(weights.astype(value.dtype), values)
 
 
-def by_kernel(kernel, query, key, value, mask):
-    rng = rows(kernel)
-    rate = RATES.get(kernel, 0.0)
+def by_kernel(kernel, rate, query, key, value, mask):
     fused = FusedAttention(kernel, mask.causal, mask.window, dropout_rate=rate)
     return fused.apply(
         {},
@@ -116,7 +115,7 @@ def by_kernel(kernel, query, key, value, mask):
         value,
         segments=mask.segments(),
         use_window=mask.use_window,
-        keys=None if rng is None else head_keys(rng, query.shape[2]),
+        keys=head_keys(ROWS, query.shape[2]) if rate > 0 else None,
     )
 
 
@@ -133,9 +132,9 @@ CASES = [
     *((kernel, name, N, N) for kernel in ("cudnn", "cudnn_on_a_gpu") for name in MASKS),
     *(
         (kernel, GROUPED, 4, 2)
-        for kernel in ("splash", "flash", "cudnn", "cudnn_on_a_gpu", "blocks")
+        for kernel in ("splash", "flash", "cudnn", "cudnn_on_a_gpu", "blocks", "blocks_dropping")
     ),
-    *(("blocks", name, N, N) for name in MASKS),
+    *((kernel, name, N, N) for kernel in ("blocks", "blocks_dropping") for name in MASKS),
 ]
 
 
@@ -143,7 +142,7 @@ CASES = [
 @pytest.mark.parametrize(("kernel", "name", "num_heads", "num_kv_heads"), CASES)
 def test_a_kernel_gives_what_xla_gives(kernel, name, num_heads, num_kv_heads, request):
     request.getfixturevalue(kernel)
-    on_gpu = kernel == "cudnn_on_a_gpu"
+    on_gpu, rate = kernel == "cudnn_on_a_gpu", RATES.get(kernel, 0.0)
     dtype = jnp.bfloat16 if on_gpu else jnp.float32
     mask = MASKS[name]
     rng = np.random.default_rng(0)
@@ -167,21 +166,24 @@ def test_a_kernel_gives_what_xla_gives(kernel, name, num_heads, num_kv_heads, re
 
     kernel = kernel.split("_")[0]
     rtol, atol = (0.05, 0.05) if on_gpu else (1e-4, 2e-5)
-    ways = (functools.partial(way, kernel) for way in (by_kernel, by_xla))
+    ways = functools.partial(by_kernel, kernel, rate), functools.partial(by_xla, rate)
     for ours, xla in zip(*map(both, ways), strict=True):
         np.testing.assert_allclose(ours, xla, rtol=rtol, atol=atol)
 
 
-def test_flash_attention_drops_the_very_weights_that_xla_drops(flash):
+@pytest.mark.parametrize("kernel", ["flash", "blocks"])
+def test_a_kernel_drops_the_very_weights_that_xla_drops(kernel, request):
     """Queries of 0 weigh all keys alike, and values that are an identity show the weights."""
+    request.getfixturevalue(kernel)
+    rate = 0.1
     query, key = jnp.zeros((B, T, N, 8)), jnp.ones((B, 2 * T, N, 8))
     value = jnp.broadcast_to(jnp.eye(2 * T)[:, None], (B, 2 * T, N, 2 * T))
     mask = AttentionMask(T, 2 * T)
-    attend = jax.jit(functools.partial(by_kernel, "flash"))
+    attend = jax.jit(functools.partial(by_kernel, kernel, rate))
     weights = jnp.einsum("BTNS->BNTS", attend(query, key, value, mask))
-    kept = kept_weights(head_keys(rows("flash"), N), T, 2 * T, RATES["flash"])
+    kept = kept_weights(head_keys(ROWS, N), T, 2 * T, rate)
     np.testing.assert_array_equal(weights != 0, kept)
-    np.testing.assert_allclose(weights, kept / (2 * T * (1 - RATES["flash"])), rtol=1e-5)
+    np.testing.assert_allclose(weights, kept / (2 * T * (1 - rate)), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -192,7 +194,7 @@ def test_flash_attention_without_a_key_drops_nothing(flash):
     mask = AttentionMask(T, T)
     plain = FusedAttention("flash", False, None, dropout_rate=0.5)
     ours = plain.apply({}, query, key, value, segments=None, use_window=None)
-    np.testing.assert_allclose(ours, by_xla("", query, key, value, mask), rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(ours, by_xla(0.0, query, key, value, mask), rtol=1e-4, atol=2e-5)
 
 
 GPT = models.GPTConfig(
@@ -316,13 +318,20 @@ def test_what_no_kernel_serves_is_computed_by_xla(what):
 CALL = AttentionCall(256, 256, 64, 64, "bfloat16", 0.0)
 
 
+def test_blocks_that_cannot_draw_in_groups_are_refused():
+    dropping = dataclasses.replace(CALL, dropout_rate=0.1, num_keys=1000)
+    assert refusal("blocks", dataclasses.replace(dropping, num_keys=500)) is None
+    assert "256 and 1000 tokens" in (refusal("blocks", dropping) or "")
+    assert refusal("blocks", dataclasses.replace(dropping, dropout_rate=0.0)) is None
+
+
 @pytest.mark.parametrize(
     ("kernels", "change", "reason"),
     [
         ("cudnn splash flash blocks", {"cached": True}, "cache"),
         ("cudnn splash flash blocks", {"weights": True}, "weights are requested"),
         ("cudnn splash flash blocks", {"is_per_query": True}, "an entry for each query and key"),
-        ("cudnn splash blocks", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
+        ("cudnn splash", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
         ("cudnn", {"dtype": "float32"}, "float32 and not bfloat16"),
         ("cudnn", {"key_dim": 32}, "keys have size 32 and values 64"),
         ("cudnn", {"key_dim": 256, "head_dim": 256}, "heads have size 256"),

@@ -108,7 +108,12 @@ def test_the_kernel_suits_the_device_or_it_is_said_why_not(device, fields, said,
         (TPU, {}, "on a ring of 2 devices, not by splash attention: the 4 parts of a row have 32"),
         (gpu(), {}, "on a ring of 2 devices, not by cuDNN: the tokens of a sequence are sharded"),
         (CPU, {"length": 126}, "by XLA, not by XLA block by block: rows have 126 tokens, and mesh"),
-        (CPU, {"dropout_rate": 0.1}, "by XLA, not by XLA block by block: attention weights are"),
+        (CPU, {"dropout_rate": 0.1}, "attention by XLA block by block on a ring of 2 devices"),
+        (
+            CPU,
+            {"dropout_rate": 0.1, "length": 64},
+            "by XLA, not by XLA block by block: the 4 parts of a row have 16 keys",
+        ),
         (CPU, {"attention": "xla"}, "attention by XLA"),
     ],
 )

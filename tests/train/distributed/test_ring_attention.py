@@ -1,6 +1,7 @@
 """Attention over sharded tokens is that of one device; the work is balanced, nothing gathered."""
 
 import collections
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from flaxzoo import models, train
 from flaxzoo.models.nn.attention import attention_weights, weighted_values
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention
 from flaxzoo.models.nn.kernels import blockwise
+from flaxzoo.models.nn.layers import drop_weights, head_keys
 from flaxzoo.models.nn.masks import causal_mask
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.distributed.ring_attention import (
@@ -62,6 +64,7 @@ class Case(NamedTuple):
     cap: float | None = None
     mask: str = "packed"
     num_keys: int = 32
+    rate: float = 0.0
 
 
 B, T, N, K, H, V = 4, 32, 4, 2, 8, 6
@@ -95,6 +98,9 @@ def segments_of(case):
     return jnp.ones((B, T), jnp.int32), jnp.asarray(real, jnp.int32)
 
 
+ROWS = models.row_keys(jax.random.key(5), B)
+
+
 def by_one(case, segments, *given):
     query, key, value = given
     mask = jnp.ones((1, 1, 1, 1), bool)
@@ -104,6 +110,7 @@ def by_one(case, segments, *given):
         mask &= (segments[0][:, :, None] == segments[1][:, None])[:, None]
     keys, values = jnp.einsum("BSKH->BKHS", key), jnp.einsum("BSKH->BKSH", value)
     weights = attention_weights(query, keys, mask, scale=1.0, cap=case.cap)
+    weights = drop_weights(weights, case.rate, ROWS)
     return weighted_values(weights, values), mask.any(-1)[:, 0, :, None, None]
 
 
@@ -112,7 +119,7 @@ def assert_is_one_device(case, kernel="blocks", use_window=None):
     mesh = sharding.make_mesh(train.MeshConfig(**{"data": 1, **case.mesh}))
     *given, gradient = arrays(case.num_keys)
     segments = segments_of(case)
-    fused = FusedAttention(kernel, case.causal, case.window, case.cap)
+    fused = FusedAttention(kernel, case.causal, case.window, case.cap, case.rate)
     on_ring = sharding.shard_map_attention(functools.partial(fused.apply, {}), mesh)
     alone = case if use_window in (None, True) else case._replace(window=None)
     expected, pull = jax.vjp(lambda *x: by_one(alone, segments, *x)[0], *given)
@@ -120,8 +127,9 @@ def assert_is_one_device(case, kernel="blocks", use_window=None):
     gradient = jnp.where(has_keys, gradient, 0)
 
     def both(gradient, segments, use_window, *given):
+        keys = head_keys(ROWS, N) if case.rate > 0 else None
         output, pull = jax.vjp(
-            lambda *x: on_ring(*x, segments=segments, use_window=use_window), *given
+            lambda *x: on_ring(*x, segments=segments, use_window=use_window, keys=keys), *given
         )
         return output, *pull(gradient)
 
@@ -153,6 +161,32 @@ QUICK = "causal 2", "window 4"
 )
 def test_a_ring_is_one_device(name):
     assert_is_one_device(CASES[name])
+
+
+DROPPING = {
+    "causal 2": Case({"fsdp": 2, "context": 2, "tensor": 2}, cap=2.0),
+    "causal 4": Case({"data": 2, "context": 4}, mask="padded"),
+    "both ways 4": Case({"context": 4, "tensor": 2}, causal=False),
+    "another's keys 2": Case({"data": 4, "context": 2}, False, mask="padded", num_keys=128),
+    "window 4": Case({"data": 2, "context": 4}, window=90),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "causal 2" else pytest.param(name, marks=pytest.mark.slow)
+        for name in DROPPING
+    ],
+)
+def test_a_ring_drops_the_weights_that_one_device_drops(name, monkeypatch):
+    """Several blocks to a part; parts of at least 32 keys, whose bits are drawn together."""
+    monkeypatch.setattr(blockwise, "LARGEST_BLOCK", 32)
+    monkeypatch.setattr(blockwise, "SMALLEST_BLOCK", 32)
+    monkeypatch.setitem(globals(), "T", 256)
+    case = DROPPING[name]
+    num_keys = case.num_keys if name == "another's keys 2" else 256
+    assert_is_one_device(case._replace(rate=0.2, num_keys=num_keys))
 
 
 @pytest.mark.slow
@@ -202,6 +236,13 @@ def test_a_call_that_no_ring_divides_is_refused():
     said = ring_refusal("splash", call, 8)
     assert said == "the 16 parts of a row have 64 tokens, not a multiple of 128"
     assert "mesh.context 4" in (ring_refusal("cudnn", call, 4) or "")
+    dropping = dataclasses.replace(call, dropout_rate=0.1)
+    assert ring_refusal("blocks", dropping, 4) is None
+    assert "dropped with probability 0.1" in (ring_refusal("splash", dropping, 4) or "")
+    said = ring_refusal("blocks", dataclasses.replace(dropping, num_keys=96), 2)
+    assert said == (
+        "the 4 parts of a row have 24 keys, and weights are dropped in parts of a multiple of 32"
+    )
     odd = Case({"context": 8}, num_keys=24)
     mesh = sharding.make_mesh(train.MeshConfig(data=1, **odd.mesh))
     fused = FusedAttention("blocks", causal=False, window=None)
