@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
+from flaxzoo.data import CausalLMData, TokenizerConfig
 from flaxzoo.models.nn.attention import attention_weights, weighted_values
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention
 from flaxzoo.models.nn.kernels import blockwise
@@ -264,14 +265,25 @@ MODELS = {
         dropout_rate=0.0,
         local_window=5,
     ),
+    "dropping": models.GPTConfig(
+        vocab_size=48, max_length=128, num_layers=2, d_model=32, num_heads=4, dropout_rate=0.2
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_run_over_a_ring_has_the_losses_of_one_device(name, train_config, batches):
+    times = MODELS[name].max_length // 16  # rows of parts that weights can be dropped in
+    batches = [{k: np.tile(v, (1, times)) for k, v in batch.items()} for batch in batches]
+
     def losses(**fields):
-        config = train_config(model=MODELS[name], **fields)
+        data = CausalLMData(
+            source="builtin:python-docs",
+            length=MODELS[name].max_length,
+            tokenizer=TokenizerConfig(vocab_size=48),
+        )
+        config = train_config(model=MODELS[name], data=data, **fields)
         program = compile_trainer(config, CAUSAL)
         state, found = program.init(), []
         for batch in batches:
