@@ -30,12 +30,14 @@ from .layers import ACTIVATIONS, FeedForward, GatedFeedForward, RowKeys, fold_in
 from .masks import AnyArray
 from .typing import Array, Bool, Float, Int
 
-BLOCK = 64
-"""Tokens that are multiplied with an expert's matrices at a time. Fewer leave less of the last
-block of each expert empty, more read the matrices less often."""
+BLOCKS = 256, 64, 16
+"""Numbers of tokens that are multiplied with an expert's matrices at a time, each a multiple of the
+next: an expert's tokens fill as many large blocks as they can, and the rest goes to smaller ones.
+Large blocks read the matrices less often, small ones leave less of the last block empty."""
 _JITTER = 0x6A
 
 Config = TypeVar("Config", bound=TransformerConfig)
+Carry = TypeVar("Carry")
 
 
 @struct.dataclass
@@ -352,17 +354,21 @@ def _known(chosen: Int[Array, "M K"], number: int) -> Int[Array, "M K"]:
 
 
 class _Blocks(NamedTuple):
-    """Blocks of choices, each of one expert; `n` is enough for any choice."""
+    """The choices by expert, padded to whole blocks; the R rows are enough for any choice."""
 
-    expert: Int[Array, " n"]
-    used: Int[Array, ""]
-    """The number of blocks that have any choices; the others come last."""
-    member: Int[Array, "n b"]
-    """The number of each row of a block among the M · K choices."""
-    filled: Bool[Array, "n b"]
+    used: Int[Array, " E"]
+    """The experts that are chosen at all, in the first `num_used` places."""
+    num_used: Int[Array, ""]
+    first: Int[Array, " E"]
+    """The first row of each expert."""
+    size: Int[Array, " E"]
+    """The number of its rows, a multiple of the smallest block."""
+    member: Int[Array, " R"]
+    """The number of each row among the M · K choices."""
+    filled: Bool[Array, " R"]
     """Whether the row is a choice at all."""
     row: Int[Array, "M K"]
-    """The row of each choice among the n · b; n · b for an expert that is not here."""
+    """The row of each choice; R for an expert that is not here."""
 
 
 def _by_blocks(
@@ -370,32 +376,38 @@ def _by_blocks(
 ) -> Float[Array, "M D"]:
     """Returns the weighted sums, computed in blocks of the rows of one expert.
 
-    The rows of each expert are padded to whole blocks. There are at most M · K / BLOCK + E of
-    these, so that shapes are static, and no choice is dropped.
+    The rows of each expert are padded to whole blocks of the smallest size b. There are at most
+    M · K / b + E of these, so that shapes are static, and no choice is dropped.
     """
-    number = kernels.down.shape[0]
+    number, block = kernels.down.shape[0], BLOCKS[-1]
     experts = _known(choice.experts, number).reshape(-1)
     order = jnp.argsort(experts, stable=True)
     counts = jnp.bincount(experts, length=number)
     starts = jnp.cumsum(counts) - counts
-    ends = jnp.cumsum(-(-counts // BLOCK))  # in blocks
-    first = ends - -(-counts // BLOCK)
+    size = -(-counts // block) * block
+    end = jnp.cumsum(size)
+    first = end - size
 
-    most = -(-experts.size // BLOCK) + number
-    expert = jnp.minimum(jnp.searchsorted(ends, jnp.arange(most), side="right"), number - 1)
-    rank = (jnp.arange(most) - first[expert])[:, None] * BLOCK + jnp.arange(BLOCK)
-    filled = (rank < counts[expert][:, None]) & (jnp.arange(most) < ends[-1])[:, None]
-    member = order[jnp.where(filled, starts[expert][:, None] + rank, 0)]
+    rows = jnp.arange((-(-experts.size // block) + number) * block)
+    expert = jnp.minimum(jnp.searchsorted(end, rows, side="right"), number - 1)
+    rank = rows - first[expert]
+    filled = (rank < counts[expert]) & (rows < end[-1])
+    member = order[jnp.where(filled, starts[expert] + rank, 0)]
     place = jnp.argsort(order)  # of each choice among the sorted ones
-    here = experts < number
     own = jnp.minimum(experts, number - 1)
-    row = jnp.where(here, first[own] * BLOCK + place - starts[own], most * BLOCK)
-    blocks = _Blocks(expert, ends[-1], member, filled, row.reshape(choice.experts.shape))
+    row = jnp.where(experts < number, first[own] + place - starts[own], rows.size)
+    used = jnp.argsort(counts == 0, stable=True)
+    row = row.reshape(choice.experts.shape)
+    blocks = _Blocks(used, jnp.sum(counts > 0), first, size, member, filled, row)
     return _in_blocks(activation, (x, choice.weight), kernels, blocks)
 
 
 _Weighted = tuple[Float[Array, "M D"], Float[Array, "M K"]]
 """Tokens, and the weights of their experts."""
+_Outputs = tuple[Array, tuple[Array, ...]]
+"""The output of each block's rows, and the results of the first maps."""
+_Gradients = tuple[Array, Kernels]
+"""The gradients of each block's rows, and of the maps."""
 _Residuals = tuple[_Weighted, Kernels, _Blocks, tuple[Array, ...], Array]
 
 
@@ -411,20 +423,23 @@ def _blocks_forward(
     activation: Activation, weighted: _Weighted, kernels: Kernels, blocks: _Blocks
 ) -> tuple[Array, _Residuals]:
     x, weight = weighted
-    shape, width = blocks.member.shape, kernels.down.shape[1]
-    outputs = jnp.zeros((*shape, x.shape[1]), x.dtype)
-    wide = tuple(jnp.zeros((*shape, width), x.dtype) for _ in kernels.inputs)
+    num_rows, width = blocks.member.size, kernels.down.shape[1]
+    outputs = jnp.zeros((num_rows, x.shape[1]), x.dtype)
+    wide = tuple(jnp.zeros((num_rows, width), x.dtype) for _ in kernels.inputs)
 
-    def one(i: Array, carry: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
-        outputs, kept = carry
-        expert = blocks.expert[i]
-        rows = _rows_of(x, blocks, i, weight.shape[1])
-        before = tuple(rows @ kernel[expert] for kernel in kernels.inputs)
-        output = _hidden(activation, before) @ kernels.down[expert]
-        kept = tuple(all_.at[i].set(own) for all_, own in zip(kept, before, strict=True))
-        return outputs.at[i].set(output), kept
+    def of_expert(number: Array, carry: _Outputs) -> _Outputs:
+        expert = blocks.used[number]
+        inputs, down = jax.tree.map(lambda kernel: kernel[expert], kernels)
 
-    outputs, kept = jax.lax.fori_loop(0, blocks.used, one, (outputs, wide))
+        def of_block(start: Array, size: int, carry: _Outputs) -> _Outputs:
+            rows = _rows_of(x, blocks, start, size, weight.shape[1])
+            before = tuple(rows @ kernel for kernel in inputs)
+            output = _hidden(activation, before) @ down
+            return jax.tree.map(lambda all_, own: _put(all_, own, start), carry, (output, before))
+
+        return _over_blocks(blocks, expert, of_block, carry)
+
+    outputs, kept = jax.lax.fori_loop(0, blocks.num_used, of_expert, (outputs, wide))
     of_choice = _of_choices(outputs, blocks)  # [M, K, D]
     y = jnp.einsum("MKD,MK->MD", of_choice, weight)
     return y, (weighted, kernels, blocks, kept, outputs)
@@ -436,27 +451,33 @@ def _blocks_backward(
     (x, weight), kernels, blocks, kept, outputs = residuals
     per_token = weight.shape[1]
 
-    def one(i: Array, carry: tuple[Array, Kernels]) -> tuple[Array, Kernels]:
+    def of_expert(number: Array, carry: _Gradients) -> _Gradients:
+        expert = blocks.used[number]
+        inputs, down = own = jax.tree.map(lambda kernel: kernel[expert], kernels)
+
+        def of_block(start: Array, size: int, carry: _Gradients) -> _Gradients:
+            d_rows, d_own = carry
+            d_output = _rows_of(dy, blocks, start, size, per_token)
+            d_output *= weight.reshape(-1)[_take(blocks.member, start, size)][:, None]
+            before = tuple(_take(all_, start, size) for all_ in kept)
+            hidden, pullback = jax.vjp(functools.partial(_hidden, activation), before)
+            (d_before,) = pullback(d_output @ down.T)
+            rows = _rows_of(x, blocks, start, size, per_token)
+            d_row = sum(d @ kernel.T for d, kernel in zip(d_before, inputs, strict=True))
+            d_inputs = tuple(
+                total + rows.T @ d for total, d in zip(d_own.inputs, d_before, strict=True)
+            )
+            d_down = d_own.down + hidden.T @ d_output
+            return _put(d_rows, jnp.asarray(d_row), start), Kernels(d_inputs, d_down)
+
+        # The sums of one expert may stay in a processor's caches; those of all do not.
         d_rows, d_kernels = carry
-        expert = blocks.expert[i]
-        d_output = _rows_of(dy, blocks, i, per_token)
-        d_output *= weight.reshape(-1)[blocks.member[i]][:, None]
-        before = tuple(all_[i] for all_ in kept)
-        hidden, pullback = jax.vjp(functools.partial(_hidden, activation), before)
-        (d_before,) = pullback(d_output @ kernels.down[expert].T)
-        rows = _rows_of(x, blocks, i, per_token)
-        d_row = sum(
-            d @ kernel[expert].T for d, kernel in zip(d_before, kernels.inputs, strict=True)
-        )
-        d_inputs = tuple(
-            total.at[expert].add(rows.T @ d)
-            for total, d in zip(d_kernels.inputs, d_before, strict=True)
-        )
-        d_down = d_kernels.down.at[expert].add(hidden.T @ d_output)
-        return d_rows.at[i].set(d_row), Kernels(d_inputs, d_down)
+        sums = d_rows, jax.tree.map(jnp.zeros_like, own)
+        d_rows, d_own = _over_blocks(blocks, expert, of_block, sums)
+        return d_rows, jax.tree.map(lambda all_, own: all_.at[expert].set(own), d_kernels, d_own)
 
     zeros = (jnp.zeros_like(outputs), jax.tree.map(jnp.zeros_like, kernels))
-    d_rows, d_kernels = jax.lax.fori_loop(0, blocks.used, one, zeros)
+    d_rows, d_kernels = jax.lax.fori_loop(0, blocks.num_used, of_expert, zeros)
     dx = jnp.sum(_of_choices(d_rows, blocks), axis=1)
     d_weight = jnp.einsum("MKD,MD->MK", _of_choices(outputs, blocks), dy)
     return (dx, d_weight), d_kernels, None
@@ -465,14 +486,41 @@ def _blocks_backward(
 _in_blocks.defvjp(_blocks_forward, _blocks_backward)
 
 
+def _over_blocks(
+    blocks: _Blocks, expert: Array, of_block: Callable[[Array, int, Carry], Carry], carry: Carry
+) -> Carry:
+    """Calls `of_block(first row, number of rows, carry)` for the blocks of an expert."""
+    start, left = blocks.first[expert], blocks.size[expert]
+
+    def of_number(i: Array, carry: Carry, *, start: Array, size: int) -> Carry:
+        return of_block(start + i * size, size, carry)
+
+    for size in BLOCKS:
+        if size > blocks.member.size:
+            continue
+        number = left // size
+        body = functools.partial(of_number, start=start, size=size)
+        carry = jax.lax.fori_loop(0, number, body, carry)
+        start, left = start + number * size, left - number * size
+    return carry
+
+
+def _take(x: Array, start: Array, size: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, start, size)
+
+
+def _put(x: Array, part: Array, start: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, part, start, axis=0)
+
+
 def _rows_of(
-    x: Float[Array, "M D"], blocks: _Blocks, i: Array, per_token: int
-) -> Float[Array, "b D"]:
-    """Returns the tokens of block i; zeros where it has none."""
-    return jnp.where(blocks.filled[i][:, None], x[blocks.member[i] // per_token], 0)
+    x: Float[Array, "M D"], blocks: _Blocks, start: Array, size: int, per_token: int
+) -> Float[Array, "{size} D"]:
+    """Returns the tokens of a block; zeros where it has none."""
+    member, filled = (_take(x, start, size) for x in (blocks.member, blocks.filled))
+    return jnp.where(filled[:, None], x[member // per_token], 0)
 
 
-def _of_choices(outputs: Float[Array, "n b D"], blocks: _Blocks) -> Float[Array, "M K D"]:
+def _of_choices(outputs: Float[Array, "R D"], blocks: _Blocks) -> Float[Array, "M K D"]:
     """Returns the row of each choice; zeros for those of experts that are not here."""
-    rows = outputs.reshape(-1, outputs.shape[-1])
-    return rows.at[blocks.row].get(mode="fill", fill_value=0)
+    return outputs.at[blocks.row].get(mode="fill", fill_value=0)

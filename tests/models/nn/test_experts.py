@@ -30,6 +30,12 @@ GATED = type("Gated", (GPTConfig,), {"gated_experts": True})
 X = jnp.asarray(np.random.default_rng(0).normal(size=(3, 70, D)), jnp.float32)
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """An expert's tokens fill blocks of every size, and several of the largest."""
+    monkeypatch.setattr(experts, "BLOCKS", (32, 8, 2))
+
+
 def loop_over_experts(params, x, config):
     """The definition: each expert for all tokens, times its weight, which may be 0."""
     probability = jax.nn.softmax(x @ params["router"], axis=-1)
