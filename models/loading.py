@@ -360,7 +360,9 @@ def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
       UserError: It does not.
     """
     if not {"model", "train"} <= fields.keys():
-        kind = "is in Hugging Face's form" if is_foreign(fields) else "is not of flaxzoo"
+        kind = "is in Hugging Face's form"
+        if not is_foreign(fields):
+            kind = "is neither of flaxzoo nor of Hugging Face, whose files have a model_type"
         raise UserError(f"{Path(folder) / CONFIG_FILE} {kind}: give a run folder")
     return fields
 

@@ -111,10 +111,19 @@ def families() -> MutableMapping[str, Family]:
 
 
 def family_name(config: TransformerConfig) -> str:
-    """Returns the name of the family to which a configuration belongs."""
+    """Returns the name of the family to which a configuration belongs.
+
+    Raises:
+      UserError: It belongs to none.
+    """
     # It is that of the file which defines the configuration; others are imported only if not.
     names = sorted(families(), key=lambda name: not type(config).__module__.endswith(f".{name}"))
-    return next(name for name in names if families()[name].config is type(config))
+    for name in names:
+        if families()[name].config is type(config):
+            return name
+    raise UserError(
+        f"{config!r} is not the configuration of a model: give one, such as models.preset('gpt2')"
+    )
 
 
 def family_of(config: TransformerConfig) -> Family:

@@ -340,10 +340,7 @@ class Generator:
         """
         config, model = self.config, beams_of(self._model)
         if self._draft is not None:
-            raise UserError(
-                "a draft model proposes tokens to sampling, not to a beam search: leave it out, or "
-                "sample (num_beams 1)"
-            )
+            self._draft.check_method(request.method)
         method = self._checked_search(model, rows, request)
         params = beam_params(request, method, config.vocab_size)
         if not rows:

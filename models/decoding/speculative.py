@@ -24,6 +24,7 @@ from ...data.errors import UserError
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS, require_head
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
+from .request import BeamSearch, Sampling
 from .rows import (
     NewTokens,
     RowCaches,
@@ -62,7 +63,7 @@ class Draft:
         config = self.model.config
         require_head(config, CAUSAL_HEADS, "is no draft model", "give a causal language model")
         if self.num_tokens < 1:
-            raise UserError(f"{self.num_tokens} draft tokens must be at least 1, for example 4")
+            raise UserError(f"{self.num_tokens} draft tokens: give at least 1, for example 4")
         if config.max_length < 3:
             raise UserError(
                 f"a draft model that reads {config.max_length} tokens proposes none: give one "
@@ -72,6 +73,15 @@ class Draft:
             raise UserError(
                 f"a draft model that reads {config.max_length} tokens cannot propose "
                 f"{self.num_tokens} at a time: propose at most {config.max_length - 2}"
+            )
+
+    @staticmethod
+    def check_method(method: Sampling | BeamSearch) -> None:
+        """Raises UserError unless a draft model can propose tokens to a way of decoding."""
+        if not isinstance(method, Sampling):
+            raise UserError(
+                "a draft model proposes tokens to sampling, not to a beam search: leave it out, or "
+                "sample (num_beams 1)"
             )
 
     def unstacked(self) -> "Draft":

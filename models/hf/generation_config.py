@@ -142,7 +142,10 @@ def request_from_hf(
     if start is None:
         start = _token_id(fields, "bos_token_id", where)
     if start is None and not causal:
-        raise WeightsError(f"{where} has no decoder_start_token_id: give it, one token's id")
+        raise WeightsError(
+            f"{where} has no decoder_start_token_id: give it, one token's id, or all that the "
+            "model's folder says (models.generation_arguments)"
+        )
     try:
         return GenerationRequest(
             method=_method(settings, fields, where, causal),

@@ -8,13 +8,14 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from ...data.errors import UserError
 from ...data.io.json_text import read_object
 from ..config import TransformerConfig
 from ..nn.typing import Params, PyTree
 from .config_mapping import HFConfig
 from .registry import mapping_of, mapping_of_type
 from .safetensors_files import TensorFiles
-from .tensor_mapping import Index, locate, read_parameter
+from .tensor_mapping import Index, WeightsError, locate, read_parameter
 
 MAX_THREADS = 8
 """Largest number of threads that copy; memory bandwidth limits more of them."""
@@ -28,9 +29,15 @@ def config_of_weights(hf_config: HFConfig, source: str) -> TransformerConfig:
       source: The path of the file, for messages.
 
     Raises:
-      WeightsError: The family, the head or a field is not supported.
+      WeightsError: The family, the head or a field is not supported, or a value is out of range.
     """
-    return mapping_of_type(hf_config.get("model_type"), source).config_from_hf(hf_config, source)
+    mapping = mapping_of_type(hf_config.get("model_type"), source)
+    try:
+        return mapping.config_from_hf(hf_config, source)
+    except WeightsError:
+        raise
+    except UserError as error:  # the configuration knows its own names, and not the file
+        raise WeightsError(f"{source}: {error}") from error
 
 
 def config_of_folder(folder: Path, hf_config: HFConfig) -> TransformerConfig:

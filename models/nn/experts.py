@@ -432,7 +432,7 @@ def _blocks_forward(
         inputs, down = jax.tree.map(lambda kernel: kernel[expert], kernels)
 
         def of_block(start: Array, size: int, carry: _Outputs) -> _Outputs:
-            rows = _rows_of(x, blocks, start, size, weight.shape[1])
+            rows = _rows_of(x, blocks, start, size=size, per_token=weight.shape[1])
             before = tuple(rows @ kernel for kernel in inputs)
             output = _hidden(activation, before) @ down
             return jax.tree.map(lambda all_, own: _put(all_, own, start), carry, (output, before))
@@ -457,12 +457,12 @@ def _blocks_backward(
 
         def of_block(start: Array, size: int, carry: _Gradients) -> _Gradients:
             d_rows, d_own = carry
-            d_output = _rows_of(dy, blocks, start, size, per_token)
+            d_output = _rows_of(dy, blocks, start, size=size, per_token=per_token)
             d_output *= weight.reshape(-1)[_take(blocks.member, start, size)][:, None]
             before = tuple(_take(all_, start, size) for all_ in kept)
             hidden, pullback = jax.vjp(functools.partial(_hidden, activation), before)
             (d_before,) = pullback(d_output @ down.T)
-            rows = _rows_of(x, blocks, start, size, per_token)
+            rows = _rows_of(x, blocks, start, size=size, per_token=per_token)
             d_row = sum(d @ kernel.T for d, kernel in zip(d_before, inputs, strict=True))
             d_inputs = tuple(
                 total + rows.T @ d for total, d in zip(d_own.inputs, d_before, strict=True)
@@ -514,7 +514,7 @@ def _put(x: Array, part: Array, start: Array) -> Array:
 
 
 def _rows_of(
-    x: Float[Array, "M D"], blocks: _Blocks, start: Array, size: int, per_token: int
+    x: Float[Array, "M D"], blocks: _Blocks, start: Array, *, size: int, per_token: int
 ) -> Float[Array, "{size} D"]:
     """Returns the tokens of a block; zeros where it has none."""
     member, filled = (_take(x, start, size) for x in (blocks.member, blocks.filled))

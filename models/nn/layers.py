@@ -353,6 +353,7 @@ def kept_weights(
     num_queries: int,
     num_keys: int,
     rate: float,
+    *,
     places: tuple[Int[Array, "B {num_queries}"], Int[Array, "B {num_keys}"]] | None = None,
 ) -> Bool[Array, "B N {num_queries} {num_keys}"]:
     """Returns whether each attention weight is kept, for all queries and keys or for some.

@@ -130,7 +130,7 @@ class _Keys(NamedTuple):
     value: Array
     segments: Array | None
     places: Array | None
-    """Of the keys in their row; None: no weights are dropped."""
+    """The places of the keys in their row; None: no weights are dropped."""
 
 
 class _Queries(NamedTuple):
@@ -139,9 +139,9 @@ class _Queries(NamedTuple):
     query: Array
     segments: Array | None
     places: Array | None
-    """Of the queries in their row."""
+    """The places of the queries in their row; None likewise."""
     head_keys: HeadKeys | None
-    """Of dropout; the second axis is the heads, not the tokens."""
+    """The keys of dropout, whose second axis is the heads and not the tokens."""
     attended: Attended | None = None
     gradient: Array | None = None
 
@@ -169,23 +169,16 @@ class Ring:
     dropout_rate: float = 0.0
 
     def __call__(
-        self,
-        query: Float[Array, "B T N H"],
-        key: Float[Array, "B S K H"],
-        value: Float[Array, "B S K V"],
-        segments: Segments | None,
-        head_keys: HeadKeys | None,
+        self, inputs: Inputs, segments: Segments | None, head_keys: HeadKeys | None
     ) -> Float[Array, "B T N V"]:
         """Returns the weighted values of the device's queries.
 
         Args:
-            query: the device's T of n · T tokens, scaled.
-            key: the device's part of the keys.
-            value: likewise.
+            inputs: the queries of the device's T of n · T tokens, scaled, `[B, T, N, H]`; and its
+              part of the keys `[B, S, K, H]` and of the values `[B, S, K, V]`.
             segments: numbers of the device's queries and keys.
             head_keys: of dropout, for the device's heads and sequences; None: no dropout.
         """
-        inputs = query, key, value
         if not self.is_zigzag:
             return _on_ring(self, inputs, segments, head_keys)
         inputs, segments = jax.tree.map(self.to_zigzag, (inputs, segments))

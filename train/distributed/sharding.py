@@ -83,7 +83,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
             if size != getattr(MeshConfig(), name)
         ]
         raise UserError(
-            f"{' × '.join(given)} do not multiply to the {len(devices)} "
+            f"{' × '.join(given)}: the sizes do not multiply to the {len(devices)} "
             f"device{'s' * (len(devices) > 1)}: "
             "give sizes that do, at most one of them -1 (all that are left)"
         )
@@ -383,13 +383,14 @@ def _ring_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
                 mesh=current(mesh),
                 axis_names=set(automatic(mesh.axis_names)),
                 in_specs=(
-                    *(arrays, arrays, arrays, PartitionSpec(rows, CONTEXT)),
+                    (arrays, arrays, arrays),
+                    PartitionSpec(rows, CONTEXT),
                     PartitionSpec(rows, MESH_AXES["heads"]),
                 ),
                 out_specs=arrays,
                 check_vma=False,  # a kernel does not declare the axes over which its result varies
             )
-            return on_each_device(query, key, value, segments, head_keys)
+            return on_each_device((query, key, value), segments, head_keys)
 
         return attention.attend(on_ring, query, key, value, **kwargs)
 

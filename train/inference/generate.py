@@ -172,12 +172,16 @@ class TextGenerator(TextModel):
             **options: arguments of `models.generate`.
 
         Raises:
-            UserError: an option is not supported, or out of range.
+            UserError: an option is not supported, or out of range, or there are beams and a draft
+              model.
         """
         if not prompts:
             raise UserError("there is no prompt: give at least one text")
         longest = max(len(self._encode(prompt)) for prompt in prompts)
-        return merged_request(self._stored, options, longest)
+        request = merged_request(self._stored, options, longest)
+        if self._draft is not None:
+            self._draft.check_method(request.method)
+        return request
 
     def write(
         self,

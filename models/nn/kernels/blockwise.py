@@ -58,7 +58,7 @@ class DroppedWeights:
     queries: Int[Array, "B T"]
     """The places of the queries in their row."""
     keys: Int[Array, "B S"]
-    """Those of the keys; each `GROUP` follow each other, from a multiple of `GROUP` on."""
+    """The places of the keys; each `GROUP` follow each other, from a multiple of `GROUP` on."""
     rate: float = struct.field(pytree_node=False)
     """The probability that a weight is dropped."""
 
@@ -177,7 +177,7 @@ class _Blocks(NamedTuple):
             _take(dropped.queries, i * rows, rows, 1),
             _take(dropped.keys, j * columns, columns, 1),
         )
-        kept = kept_weights(dropped.head_keys, rows, columns, dropped.rate, places)
+        kept = kept_weights(dropped.head_keys, rows, columns, dropped.rate, places=places)
         kept = kept.reshape(*self.query.shape[:3], rows, columns)
         return lambda weights: jnp.where(kept, weights / (1 - dropped.rate), 0)
 
@@ -343,36 +343,32 @@ def backward(
     return Gradients(_by_token(of_query), jnp.moveaxis(of_key, 2, 1), jnp.moveaxis(of_value, 2, 1))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _attention(
-    inputs: Inputs,
-    segments: Segments | None,
-    dropped: DroppedWeights | None,
-    band: Band | None,
-    cap: float | None,
-) -> Array:
-    return _attention_forward(inputs, segments, dropped, band, cap)[0]
-
-
+_Order = tuple[Band | None, float | None]
+"""The band and the cap of a call, which are static."""
 _Residuals = tuple[Inputs, Segments | None, DroppedWeights | None, Attended]
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attention(
+    inputs: Inputs, segments: Segments | None, dropped: DroppedWeights | None, order: _Order
+) -> Array:
+    return _attention_forward(inputs, segments, dropped, order)[0]
+
+
 def _attention_forward(
-    inputs: Inputs,
-    segments: Segments | None,
-    dropped: DroppedWeights | None,
-    band: Band | None,
-    cap: float | None,
+    inputs: Inputs, segments: Segments | None, dropped: DroppedWeights | None, order: _Order
 ) -> tuple[Array, _Residuals]:
+    band, cap = order
     attended = forward(*inputs, segments, band=band, cap=cap, dropped=dropped)
     attended = attended._replace(output=attended.output.astype(inputs[2].dtype))
     return attended.output, (inputs, segments, dropped, attended)
 
 
 def _attention_backward(
-    band: Band | None, cap: float | None, residuals: _Residuals, gradient: Array
+    order: _Order, residuals: _Residuals, gradient: Array
 ) -> tuple[Inputs, None, None]:
     inputs, segments, dropped, attended = residuals
+    band, cap = order
     gradients = backward(
         *inputs,
         segments,
@@ -410,4 +406,4 @@ def blockwise_attention(
     if keys is not None:
         places = (jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2]) for x in (query, key))
         dropped = DroppedWeights(keys, *places, rate=rate)
-    return _attention((query, key, value), segments, dropped, band, cap)
+    return _attention((query, key, value), segments, dropped, (band, cap))

@@ -252,7 +252,7 @@ def test_an_end_in_the_middle_of_a_draft_ends_the_text():
         ({"head_convolution": 3}, 3, "draft model has head_convolution 3"),
         ({"num_experts": 4}, 3, "draft model is a mixture of 4 experts"),
         ({"max_length": 5}, 4, "reads 5 tokens cannot propose 4 at a time: propose at most 3"),
-        ({}, 0, "0 draft tokens must be at least 1"),
+        ({}, 0, "0 draft tokens: give at least 1"),
     ],
 )
 def test_drafts_that_cannot_be_are_refused(changes, number, message):
