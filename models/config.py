@@ -424,11 +424,10 @@ class MixtureConfig:
                 f"experts_per_token {self.experts_per_token} must be from 1 to num_experts "
                 f"{self.num_experts}"
             )
-        if self.num_shared_experts < 0 or (self.num_shared_experts and not self.num_experts):
-            raise UserError(
-                f"num_shared_experts {self.num_shared_experts} must be at least 0, and 0 without "
-                "num_experts"
-            )
+        if not self.num_experts:
+            self._check_dense()
+        if self.num_shared_experts < 0:
+            raise UserError(f"num_shared_experts {self.num_shared_experts} must not be negative")
         if self.expert_capacity is not None and not self.expert_capacity > 0:
             raise UserError(f"expert_capacity {self.expert_capacity} must be above 0, or None")
         if not 0 <= self.router_jitter < 1:
@@ -436,6 +435,16 @@ class MixtureConfig:
         for name in ("router_balance", "router_z"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} {getattr(self, name)} must not be negative")
+
+    def _check_dense(self) -> None:
+        """Raises UserError if a field of mixtures is set, which would be without effect."""
+        for field in dataclasses.fields(MixtureConfig):
+            value = getattr(self, field.name)
+            if field.name != "num_experts" and value != getattr(type(self), field.name):
+                raise UserError(
+                    f"{field.name} {value} is for a mixture of experts: give num_experts, or leave "
+                    "it out"
+                )
 
 
 @dataclasses.dataclass(frozen=True)

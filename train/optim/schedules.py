@@ -45,7 +45,10 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
     """Returns a rate of peak · √(warmup / step) (Vaswani et al. 2017, section 5.3)."""
     if warmup < 1:
-        raise UserError("the inverse_sqrt schedule needs optimizer.warmup_steps of at least 1")
+        raise UserError(
+            "the inverse_sqrt schedule needs optimizer.warmup_steps of at least 1, and a run of at "
+            "least 2 steps"
+        )
 
     def schedule(steps_after_warmup: ArrayLike) -> Array:
         return peak * jnp.sqrt(warmup / (warmup + steps_after_warmup))

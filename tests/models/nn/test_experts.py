@@ -169,7 +169,10 @@ def test_jitter_is_of_training_alone_and_of_each_sequence():
     [
         ({"num_experts": -1}, "num_experts -1 must not be negative"),
         ({"num_experts": 2, "experts_per_token": 3}, "experts_per_token 3 must be from 1 to"),
-        ({"num_experts": 0, "num_shared_experts": 1}, "num_shared_experts 1 must be"),
+        ({"num_shared_experts": -1}, "num_shared_experts -1 must not be negative"),
+        ({"num_experts": 0, "num_shared_experts": 1}, "num_shared_experts 1 is for a mixture"),
+        ({"num_experts": 0, "expert_capacity": 2.0}, "expert_capacity 2.0 is for a mixture"),
+        ({"num_experts": 0, "experts_per_token": 1}, "1 is for a mixture of experts: give num_ex"),
         ({"expert_capacity": 0.0}, "expert_capacity 0.0 must be above 0"),
         ({"router_jitter": 1.0}, r"router_jitter 1.0 is not in \[0, 1\)"),
         ({"router_z": -0.1}, "router_z -0.1 must not be negative"),

@@ -165,7 +165,10 @@ def open_generator(parsed: DecodingArguments, run: str) -> "TextGenerator":
     if parsed.draft is None:
         return generator
     number = NUM_DRAFT_TOKENS if parsed.draft_tokens is None else parsed.draft_tokens
-    return generator.with_draft(TextGenerator.of_run(parsed.draft, log=log), number)
+    try:
+        return generator.with_draft(TextGenerator.of_run(parsed.draft, log=log), number)
+    except UserError as error:
+        raise UserError(f"--draft {parsed.draft}: {error}") from error
 
 
 def log_acceptance(generator: "TextGenerator") -> None:
