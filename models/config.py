@@ -247,7 +247,10 @@ class TransformerConfig:
                 f"table of positions ({self.positions}): leave it out, or use a model with other "
                 "positions, such as sinusoidal or relative"
             )
-        return dataclasses.replace(self, max_length=max_length)
+        changes: dict[str, object] = {"max_length": max_length}
+        if self.rope_scaling is not None:
+            changes["rope_scaling"] = self.rope_scaling.of_length(self.max_length)
+        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
     @property
     def scores_by_distance(self) -> bool:

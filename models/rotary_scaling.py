@@ -47,7 +47,7 @@ class RotaryScaling:
     """How much longer sequences may be; yarn and longrope: by default the quotient of
     `max_length` and `original_length`."""
     original_length: int | None = None
-    """The trained length, in tokens (dynamic: `max_length`)."""
+    """The trained length, in tokens (dynamic: by default `max_length`)."""
     low_frequency: float = 1.0
     """llama3: wavelengths above `original_length` / this are divided by `factor`."""
     high_frequency: float = 4.0
@@ -95,6 +95,15 @@ class RotaryScaling:
                 raise UserError(f"rope_scaling of the kind {self.kind} needs {name}: give it")
         if self.factor is not None and not self.factor > 0:
             raise UserError(f"rope_scaling factor {self.factor} must be above 0, for example 8.0")
+
+    def of_length(self, max_length: int) -> "RotaryScaling":
+        """Returns the same scaling, whatever `max_length` a model gets that had this one."""
+        if self.kind == "dynamic" and self.original_length is None:
+            return dataclasses.replace(self, original_length=max_length)
+        if self.kind in ("yarn", "longrope") and self.factor is None:
+            assert self.original_length is not None
+            return dataclasses.replace(self, factor=max_length / self.original_length)
+        return self
 
     def amplitude(self, max_length: int) -> float:
         """Returns the factor of sines and cosines, by which attention scores grow twice."""

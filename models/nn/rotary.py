@@ -113,8 +113,9 @@ def rotary_frequencies(
         long, short = (1.0 / (x * jnp.float32(base) ** exponent) for x in factors)
         return jnp.where(is_long, long, short)
     assert scaling.factor is not None
-    length = jnp.maximum(length, max_length).astype(jnp.float32)
-    growth = scaling.factor * length / max_length - (scaling.factor - 1)
+    trained = scaling.original_length or max_length
+    length = jnp.maximum(length, trained).astype(jnp.float32)
+    growth = scaling.factor * length / trained - (scaling.factor - 1)
     return 1.0 / (base * growth ** (size / (size - 2))) ** exponent
 
 

@@ -351,6 +351,8 @@ def scaling_from_hf(
     settings: Settings = {_SCALING[name]: value for name, value in rotary.items()}
     if kind in ("llama3", "yarn", "longrope"):
         settings.setdefault("original_length", max_length)
+    if kind == "dynamic":  # transformers does not read it there: it is max_position_embeddings
+        settings.pop("original_length", None)
     if kind == "llama3" and not {"low_frequency", "high_frequency"} <= settings.keys():
         raise WeightsError(
             f"{source}: rotary scaling of type 'llama3' needs low_freq_factor and high_freq_factor"
@@ -364,10 +366,20 @@ def scaling_from_hf(
 
 
 def rotary_to_hf(base: float, scaling: RotaryScaling | None) -> JsonObject:
-    """Returns the object `rope_parameters` of rotary positions."""
+    """Returns the object `rope_parameters` of rotary positions.
+
+    Raises:
+      WeightsError: transformers cannot express the scaling.
+    """
     rotary: JsonObject = {"rope_type": "default", "rope_theta": base}
     if scaling is None:
         return rotary
+    if scaling.kind == "dynamic" and scaling.original_length is not None:
+        raise WeightsError(
+            f"rope_scaling of the kind dynamic has original_length {scaling.original_length}, "
+            "which is max_position_embeddings in transformers: export the model with that "
+            "max_length and without original_length"
+        )
     rotary["rope_type"] = scaling.kind
     for name, field in _SCALING.items():
         value = getattr(scaling, field)

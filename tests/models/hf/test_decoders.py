@@ -11,9 +11,12 @@ import torch
 import transformers
 from flax.traverse_util import flatten_dict
 from flaxzoo import models
+from flaxzoo.models.hf.decoders.causal_decoder import rotary_to_hf
 from flaxzoo.models.hf.registry import mapping_of, mapping_of_type
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.nn.rotary import rotary_positions
+from flaxzoo.models.rotary_scaling import RotaryScaling
 
 from ...support.hf_weights import gradients_of
 from ...support.parity import note_answers, note_tokens
@@ -350,7 +353,40 @@ def test_inputs_longer_than_the_trained(kind, tmp_path, assert_close):
     model, params = models.load(tmp_path)
     ids = np.concatenate([IDS, IDS], axis=1)
     expected = theirs(torch.tensor(ids)).logits.detach()
-    assert_close(jax.jit(model.apply)({"params": params}, input_ids=ids).logits, expected)
+    # Made longer, it scales its rotary positions by the length that it had.
+    longer = models.create(model.config.with_max_length(100))
+    for each in (model, longer):
+        assert_close(jax.jit(each.apply)({"params": params}, input_ids=ids).logits, expected)
+
+
+def test_a_scaling_that_only_we_have_is_not_exported():
+    scaling = RotaryScaling(kind="dynamic", factor=2.0)
+    assert rotary_to_hf(50.0, scaling)["rope_type"] == "dynamic"
+    with pytest.raises(WeightsError, match="dynamic has original_length 8, which is max_position"):
+        rotary_to_hf(50.0, scaling.of_length(8))
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        RotaryScaling(kind="dynamic", factor=2.0),
+        RotaryScaling(kind="yarn", original_length=8),
+        RotaryScaling(
+            kind="longrope", original_length=8, short_factors=(1.0, 1.0), long_factors=(2.0, 3.0)
+        ),
+        RotaryScaling(kind="linear", factor=2.0),
+    ],
+    ids=lambda scaling: scaling.kind,
+)
+def test_a_scaling_of_a_length_is_the_same_in_a_longer_model(scaling):
+    positions = np.arange(20)[None]
+    ours, theirs = (
+        rotary_positions(positions, 4, 50.0, scaling=s, max_length=length)
+        for s, length in ((scaling.of_length(16), 100), (scaling, 16))
+    )
+    np.testing.assert_array_equal(ours.cos, theirs.cos)
+    other = rotary_positions(positions, 4, 50.0, scaling=scaling, max_length=100)
+    assert scaling.kind == "linear" or not np.array_equal(ours.cos, other.cos)
 
 
 @pytest.mark.slow
