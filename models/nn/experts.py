@@ -491,12 +491,15 @@ def _over_blocks(
 ) -> Carry:
     """Calls `of_block(first row, number of rows, carry)` for the blocks of an expert."""
     start, left = blocks.first[expert], blocks.size[expert]
+    # The rows of one expert if all choose it. A loop that cannot run is left out: if its block had
+    # all rows, XLA would move the products out of the loop and compute them.
+    most = blocks.member.size - blocks.first.size * BLOCKS[-1]
 
     def of_number(i: Array, carry: Carry, *, start: Array, size: int) -> Carry:
         return of_block(start + i * size, size, carry)
 
     for size in BLOCKS:
-        if size > blocks.member.size:
+        if size > most:
             continue
         number = left // size
         body = functools.partial(of_number, start=start, size=size)

@@ -195,8 +195,8 @@ class TextGenerator(TextModel):
     ) -> list[Sample]:
         """Continues each prompt as a request says; see `__call__`.
 
-        Prompts that are longer than the model reads lose their first tokens, of which `log` is
-        told; a beam search refuses them.
+        Prompts that are longer than the model reads lose their first tokens, and so do texts that
+        become longer; a beam search refuses the former and ends the latter. `log` is told.
         """
         given = [
             Prompt(prompt, stop=tuple(stop), max_new_tokens=request.max_new_tokens)
@@ -227,6 +227,7 @@ class TextGenerator(TextModel):
                     break
         if on_text is not None:
             on_text(rows[0].text[shown:])
+        self._note_length(rows, request, log)
         return [
             Sample(prompt.text, row.text, row.tokens, row.finished)
             for prompt, row in zip(given, rows, strict=True)
@@ -440,6 +441,29 @@ class TextGenerator(TextModel):
                 f"{number} exceed the {longest:,} tokens that the model reads (the longest has "
                 f"{max(too_long):,}): only the last {longest - longest // 4:,} of each are read"
             )
+
+    def _note_length(
+        self, rows: Sequence[GrowingText], request: GenerationRequest, log: LogFn
+    ) -> None:
+        """Tells of texts that came to the length that the model reads while they were written."""
+        longest = self.max_length
+        began = [row for row in rows if len(row.prompt_ids) <= longest]
+        sizes = [len(row.prompt_ids) + len(row.tokens) for row in began]
+        if isinstance(request.method, BeamSearch):
+            most = request.max_new_tokens or longest
+            number = sum(
+                size >= longest and not row.finished and len(row.tokens) < most
+                for size, row in zip(sizes, began, strict=True)
+            )
+            end = f"end at the {longest:,} tokens that the model reads"
+        else:
+            number = sum(size > longest for size in sizes)
+            end = (
+                f"exceed the {longest:,} tokens that the model reads: whenever a text came to that "
+                "length, it went on without its oldest quarter"
+            )
+        if number:
+            log(f"{number:,} of {len(rows):,} texts {end}")
 
     def _encode(self, prompt: str) -> list[int]:
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)

@@ -1,6 +1,7 @@
 """Mixtures of experts: executions against a loop over experts, and the losses of the router."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -200,3 +201,18 @@ def test_padding_takes_no_capacity_and_a_cached_call_drops_no_token(assert_close
     assert np.abs(expected - dropless).max() > 0.01
     cache = models.init_cache(config, models.Execution(), 2, 16)
     assert_close(logits(config, padded, mask, cache=cache)[:, 5:14], dropless)
+
+
+def test_blocks_that_no_expert_can_fill_are_not_computed(monkeypatch):
+    """64 tokens in blocks of 16 have 256 rows with the padding of 8 experts, as many as a block."""
+    kernels = experts.Kernels((jnp.ones((8, 4, 6)),), jnp.ones((8, 6, 4)))
+    chosen = jnp.zeros((64, 2), jnp.int32)
+    choice = experts.Choice(chosen, jnp.ones((64, 2)), jnp.ones(64))
+
+    def of(x):
+        return experts._by_blocks(x, choice, kernels, activation=jnp.tanh)
+
+    monkeypatch.setattr(experts, "BLOCKS", (256, 64, 16))
+    program = jax.jit(of).lower(jnp.ones((64, 4))).as_text()
+    products = re.findall(r"dot_general .*: \(tensor<(\d+)x4xf32>, tensor<4x6xf32>\)", program)
+    assert products == ["64", "16"]

@@ -159,6 +159,25 @@ def test_a_prompt_beyond_the_context_is_mentioned(tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--temperature", "0"],
+            "1 of 1 texts exceed the 32 tokens that the model reads: whenever",
+        ),
+        (["--num-beams", "2"], "1 of 1 texts end at the 32 tokens that the model reads"),
+    ],
+)
+def test_a_text_that_comes_to_the_context_is_mentioned(options, said, tmp_path, capsys):
+    write(tmp_path / "model", GPT)
+    command = ["generate", str(tmp_path / "model"), "--prompt", "cat " * 28, *options]
+    assert main([*command, "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*command, "--max-new-tokens", "6"]) == 0
+    assert capsys.readouterr().err.startswith(said)
+
+
 @pytest.mark.slow
 def test_json_has_neither_nan_nor_infinity(tmp_path):
     with pytest.raises(UserError, match="a number to write as JSON is NaN or infinite"):
