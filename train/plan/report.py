@@ -83,6 +83,11 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
             yield "would help: parameters on more devices (--mesh.fsdp, --mesh.tensor)"
         else:
             yield "would help: more devices, or a chip with more memory"
+    if (
+        config.optimizer.state_dtype == "float32"
+        and plan.optimizer_bytes > topology.chip.memory / 4
+    ):
+        yield "would help: --optimizer.state-dtype int8 (or bfloat16_stochastic)"
     if config.execution.remat != "full":
         yield "would help: --execution.remat full"
     # A micro-batch has at least one sequence for each shard of the batch.
@@ -92,6 +97,17 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
         yield f"would help: more --micro-batches, up to {most} (one sequence at a time)"
     elif plan.mesh["tensor"] == 1:
         yield "would help: heads and vocabulary sharded over several devices (--mesh.tensor)"
+
+
+def _uncompiled(plan: Plan) -> str:
+    """Formats what the compiler's refusal says of temporary buffers."""
+    message = plan.out_of_memory or ""
+    used = used_bytes(message)
+    if used is None:
+        return "unknown"
+    if "HLO temporaries" not in message:  # then the number is the sum of all parts
+        used -= plan.argument_bytes
+    return f"about {format_bytes(used)}, from the compiler's refusal"
 
 
 def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
@@ -116,7 +132,7 @@ def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
         cache = f"{format_bytes(plan.cache_bytes)} of keys and values"
         yield f"  a rollout     {format_bytes(plan.rollout_bytes)} beside the state, with {cache}"
     if plan.temp_bytes is None:
-        yield "  temp buffers  unknown, because the step was not compiled"
+        yield f"  temp buffers  {_uncompiled(plan)}: the step was not compiled"
     else:
         source = "by the TPU compiler" if topology.chip else "as compiled for a CPU"
         yield f"  temp buffers  {format_bytes(plan.temp_bytes)} at the peak, {source}"

@@ -293,6 +293,11 @@ def test_a_step_that_does_not_fit_is_reported_with_advice(train_config, message)
     assert f"does not fit: {used:.2f} GiB on a device of 15.75 GiB, {used - 15.75:.2f} GiB" in text
     assert "--execution.remat full" in text
     assert "--micro-batches, up to 4" in text
+    temporary = used if used == 256 else used - refused.argument_bytes / GIB
+    assert f"temp buffers  about {temporary:.2f} GiB, from the compiler's refusal" in text
+    large = dataclasses.replace(refused, optimizer_bytes=5 * GIB)
+    text = "\n".join(report(large, config, parse_topology("v5e:4x4")))
+    assert "would help: --optimizer.state-dtype int8" in text
     assert "estimate" not in text
 
 
