@@ -427,8 +427,6 @@ class MixtureConfig:
                 f"experts_per_token {self.experts_per_token} must be from 1 to num_experts "
                 f"{self.num_experts}"
             )
-        if not self.num_experts:
-            self._check_dense()
         if self.num_shared_experts < 0:
             raise UserError(f"num_shared_experts {self.num_shared_experts} must not be negative")
         if self.expert_capacity is not None and not self.expert_capacity > 0:
@@ -438,16 +436,24 @@ class MixtureConfig:
         for name in ("router_balance", "router_z"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} {getattr(self, name)} must not be negative")
+        if not self.num_experts:
+            self._check_dense()
 
     def _check_dense(self) -> None:
         """Raises UserError if a field of mixtures is set, which would be without effect."""
-        for field in dataclasses.fields(MixtureConfig):
+        for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name != "num_experts" and value != getattr(type(self), field.name):
+            if field.name in EFFECTIVE_IN_MIXTURES and value != field.default:
                 raise UserError(
                     f"{field.name} {value} is for a mixture of experts: give num_experts, or leave "
-                    "it out"
+                    f"it at {field.default}"
                 )
+
+
+EFFECTIVE_IN_MIXTURES = frozenset(
+    field.name for field in dataclasses.fields(MixtureConfig) if field.name != "num_experts"
+)
+"""The fields that a configuration without experts leaves at their defaults."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -157,8 +157,8 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         ),
         (
             lambda c: c.dropout_rate > 0 and not has_whole_groups(c.num_keys),
-            "rows have {c.lengths} tokens, and the largest block that divides them has a number "
-            f"of keys that is not a multiple of {GROUP}, as dropped weights need",
+            "rows have {c.lengths} tokens, and no block of a multiple of "
+            f"{GROUP} keys divides them, as dropped weights need",
         ),
     ),
 }

@@ -242,6 +242,21 @@ def fold_in(rng: Keys, data: int | Array) -> Keys:
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, data)  # pyright: ignore[reportReturnType]
 
 
+def key_words(keys: Key[Array, "*shape"] | UInt[Array, "*shape 2"]) -> UInt[Array, "*shape 2"]:
+    """Returns the two words of each key of Threefry-2x32, by which this module draws.
+
+    Raises:
+      UserError: the keys are of another generator.
+    """
+    implementation = jax.random.key_impl(keys)
+    if str(implementation) != "threefry2x32":
+        raise UserError(
+            f"keys of {implementation} cannot draw what is dropped: give "
+            "jax.random.key(seed, impl='threefry2x32'), or no keys"
+        )
+    return jax.random.key_data(keys)
+
+
 def dropout(
     x: Float[Array, "B *rest"], rate: float, rng: RowKeys | None, place: str
 ) -> Float[Array, "B *rest"]:
@@ -261,10 +276,13 @@ def dropout(
       rate: in [0, 1); 0 changes nothing.
       rng: one key per sequence; None changes nothing.
       place: the name of this dropout in its layer.
+
+    Raises:
+      UserError: the keys are not of Threefry-2x32.
     """
     if rate == 0 or rng is None:
         return x
-    keys = jax.random.key_data(fold_in(rng, zlib.crc32(place.encode())))
+    keys = key_words(fold_in(rng, zlib.crc32(place.encode())))
     size = x[0].size
     counters = jnp.arange(-(-size // 2), dtype=jnp.uint32)
     words = jax.vmap(lambda key: threefry_2x32(key, counters))(keys)
@@ -337,15 +355,9 @@ def head_keys(rng: RowKeys, num_heads: int) -> HeadKeys:
     Raises:
       UserError: the keys are not of Threefry-2x32, whose blocks the draws are.
     """
-    implementation = jax.random.key_impl(rng)
-    if str(implementation) != "threefry2x32":
-        raise UserError(
-            f"keys of {implementation} cannot drop attention weights: give "
-            "jax.random.key(seed, impl='threefry2x32'), or dropout_rate 0"
-        )
     rng = fold_in(rng, zlib.crc32(b"attention_weights"))
     per_head = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
-    return jax.random.key_data(per_head(rng, jnp.arange(num_heads)))
+    return key_words(per_head(rng, jnp.arange(num_heads)))
 
 
 def kept_weights(

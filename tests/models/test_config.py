@@ -66,6 +66,13 @@ def test_former_names_of_heads_are_read(former, name):
     assert read == models.config_from_dict(fields)
 
 
+def test_options_of_mixtures_in_former_runs_without_experts_are_read():
+    """They were accepted, without effect; today a configuration refuses them."""
+    config = models.GPTConfig(**SIZES)
+    fields = {**models.config_to_dict(config), "expert_capacity": 1.25, "experts_per_token": 1}
+    assert models.config_from_dict(fields) == config
+
+
 def test_labels_survive_json():
     config = models.BertConfig(**SIZES, head="token", labels=("O", "B-PER"))
     fields = json.loads(json.dumps(models.config_to_dict(config)))

@@ -89,11 +89,14 @@ def merge(a: Attended, b: Attended) -> Attended:
 
 
 def block_size(length: int) -> int | None:
-    """Returns the length of the blocks that a sequence is cut into; None if none divides it."""
+    """Returns the length of the blocks that a sequence is cut into; None if none divides it.
+
+    It is a multiple of `GROUP` if one divides the sequence, so that weights can be dropped.
+    """
     if length <= LARGEST_BLOCK:
         return length
-    sizes = range(LARGEST_BLOCK, SMALLEST_BLOCK - 1, -1)
-    return next((size for size in sizes if length % size == 0), None)
+    sizes = [s for s in range(LARGEST_BLOCK, SMALLEST_BLOCK - 1, -1) if length % s == 0]
+    return next((size for size in sizes if size % GROUP == 0), sizes[0] if sizes else None)
 
 
 def has_whole_groups(num_keys: int) -> bool:

@@ -37,6 +37,7 @@ def forward(
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
+    assert dropped is None
     kernel = _kernel(query, key, band, cap)
     ids = None if segments is None else splash.SegmentIds(*segments)
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
@@ -69,6 +70,7 @@ def backward(
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
+    assert dropped is None
     kernel = _kernel(query, key, band, cap)
     options = {name: kernel.kwargs[name] for name in _OPTIONS}
 

@@ -20,7 +20,7 @@ def test_blocks_that_see_each_other(band, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("length", "size"), [(48, 48), (512, 512), (1024, 512), (625, 125), (1021, None)]
+    ("length", "size"), [(48, 48), (512, 512), (1024, 512), (625, 125), (1728, 288), (1021, None)]
 )
 def test_sizes_of_blocks(length, size):
     assert blockwise.block_size(length) == size

@@ -106,5 +106,14 @@ def test_weights_are_dropped_or_scaled_and_so_are_their_gradients():
 @pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
 def test_keys_of_another_generator_are_refused(implementation):
     keys = models.row_keys(jax.random.key(7, impl=implementation), 2)
-    with pytest.raises(UserError, match=f"keys of {implementation}.*threefry2x32"):
+    message = f"keys of {implementation} cannot .*threefry2x32"
+    with pytest.raises(UserError, match=message):
         head_keys(keys, 3)
+    model = models.create(
+        models.GPTConfig(
+            vocab_size=9, max_length=4, num_layers=1, d_model=4, num_heads=1, dropout_rate=0.1
+        )
+    )
+    params = models.init_params(model, KEY)
+    with pytest.raises(UserError, match=message):
+        model.apply({"params": params}, np.ones((2, 4), np.int32), rng=keys)

@@ -28,6 +28,7 @@ CONFIG = GPTConfig(
     init_std=0.5,
 )
 GATED = type("Gated", (GPTConfig,), {"gated_experts": True})
+SHIPPED = experts.BLOCKS
 X = jnp.asarray(np.random.default_rng(0).normal(size=(3, 70, D)), jnp.float32)
 
 
@@ -216,3 +217,30 @@ def test_blocks_that_no_expert_can_fill_are_not_computed(monkeypatch):
     program = jax.jit(of).lower(jnp.ones((64, 4))).as_text()
     products = re.findall(r"dot_general .*: \(tensor<(\d+)x4xf32>, tensor<4x6xf32>\)", program)
     assert products == ["64", "16"]
+
+
+def test_the_sizes_of_blocks_that_are_used(monkeypatch, assert_close):
+    """384 tokens of one expert fill a block of 256 and two of 64, 7 of another one of 16."""
+    monkeypatch.setattr(experts, "BLOCKS", SHIPPED)
+    assert SHIPPED == (256, 64, 16)
+    rng = np.random.default_rng(0)
+    x, up, down = (
+        jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((391, 4), (3, 4, 6), (3, 6, 4))
+    )
+    chosen = jnp.asarray(np.repeat([1, 2], [384, 7])[:, None], jnp.int32)
+    choice = experts.Choice(chosen, jnp.ones((391, 1)), jnp.ones(391))
+
+    def ours(x, up, down):
+        return experts._by_blocks(x, choice, experts.Kernels((up,), down), activation=jnp.tanh)
+
+    def expected(x, up, down):
+        hidden = jnp.tanh(jnp.einsum("MD,MDF->MF", x, up[chosen[:, 0]]))
+        return jnp.einsum("MF,MFD->MD", hidden, down[chosen[:, 0]])
+
+    results = [
+        jax.vjp(jax.jit(function), x, up, down)[1](jnp.full((391, 4), 0.01))
+        for function in (ours, expected)
+    ]
+    assert_close(ours(x, up, down), expected(x, up, down))
+    for found, other in zip(*results, strict=True):
+        assert_close(found, other)
