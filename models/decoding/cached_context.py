@@ -82,7 +82,7 @@ class CachedContext:
             chosen, seen, recent = _choose(
                 logits, seen, recent, keys=fold_in(keys, count), sampling=arrays
             )
-            token = int(require_tokens(np.asarray(chosen))[0])
+            token = int(require_tokens(chosen)[0])
             tokens.append(token)
             yield token
 

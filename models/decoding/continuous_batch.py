@@ -217,7 +217,7 @@ class ContinuousBatch:
         return Written(text.number, tokens, log_probs)
 
     def _append(self, row: int, text: _Text, tokens: list[int]) -> None:
-        require_tokens(np.asarray(tokens))
+        require_tokens(tokens)
         text.context.extend(tokens)
         text.used.update(tokens)
         text.count += len(tokens)

@@ -171,7 +171,7 @@ class Generator:
                 cache_length=cache_stage(length + per_call, most),
                 with_log_probs=with_log_probs,
             )
-            new = require_tokens(np.asarray(state.tokens[:, None]))  # [B, 1], later [B, per_call]
+            new = require_tokens(state.tokens[:, None])  # [B, 1], later [B, per_call]
             log_probs = None if state.log_probs is None else state.log_probs[:, None]
             while True:
                 yield new, log_probs
@@ -187,9 +187,7 @@ class Generator:
                 state, tokens, log_probs = advance(
                     self._model, self._params, state, sampling=arrays, num_tokens=per_call
                 )
-                new = require_tokens(
-                    np.asarray(tokens[:, :steps])
-                )  # more may be beyond the positions
+                new = require_tokens(tokens[:, :steps])  # more may be beyond the positions
                 log_probs = None if log_probs is None else log_probs[:, :steps]
 
     @property

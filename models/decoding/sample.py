@@ -17,6 +17,7 @@ from ..nn.attention import HIDDEN
 from ..nn.cache import Cache, grow_cache, init_cache
 from ..nn.heads import CausalLMOutput
 from ..nn.layers import fold_in
+from ..nn.masks import AnyArray
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
 from .banned_sequences import BannedSequences, append_recent, banned_sequences, hide_banned
 from .beam_adapters import last_logits
@@ -29,12 +30,13 @@ NO_TOKEN = -1
 """Stands where the logits are NaN or infinite."""
 
 
-def require_tokens(chosen: np.ndarray) -> np.ndarray:
-    """Returns chosen tokens.
+def require_tokens(tokens: Int[AnyArray, "..."] | list[int]) -> np.ndarray:
+    """Returns chosen tokens as an array of numpy.
 
     Raises:
       UserError: one is `NO_TOKEN`.
     """
+    chosen = np.asarray(tokens)
     if (chosen == NO_TOKEN).any():
         raise UserError(
             "the model's logits are NaN or infinite: its parameters are too large; give another "

@@ -21,7 +21,6 @@ from .kernels.blockwise import (
     SMALLEST_BLOCK,
     block_size,
     blockwise_attention,
-    has_whole_groups,
 )
 from .layers import GROUP, HeadKeys
 from .masks import Segments, Size
@@ -156,7 +155,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             f"{SMALLEST_BLOCK} to {LARGEST_BLOCK} tokens divides",
         ),
         (
-            lambda c: c.dropout_rate > 0 and not has_whole_groups(c.num_keys),
+            lambda c: block_size(c.num_keys, dropping=c.dropout_rate > 0) is None,
             "rows have {c.lengths} tokens, and no block of a multiple of "
             f"{GROUP} keys divides them, as dropped weights need",
         ),

@@ -88,25 +88,23 @@ def merge(a: Attended, b: Attended) -> Attended:
     return Attended(jnp.asarray(output), log_sum)
 
 
-def block_size(length: int) -> int | None:
+def block_size(length: int, *, dropping: bool = False) -> int | None:
     """Returns the length of the blocks that a sequence is cut into; None if none divides it.
 
-    It is a multiple of `GROUP` if one divides the sequence, so that weights can be dropped.
+    Args:
+      length: of the sequence, in tokens.
+      dropping: whether the sequence is of keys whose weights are dropped: each block begins with
+        the first key of a `GROUP` then.
     """
     if length <= LARGEST_BLOCK:
         return length
-    sizes = [s for s in range(LARGEST_BLOCK, SMALLEST_BLOCK - 1, -1) if length % s == 0]
-    return next((size for size in sizes if size % GROUP == 0), sizes[0] if sizes else None)
-
-
-def has_whole_groups(num_keys: int) -> bool:
-    """Returns whether each block of the keys begins with the first key of a `GROUP`."""
-    size = block_size(num_keys)
-    return size is not None and (size == num_keys or size % GROUP == 0)
+    step = GROUP if dropping else 1
+    sizes = (s for s in range(LARGEST_BLOCK, SMALLEST_BLOCK - 1, -1) if s % step == 0)
+    return next((size for size in sizes if length % size == 0), None)
 
 
 def visible_blocks(
-    num_queries: int, num_keys: int, band: Band | None
+    num_queries: int, num_keys: int, band: Band | None, *, dropping: bool = False
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
     """Returns the indices of the blocks of queries and of keys that are not hidden from each other.
 
@@ -114,8 +112,9 @@ def visible_blocks(
       num_queries: T, which `block_size` can cut.
       num_keys: S, likewise.
       band: what order hides; None: nothing.
+      dropping: as for `block_size`.
     """
-    rows, columns = _blocks(num_queries), _blocks(num_keys)
+    rows, columns = _blocks(num_queries), _blocks(num_keys, dropping=dropping)
     queries, keys = np.divmod(np.arange(len(rows) * len(columns)), len(columns))
     if band is None:
         return queries, keys
@@ -128,9 +127,9 @@ def visible_blocks(
     return queries[seen], keys[seen]
 
 
-def _blocks(length: int) -> Int[np.ndarray, "n 2"]:
+def _blocks(length: int, *, dropping: bool = False) -> Int[np.ndarray, "n 2"]:
     """Returns the first and the last index of each block."""
-    size = block_size(length)
+    size = block_size(length, dropping=dropping)
     assert size is not None, length
     starts = np.arange(0, length, size)
     return np.stack([starts, starts + size - 1], axis=1)
@@ -149,9 +148,11 @@ class _Blocks(NamedTuple):
 
     def sizes(self) -> tuple[int, int]:
         """Returns the lengths of a block of queries and of keys."""
-        sizes = block_size(self.query.shape[3]), block_size(self.key.shape[2])
-        assert None not in sizes
-        return sizes  # pyright: ignore[reportReturnType]
+        rows = block_size(self.query.shape[3])
+        columns = block_size(self.key.shape[2], dropping=self.dropped is not None)
+        assert rows is not None
+        assert columns is not None
+        return rows, columns
 
     def scores(self, i: Array, j: Array) -> tuple[Float[Array, "B K G t s"], Bool[Array, "..."]]:
         """Returns the scores of block i of queries and block j of keys, and which are visible."""
@@ -175,7 +176,6 @@ class _Blocks(NamedTuple):
         if self.dropped is None:
             return lambda weights: weights
         dropped, (rows, columns) = self.dropped, self.sizes()
-        assert has_whole_groups(self.key.shape[2])
         places = (
             _take(dropped.queries, i * rows, rows, 1),
             _take(dropped.keys, j * columns, columns, 1),
@@ -271,7 +271,7 @@ def forward(
         jnp.full((*leading, num_queries, 1), HIDDEN, jnp.float32),
         jnp.zeros((*leading, num_queries, 1), jnp.float32),
     )
-    pairs = visible_blocks(num_queries, key.shape[1], band)
+    pairs = visible_blocks(num_queries, key.shape[1], band, dropping=dropped is not None)
     (output, highest, total), _ = jax.lax.scan(attend, first, jax.tree.map(jnp.asarray, pairs))
     has_keys = total > 0
     total = jnp.where(has_keys, total, 1)
@@ -340,7 +340,7 @@ def backward(
 
     arrays = blocks.query, blocks.key, blocks.value
     first = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), arrays)
-    pairs = visible_blocks(query.shape[1], key.shape[1], band)
+    pairs = visible_blocks(query.shape[1], key.shape[1], band, dropping=dropped is not None)
     sums, _ = jax.lax.scan(attend, first, jax.tree.map(jnp.asarray, pairs))
     of_query, of_key, of_value = sums
     return Gradients(_by_token(of_query), jnp.moveaxis(of_key, 2, 1), jnp.moveaxis(of_value, 2, 1))

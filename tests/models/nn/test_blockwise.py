@@ -20,10 +20,15 @@ def test_blocks_that_see_each_other(band, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("length", "size"), [(48, 48), (512, 512), (1024, 512), (625, 125), (1728, 288), (1021, None)]
+    ("length", "size"), [(48, 48), (512, 512), (1024, 512), (625, 125), (1088, 272), (1021, None)]
 )
 def test_sizes_of_blocks(length, size):
     assert blockwise.block_size(length) == size
+
+
+@pytest.mark.parametrize(("length", "size"), [(20, 20), (1024, 512), (1728, 288), (1000, None)])
+def test_blocks_of_keys_whose_weights_are_dropped(length, size):
+    assert blockwise.block_size(length, dropping=True) == size
 
 
 def test_merged_parts_are_the_whole():
