@@ -164,6 +164,10 @@ def write_model(
     if translates and tokenizer is not None and settings.generation is None:
         notes.append(NOTE_ON_SEARCH)
     ids = {} if tokenizer is None else _special_tokens(tokenizer, head.generates, translates)
+    # The ids that generation goes by come before the tokenizer's: a model may end its texts with
+    # another token.
+    stated = settings.generation or {}
+    ids |= {name: stated[name] for name in ids if stated.get(name) is not None}
     problem = {} if settings.problem_type is None else {"problem_type": settings.problem_type}
     write_weights(
         folder,

@@ -1,5 +1,6 @@
 """`models.save`: the folder that `flaxzoo export` writes, from a model in memory."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -68,6 +69,21 @@ def test_generation_settings_go_with_it(gpt, tmp_path):
     assert (told["num_beams"], told["length_penalty"]) == (3, 0.5)
     models.save(tmp_path / "b", *gpt, generation=told, dtype="bfloat16")
     assert models.generation_arguments(tmp_path / "b") == told
+
+
+def test_the_ids_of_generation_come_before_those_of_the_tokenizer(gpt, tmp_path):
+    model, params, tokenizer = gpt
+    models.save(tmp_path / "theirs", model, params, tokenizer)
+    ends = {"bos_token_id": 5, "eos_token_id": [7, 9]}
+    assert tokenizer.special_ids.eos not in (7, 9)
+    for name in ("config.json", "generation_config.json"):
+        path = tmp_path / "theirs" / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **ends}))
+    train.import_model(tmp_path / "theirs", tmp_path / "run")
+    train.export_model(tmp_path / "run", tmp_path / "back")
+    for name in ("config.json", "generation_config.json"):
+        back = json.loads((tmp_path / "back" / name).read_text())
+        assert {key: back[key] for key in ends} == ends
 
 
 def test_a_folder_that_holds_something_is_left_alone(gpt, tmp_path):
