@@ -6,8 +6,11 @@ sequences and sums their gradients by itself; the sums of all devices are added 
 last micro-batch is done. A device needs the whole parameters for this. Those that are sharded over
 `fsdp` are gathered once, and each device gets its shard of the summed gradients (a reduce-scatter):
 (n - 1) / n of the parameters' bytes are sent twice in a step, whatever the number of micro-batches,
-instead of three times in each micro-batch. The TPU compiler makes an all-reduce of a
-reduce-scatter, which sends them once more.
+instead of three times in each micro-batch.
+
+The TPU compiler makes an all-reduce of a reduce-scatter among all devices of a torus, which sends
+the bytes twice, but not of one among groups of devices. On TPUs gradients are therefore scattered
+in two stages (`scatter_stages`), which together send as many bytes as one reduce-scatter.
 """
 
 import dataclasses
@@ -18,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -222,6 +226,8 @@ def exchanged_once(
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
     by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in axes))
     alone = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
+    on_tpu = mesh.devices.flat[0].platform == "tpu"
+    stages = scatter_stages(mesh.shape["fsdp"]) if on_tpu else ()
 
     def gathered(name: str, x: Array, spec: PartitionSpec) -> Array:
         cast = LINEAR.fullmatch(name) or EMBEDDING.fullmatch(name)
@@ -233,7 +239,7 @@ def exchanged_once(
         computed = micro_batches == 1 and LINEAR.fullmatch(name)
         sent_as = x.dtype if dtype is None or not computed else dtype
         with jax.named_scope(name):
-            return _scattered(x.astype(sent_as), spec, axes).astype(x.dtype)
+            return _scattered(x.astype(sent_as), spec, axes, stages).astype(x.dtype)
 
     def on_one(
         params: Params, frozen: Params | None, counts: PyTree, rows: PyTree
@@ -278,10 +284,59 @@ def _gathered(x: Array, spec: PartitionSpec, dtype: DTypeLike) -> Array:
     return whole.astype(x.dtype)  # the gradients of micro-batches are summed in it
 
 
-def _scattered(x: Array, spec: PartitionSpec, axes: tuple[str, ...]) -> Array:
-    """Returns this device's shard of the sum of an array over some axes."""
+def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
+    """Returns the groups of devices that sum and scatter an array in each of two stages.
+
+    Of a · b devices in order, the first stage leaves device i · b + j the i-th of a parts of the
+    sum over the devices with the same j; the second one the j-th of b parts of that, summed over
+    the devices with the same i. The two are the device's shard of the whole sum.
+
+    Args:
+        num_devices: their number along the axis of the mesh.
+
+    Returns:
+        The groups of both stages, by their places along the axis; empty if the number is a prime.
+    """
+    inner = max(n for n in range(1, math.isqrt(num_devices) + 1) if num_devices % n == 0)
+    if inner == 1:
+        return ()
+    places = [list(range(first, first + inner)) for first in range(0, num_devices, inner)]
+    return [list(group) for group in zip(*places, strict=True)], places
+
+
+def _scattered(
+    x: Array, spec: PartitionSpec, axes: tuple[str, ...], stages: tuple[list[list[int]], ...]
+) -> Array:
+    """Returns this device's shard of the sum of an array over some axes.
+
+    Args:
+        x: the whole array.
+        spec: how it is sharded; only over `fsdp`.
+        axes: those to sum over.
+        stages: from `scatter_stages`; empty: at once.
+    """
     left = set(axes)
     for dimension, over in _sharded(spec):
-        x = jax.lax.psum_scatter(x, over, scatter_dimension=dimension, tiled=True)
+        if stages:
+            x = _scattered_in_stages(x, dimension, over, stages)
+        else:
+            x = jax.lax.psum_scatter(x, over, scatter_dimension=dimension, tiled=True)
         left -= set(over)
     return jax.lax.psum(x, tuple(axis for axis in axes if axis in left)) if left else x
+
+
+def _scattered_in_stages(
+    x: Array, dimension: int, over: tuple[str, ...], stages: tuple[list[list[int]], ...]
+) -> Array:
+    """Returns this device's shard, along a dimension, of the sum of an array.
+
+    The compiler scatters only what ends at the tiles of 8 × 128 numbers in which a TPU stores the
+    last two dimensions. The shards are therefore moved to a dimension before these.
+    """
+    num_shards = math.prod(len(groups[0]) for groups in stages)
+    x = jnp.moveaxis(x, dimension, 0)
+    rest = x.shape[1:]
+    x = x.reshape(num_shards, x.shape[0] // num_shards, math.prod(rest))
+    for groups in stages:
+        x = jax.lax.psum_scatter(x, over, tiled=True, axis_index_groups=groups)
+    return jnp.moveaxis(x.reshape(-1, *rest), 0, dimension)

@@ -15,6 +15,7 @@ from flaxzoo.train.distributed import exchange
 from flaxzoo.train.distributed.sharding import make_mesh
 from flaxzoo.train.plan.hlo.collectives import collective_ops
 from flaxzoo.train.plan.hlo.parser import parse_hlo
+from jax.sharding import PartitionSpec
 
 GPT = models.GPTConfig(vocab_size=48, max_length=16, num_layers=2, d_model=32, num_heads=4)
 BERT = models.BertConfig(vocab_size=48, max_length=16, num_layers=2, d_model=32, num_heads=4)
@@ -78,6 +79,33 @@ def test_eight_devices_take_the_step_of_one(name):
             found,
             expected,
         )
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (5, 16), (2, 3, 24, 5)])
+@pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 4}])
+def test_shards_scattered_in_stages_are_those_scattered_at_once(shape, sizes):
+    mesh, dimension = mesh_of(**sizes), [size % 4 for size in shape].index(0)
+    stages = exchange.scatter_stages(mesh.shape["fsdp"])
+    assert [len(groups[0]) for groups in stages] == [mesh.shape["fsdp"] // 2, 2]
+    spec = PartitionSpec(*(None,) * dimension, "fsdp")
+    x = np.random.default_rng(0).integers(-99, 99, (8, *shape)).astype(np.float32)
+
+    def summed(stages):
+        scatter = jax.shard_map(
+            lambda x: exchange._scattered(x[0], spec, ("data", "fsdp"), stages),
+            mesh=mesh,
+            in_specs=PartitionSpec(("data", "fsdp")),
+            out_specs=spec,
+            check_vma=False,
+        )
+        return np.asarray(jax.jit(scatter)(x))
+
+    np.testing.assert_array_equal(summed(stages), x.sum(0))
+    np.testing.assert_array_equal(summed(()), x.sum(0))
+
+
+def test_a_prime_number_of_devices_has_no_stages():
+    assert exchange.scatter_stages(7) == exchange.scatter_stages(1) == ()
 
 
 @pytest.mark.slow

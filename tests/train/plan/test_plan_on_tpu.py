@@ -1,13 +1,17 @@
 """Plans for real TPUs by their own compiler, if it is installed."""
 
+import dataclasses
 import importlib.util
 import os
 import subprocess
 import sys
 
 import pytest
+from flaxzoo import train
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.plan.hardware import TPU_ENVIRONMENT
+from flaxzoo.train.plan.hardware import TPU_ENVIRONMENT, parse_topology
+from flaxzoo.train.plan.placeholders import without_data
+from flaxzoo.train.plan.plan import make_plan
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,6 +64,29 @@ def test_the_kernel_is_that_of_the_real_run_or_the_reason_is_given(capfd):
     _, out = plan(capfd, "--topology v5e:2x2", ATTENTION.replace("rate 0", "rate 0.1"))
     assert "attention by flash attention\n" in out
     assert "fits: " in out
+
+
+@pytest.mark.parametrize(("data", "fsdp"), [(1, 16), (2, 8)])
+def test_gathered_once_a_step_gradients_are_scattered_and_not_summed_everywhere(data, fsdp):
+    config = train.recipe("quickstart")
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, num_layers=2, vocab_size=1000),
+        data=dataclasses.replace(config.data, length=64),
+        batch_size=64,
+        micro_batches=2,
+        mesh=train.MeshConfig(data=data, fsdp=fsdp),
+        gather="step",
+    )
+    plan = make_plan(without_data(config, lambda line: None), parse_topology("v5e:4x4"))
+    scattered, summed = (
+        sum(one.bytes_sent for one in plan.collectives if one.kind == kind)
+        for kind in ("reduce-scatter", "all-reduce")
+    )
+    whole = 4 * plan.num_parameters
+    assert 0.9 * whole < scattered / (fsdp - 1) * fsdp < 1.1 * whole
+    # Only the shards are summed over copies, and what is too small to be sharded.
+    assert summed < 2 * whole * (data - 1) / data / fsdp + 0.01 * whole
 
 
 COUNT = """
