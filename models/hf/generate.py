@@ -22,7 +22,7 @@ from ..model import Model
 from ..nn.heads import CAUSAL_HEADS
 from ..nn.typing import Params
 from ..registry import create
-from .generation_config import ARGUMENTS, FIELDS, request_from_hf
+from .generation_config import ARGUMENTS, EFFECTIVE, FIELDS, request_from_hf
 from .tensor_mapping import WeightsError
 
 WHERE = "models.generate"
@@ -165,9 +165,8 @@ def counting_from_zero(model: Model) -> Model:
 
 def _hf_fields(requested: Mapping[str, object]) -> dict[str, JsonValue]:
     """Returns the arguments as a file would hold them, without those that are None."""
-    known = sorted(ARGUMENTS | FIELDS.ignored)
-    for name in requested.keys() - set(known):
-        raise UserError(f"{WHERE} has no argument {name!r}: {suggest(name, known)}")
+    for name in requested.keys() - ARGUMENTS - FIELDS.ignored:
+        raise UserError(f"{WHERE} has no argument {name!r}: {suggest(name, sorted(EFFECTIVE))}")
     for name in BESIDE:
         if requested.get(name):
             raise WeightsError(f"{WHERE} returns only tokens: leave {name} {requested[name]!r} out")

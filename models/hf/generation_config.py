@@ -95,6 +95,8 @@ NAMES = (_NAMES | FIELDS.ignored) - TOKENS
 """Fields of a `config.json` that are generation settings, and do not change the forward pass."""
 ARGUMENTS = _NAMES | UNSUPPORTED_NAMES | TOKENS | SEQUENCES
 """Fields on which the generated tokens depend."""
+EFFECTIVE = SEQUENCES | TOKENS | {field.hf for field in FIELDS.fields if isinstance(field, Field)}
+"""Those of them that may have more than one value here."""
 
 GENERATION = "generation"
 """The key in a run's `config.json` with the generation settings of the folder it was imported

@@ -6,12 +6,15 @@ Compiles the steps of four models for TPUs, which need not be present (`pip inst
 and prints a row for each: the bytes sent, by the compiled program, the least, and their ratio. One
 sequence a device is in each micro-batch (four of GPT-2), computed in bfloat16.
 
-The least for P parameters on n devices, in units of (n - 1) / n · P bytes:
+The least for n devices, in units of (n - 1) / n bytes for each parameter:
 
-- `data`: an all-reduce of the gradients in float32, 2 · 4, once a step;
-- `fsdp`, gathered once a step: parameters in bfloat16 and gradients in float32, 2 + 4;
+- `data`: an all-reduce of the gradients, 2 · g, once a step;
+- `fsdp`, gathered once a step: parameters in bfloat16 and gradients, 2 + g;
 - `fsdp`, layer by layer: parameters gathered forward and backward, and gradients scattered, all in
   bfloat16, 2 + 2 + 2 in each micro-batch.
+
+Here g is 4, for a sum in float32, but 2 for linear maps without micro-batches, whose gradients are
+computed in bfloat16.
 
 The second is possible where whole parameters, their gradients and, with micro-batches, the sums of
 these, 4 · P bytes each, fit a device beside its part of the state; else the third is the least.
@@ -77,15 +80,27 @@ def configuration(case: Case, num_devices: int, micro_batches: int) -> Any:
     return without_data(config, lambda line: None)
 
 
-def least_bytes(plan: Any, axis: str, micro_batches: int, memory: int) -> float:
+def least_bytes(plan: Any, config: Any, axis: str, memory: int) -> float:
     """Return the least bytes that each device sends in a step."""
-    parameters, devices = plan.num_parameters, plan.num_devices
-    share = parameters * (devices - 1) / devices
+    import jax
+    from flaxzoo import models
+    from flaxzoo.models.init import parameter_shapes
+    from flaxzoo.train.distributed.exchange import LINEAR
+    from flaxzoo.train.optim.parameters import map_named
+
+    def gradient_bytes(name: str, x: Any) -> int:
+        return x.size * (2 if config.micro_batches == 1 and LINEAR.fullmatch(name) else 4)
+
+    shapes = parameter_shapes(models.create(config.model))
+    gradients = sum(jax.tree.leaves(map_named(gradient_bytes, shapes)))
+    parameters, others = plan.num_parameters, (plan.num_devices - 1) / plan.num_devices
     if axis == "data":
-        return 2 * 4 * share
-    by_layers = micro_batches * (2 + 2 + 2) * share
-    whole = (3 if micro_batches > 1 else 2) * 4 * parameters
-    return min(by_layers, (2 + 4) * share) if plan.argument_bytes + whole <= memory else by_layers
+        return 2 * gradients * others
+    by_layers = config.micro_batches * (2 + 2 + 2) * parameters * others
+    whole = (3 if config.micro_batches > 1 else 2) * 4 * parameters
+    if plan.argument_bytes + whole > memory:
+        return by_layers
+    return min(by_layers, (2 * parameters + gradients) * others)
 
 
 def main() -> int:
@@ -106,9 +121,10 @@ def main() -> int:
         case = CASES[name]
         for topology in map(parse_topology, options.topology):
             for number in options.micro_batches:
-                plan = make_plan(configuration(case, topology.num_devices, number), topology)
+                config = configuration(case, topology.num_devices, number)
+                plan = make_plan(config, topology)
                 assert topology.chip is not None, "virtual devices have no memory of their own"
-                least = least_bytes(plan, case.axis, number, topology.chip.memory)
+                least = least_bytes(plan, config, case.axis, topology.chip.memory)
                 sent = sum(one.bytes_sent for one in plan.collectives)
                 peak = "too much" if plan.peak_bytes is None else f"{plan.peak_bytes / GIB:.2f}"
                 ratio = "" if plan.peak_bytes is None else f"{sent / least:.3f}"

@@ -89,7 +89,6 @@ def choose_exchange(
         gather,
         mesh,
         whole_batch=whole_batch,
-        micro_batches=micro_batches,
         fits=lambda: fits_whole(whole, device_memory),
     )
     axes = () if whole_batch else axes_exchanged_once(mesh, gather, micro_batches)
@@ -125,7 +124,7 @@ def whole_bytes(state: TrainState, micro_batches: int) -> int:
 
 
 def choose_gather(
-    gather: Gather, mesh: Mesh, *, whole_batch: bool, micro_batches: int, fits: Callable[[], bool]
+    gather: Gather, mesh: Mesh, *, whole_batch: bool, fits: Callable[[], bool]
 ) -> Gather:
     """Returns "step" or "layer" for "auto", and the others as they are.
 
@@ -133,8 +132,6 @@ def choose_gather(
         gather: what a person chose.
         mesh: the mesh.
         whole_batch: whether the loss of an example depends on the other examples of its batch.
-        micro_batches: their number; of a single one, gathers once a step and by layers send equal
-          bytes (in bfloat16), and those by layers need less memory.
         fits: whether whole parameters and gradients are a small part of a device's memory.
 
     Raises:
@@ -149,7 +146,7 @@ def choose_gather(
         )
     if gather != "auto":
         return gather
-    once = mesh.shape["fsdp"] > 1 and micro_batches > 1 and not others and not whole_batch
+    once = mesh.shape["fsdp"] > 1 and not others and not whole_batch
     return "step" if once and fits() else "layer"
 
 

@@ -307,6 +307,7 @@ def test_folders_of_before_there_was_another_file(tmp_path):
 
 REFUSED = {
     "unknown": ({"max_tokens": 3}, "no argument 'max_tokens': did you mean max_new_tokens"),
+    "unlike any": ({"foo": 3}, "no argument 'foo': choose from bad_words_ids, bos_token_id, dec"),
     "n-grams": ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size 2 is not supported with"),
     "drawn beams": ({"num_beams": 2, "do_sample": True}, "do_sample True is not supported"),
     "beams that repeat": ({"num_beams": 2, "repetition_penalty": 1.5}, "repetition_penalty 1.5"),

@@ -204,25 +204,21 @@ def test_by_layers_copies_still_exchange_once():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "micro_batches", "memory", "expected"),
+    ("sizes", "memory", "expected"),
     [
-        ({"fsdp": 8}, 2, 4000, "step"),
-        ({"data": 2, "fsdp": 4}, 2, 4000, "step"),
-        ({"fsdp": 8}, 2, 3999, "layer"),
-        ({"fsdp": 8}, 2, None, "layer"),
-        ({"fsdp": 8}, 1, 4000, "layer"),
-        ({"data": 8}, 2, 4000, "layer"),
-        ({"fsdp": 4, "tensor": 2}, 2, 4000, "layer"),
+        ({"fsdp": 8}, 4000, "step"),
+        ({"data": 2, "fsdp": 4}, 4000, "step"),
+        ({"fsdp": 8}, 3999, "layer"),
+        ({"fsdp": 8}, None, "layer"),
+        ({"data": 8}, 4000, "layer"),
+        ({"fsdp": 4, "tensor": 2}, 4000, "layer"),
     ],
 )
-def test_parameters_are_gathered_whole_if_they_are_a_quarter_of_the_memory(
-    sizes, micro_batches, memory, expected
-):
+def test_parameters_are_gathered_whole_if_they_are_a_quarter_of_the_memory(sizes, memory, expected):
     found = exchange.choose_gather(
         "auto",
         mesh_of(**sizes),
         whole_batch=False,
-        micro_batches=micro_batches,
         fits=lambda: exchange.fits_whole(1000, memory),
     )
     assert found == expected
