@@ -96,7 +96,7 @@ NAMES = (_NAMES | FIELDS.ignored) - TOKENS
 ARGUMENTS = _NAMES | UNSUPPORTED_NAMES | TOKENS | SEQUENCES
 """Fields on which the generated tokens depend."""
 EFFECTIVE = SEQUENCES | TOKENS | {field.hf for field in FIELDS.fields if isinstance(field, Field)}
-"""Those of them that may have more than one value here."""
+"""The fields among `ARGUMENTS` that may have more than one value here."""
 
 GENERATION = "generation"
 """The key in a run's `config.json` with the generation settings of the folder it was imported
