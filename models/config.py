@@ -333,6 +333,14 @@ class TransformerConfig:
         return (None,) * self.num_layers
 
     @property
+    def reread_length(self) -> int | None:
+        """Number of tokens beyond which a growing text is read anew; None: it never is.
+
+        Up to it, and from there on, the text is continued from the cache.
+        """
+        return None
+
+    @property
     def decoder(self) -> "TransformerConfig":
         """The configuration of the layers that generate tokens."""
         return self

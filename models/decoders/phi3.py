@@ -22,6 +22,16 @@ class Phi3Config(WindowedDecoderConfig):
       UserError: a size or a rate is out of range.
     """
 
+    @property
+    def reread_length(self) -> int | None:
+        """The trained length, with LongRoPE.
+
+        The cached keys of a text that grows beyond it were rotated by the factors of short texts.
+        The authors' code reads it anew, too.
+        """
+        scaling = self.rope_scaling
+        return scaling.original_length if scaling and scaling.kind == "longrope" else None
+
 
 class Phi3(CausalDecoder):
     """A Phi-3 with its head: the layers of a Llama."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.errors import UserError
+from ..config import TransformerConfig
 from ..model import Model
 from ..nn.cache import Cache, grow_cache, init_cache
 from ..nn.layers import RowKeys, fold_in
@@ -96,7 +97,9 @@ class CachedContext:
         # The inputs of a convolution are those of the last tokens: it cannot go back.
         convolved = common < len(self._tokens) and config.head_convolution is not None
         cache = self._cache
-        if cache is None or convolved or not cache.can_go_back(self._written, common):
+        limit = config.reread_length
+        reread = limit is not None and len(self._tokens) <= limit < len(tokens)
+        if cache is None or reread or convolved or not cache.can_go_back(self._written, common):
             cache = init_cache(config, execution, 1, length, spare=SPARE)
             common = self._written = 0
         elif cache.length < length:
@@ -106,6 +109,8 @@ class CachedContext:
         place = common
         while place < len(tokens):
             size = next(size for size in CHUNKS if size <= len(tokens) - place)
+            if place == 0 and _rotates_by_length(config, len(tokens)):
+                size = len(tokens)  # a piece would be taken for a short text
             piece = np.asarray([tokens[place : place + size]], np.int32)
             logits, cache = _read_piece(self._model, self._params, piece, cache)
             place += size
@@ -114,6 +119,14 @@ class CachedContext:
         self._written = max(self._written, len(tokens))
         assert logits is not None
         return logits
+
+
+def _rotates_by_length(config: TransformerConfig, length: int) -> bool:
+    """Returns whether the rotary frequencies of a text of some length are those of no shorter."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind not in ("dynamic", "longrope"):
+        return False
+    return length > (scaling.original_length or config.max_length)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "length"))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.errors import UserError
+from ..config import TransformerConfig
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS, require_head
 from ..nn.layers import RowKeys, row_keys
@@ -22,7 +23,7 @@ from .cached_context import CachedContext
 from .continuous_batch import ContinuousBatch
 from .padding import cache_stage, pad_rows, power_of_two, round_up, shortened
 from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
-from .rows import continues_rows
+from .rows import refusal_of_rows
 from .sample import advance, enlarge, prefill, require_tokens, sampling_params
 from .speculative import Acceptance, Draft
 from .unstack_layers import unstack_layers
@@ -77,7 +78,8 @@ class Generator:
         The result of row r depends on its prompt, `seed` and r alone, not on the other rows. Rows
         do not end: who reads the stream looks for `request.eos_ids` and may stop. When a row has
         filled the model's `max_length`, its oldest quarter falls out and the rest is read again
-        at new positions. The cache grows with the rows: its lengths are powers of two, each with
+        at new positions. A row that grows beyond the model's `reread_length` is read again, too.
+        The cache grows with the rows: its lengths are powers of two, each with
         a program of its own, so that n tokens take O(log n) programs.
 
         Args:
@@ -152,8 +154,10 @@ class Generator:
             recent = last_tokens(contexts, arrays.banned.prefix_length)
             contexts = [shortened(context, config.max_length) for context in contexts]
             longest = max(map(len, contexts))
-            # Tokens until a row is full; the last one is written but never read.
-            steps = min(config.max_length - longest + 1, request.max_new_tokens - done)
+            # Tokens until a row is full, or is to be read again; the last one is written but never
+            # read.
+            steps = min(_tokens_left(config, len(context)) for context in contexts)
+            steps = min(steps, request.max_new_tokens - done)
             length = self._padded_length(longest)
             # The last call may choose more tokens than are wanted.
             most = round_up(length + steps + per_call, CACHE_BUCKET)
@@ -192,8 +196,11 @@ class Generator:
 
     @property
     def continues_rows(self) -> bool:
-        """Whether `continuous_batch` serves the model. It serves all but mixtures of experts."""
-        return continues_rows(self.config)
+        """Whether `continuous_batch` serves the model.
+
+        It serves all but mixtures of experts, and models with a `reread_length`.
+        """
+        return refusal_of_rows(self.config) is None
 
     def continuous_batch(
         self,
@@ -219,7 +226,7 @@ class Generator:
           tokens_per_call: as for `stream`; a draft model sets it.
 
         Raises:
-          UserError: as `stream`; a number is out of range; or the model is a mixture of experts.
+          UserError: as `stream`; a number is out of range; or the model does not `continues_rows`.
         """
         self._checked_sampling(prompts, request)
         if not len(prompts) == len(keys) == len(limits):
@@ -231,10 +238,10 @@ class Generator:
             raise UserError(
                 f"num_rows {num_rows} and the least of the limits {min(limits)} must be at least 1"
             )
-        if not self.continues_rows:
+        if (reason := refusal_of_rows(self.config)) is not None:
             raise UserError(
-                f"a mixture of {self.config.num_experts} experts cannot continue rows by different "
-                "numbers of tokens: use Generator.stream"
+                f"the model is {reason}, which cannot continue rows by different numbers of "
+                "tokens: use Generator.stream"
             )
         batch = ContinuousBatch(
             self._model,
@@ -333,8 +340,9 @@ class Generator:
 
         Raises:
           UserError: the method is no `BeamSearch`, there is a draft model, an encoder-decoder has
-            no start token, a row is empty or longer than `max_length`, an id is not in the
-            vocabulary, or the model's scores are not numbers.
+            no start token, a row is empty or longer than `max_length`, or would grow beyond the
+            model's `reread_length`, an id is not in the vocabulary, or the model's scores are not
+            numbers.
         """
         config, model = self.config, beams_of(self._model)
         if self._draft is not None:
@@ -352,6 +360,8 @@ class Generator:
         # Rows of padding have a longest target of 0: they are done before they begin.
         max_lengths = np.zeros(number, np.int32)
         max_lengths[: len(rows)] = [_max_length(model, request, len(row)) for row in rows]
+        for number_of_row, row in enumerate(rows):
+            _check_is_not_reread(config, number_of_row, len(row), int(max_lengths[number_of_row]))
         # What a target's first tokens follow: the start token, or the prompt.
         start = [] if request.start_id is None else [request.start_id]
         written = [start or row for row in rows] + [()] * (number - len(rows))
@@ -415,6 +425,25 @@ class Generator:
                     f"{name} {token} is not within the vocabulary of {config.vocab_size}"
                 )
         return method
+
+
+def _tokens_left(config: TransformerConfig, length: int) -> int:
+    """Returns the number of tokens that can be written to a row until it must be read again."""
+    limit = config.reread_length
+    if limit is None or length > limit:
+        limit = config.max_length
+    return min(limit, config.max_length) - length + 1
+
+
+def _check_is_not_reread(config: TransformerConfig, number: int, length: int, new: int) -> None:
+    """Raises UserError if a row would have to be read again within a search."""
+    left = _tokens_left(config, length)
+    if config.reread_length is not None and new > left:
+        raise UserError(
+            f"prompt {number} of {length} tokens and {new} new ones are more than the "
+            f"{config.reread_length} beyond which this model reads its text anew, as no search "
+            f"does: ask for at most {left} new tokens, or sample them"
+        )
 
 
 def sampling_keys(seed: int, num_rows: int) -> RowKeys:

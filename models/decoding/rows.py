@@ -67,9 +67,13 @@ class NewTokens:
     """The number of tokens of each row; those behind are meaningless."""
 
 
-def continues_rows(config: TransformerConfig) -> bool:
-    """Returns whether a model can be mapped over rows: XLA's products of ragged groups cannot."""
-    return config.num_experts == 0
+def refusal_of_rows(config: TransformerConfig) -> str | None:
+    """Returns which model it is, if it cannot continue rows by different numbers of tokens."""
+    if config.num_experts:  # XLA's products of ragged groups cannot be mapped over rows
+        return f"a mixture of {config.num_experts} experts"
+    if config.reread_length is not None:
+        return f"one that reads its text anew beyond {config.reread_length} tokens"
+    return None
 
 
 def empty_caches(model: Model, num_rows: int, length: int, spare: int) -> RowCaches:

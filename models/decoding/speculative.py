@@ -31,11 +31,11 @@ from .rows import (
     RowStates,
     apply_to_rows,
     checked,
-    continues_rows,
     fold_in_rows,
     log_probabilities,
     move_to,
     of_live_rows,
+    refusal_of_rows,
 )
 from .sample import SamplingParams, processed_logits
 from .unstack_layers import unstack_layers
@@ -107,10 +107,10 @@ class Draft:
                     f"the {name} has head_convolution {config.head_convolution}, which keeps its "
                     "last inputs and takes no token back: leave the draft model out"
                 )
-            if not continues_rows(config):
+            if (reason := refusal_of_rows(config)) is not None:
                 raise UserError(
-                    f"the {name} is a mixture of {config.num_experts} experts, which cannot "
-                    "continue rows by different numbers of tokens: leave the draft model out"
+                    f"the {name} is {reason}, which cannot continue rows by different numbers of "
+                    "tokens: leave the draft model out"
                 )
 
 

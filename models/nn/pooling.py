@@ -7,6 +7,7 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, get_args
 
+import jax
 import jax.numpy as jnp
 
 from .masks import AnyArray
@@ -62,6 +63,16 @@ def _at(x: Array, positions: Array) -> Array:
     return jnp.take_along_axis(x, positions[..., None], axis=1)[:, 0]
 
 
+def _greatest(x: Array) -> Array:
+    """Returns the largest of `[B, T, D]` over tokens, `[B, D]`.
+
+    The gradient goes to the first token that has it, as in PyTorch. That of `jnp.max` goes to all
+    that equal it: to none if the compiler computes them once more and rounds otherwise.
+    """
+    places = jnp.argmax(jax.lax.stop_gradient(x), axis=1, keepdims=True)
+    return jnp.take_along_axis(x, places, axis=1)[:, 0]
+
+
 def _last(real: Array) -> Array:
     """Returns the position of the last token, `[B, 1]`."""
     return jnp.max(jnp.where(real != 0, jnp.arange(real.shape[1])[:, None], 0), axis=1)
@@ -70,7 +81,7 @@ def _last(real: Array) -> Array:
 # From hidden states [B, T, D], and 1.0 for each token to pool [B, T, 1], to [B, D].
 _POOL: dict[PoolingMode, Callable[[Array, Array], Array]] = {
     "cls": lambda x, real: _at(x, jnp.argmax(real, axis=1)),
-    "max": lambda x, real: jnp.max(jnp.where(real != 0, x, -jnp.inf), axis=1),
+    "max": lambda x, real: _greatest(jnp.where(real != 0, x, -jnp.inf)),
     "mean": _weighted,
     "mean_sqrt_len_tokens": lambda x, real: _weighted(x, real) * jnp.sqrt(jnp.sum(real, axis=1)),
     "weightedmean": lambda x, real: _weighted(x, real * jnp.arange(1, x.shape[1] + 1)[:, None]),

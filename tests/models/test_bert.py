@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.models import Generator, Sampling
-from flaxzoo.models.nn.pooling import mean_pool
+from flaxzoo.models.nn.pooling import mean_pool, pool
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 29, (3, 12))
@@ -217,6 +217,14 @@ def test_logits_are_tied_to_the_embeddings_and_have_a_bias(bert, assert_close):
     output = model(input_ids=IDS)
     table, bias = model.params["token_embedding"]["embedding"], model.params["head"]["bias"]
     assert_close(output.logits, np.einsum("BTD,VD->BTV", output.projection.hidden, table) + bias)
+
+
+def test_the_gradient_of_a_maximum_goes_to_the_first_token_that_has_it(assert_close):
+    hidden = jnp.array([[[1.0, 2.0], [3.0, 2.0], [9.0, 9.0]]])
+    mask, scale = np.array([[1, 1, 0]]), jnp.array([5.0, 7.0])
+    gradient = jax.grad(lambda x: jnp.sum(pool(x, mask, ("max",)) * scale))(hidden)
+    assert_close(pool(hidden, mask, ("max",)), [[3, 2]])
+    assert_close(gradient, [[[0, 7], [5, 0], [0, 0]]])
 
 
 def test_mean_pool(assert_close):
