@@ -98,7 +98,7 @@ class CachedContext:
         convolved = common < len(self._tokens) and config.head_convolution is not None
         cache = self._cache
         limit = config.reread_length
-        reread = limit is not None and len(self._tokens) <= limit < len(tokens)
+        reread = limit is not None and (len(self._tokens) > limit) != (len(tokens) > limit)
         if cache is None or reread or convolved or not cache.can_go_back(self._written, common):
             cache = init_cache(config, execution, 1, length, spare=SPARE)
             common = self._written = 0

@@ -7,7 +7,6 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, get_args
 
-import jax
 import jax.numpy as jnp
 
 from .masks import AnyArray
@@ -69,7 +68,7 @@ def _greatest(x: Array) -> Array:
     The gradient goes to the first token that has it, as in PyTorch. That of `jnp.max` goes to all
     that equal it: to none if the compiler computes them once more and rounds otherwise.
     """
-    places = jnp.argmax(jax.lax.stop_gradient(x), axis=1, keepdims=True)
+    places = jnp.argmax(x, axis=1, keepdims=True)
     return jnp.take_along_axis(x, places, axis=1)[:, 0]
 
 

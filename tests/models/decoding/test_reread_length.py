@@ -70,6 +70,9 @@ def test_a_growing_context_is_read_anew_once(saved):
         again = TRAINED + 1 if len(prompt) <= TRAINED else 0
         # The last token is not read, and the tokens at the limit are read twice.
         assert context.num_read == len(prompt) + 9 + (again and again - 1)
+        # A context that is short again has the keys of a short one.
+        short = PROMPTS[1]
+        assert short + list(context.stream(short, GREEDY, key)) == continued(theirs, short)
 
 
 def test_what_cannot_read_it_anew_is_refused(saved):
