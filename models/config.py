@@ -479,10 +479,11 @@ class Execution:
     remat: Literal["none", "dots", "full"] = "none"
     """The activations that the backward pass recomputes. none: nothing. dots: everything but
     matrix products. full: every layer from its input."""
-    attention: Literal["auto", "xla", "cudnn", "splash", "flash", "blocks"] = "auto"
-    """xla, or a fused kernel where it supports the call: cudnn (GPUs), splash (TPUs), flash (TPUs,
-    with dropout of attention weights), or blocks, block by block on any device, with dropout too.
-    auto: the kernel for the devices of `train`, elsewhere XLA; `train` prints the choice."""
+    attention: Literal["auto", "xla", "cudnn", "splash", "flash", "triton", "blocks"] = "auto"
+    """xla, or a fused kernel where it supports the call: cudnn (GPUs), splash (TPUs), with dropout
+    of attention weights flash (TPUs) and triton (GPUs), or blocks, block by block on any device,
+    with dropout too. auto: the kernel for the devices of `train`, elsewhere XLA; `train` prints the
+    choice."""
     experts: Literal["auto", "blocked", "ragged"] = "auto"
     """How a mixture of experts without a capacity is computed, see `models.nn.experts`. auto:
     ragged on TPUs, else blocked."""

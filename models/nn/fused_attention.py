@@ -1,10 +1,11 @@
 """Kernels that compute attention block by block and never hold the scores of all pairs of tokens.
 
 Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with IO-awareness".
-cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Two are our own, which
-can drop attention weights: "flash attention" for TPUs (`kernels/flash.py`), and attention block by
-block in XLA alone (`kernels/blockwise.py`). All take fewer key/value heads than query heads. XLA
-computes the calls that no kernel supports (`attention.py`).
+cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Three are our own, and
+can drop attention weights: flash attention for TPUs (`kernels/flash.py`) and for NVIDIA's GPUs
+(`kernels/flash_triton.py`), and attention block by block in XLA alone (`kernels/blockwise.py`). All
+take fewer key/value heads than query heads. XLA computes the calls that no kernel supports
+(`attention.py`).
 """
 
 import dataclasses
@@ -67,6 +68,10 @@ BLOCK = 128
 LARGEST_BLOCKS = (512, 384, 256, BLOCK)
 MAX_CUDNN_HEAD_DIM = 128
 """The largest head size that cuDNN supports on GPUs before Hopper."""
+TRITON_BLOCK = 64
+"""Our kernel for GPUs processes tokens in blocks of this size or twice as large."""
+TRITON_HEAD_DIMS = (16, 32, 64, 128)
+"""Triton's tiles have powers of two rows and columns; larger heads do not fit the registers."""
 MAX_FLASH_QUERIES = 8192
 """The backward pass of flash attention holds the gradients of a head's queries on the chip."""
 
@@ -113,12 +118,16 @@ _BLOCKS: Limit = (
     lambda c: c.num_queries % BLOCK != 0 or c.num_keys % BLOCK != 0,
     f"rows have {{c.lengths}} tokens, not a multiple of {BLOCK}",
 )
+_BFLOAT16: Limit = (
+    lambda c: c.dtype != "bfloat16",
+    "the precision is {c.dtype} and not bfloat16",
+)
 LIMITS: dict[str, tuple[Limit, ...]] = {
     "cudnn": (
         *_LIMITS,
         _DROPPED,
         _CAPPED,
-        (lambda c: c.dtype != "bfloat16", "the precision is {c.dtype} and not bfloat16"),
+        _BFLOAT16,
         (
             lambda c: c.key_dim != c.head_dim,
             "keys have size {c.key_dim} and values {c.head_dim}",
@@ -145,6 +154,20 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             lambda c: flash_bytes(c) > FLASH_MEMORY,
             "rows have {c.lengths} tokens, and with heads of size {c.key_dim} in {c.dtype} they "
             "do not fit the memory on the chip",
+        ),
+    ),
+    "triton": (
+        *_LIMITS,
+        _CAPPED,
+        _BFLOAT16,
+        (
+            lambda c: not {c.key_dim, c.head_dim} <= set(TRITON_HEAD_DIMS),
+            "heads have size {c.key_dim} and values {c.head_dim}, not one of "
+            f"{', '.join(map(str, TRITON_HEAD_DIMS))}",
+        ),
+        (
+            lambda c: c.num_queries % TRITON_BLOCK != 0 or c.num_keys % TRITON_BLOCK != 0,
+            f"rows have {{c.lengths}} tokens, not a multiple of {TRITON_BLOCK}",
         ),
     ),
     "blocks": (
@@ -292,11 +315,36 @@ def flash_attention(
     )
 
 
+def triton_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K V"],
+    segments: Segments | None,
+    *,
+    causal: bool,
+    window: int | None,
+    cap: float | None,
+    keys: HeadKeys | None = None,
+    rate: float = 0.0,
+) -> Float[Array, "B T N V"]:
+    """Computes our own flash attention, for NVIDIA's GPUs; scores are not scaled and not capped.
+
+    With `keys`, weights are dropped with probability `rate`, the same as in XLA.
+    """
+    from .kernels import flash_triton
+
+    assert cap is None
+    return flash_triton.flash_attention(
+        query, key, value, segments, causal=causal, window=window, keys=keys, rate=rate
+    )
+
+
 KERNELS: dict[str, Callable[..., Array]] = {
     "blocks": blockwise_attention,
     "cudnn": cudnn_attention,
     "splash": splash_attention,
     "flash": flash_attention,
+    "triton": triton_attention,
 }
 
 

@@ -1,6 +1,7 @@
 """Which kernel computes a run's attention: what suits the devices, where it can serve."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -9,28 +10,29 @@ from ...models.nn.fused_attention import AttentionCall, refusal
 from ..config import TrainConfig
 from .ring_attention import PART_KERNELS, ring_refusal
 
-Kernel = Literal["xla", "cudnn", "splash", "flash", "blocks"]
+Kernel = Literal["xla", "cudnn", "splash", "flash", "triton", "blocks"]
 
 NAMES: dict[str, str] = {
     "xla": "XLA",
     "cudnn": "cuDNN",
     "splash": "splash attention",
     "flash": "flash attention",
+    "triton": "flash attention in Triton",
     "blocks": "XLA block by block",
 }
 """As they are printed."""
 FASTEST: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}
 """By platform; elsewhere there is XLA alone."""
-DROPPING: dict[str, Kernel] = {"tpu": "flash"}
+DROPPING: dict[str, Kernel] = {"gpu": "triton", "tpu": "flash"}
 """By platform, the kernel for models that drop attention weights, if it is another one."""
 FASTEST_ON_RING: dict[str, tuple[Kernel, ...]] = {
     "gpu": ("cudnn", "blocks"),
     "tpu": ("splash", "blocks"),
 }
 """By platform, best first, where the tokens of a sequence are sharded; elsewhere blocks alone."""
-PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu", "flash": "tpu"}
+PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu", "flash": "tpu", "triton": "gpu"}
 LEAST_CAPABILITY = (8, 0)
-"""The oldest generation of NVIDIA's GPUs that cuDNN's kernel supports (Ampere)."""
+"""The oldest generation of NVIDIA's GPUs that the kernels for GPUs support (Ampere)."""
 
 
 @runtime_checkable
@@ -145,11 +147,10 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
 
 
 def _is_old_gpu(kernel: str, device: Any) -> bool:
-    if kernel != "cudnn":
+    if PLATFORMS.get(kernel) != "gpu":
         return False
-    if "cuda" not in device.client.platform_version:
-        return True
-    return tuple(map(int, device.compute_capability.split("."))) < LEAST_CAPABILITY
+    numbers = re.fullmatch(r"(\d+)\.(\d+)", str(device.compute_capability))  # AMD's are gfx90a …
+    return numbers is None or (int(numbers[1]), int(numbers[2])) < LEAST_CAPABILITY
 
 
 _LIMITS: tuple[tuple[Callable[[str, Device], bool], str], ...] = (

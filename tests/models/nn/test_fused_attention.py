@@ -13,7 +13,7 @@ from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.nn import fused_attention as attention_kernels
 from flaxzoo.models.nn.attention import attention_weights, weighted_values
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention, refusal
-from flaxzoo.models.nn.kernels import blockwise
+from flaxzoo.models.nn.kernels import blockwise, flash_triton
 from flaxzoo.models.nn.kernels import flash as flash_kernel
 from flaxzoo.models.nn.layers import drop_weights, head_keys, kept_weights
 from flaxzoo.models.nn.masks import AttentionMask
@@ -39,6 +39,16 @@ def flash(monkeypatch):
     interpreted = functools.partial(pallas.pallas_call, interpret=True)
     monkeypatch.setattr(flash_kernel.pl, "pallas_call", interpreted)
     monkeypatch.setattr(flash_kernel, "BLOCKS", (128,))
+
+
+@pytest.fixture
+def triton(monkeypatch):
+    """Flash attention for GPUs on this machine, four by two blocks to T × T pairs."""
+    interpreted = functools.partial(pallas.pallas_call, interpret=True)
+    monkeypatch.setattr(flash_triton.pl, "pallas_call", interpreted)
+    # The interpreter takes any precision.
+    limits = tuple(x for x in attention_kernels.LIMITS["triton"] if "precision" not in x[1])
+    monkeypatch.setitem(attention_kernels.LIMITS, "triton", limits)
 
 
 @pytest.fixture
@@ -94,7 +104,7 @@ MASKS = {
 }
 
 
-RATES = {"flash": 0.1, "blocks_dropping": 0.1}
+RATES = {"flash": 0.1, "triton": 0.1, "blocks_dropping": 0.1}
 """The probability that a weight is dropped."""
 ROWS = models.row_keys(jax.random.key(5), B)
 
@@ -126,13 +136,15 @@ GROUPED = "packing, banded"
 CASES = [
     *(
         pytest.param(kernel, name, N, N, marks=() if name in QUICK else pytest.mark.slow)
-        for kernel in ("splash", "flash")
+        for kernel in ("splash", "flash", "triton")
         for name in MASKS
     ),
     *((kernel, name, N, N) for kernel in ("cudnn", "cudnn_on_a_gpu") for name in MASKS),
     *(
         (kernel, GROUPED, 4, 2)
-        for kernel in ("splash", "flash", "cudnn", "cudnn_on_a_gpu", "blocks", "blocks_dropping")
+        for kernel in (
+            *("splash", "flash", "triton", "cudnn", "cudnn_on_a_gpu", "blocks", "blocks_dropping"),
+        )
     ),
     *((kernel, name, N, N) for kernel in ("blocks", "blocks_dropping") for name in MASKS),
 ]
@@ -171,7 +183,7 @@ def test_a_kernel_gives_what_xla_gives(kernel, name, num_heads, num_kv_heads, re
         np.testing.assert_allclose(ours, xla, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("kernel", ["flash", "blocks"])
+@pytest.mark.parametrize("kernel", ["flash", "triton", "blocks"])
 def test_a_kernel_drops_the_very_weights_that_xla_drops(kernel, request):
     """Queries of 0 weigh all keys alike, and values that are an identity show the weights."""
     request.getfixturevalue(kernel)
@@ -187,12 +199,14 @@ def test_a_kernel_drops_the_very_weights_that_xla_drops(kernel, request):
 
 
 @pytest.mark.slow
-def test_flash_attention_without_a_key_drops_nothing(flash):
+@pytest.mark.parametrize("kernel", ["flash", "triton"])
+def test_flash_attention_without_a_key_drops_nothing(kernel, request):
+    request.getfixturevalue(kernel)
     rng = np.random.default_rng(0)
     query, key = (jnp.asarray(rng.normal(size=(B, T, N, 16)), jnp.float32) for _ in range(2))
     value = jnp.asarray(rng.normal(size=(B, T, N, 24)), jnp.float32)
     mask = AttentionMask(T, T)
-    plain = FusedAttention("flash", False, None, dropout_rate=0.5)
+    plain = FusedAttention(kernel, False, None, dropout_rate=0.5)
     ours = plain.apply({}, query, key, value, segments=None, use_window=None)
     np.testing.assert_allclose(ours, by_xla(0.0, query, key, value, mask), rtol=1e-4, atol=2e-5)
 
@@ -272,14 +286,18 @@ def test_a_model_by_splash(config, splash):
 
 
 BERT = models.BertConfig(
-    vocab_size=32, max_length=128, num_layers=2, d_model=16, num_heads=2, d_ff=32, dropout_rate=0.1
+    vocab_size=32, max_length=128, num_layers=2, d_model=32, num_heads=2, d_ff=32, dropout_rate=0.1
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-def test_a_model_that_drops_weights_by_flash_attention(remat, flash):
+@pytest.mark.parametrize(
+    ("kernel", "remat"),
+    [("flash", "none"), ("flash", "dots"), ("flash", "full"), ("triton", "dots")],
+)
+def test_a_model_that_drops_weights_by_flash_attention(kernel, remat, request):
     """Its gradients are those of XLA, and with "dots" it keeps what the backward pass reads."""
+    request.getfixturevalue(kernel)
     ids = np.random.default_rng(0).integers(5, 32, (2, 128))
     mask = (np.arange(128) < np.array([[128], [70]])).astype(np.int32)
     inputs = {"input_ids": ids, "attention_mask": mask}
@@ -295,8 +313,9 @@ def test_a_model_that_drops_weights_by_flash_attention(remat, flash):
         found = jax.jit(jax.value_and_grad(functools.partial(loss, execution=execution)))
         return found(params), kernel_calls(found.trace(params).jaxpr.jaxpr)
 
-    (xla, _), (ours, calls) = both("xla"), both("flash")
-    assert calls == (3 if remat == "full" else 2)
+    (xla, _), (ours, calls) = both("xla"), both(kernel)
+    backward = 1 if kernel == "flash" else 2
+    assert calls == backward + (2 if remat == "full" else 1)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(xla), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
@@ -328,19 +347,20 @@ def test_blocks_that_cannot_draw_in_groups_are_refused():
 @pytest.mark.parametrize(
     ("kernels", "change", "reason"),
     [
-        ("cudnn splash flash blocks", {"cached": True}, "cache"),
-        ("cudnn splash flash blocks", {"weights": True}, "weights are requested"),
-        ("cudnn splash flash blocks", {"is_per_query": True}, "an entry for each query and key"),
+        ("cudnn splash flash triton blocks", {"cached": True}, "cache"),
+        ("cudnn splash flash triton blocks", {"weights": True}, "weights are requested"),
+        ("cudnn splash flash triton blocks", {"is_per_query": True}, "an entry for each query"),
         ("cudnn splash", {"dropout_rate": 0.1}, "dropped with probability 0.1"),
-        ("cudnn", {"dtype": "float32"}, "float32 and not bfloat16"),
+        ("cudnn triton", {"dtype": "float32"}, "float32 and not bfloat16"),
         ("cudnn", {"key_dim": 32}, "keys have size 32 and values 64"),
-        ("cudnn", {"key_dim": 256, "head_dim": 256}, "heads have size 256"),
-        ("cudnn", {"key_dim": 20, "head_dim": 20}, "heads have size 20"),
-        ("cudnn flash", {"capped": True}, "scores are capped"),
-        ("cudnn splash flash", {"num_keys": 255}, "rows have 256 and 255 tokens"),
+        ("cudnn triton", {"key_dim": 256, "head_dim": 256}, "heads have size 256"),
+        ("cudnn triton", {"key_dim": 20, "head_dim": 20}, "heads have size 20"),
+        ("triton", {"key_dim": 96, "head_dim": 96}, "values 96, not one of 16, 32, 64, 128"),
+        ("cudnn flash triton", {"capped": True}, "scores are capped"),
+        ("cudnn splash flash triton", {"num_keys": 255}, "rows have 256 and 255 tokens"),
         ("splash flash", {"num_queries": 192}, "192 and 256 tokens, not a multiple of 128"),
         ("flash", {"num_queries": 16384}, "16384 and 256 tokens, more than 8192"),
-        ("splash flash blocks", {"num_queries": 2042}, "rows have 2042 and 256 tokens, "),
+        ("splash flash triton blocks", {"num_queries": 2042}, "rows have 2042 and 256 tokens, "),
     ],
 )
 def test_every_reason_is_said(kernels, change, reason):
@@ -368,6 +388,27 @@ def test_flash_attention_is_for_what_the_compiler_can_place_on_the_chip(length, 
     said = refusal("flash", call)
     assert (said is None) == fits
     assert fits or f"heads of size {size} in {dtype} they do not fit the memory" in (said or "")
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_flash_attention_is_lowered_for_a_gpu_that_is_not_here():
+    """To Triton's IR; one call forward and two backward."""
+    model = models.create(BERT, models.Execution(dtype="bfloat16", attention="triton"))
+    ids = np.zeros((2, 128), np.int32)
+    params = jax.eval_shape(models.create(BERT).init, jax.random.key(0), input_ids=ids)
+    gpu = jax.sharding.AbstractDevice("NVIDIA H200", num_cores=132, platform="gpu")
+    mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=gpu)
+
+    def loss(params):
+        rng = models.row_keys(jax.random.key(3), 2)
+        out = model.apply(params, input_ids=ids, attention_mask=ids, rng=rng)
+        return out.last_hidden_state.astype(jnp.float32).sum()
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.jit(jax.grad(loss)).trace(params)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@__gpu$xla.gpu.triton(") == 3
+    assert all(f'"flash_triton_{name}"' in text for name in ("fwd", "dq", "dkv"))
 
 
 @pytest.mark.slow

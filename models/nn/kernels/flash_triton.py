@@ -1,0 +1,466 @@
+"""Flash attention for NVIDIA GPUs that drops attention weights, forward and backward.
+
+Dao 2023, "FlashAttention-2", algorithms 1 and 2: a program computes one block of queries, or of
+keys in the backward pass, and loops over the blocks of the other side. The backward pass has two
+kernels, one for the gradients of keys and values and one for those of queries, so that no two
+programs add to the same numbers and every sum has one order. All three kernels draw the mask of a
+block anew from its counters (`layers.py`); it is never in main memory.
+
+One block of Threefry decides about four keys that lie 8 apart. The keys of a block are therefore
+loaded in an order (`key_order`) in which the matrix units of a GPU leave the scores of such keys to
+one thread: it draws once for all four, and passes nothing on.
+
+The kernels are written in Pallas and compiled by Triton, a way that jax calls deprecated from 0.11
+on. Its successor, Mosaic GPU, needs a Hopper or Blackwell GPU, and its interface changes between
+the versions of jax that this package supports.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from ..layers import GROUP, KERNEL_RESIDUALS, ROWS, HeadKeys, draws, dropped_below, threefry
+from ..masks import Segments
+from ..typing import Array, Bool, Float, Int
+
+QUERIES = 64
+"""Queries of a block of the forward pass, and of the gradients of queries."""
+INNER_QUERIES = 32
+"""Queries of a step of the gradients of keys and values, whose sums take most registers."""
+KEYS = (128, 64)
+"""Keys of a block: the first of these that `block_keys` allows."""
+HIDDEN = -1e30
+"""The score of a hidden key: finite, so that a query without keys gives no NaN."""
+LOG2_E = math.log2(math.e)
+
+Inputs = tuple[Array, Array, Array]
+"""Queries [B, T, N, H], keys [B, S, K, H] and values [B, S, K, V]."""
+Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
+Range = tuple[Int[Array, ""] | int, Int[Array, ""] | int]
+"""The first block of a loop, and the one after the last."""
+
+
+def block_keys(num_keys: int, size: int) -> int:
+    """Returns the number of keys of a block, with which the sums of a kernel fit into registers.
+
+    Args:
+      num_keys: a multiple of 64.
+      size: of a head.
+    """
+    largest = KEYS[0] if size <= 64 else KEYS[-1]
+    return next(block for block in KEYS if block <= largest and num_keys % block == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """Static properties of a call."""
+
+    causal: bool
+    window: int | None
+    rate: float
+    """0: nothing is dropped, and the keys of the draws are not read."""
+    has_ids: bool
+    block_k: int
+    num_queries: int
+    num_keys: int
+    group: int
+    """Query heads to a key head."""
+
+    @property
+    def kept_scale(self) -> float:
+        """The factor of the weights that are kept."""
+        return 1 / (1 - self.rate)
+
+    def key_blocks(self, i: Int[Array, ""]) -> Range:
+        """Returns the blocks of keys that some query of block i sees."""
+        if not self.causal:
+            return 0, self.num_keys // self.block_k
+        after = jax.lax.div((i + 1) * QUERIES + self.block_k - 1, self.block_k)
+        end = jnp.minimum(after, self.num_keys // self.block_k)
+        if self.window is None:
+            return 0, end
+        earliest = jnp.maximum(i * QUERIES - self.window + 1, 0)
+        return jax.lax.div(earliest, self.block_k), end
+
+    def query_blocks(self, j: Int[Array, ""]) -> Range:
+        """Returns the blocks of `INNER_QUERIES` that see some key of block j."""
+        end = self.num_queries // INNER_QUERIES
+        if not self.causal:
+            return 0, end
+        first = jax.lax.div(j * self.block_k, INNER_QUERIES)
+        if self.window is None:
+            return first, end
+        farthest = (j + 1) * self.block_k + self.window - 2
+        return first, jnp.minimum(jax.lax.div(farthest, INNER_QUERIES) + 1, end)
+
+
+def key_order(block_k: int) -> Int[Array, " {block_k}"]:
+    """Returns the key at each place of a block.
+
+    A thread has scores of places that differ in the bit of 8 and, where a block has more than 64
+    keys, in the highest one. These two bits of a place therefore say which of four keys that share
+    a draw is there, and the others number the draws.
+    """
+    place, half = jnp.arange(block_k, dtype=jnp.int32), block_k // 2
+    upper, place = jax.lax.div(place, half), jax.lax.rem(place, half)
+    group, place = jax.lax.div(place, 2 * ROWS), jax.lax.rem(place, 2 * ROWS)
+    lower, row = jax.lax.div(place, ROWS), jax.lax.rem(place, ROWS)
+    return GROUP * group + ROWS * (2 * upper + lower) + row
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """A block of queries and a block of keys, whose scores are a matrix."""
+
+    spec: _Spec
+    queries: Int[Array, " Q"]
+    """The places of the queries in their row, one after the other."""
+    first_key: Int[Array, ""]
+    keys: Int[Array, " block_k"]
+    """The places of the keys, in the order of `key_order`."""
+    key_axis: int = 1
+    """1: the matrix is [queries, keys]; 0: it is [keys, queries]."""
+
+    def outer(self, of_queries: Array, of_keys: Array) -> tuple[Array, Array]:
+        """Returns numbers of the queries and of the keys, each along its axis of the matrix."""
+        query_axis = 1 - self.key_axis
+        return jnp.expand_dims(of_queries, self.key_axis), jnp.expand_dims(of_keys, query_axis)
+
+    def products(self, query: Array, key: Array) -> Float[Array, "_ _"]:
+        """Returns the product of each query and each key, in float32."""
+        return plgpu.dot(query, key.T) if self.key_axis == 1 else plgpu.dot(key, query.T)
+
+    def scores(
+        self, query: Array, key: Array, ids: tuple[Array, Array] | None
+    ) -> Float[Array, "_ _"]:
+        """Returns the scores times log2 e, those of hidden keys replaced."""
+        scores = self.products(query, key) * LOG2_E
+        if self.spec.causal:
+            query_place, key_place = self.outer(self.queries, self.keys)
+            seen = key_place <= query_place
+            if self.spec.window is not None:
+                seen &= query_place - key_place < self.spec.window
+            scores = jnp.where(seen, scores, HIDDEN)
+        if ids is not None:
+            query_id, key_id = self.outer(*ids)
+            scores = jnp.where(query_id == key_id, scores, HIDDEN)
+        return scores
+
+    def kept(self, key: tuple[Array, Array] | None) -> Bool[Array, "_ _"] | None:
+        """Returns whether each weight is kept; None: all are."""
+        if key is None:
+            return None
+        count = self.spec.block_k // (GROUP // ROWS)
+        number = jax.lax.div(self.first_key, GROUP // ROWS) + jnp.arange(count, dtype=jnp.int32)
+        query, number = jnp.broadcast_arrays(*self.outer(self.queries, number))
+        words = threefry(key, (query.astype(jnp.uint32), number.astype(jnp.uint32)))
+
+        def split(upper: int, lower: int) -> tuple[int, ...]:
+            """Returns the shape of a matrix whose axis of keys is split by the bits of a place."""
+            keys, queries = (upper, count // ROWS, lower, ROWS), self.queries.shape
+            return queries + keys if self.key_axis == 1 else keys + queries
+
+        first, second = (word.reshape(split(1, 1)) for word in words)
+        upper, lower = (
+            jax.lax.broadcasted_iota(jnp.int32, split(2, 2), self.key_axis + axis)
+            for axis in (0, 2)
+        )
+        word = jnp.where(upper == 0, first, second)
+        low, high, *_ = draws((word, word))
+        drawn = jnp.where(lower == 0, low, high).astype(jnp.int32)
+        shape = jnp.broadcast_shapes(*(x.shape for x in self.outer(self.queries, self.keys)))
+        return (drawn >= dropped_below(self.spec.rate)).reshape(shape)
+
+
+def _drop(x: Float[Array, "_ _"], kept: Bool[Array, "_ _"] | None) -> Float[Array, "_ _"]:
+    return x if kept is None else jnp.where(kept, x, 0)
+
+
+def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
+    """Returns the two words of a head's key; None if nothing is dropped."""
+    if spec.rate == 0:
+        return None
+    return keys[0].astype(jnp.uint32), keys[1].astype(jnp.uint32)
+
+
+def _forward_kernel(spec: _Spec, *refs: jax.Ref) -> None:
+    """Computes a block of queries: output [Q, V], and log2 Σ 2^score of each query."""
+    query_ref, key_ref, value_ref, keys_ref, *ids_refs, out, log_sum = refs
+    i = pl.program_id(0)
+    head_key = _head_key(spec, keys_ref)
+    query, order = query_ref[...], key_order(spec.block_k)
+    queries = i * QUERIES + jnp.arange(QUERIES, dtype=jnp.int32)
+    query_ids = ids_refs[0][...] if spec.has_ids else None
+
+    def step(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        sums, highest, total = carry
+        tile = _Tile(spec, queries, j * spec.block_k, j * spec.block_k + order)
+        ids = None if query_ids is None else (query_ids, ids_refs[1][tile.keys])
+        scores = tile.scores(query, key_ref[tile.keys, :], ids)
+        higher = jnp.maximum(highest, scores.max(axis=1))
+        weights = jnp.exp2(scores - higher[:, None])
+        rescale = jnp.exp2(highest - higher)
+        total = rescale * total + weights.sum(axis=1)
+        value = value_ref[tile.keys, :]
+        dropped = _drop(weights, tile.kept(head_key)).astype(value.dtype)
+        return rescale[:, None] * sums + plgpu.dot(dropped, value), higher, total
+
+    first = (
+        jnp.zeros(out.shape, jnp.float32),
+        jnp.full((QUERIES,), -jnp.inf, jnp.float32),
+        jnp.zeros((QUERIES,), jnp.float32),
+    )
+    sums, highest, total = jax.lax.fori_loop(*spec.key_blocks(i), step, first)
+    out[...] = (sums * (spec.kept_scale / total)[:, None]).astype(out.dtype)
+    log_sum[...] = highest + jnp.log2(total)
+
+
+def _query_kernel(spec: _Spec, *refs: jax.Ref) -> None:
+    """Computes the gradients of a block of queries [Q, H]."""
+    query_ref, key_ref, value_ref, keys_ref, *ids_refs, given, log_sum, mean, to_query = refs
+    i = pl.program_id(0)
+    head_key = _head_key(spec, keys_ref)
+    query, gradient, order = query_ref[...], given[...], key_order(spec.block_k)
+    log_sums, means = log_sum[...][:, None], mean[...][:, None]
+    queries = i * QUERIES + jnp.arange(QUERIES, dtype=jnp.int32)
+    query_ids = ids_refs[0][...] if spec.has_ids else None
+
+    def step(j: Array, sums: Array) -> Array:
+        tile = _Tile(spec, queries, j * spec.block_k, j * spec.block_k + order)
+        ids = None if query_ids is None else (query_ids, ids_refs[1][tile.keys])
+        key = key_ref[tile.keys, :]
+        weights = jnp.exp2(tile.scores(query, key, ids) - log_sums)
+        of_weights = tile.products(gradient, value_ref[tile.keys, :])
+        of_weights = _drop(of_weights, tile.kept(head_key))
+        of_scores = weights * (of_weights - means)
+        return sums + plgpu.dot(of_scores.astype(key.dtype), key)
+
+    sums = jnp.zeros(query.shape, jnp.float32)
+    sums = jax.lax.fori_loop(*spec.key_blocks(i), step, sums)
+    to_query[...] = (sums * spec.kept_scale).astype(to_query.dtype)
+
+
+def _key_kernel(spec: _Spec, *refs: jax.Ref) -> None:
+    """Computes the gradients of a block of keys [block_k, H] and of its values."""
+    query_ref, key_ref, value_ref, keys_ref, *ids_refs, given, log_sum, mean = refs[:-2]
+    key_out, value_out = refs[-2:]
+    j = pl.program_id(0)
+    head_key = _head_key(spec, keys_ref)
+    order = key_order(spec.block_k)
+    key, value = key_ref[order, :], value_ref[order, :]
+    key_ids = ids_refs[1][order] if spec.has_ids else None
+
+    def step(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        to_key, to_value = carry
+        rows = pl.ds(i * INNER_QUERIES, INNER_QUERIES)
+        queries = i * INNER_QUERIES + jnp.arange(INNER_QUERIES, dtype=jnp.int32)
+        first = j * spec.block_k
+        tile = _Tile(spec, queries, first, first + order, key_axis=0)
+        ids = None if key_ids is None else (ids_refs[0][rows], key_ids)
+        query, gradient = query_ref[rows, :], given[rows, :]
+        weights = jnp.exp2(tile.scores(query, key, ids) - log_sum[rows][None])
+        kept = tile.kept(head_key)
+        of_scores = weights * (_drop(tile.products(gradient, value), kept) - mean[rows][None])
+        dropped = _drop(weights, kept)
+        return (
+            to_key + plgpu.dot(of_scores.astype(query.dtype), query),
+            to_value + plgpu.dot(dropped.astype(gradient.dtype), gradient),
+        )
+
+    sums = jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
+    sums = jax.lax.fori_loop(*spec.query_blocks(j), step, sums)
+    for ref, x in zip((key_out, value_out), sums, strict=True):
+        ref[order, :] = (x * spec.kept_scale).astype(ref.dtype)
+
+
+def _blocked(size: int, block: int, group: int = 1) -> pl.BlockSpec:
+    """Returns the block of an array [B, T, heads, size] that a program computes or begins with."""
+    return pl.BlockSpec((None, block, None, size), lambda i, n, b: (b, i, jax.lax.div(n, group), 0))
+
+
+def _whole(size: int, length: int, group: int = 1) -> pl.BlockSpec:
+    """Returns all tokens of a head of an array [B, T, heads, size]."""
+    return pl.BlockSpec(
+        (None, length, None, size), lambda i, n, b: (b, 0, jax.lax.div(n, group), 0)
+    )
+
+
+def _numbers(block: int | None, length: int) -> pl.BlockSpec:
+    """Returns a block of an array [B, N, T], or with None a head's whole row."""
+    if block is None:
+        return pl.BlockSpec((None, None, length), lambda i, n, b: (b, n, 0))
+    return pl.BlockSpec((None, None, block), lambda i, n, b: (b, n, i))
+
+
+def _ids(block: int | None, length: int) -> pl.BlockSpec:
+    """Returns a block of an array [B, T], or with None a whole row."""
+    if block is None:
+        return pl.BlockSpec((None, length), lambda i, n, b: (b, 0))
+    return pl.BlockSpec((None, block), lambda i, n, b: (b, i))
+
+
+HEAD_KEY = pl.BlockSpec((None, None, 2), lambda i, n, b: (b, n, 0))
+FEW_WARPS = plgpu.CompilerParams(num_warps=4, num_stages=2)
+"""Four warps are the group that Hopper's matrix unit serves. With eight, the places of a block that
+one thread has would not be those that `key_order` assumes."""
+
+
+def _forward(
+    spec: _Spec, inputs: Inputs, keys: HeadKeys, ids: Ids | None
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B N T"]]:
+    """Returns the output, and of each query log2 Σ 2^score."""
+    query, key, value = inputs
+    (batch, length, heads, size), num_keys, value_size = query.shape, key.shape[1], value.shape[3]
+    ids_specs = [_ids(QUERIES, length), _ids(None, num_keys)]
+    return pl.pallas_call(
+        functools.partial(_forward_kernel, spec),
+        grid=(length // QUERIES, heads, batch),
+        in_specs=[
+            _blocked(size, QUERIES),
+            _whole(size, num_keys, spec.group),
+            _whole(value_size, num_keys, spec.group),
+            HEAD_KEY,
+            *(() if ids is None else ids_specs),
+        ],
+        out_specs=[_blocked(value_size, QUERIES), _numbers(QUERIES, length)],
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, length, heads, value_size), query.dtype),
+            jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
+        ],
+        compiler_params=FEW_WARPS,
+        name="flash_triton_fwd",
+    )(*inputs, keys, *(ids or ()))
+
+
+def _backward(
+    spec: _Spec,
+    inputs: Inputs,
+    keys: HeadKeys,
+    ids: Ids | None,
+    *,
+    outputs: tuple[Array, Array],
+    gradient: Float[Array, "B T N V"],
+) -> Inputs:
+    """Returns the gradients of queries, keys and values, the latter two for each query head."""
+    query, key, value = inputs
+    (batch, length, heads, size), num_keys, value_size = query.shape, key.shape[1], value.shape[3]
+    out, log_sum = outputs
+    # The mean of the weights' gradients, by which the softmax shifts them; both lack `kept_scale`.
+    mean = jnp.einsum("BTNV,BTNV->BNT", out.astype(jnp.float32), gradient.astype(jnp.float32))
+    arguments = (*inputs, keys, *(ids or ()), gradient, log_sum, mean / spec.kept_scale)
+    ids_specs = [_ids(QUERIES, length), _ids(None, num_keys)]
+    (to_query,) = pl.pallas_call(
+        functools.partial(_query_kernel, spec),
+        grid=(length // QUERIES, heads, batch),
+        in_specs=[
+            _blocked(size, QUERIES),
+            _whole(size, num_keys, spec.group),
+            _whole(value_size, num_keys, spec.group),
+            HEAD_KEY,
+            *(() if ids is None else ids_specs),
+            _blocked(value_size, QUERIES),
+            _numbers(QUERIES, length),
+            _numbers(QUERIES, length),
+        ],
+        out_specs=[_blocked(size, QUERIES)],
+        out_shape=[jax.ShapeDtypeStruct(query.shape, query.dtype)],
+        compiler_params=FEW_WARPS,
+        name="flash_triton_dq",
+    )(*arguments)
+    ids_specs = [_ids(None, length), _ids(spec.block_k, num_keys)]
+    to_key, to_value = pl.pallas_call(
+        functools.partial(_key_kernel, spec),
+        grid=(num_keys // spec.block_k, heads, batch),
+        in_specs=[
+            _whole(size, length),
+            _blocked(size, spec.block_k, spec.group),
+            _blocked(value_size, spec.block_k, spec.group),
+            HEAD_KEY,
+            *(() if ids is None else ids_specs),
+            _whole(value_size, length),
+            _numbers(None, length),
+            _numbers(None, length),
+        ],
+        out_specs=[_blocked(size, spec.block_k), _blocked(value_size, spec.block_k)],
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, num_keys, heads, n), key.dtype) for n in (size, value_size)
+        ],
+        compiler_params=FEW_WARPS,
+        name="flash_triton_dkv",
+    )(*arguments)
+    return to_query, to_key, to_value
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(spec: _Spec, inputs: Inputs, rest: tuple[HeadKeys, Ids | None]) -> Array:
+    return _forward(spec, inputs, *rest)[0]
+
+
+def _attend_forward(
+    spec: _Spec, inputs: Inputs, rest: tuple[HeadKeys, Ids | None]
+) -> tuple[Array, tuple[object, ...]]:
+    out, log_sum = (checkpoint_name(x, KERNEL_RESIDUALS) for x in _forward(spec, inputs, *rest))
+    return out, (inputs, rest, (out, log_sum))
+
+
+def _attend_backward(spec: _Spec, residuals: tuple, gradient: Array) -> tuple[Inputs, None]:
+    inputs, rest, outputs = residuals
+    to_query, *others = _backward(spec, inputs, *rest, outputs=outputs, gradient=gradient)
+
+    def over_group(x: Float[Array, "B S N _"]) -> Float[Array, "B S K _"]:
+        grouped = x.reshape(*x.shape[:2], -1, spec.group, x.shape[3])
+        return grouped.sum(axis=3, dtype=jnp.float32).astype(x.dtype)
+
+    to_key, to_value = map(over_group, others) if spec.group > 1 else others
+    return (to_query, to_key, to_value), None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def flash_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K V"],
+    segments: Segments | None,
+    *,
+    causal: bool,
+    window: int | None,
+    keys: HeadKeys | None = None,
+    rate: float = 0.0,
+) -> Float[Array, "B T N V"]:
+    """Computes flash attention with dropout of the weights, for GPUs; scores are not scaled.
+
+    Blocks that causal order or a window hide are skipped.
+
+    Args:
+      query: already scaled; T is a multiple of 64, and H a power of two from 16 to 128.
+      key: S is a multiple of 64, and K divides N.
+      value: V is a power of two from 16 to 128.
+      segments: numbers of queries and keys; a query attends to the keys of its own number.
+      causal: whether a query attends only to its own key and to earlier ones.
+      window: if given, only to the last `window` of these.
+      keys: of the heads' draws; None: nothing is dropped.
+      rate: probability that a weight is dropped.
+    """
+    batch, num_queries, heads, size = query.shape
+    num_keys = key.shape[1]
+    spec = _Spec(
+        causal=causal,
+        window=window,
+        rate=0.0 if keys is None else rate,
+        has_ids=segments is not None,
+        block_k=block_keys(num_keys, max(size, value.shape[3])),
+        num_queries=num_queries,
+        num_keys=num_keys,
+        group=heads // key.shape[2],
+    )
+    words = jnp.zeros((batch, heads, 2), jnp.uint32) if keys is None else keys
+    ids = None if segments is None else tuple(x.astype(jnp.int32) for x in segments)
+    return _attend(spec, (query, key, value), (words, ids))
