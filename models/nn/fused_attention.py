@@ -23,7 +23,7 @@ from .kernels.blockwise import (
     block_size,
     blockwise_attention,
 )
-from .layers import GROUP, HeadKeys
+from .layers import GROUP, KERNEL_RESIDUALS, HeadKeys
 from .masks import Segments, Size
 from .typing import Array, Bool, Float
 
@@ -258,6 +258,7 @@ def splash_attention(
             head_shards=1,
             q_seq_shards=1,
             attn_logits_soft_cap=cap,
+            residual_checkpoint_name=KERNEL_RESIDUALS,
         )
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     ids = None if segments is None else splash.SegmentIds(*segments)

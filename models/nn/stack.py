@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.extend.core import Primitive
 
 from ...data.errors import UserError
 from ..config import Execution, TransformerConfig
@@ -22,14 +23,24 @@ from .typing import Array, Bool, Float, Int
 
 Config = TypeVar("Config", bound=TransformerConfig)
 RematPolicy = Callable[..., bool]
+policies = jax.checkpoint_policies
+
+
+def _is_cudnn_attention(primitive: Primitive, *_: object, **__: object) -> bool:
+    """Returns whether an operation is cuDNN's attention, whose residuals jax gives no name."""
+    return primitive.name.startswith("dot_product_attention_fwd")
+
 
 REMAT_POLICIES: dict[str, RematPolicy | None] = {
-    "dots": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(DROPOUT_MASK, KERNEL_RESIDUALS),
+    "dots": policies.save_from_both_policies(
+        policies.dots_with_no_batch_dims_saveable,
+        policies.save_from_both_policies(
+            policies.save_only_these_names(DROPOUT_MASK, KERNEL_RESIDUALS), _is_cudnn_attention
+        ),
     ),
     "full": None,
 }
+"""By the name in `Execution.remat`; the attention that a kernel computes is a product, too."""
 
 
 class PreparedInputs(NamedTuple):

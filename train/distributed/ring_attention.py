@@ -33,6 +33,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from ...models.nn.fused_attention import AttentionCall, refusal
 from ...models.nn.kernels import blockwise, splash_parts
@@ -44,7 +45,7 @@ from ...models.nn.kernels.blockwise import (
     Inputs,
     merge,
 )
-from ...models.nn.layers import GROUP, HeadKeys
+from ...models.nn.layers import GROUP, KERNEL_RESIDUALS, HeadKeys
 from ...models.nn.masks import Segments
 from ...models.nn.typing import Array, Float, Int
 
@@ -444,6 +445,7 @@ def _on_ring_forward(
 ) -> tuple[Array, _Residuals]:
     attended = ring.attend(*_placed(ring, inputs, segments, head_keys))
     attended = attended._replace(output=attended.output.astype(inputs[2].dtype))
+    attended = checkpoint_name(attended, KERNEL_RESIDUALS)
     return attended.output, (inputs, segments, head_keys, attended)
 
 

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.ad_checkpoint import checkpoint_name
 
-from ..layers import GROUP, HeadKeys, kept_weights
+from ..layers import GROUP, KERNEL_RESIDUALS, HeadKeys, kept_weights
 from ..masks import Segments
 from ..typing import Array, Bool, Float, Int
 
@@ -364,6 +365,7 @@ def _attention_forward(
     band, cap = order
     attended = forward(*inputs, segments, band=band, cap=cap, dropped=dropped)
     attended = attended._replace(output=attended.output.astype(inputs[2].dtype))
+    attended = checkpoint_name(attended, KERNEL_RESIDUALS)
     return attended.output, (inputs, segments, dropped, attended)
 
 

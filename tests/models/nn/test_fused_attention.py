@@ -244,13 +244,13 @@ def _inputs(config):
     return {"input_ids": ids, "decoder_input_ids": ids, **both}, target
 
 
-def kernel_calls(jaxpr):
+def kernel_calls(jaxpr, name="pallas_call"):
     """The number of calls whose results are read: the compiler leaves out the others."""
     read = {id(x) for x in jaxpr.outvars} | {id(x) for e in jaxpr.eqns for x in e.invars}
-    calls = (e for e in jaxpr.eqns if e.primitive.name == "pallas_call")
+    calls = (e for e in jaxpr.eqns if e.primitive.name == name)
     own = sum(any(id(x) in read for x in call.outvars) for call in calls)
     inner = (x for e in jaxpr.eqns for x in core.jaxprs_in_params(e.params))
-    return own + sum(map(kernel_calls, inner))
+    return own + sum(kernel_calls(x, name) for x in inner)
 
 
 @pytest.mark.parametrize(
@@ -277,10 +277,11 @@ def test_a_model_by_splash(config, splash):
 
     xla, none = both(models.Execution())
     splashed, calls = both(models.Execution(attention="splash"))
+    _, rematerialized = both(models.Execution(attention="splash", remat="dots"))
     assert none == 0
     # One call forward and two backward; the GPT has layers of two kinds in its scan, and the
     # Transformer attention of three kinds.
-    assert calls == {GPT: 6, LLAMA: 3, TRANSFORMER: 9}[config]
+    assert calls == rematerialized == {GPT: 6, LLAMA: 3, TRANSFORMER: 9}[config]
     for a, b in zip(jax.tree.leaves(splashed), jax.tree.leaves(xla), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
@@ -293,7 +294,13 @@ BERT = models.BertConfig(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "remat"),
-    [("flash", "none"), ("flash", "dots"), ("flash", "full"), ("triton", "dots")],
+    [
+        ("flash", "none"),
+        ("flash", "dots"),
+        ("flash", "full"),
+        ("triton", "dots"),
+        ("blocks", "dots"),
+    ],
 )
 def test_a_model_that_drops_weights_by_flash_attention(kernel, remat, request):
     """Its gradients are those of XLA, and with "dots" it keeps what the backward pass reads."""
@@ -308,14 +315,16 @@ def test_a_model_that_drops_weights_by_flash_attention(kernel, remat, request):
         out = models.create(BERT, execution).apply(params, **inputs, rng=rng)
         return jnp.sum(jnp.square(out.last_hidden_state) * mask[..., None])
 
-    def both(attention):
+    def gradients(attention, remat):
         execution = models.Execution(attention=attention, remat=remat)
-        found = jax.jit(jax.value_and_grad(functools.partial(loss, execution=execution)))
-        return found(params), kernel_calls(found.trace(params).jaxpr.jaxpr)
+        return jax.jit(jax.value_and_grad(functools.partial(loss, execution=execution)))
 
-    (xla, _), (ours, calls) = both("xla"), both(kernel)
-    backward = 1 if kernel == "flash" else 2
-    assert calls == backward + (2 if remat == "full" else 1)
+    def calls(remat):
+        name = "scan" if kernel == "blocks" else "pallas_call"
+        return kernel_calls(gradients(kernel, remat).trace(params).jaxpr.jaxpr, name)
+
+    assert calls(remat) == calls("none") + (remat == "full")
+    xla, ours = (gradients(attention, remat)(params) for attention in ("xla", kernel))
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(xla), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
@@ -412,13 +421,16 @@ def test_flash_attention_is_lowered_for_a_gpu_that_is_not_here():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "dots"])
 @pytest.mark.parametrize(
     "config", [dataclasses.replace(GPT, local_window=None), LLAMA], ids=["gpt", "llama"]
 )
-def test_cudnn_is_called_on_a_gpu(config, monkeypatch):
+def test_cudnn_is_called_on_a_gpu(config, remat, monkeypatch):
     """Lowered for a GPU that is not here: one call forward, one backward, in a scan."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
-    model = models.create(config, models.Execution(dtype="bfloat16", attention="cudnn"))
+    model = models.create(
+        config, models.Execution(dtype="bfloat16", attention="cudnn", remat=remat)
+    )
     inputs, _ = _inputs(GPT)
     params = jax.eval_shape(models.create(config).init, jax.random.key(0), **inputs)
 

@@ -16,6 +16,7 @@ from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention
 from flaxzoo.models.nn.kernels import blockwise
 from flaxzoo.models.nn.layers import drop_weights, head_keys
 from flaxzoo.models.nn.masks import causal_mask
+from flaxzoo.models.nn.stack import REMAT_POLICIES
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.distributed.ring_attention import (
     holder,
@@ -115,7 +116,7 @@ def by_one(case, segments, *given):
     return weighted_values(weights, values), mask.any(-1)[:, 0, :, None, None]
 
 
-def assert_is_one_device(case, kernel="blocks", use_window=None):
+def assert_is_one_device(case, kernel="blocks", use_window=None, remat="none"):
     """Compares output and gradients; returns the program of the ring."""
     mesh = sharding.make_mesh(train.MeshConfig(**{"data": 1, **case.mesh}))
     *given, gradient = arrays(case.num_keys)
@@ -129,9 +130,15 @@ def assert_is_one_device(case, kernel="blocks", use_window=None):
 
     def both(gradient, segments, use_window, *given):
         keys = head_keys(ROWS, N) if case.rate > 0 else None
-        output, pull = jax.vjp(
-            lambda *x: on_ring(*x, segments=segments, use_window=use_window, keys=keys), *given
-        )
+
+        def attend(*given):
+            # An operation for the backward pass to recompute, as a layer has.
+            given = (1.0 * x for x in given)
+            return on_ring(*given, segments=segments, use_window=use_window, keys=keys)
+
+        if remat != "none":
+            attend = jax.checkpoint(attend, policy=REMAT_POLICIES[remat])
+        output, pull = jax.vjp(attend, *given)
         return output, *pull(gradient)
 
     spec = jax.sharding.PartitionSpec(sharding.BATCH_AXES, "context", "tensor")
@@ -197,11 +204,12 @@ def test_layers_with_and_without_a_window(use_window):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_keys_are_passed_round_and_not_gathered():
+@pytest.mark.parametrize("remat", ["none", pytest.param("dots", marks=pytest.mark.slow)])
+def test_keys_are_passed_round_and_not_gathered(remat):
     """The program sends what the algorithm says, every run of its loops counted."""
     n = 4
     case = Case({"data": 2, "context": n}, mask="none")
-    text = assert_is_one_device(case).as_text()
+    text = assert_is_one_device(case, remat=remat).as_text()
     sent = collections.Counter()
     for op in collective_ops(parse_hlo(text), 8):
         sent[op.kind] += op.count * op.bytes_sent
