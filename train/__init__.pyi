@@ -77,8 +77,8 @@ from .objectives.supervised import supervised as supervised
 from .optim.optimizer import make_optimizer as make_optimizer
 from .optim.schedules import make_schedule as make_schedule
 from .optimizer_config import OptimizerConfig as OptimizerConfig
-from .plan.hardware import parse_topology as parse_topology
 from .plan.plan import make_plan as make_plan
+from .plan.topology import parse_topology as parse_topology
 from .prompting.answer import Answer as Answer
 from .prompting.answer import answer_queries as answer_queries
 from .prompting.continuations import ContinuationScore as ContinuationScore

@@ -105,8 +105,9 @@ def least_bytes(plan: Any, config: Any, axis: str, memory: int) -> float:
 
 def main() -> int:
     """Print the table."""
-    from flaxzoo.train.plan.hardware import GIB, parse_topology
+    from flaxzoo.train.plan.chips import GIB
     from flaxzoo.train.plan.plan import make_plan
+    from flaxzoo.train.plan.topology import parse_topology
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -124,7 +125,7 @@ def main() -> int:
                 config = configuration(case, topology.num_devices, number)
                 plan = make_plan(config, topology)
                 assert topology.chip is not None, "virtual devices have no memory of their own"
-                least = least_bytes(plan, config, case.axis, topology.chip.memory)
+                least = least_bytes(plan, config, case.axis, topology.chip.usable_memory)
                 sent = sum(one.bytes_sent for one in plan.collectives)
                 peak = "too much" if plan.peak_bytes is None else f"{plan.peak_bytes / GIB:.2f}"
                 ratio = "" if plan.peak_bytes is None else f"{sent / least:.3f}"

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/gpu.py --output gpu.jsonl [--no-peer] [--minutes 25] [CASE …]
     python tests/benchmarks/gpu.py --tiny --output smoke.jsonl      # every case on a CPU, tiny
+    python tests/benchmarks/gpu.py --plan h200:1                    # what train steps need, no GPU
 
 Needs what a GPU machine for JAX and PyTorch has (jax with CUDA, flax, optax, torch, transformers)
 and flaxzoo on PYTHONPATH. Each case runs in a process of its own and appends one line of JSON to
@@ -27,7 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ ATTENTION_SIZES = (16, 1024)
 TORCH_PEER = Path(__file__).with_name("torch_peer.py")
 STEP_TOLERANCE = 1e-2
 FORWARD_TOLERANCE, GRADIENT_TOLERANCE = 2e-2, 5e-2
-"""Of cuDNN's attention against XLA's, relative to the largest number."""
+"""Of a kernel's attention against XLA's, relative to the largest number."""
 NUM_CHECKED_STEPS = 3
 
 
@@ -56,7 +57,8 @@ class Training:
     batch_size: int
     length: int
     remat: str = "dots"
-    dropout: bool = True
+    dropout_rate: float | None = None
+    """None: that of the recipe."""
     preset: str | None = None
     """The published size that the recipe trains."""
     vocab_size: int | None = None
@@ -76,35 +78,37 @@ CASES: dict[str, Training | Generation | str] = {
     "check": "check",
     "attention": "attention",
     "generate 1": Generation(1),
-    "gpt2": Training("gpt2", 32, 1024),
-    "gpt2 without dropout": Training("gpt2", 32, 1024, dropout=False),
+    "gpt2": Training("gpt2", 32, 1024, dropout_rate=0.1),
+    "gpt2 without dropout": Training("gpt2", 32, 1024, dropout_rate=0.0),
     "bert-large 128": Training("bert-large-128", 64, 128, peer="bert-large"),
     "bert-large 512": Training("bert-large-512", 16, 512, peer="bert-large"),
     "generate 64": Generation(64),
     "transformer-big": Training("wmt14-en-de-big", 98, 256, peer="transformer-big"),
-    "gpt2-medium": Training("gpt2-medium", 16, 1024, peer="gpt2-medium"),
+    "gpt2-medium": Training("gpt2-medium", 16, 1024, dropout_rate=0.1, peer="gpt2-medium"),
     "gpt2-medium without dropout": Training(
-        "gpt2-medium", 16, 1024, dropout=False, peer="gpt2-medium"
+        "gpt2-medium", 16, 1024, dropout_rate=0.0, peer="gpt2-medium"
     ),
     "llama-1b": Training(
         "llama", 8, 1024, preset="llama3.2-1b", vocab_size=128_256, peer="llama-1b"
     ),
-    "gpt2-xl": Training("gpt2-xl", 8, 1024, "full", peer="gpt2-xl"),
+    "gpt2-xl": Training("gpt2-xl", 8, 1024, "full", dropout_rate=0.1, peer="gpt2-xl"),
 }
 TINY = {"num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 64, "max_length": 16}
 Step = Callable[[], object]
 Row = dict[str, Any]
 
 
-def configuration(case: Training, tiny: bool, dtype: str = "bfloat16") -> "TrainConfig":
+def configuration(
+    case: Training, tiny: bool, dtype: str = "bfloat16", attention: str = "auto"
+) -> "TrainConfig":
     """Return the run whose step a case times."""
     from flaxzoo import train
     from flaxzoo.train.plan.placeholders import without_data
 
     config: Any = train.recipe(case.recipe, case.preset)
     model, data = config.model, dataclasses.replace(config.data, length=case.length)
-    if not case.dropout:
-        model = dataclasses.replace(model, dropout_rate=0.0)
+    if case.dropout_rate is not None:
+        model = dataclasses.replace(model, dropout_rate=case.dropout_rate)
     if case.vocab_size is not None:
         model = dataclasses.replace(model, vocab_size=case.vocab_size)
     if tiny:
@@ -122,7 +126,9 @@ def configuration(case: Training, tiny: bool, dtype: str = "bfloat16") -> "Train
         batch_size=2 if tiny else case.batch_size,
         micro_batches=1,
         mesh=train.MeshConfig(),
-        execution=dataclasses.replace(config.execution, dtype=dtype, remat=case.remat),
+        execution=dataclasses.replace(
+            config.execution, dtype=dtype, remat=case.remat, attention=attention
+        ),
     )
     return without_data(config, lambda line: None)
 
@@ -185,62 +191,96 @@ def generation(case: Generation, tiny: bool) -> tuple[Step, Row]:
     return run, {"rows": case.batch_size, "tokens": tokens, "compile_s": compile_seconds}
 
 
-def attention_inputs(tiny: bool) -> tuple[Any, Any]:
-    """Return queries, keys and values [3, B, T, N, H], and segments [B, T] by kind of batch."""
+def attention_inputs(tiny: bool) -> Any:
+    """Return queries, keys and values [3, B, T, N, H]; the queries are scaled."""
     import jax
     import jax.numpy as jnp
 
-    shape = (3, 2, 16, 2, 8) if tiny else (3, *ATTENTION_SIZES, 12, 64)
-    inputs = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
-    batch, length = shape[1:3]
+    shape = (3, 2, 64, 2, 16) if tiny else (3, *ATTENTION_SIZES, 12, 64)
+    inputs = jax.random.normal(jax.random.key(0), shape, jnp.float32)
+    return inputs.at[0].multiply(shape[-1] ** -0.5).astype(jnp.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of batch for attention in causal order."""
+
+    segments: Any = None
+    window: int | None = None
+    dropout_rate: float = 0.0
+
+
+def attention_kinds(tiny: bool) -> dict[str, Kind]:
+    """Return the kinds of batches by name."""
+    import jax.numpy as jnp
+
+    _, batch, length, *_ = attention_inputs(tiny).shape
     position = jnp.arange(length)
     lengths = length - jnp.arange(batch) * length // (2 * batch)
     padded = jnp.where(position < lengths[:, None], 1, 0)
     packed = jnp.broadcast_to(1 + position // (length // 4), (batch, length))
-    return inputs, {"causal": None, "padded": padded, "packed": packed, "window": None}
+    return {
+        "causal": Kind(),
+        "padded": Kind(padded),
+        "packed": Kind(packed),
+        "window": Kind(window=4 if tiny else 256),
+        "dropped": Kind(dropout_rate=0.1),
+    }
 
 
 def attention_functions(tiny: bool) -> dict[str, dict[str, Callable[..., Any]]]:
     """Return, for each kind of batch, attention with its gradient by each implementation."""
     import jax
     import jax.numpy as jnp
+    from flaxzoo import models
+    from flaxzoo.models.nn.attention import attention_weights, weighted_values
+    from flaxzoo.models.nn.fused_attention import FusedAttention
+    from flaxzoo.models.nn.layers import drop_weights, head_keys
+    from flaxzoo.models.nn.masks import AttentionMask
 
-    def made(implementation: str, segments: Any, window: int | None) -> Callable[..., Any]:
-        mask = None
-        if segments is not None:
-            mask = (segments[:, :, None] == segments[:, None, :])[:, None]
+    _, batch, length, heads, _ = attention_inputs(tiny).shape
+    rows = models.row_keys(jax.random.key(1), batch)
 
-        def forward(inputs: Any) -> Any:
-            return jax.nn.dot_product_attention(
-                *inputs,
-                mask=mask,
-                is_causal=True,
-                local_window_size=None if window is None else (window - 1, 0),
-                implementation=implementation,  # type: ignore[arg-type]
-            )
+    def by_xla(kind: Kind, query: Any, key: Any, value: Any) -> Any:
+        mask = AttentionMask(length, length, None, kind.segments, causal=True, window=kind.window)
+        key, value = jnp.einsum("BSKH->BKHS", key), jnp.einsum("BSKH->BKSH", value)
+        weights = attention_weights(query, key, mask.materialize(), scale=1.0)
+        weights = drop_weights(weights, kind.dropout_rate, rows)
+        return weighted_values(weights.astype(value.dtype), value)
 
+    def by_kernel(name: str, kind: Kind, *inputs: Any) -> Any:
+        rate, segments = kind.dropout_rate, kind.segments
+        return FusedAttention(name, True, kind.window, dropout_rate=rate).apply(
+            {},
+            *inputs,
+            segments=None if segments is None else (segments, segments),
+            use_window=None,
+            keys=head_keys(rows, heads) if rate else None,
+        )
+
+    def made(forward: Callable[..., Any]) -> Callable[..., Any]:
         def loss(inputs: Any) -> tuple[Any, Any]:
-            output = forward(inputs)
+            output = forward(*inputs)
             return (output.astype(jnp.float32) ** 2).sum(), output
 
         return jax.jit(jax.grad(loss, has_aux=True))
 
-    _, batches = attention_inputs(tiny)
-    names = ["xla"] if jax.devices()[0].platform == "cpu" else ["xla", "cudnn"]
-    return {
-        kind: {
-            name: made(name, segments, (4 if tiny else 256) if kind == "window" else None)
-            for name in names
-        }
-        for kind, segments in batches.items()
-    }
+    def of_kind(kind: Kind) -> dict[str, Callable[..., Any]]:
+        kernels = ["triton"] if kind.dropout_rate else ["cudnn", "triton"]
+        if jax.devices()[0].platform == "cpu":
+            kernels = []
+        found = {name: functools.partial(by_kernel, name, kind) for name in kernels}
+        functions = {"xla": functools.partial(by_xla, kind), **found}
+        return {name: made(forward) for name, forward in functions.items()}
+
+    return {name: of_kind(kind) for name, kind in attention_kinds(tiny).items()}
 
 
 def check(tiny: bool) -> Row:
-    """Compare cuDNN's attention with XLA's, and bfloat16 with float32; raise if they differ."""
+    """Compare kernels of attention with XLA, and bfloat16 with float32; raise if they differ."""
     import jax.numpy as jnp
 
-    inputs, _ = attention_inputs(tiny)
+    inputs = attention_inputs(tiny)
     row: Row = {}
 
     def compare(name: str, ours: Any, theirs: Any, tolerance: float) -> None:
@@ -256,25 +296,23 @@ def check(tiny: bool) -> Row:
         for name, (gradient, output) in results.items():
             compare(f"{kind}, {name}, forward", output, expected[1], FORWARD_TOLERANCE)
             compare(f"{kind}, {name}, gradient", gradient, expected[0], GRADIENT_TOLERANCE)
-    case = Training("gpt2", 8, 1024, dropout=False)
-    steps = {dtype: first_metrics(case, tiny, dtype) for dtype in ("bfloat16", "float32")}
-    for name in ("loss", "gradient_norm"):
-        compare(
-            f"{NUM_CHECKED_STEPS} steps, {name}",
-            [metrics[name] for metrics in steps["bfloat16"]],
-            [metrics[name] for metrics in steps["float32"]],
-            STEP_TOLERANCE,
-        )
+    for name, rate in {"steps": 0.0, "steps with dropout": 0.1}.items():
+        case = Training("gpt2", 8, 1024, dropout_rate=rate)
+        exact = first_metrics(case, tiny, "float32", "xla")
+        steps = first_metrics(case, tiny, "bfloat16", "auto")
+        for metric in ("loss", "gradient_norm"):
+            found, expected = ([one[metric] for one in all_] for all_ in (steps, exact))
+            compare(f"{NUM_CHECKED_STEPS} {name}, {metric}", found, expected, STEP_TOLERANCE)
     return row
 
 
-def first_metrics(case: Training, tiny: bool, dtype: str) -> list[dict[str, float]]:
-    """Return the metrics of the first steps in a precision."""
+def first_metrics(case: Training, tiny: bool, dtype: str, attention: str) -> list[dict[str, float]]:
+    """Return the metrics of the first steps in a precision, by a kernel of attention."""
     from flaxzoo.train.engine.compile import compile_trainer
     from flaxzoo.train.objectives.tasks import objective_of
     from flaxzoo.train.plan.batch_specs import synthetic_batch
 
-    config = configuration(case, tiny, dtype)
+    config = configuration(case, tiny, dtype, attention)
     trainer = compile_trainer(config, objective_of(config))
     state, found = trainer.init(), []
     for seed in range(NUM_CHECKED_STEPS):
@@ -294,7 +332,8 @@ def peer_command(case: Training | Generation | str, tiny: bool, kind: str = "cau
     batch_size, length = (2, TINY["max_length"]) if tiny else sizes
     options = {"work": work, "batch": batch_size, "length": length, "kind": kind}
     if isinstance(case, Training):
-        options |= {"model": case.peer, "dropout": 0.1 if case.dropout else 0.0}
+        rate = 0.1 if case.dropout_rate is None else case.dropout_rate
+        options |= {"model": case.peer, "dropout": rate}
     words = [f"--{name}={value}" for name, value in options.items()]
     return [sys.executable, str(TORCH_PEER), *words, *(["--tiny"] if tiny else [])]
 
@@ -368,7 +407,7 @@ def finished(function: Callable[..., Any], inputs: Any) -> object:
 def measure(name: str, tiny: bool, with_peer: bool) -> Row:
     """Measure one case in this process."""
     import jax
-    from flaxzoo.train.plan.hardware import PEAK_FLOPS
+    from flaxzoo.train.plan.chips import PEAK_FLOPS
 
     case = CASES[name]
     device = jax.devices()[0]
@@ -397,7 +436,7 @@ def measure(name: str, tiny: bool, with_peer: bool) -> Row:
 
 def attention_row(tiny: bool, with_peer: bool) -> Row:
     """Time attention with its gradient by each implementation, for each kind of batch."""
-    inputs, _ = attention_inputs(tiny)
+    inputs = attention_inputs(tiny)
     row: Row = {}
     for kind, functions in attention_functions(tiny).items():
         for implementation, function in functions.items():
@@ -408,6 +447,26 @@ def attention_row(tiny: bool, with_peer: bool) -> Row:
             if peer is not None:
                 peer.end()
     return row
+
+
+def planned(names: list[str], topology: str) -> Iterator[str]:
+    """Yield a line for each train step of these cases: what it needs, by the compiler alone."""
+    from flaxzoo.train.plan.plan import Estimate, make_plan
+    from flaxzoo.train.plan.report import format_seconds, verdict
+    from flaxzoo.train.plan.topology import parse_topology
+
+    devices = parse_topology(topology)
+    for name in names:
+        case = CASES[name]
+        if isinstance(case, Training):
+            plan = make_plan(configuration(case, tiny=False), devices)
+            work = Estimate.from_plan(plan, devices)
+            times = (work.matmuls, work.hbm, work.sequential)
+            matmuls, hbm, step = map(format_seconds, times)
+            yield (
+                f"{name}: {plan.attention}; {verdict(plan, devices)}; matmuls {matmuls}, HBM "
+                f"{hbm}, at most {step} by the rates of the chip"
+            )
 
 
 def run_cases(names: list[str], output: Path, options: argparse.Namespace) -> int:
@@ -511,6 +570,7 @@ def main() -> int:
     parser.add_argument("--no-peer", action="store_true", help="do not measure PyTorch beside it")
     parser.add_argument("--minutes", type=float, default=25.0, help="when to stop; 25 by default")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on a CPU: a trial")
+    parser.add_argument("--plan", metavar="TOPOLOGY", help="compile the train steps for these GPUs")
     parser.add_argument("--one", choices=CASES, help="measure one case here and print its row")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of: {', '.join(CASES)}")
     options = parser.parse_args()
@@ -521,6 +581,10 @@ def main() -> int:
     if unknown:
         parser.error(f"no case named {unknown[0]!r}: choose from {', '.join(CASES)}")
     names = options.cases or list(CASES)
+    if options.plan:
+        for line in planned(names, options.plan):
+            print(line, flush=True)
+        return 0
     failed = run_cases(names, options.output, options)
     print(table(read_rows(options.output)))
     return 1 if failed else 0

@@ -22,7 +22,7 @@ Step = Callable[[], object]
 GPT2_SIZES = {"gpt2": (768, 12, 12), "gpt2-medium": (1024, 24, 16), "gpt2-xl": (1600, 48, 25)}
 """Width, layers and heads."""
 MODELS = (*GPT2_SIZES, "bert-large", "transformer-big", "llama-1b")
-KINDS = ("causal", "padded", "packed", "window")
+KINDS = ("causal", "padded", "packed", "window", "dropped")
 WINDOW, TINY_WINDOW = 256, 4
 
 
@@ -178,7 +178,10 @@ def attention(options: argparse.Namespace, device: str) -> Step:
         for x in inputs:
             x.grad = None
         output = torch.nn.functional.scaled_dot_product_attention(
-            *inputs, attn_mask=mask, is_causal=mask is None
+            *inputs,
+            attn_mask=mask,
+            is_causal=mask is None,
+            dropout_p=0.1 if options.kind == "dropped" else 0.0,
         )
         (output.float() ** 2).sum().backward()
         if device == "cuda":

@@ -16,7 +16,7 @@ from ..engine.memory_summary import peak_bytes
 from ..objectives.tasks import objective_of
 from ..state import TrainState, count_parameters
 from .batch_specs import model_flops, synthetic_batch
-from .hardware import PEAK_FLOPS, Device
+from .chips import PEAK_FLOPS, Device
 from .report import format_bytes, format_seconds
 
 WARMUP_STEPS = 3

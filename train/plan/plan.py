@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from ...data.errors import UserError
 from ..config import TrainConfig, to_dict
 from ..errors import RunError
-from .hardware import Topology
+from .topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +88,17 @@ class Plan:
         held = self.param_bytes + self.frozen_bytes + self.optimizer_bytes + self.reward_bytes
         return held + self.batch_bytes
 
+    def fits(self, topology: Topology) -> bool:
+        """Returns whether the step fits into the memory of each device, if that is known.
+
+        A compiler that rejects programs knows better than the sum of all parts, which may be a
+        little too large for one that it accepts.
+        """
+        if self.out_of_memory is not None or topology.chip is None:
+            return self.out_of_memory is None
+        peak = self.peak_bytes
+        return topology.chip.rejects or peak is None or peak <= topology.chip.usable_memory
+
     @property
     def peak_bytes(self) -> int | None:
         """Bytes at the peak; None if the step was refused or was not compiled."""
@@ -154,7 +165,7 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
     Raises:
         UserError: Mesh, batch and parameters cannot be divided over the devices. A step that
           needs too much memory raises nothing: its plan has `out_of_memory`.
-        RunError: The TPU compiler is not installed, or ended its process.
+        RunError: The compiler is not installed, or ended its process.
     """
     plan = _plan_in_process([config], topology, compiled=True)[0]
     if isinstance(plan, str):
@@ -174,10 +185,11 @@ def plan_arguments(configs: Sequence[TrainConfig], topology: Topology) -> list[P
 def _plan_in_process(
     configs: Sequence[TrainConfig], topology: Topology, *, compiled: bool
 ) -> list[Plan | str]:
-    if topology.chip is not None and importlib.util.find_spec("libtpu") is None:
+    chip = topology.chip
+    if chip is not None and importlib.util.find_spec(chip.package) is None:
         raise RunError(
-            f"topology {topology.name} needs the TPU compiler: pip install 'flaxzoo[tpu]', or do "
-            f"the arithmetic alone with --topology cpu:{topology.num_devices}"
+            f"topology {topology.name} needs {chip.compiler}: pip install 'flaxzoo[{chip.extra}]', "
+            f"or do the arithmetic alone with --topology cpu:{topology.num_devices}"
         )
     request = {
         "topology": topology.name,

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from ..config import TrainConfig
-from .hardware import GIB, Topology
+from .chips import DEFAULT_MEMORY_FRACTION, GIB, MEMORY_FRACTION, Gpu, memory_fraction
 from .plan import Estimate, Plan, used_bytes
+from .topology import Topology
 
 
 def format_bytes(number: int) -> str:
@@ -52,16 +53,15 @@ def verdict(plan: Plan, topology: Topology) -> str:
     """Formats whether the step fits into the memory of each device."""
     if topology.chip is None:
         return "fits: unknown, because virtual devices have no memory of their own"
-    limit = topology.chip.memory
+    limit = topology.chip.usable_memory
     if plan.out_of_memory is not None:
         used = used_bytes(plan.out_of_memory)
         if used is None:
             return f"does not fit: the compiler says: {plan.out_of_memory.strip()[:300]}"
-        return (
-            f"does not fit: {format_bytes(used)} on a device of {format_bytes(limit)}, "
-            f"{format_bytes(used - limit)} too much"
-        )
+        return _too_much(used, limit)
     assert plan.peak_bytes is not None
+    if not plan.fits(topology):
+        return _too_much(plan.peak_bytes, limit)
     if plan.peak_bytes > limit:
         return (
             "may not fit: the compiler accepts it, but all parts add up to "
@@ -72,21 +72,29 @@ def verdict(plan: Plan, topology: Topology) -> str:
     )
 
 
+def _too_much(used: int, limit: int) -> str:
+    return (
+        f"does not fit: {format_bytes(used)} on a device of {format_bytes(limit)}, "
+        f"{format_bytes(used - limit)} too much"
+    )
+
+
 def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]:
     """Yields the options that lower the peak, if the step does not fit or may not fit."""
-    if topology.chip is None or (
-        plan.peak_bytes is not None and plan.peak_bytes <= topology.chip.memory
-    ):
+    chip = topology.chip
+    if chip is None or (plan.peak_bytes is not None and plan.peak_bytes <= chip.usable_memory):
         return
-    if plan.param_bytes + plan.frozen_bytes + plan.optimizer_bytes > topology.chip.memory / 2:
+    if isinstance(chip, Gpu) and memory_fraction() <= DEFAULT_MEMORY_FRACTION:
+        yield (
+            f"would help: {MEMORY_FRACTION}=0.92 in the environment, as jax takes "
+            f"{memory_fraction():.0%} of a GPU's {format_bytes(chip.memory)} (also for plan)"
+        )
+    if plan.param_bytes + plan.frozen_bytes + plan.optimizer_bytes > chip.usable_memory / 2:
         if plan.mesh["fsdp"] * plan.mesh["tensor"] < plan.num_devices:
             yield "would help: parameters on more devices (--mesh.fsdp, --mesh.tensor)"
         else:
             yield "would help: more devices, or a chip with more memory"
-    if (
-        config.optimizer.state_dtype == "float32"
-        and plan.optimizer_bytes > topology.chip.memory / 4
-    ):
+    if config.optimizer.state_dtype == "float32" and plan.optimizer_bytes > chip.usable_memory / 4:
         yield "would help: --optimizer.state-dtype int8 (or bfloat16_stochastic)"
     if config.execution.remat != "full":
         yield "would help: --execution.remat full"
@@ -134,7 +142,7 @@ def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
     if plan.temp_bytes is None:
         yield f"  temp buffers  {_uncompiled(plan)}: the step was not compiled"
     else:
-        source = "by the TPU compiler" if topology.chip else "as compiled for a CPU"
+        source = f"by {topology.chip.compiler}" if topology.chip else "as compiled for a CPU"
         yield f"  temp buffers  {format_bytes(plan.temp_bytes)} at the peak, {source}"
         if plan.code_bytes:
             yield f"  program       {format_bytes(plan.code_bytes)}"

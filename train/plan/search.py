@@ -13,9 +13,9 @@ from ...data.errors import UserError
 from ...models.config import divisors
 from ..config import MeshConfig, TrainConfig
 from ..progress import LogFn
-from .hardware import Topology
 from .plan import Estimate, Plan, make_plan, plan_arguments
 from .report import format_bytes, format_mesh, format_seconds
+from .topology import Topology
 
 MAX_TENSOR_OR_CONTEXT = 16
 """The longest axis that divides a layer (tensor) or a sequence (context) over devices."""
@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
         The figure is the seconds of a step if nothing overlaps. For virtual devices, whose rates
         are unknown, the figure is the bytes at the peak.
         """
-        if self.plan.out_of_memory is not None or self.plan.peak_bytes is None:
+        if self.plan.peak_bytes is None or not self.plan.fits(topology):
             return math.inf
         if topology.chip is None:
             return float(self.plan.peak_bytes)
@@ -56,7 +56,9 @@ def candidates(config: TrainConfig, topology: Topology) -> Iterator[TrainConfig]
             left = num_devices // layer_shards
             for fsdp, expert in itertools.product(divisors(left), divisors(left)):
                 data, rest = divmod(left, fsdp * expert)
-                if rest or max(config.model.num_experts, 1) % expert or data % topology.slices:
+                if rest or data % topology.data_multiple:
+                    continue
+                if max(config.model.num_experts, 1) % expert:
                     continue
                 sequences, rest = divmod(config.batch_size, data * fsdp * expert)
                 if rest:
@@ -123,12 +125,12 @@ def search(config: TrainConfig, topology: Topology, tries: int, log: LogFn) -> i
     configs = _promising(config, topology, log)
     num_meshes = max(1, tries - 2)  # two tries are for less rematerialization
     found = [_compile(one, topology, log) for one in configs[:num_meshes]]
-    fitting = [x for x in found if x.plan.out_of_memory is None]
+    fitting = [x for x in found if x.plan.fits(topology)]
     if fitting:
         best = min(fitting, key=lambda x: x.cost(topology)).config
         for remat in ("dots", "none")[: tries - len(found)]:
             found.append(_compile(_with_remat(best, remat), topology, log))
-            if found[-1].plan.out_of_memory is not None:
+            if not found[-1].plan.fits(topology):
                 break
     if len(configs) > num_meshes:
         log(
@@ -143,7 +145,7 @@ def _promising(config: TrainConfig, topology: Topology, log: LogFn) -> list[Trai
     """Returns the run on each mesh whose arguments fit in memory, by bytes sent, fewest first."""
     configs = [_with_remat(one, "full") for one in candidates(config, topology)]
     replies = plan_arguments(configs, topology)
-    limit = topology.chip.memory if topology.chip else math.inf
+    limit = topology.chip.usable_memory if topology.chip else math.inf
     planned = [
         Candidate(c, p) for c, p in zip(configs, replies, strict=True) if isinstance(p, Plan)
     ]
@@ -163,7 +165,7 @@ def _promising(config: TrainConfig, topology: Topology, log: LogFn) -> list[Trai
 
 def _compile(config: TrainConfig, topology: Topology, log: LogFn) -> Candidate:
     plan = make_plan(config, topology)
-    result = "fits" if plan.out_of_memory is None else "does not fit"
+    result = "fits" if plan.fits(topology) else "does not fit"
     if topology.chip is None:
         result = "planned"
     log(
@@ -184,7 +186,8 @@ def _print_table(found: list[Candidate], topology: Topology) -> None:
     for one in sorted(found, key=lambda x: x.cost(topology)):
         config, plan = one
         cells = [format_mesh(plan.mesh), config.execution.remat, str(config.micro_batches)]
-        cells.append("does not fit" if plan.peak_bytes is None else format_bytes(plan.peak_bytes))
+        fits = plan.peak_bytes is not None and plan.fits(topology)
+        cells.append(format_bytes(plan.peak_bytes or 0) if fits else "does not fit")
         if topology.chip is not None and plan.out_of_memory is None:
             estimate = Estimate.from_plan(plan, topology)
             low, high = estimate.utilization(plan, topology)

@@ -31,11 +31,12 @@ from ..objectives.tasks import objective_of
 from ..runs.config_json import from_dict
 from ..state import count_parameters
 from .batch_specs import batch_shapes, model_flops
-from .hardware import Chip, Device, Topology, parse_topology
+from .chips import Device
 from .hlo.collectives import CollectiveOp, collective_ops
 from .hlo.cost import hbm_bytes, matmul_flops
 from .hlo.parser import parse_hlo
 from .plan import Collective, Plan
+from .topology import Topology, parse_topology
 
 
 def main() -> None:
@@ -63,12 +64,12 @@ def plan_run(
     if config.parallel != "jit":
         raise UserError(f"parallel {config.parallel} cannot be planned: leave it out")
     mesh = make_mesh(config.mesh, devices)
-    if mesh.shape["data"] % topology.slices:
+    if mesh.shape["data"] % topology.data_multiple:
         raise UserError(
-            f"mesh.data {mesh.shape['data']} over {topology.slices} slices: only data is sharded "
-            f"over the slow network between slices: make it a multiple of {topology.slices}"
+            f"mesh.data {mesh.shape['data']} over {topology.units} slices: only data is sharded "
+            f"over the slow network between slices: make it a multiple of {topology.units}"
         )
-    memory = None if topology.chip is None else topology.chip.memory
+    memory = None if topology.chip is None else topology.chip.usable_memory
     step = configured_step(config, objective_of(config), mesh, memory)
     batch = batch_shapes(config, step)
     plan = Plan(
@@ -184,7 +185,7 @@ def _with_compiled_step(
 def sum_by_kind(
     ops: Sequence[CollectiveOp], devices: Sequence[Device], topology: Topology
 ) -> tuple[Collective, ...]:
-    """Adds up collectives of one kind, those between slices separately.
+    """Adds up collectives of one kind, those between slices or hosts separately.
 
     Args:
         ops: The instructions of the compiled program.
@@ -197,11 +198,10 @@ def sum_by_kind(
         group = [devices[index] for index in op.group]
         bytes_sent = op.count * op.bytes_sent
         kind, seconds = op.kind, None
-        if chip is not None and topology.slices > 1 and len({d.slice_index for d in group}) > 1:
-            kind = f"{op.kind} between slices"
-            seconds = bytes_sent / chip.network_bandwidth
-        elif chip is not None:
-            seconds = bytes_sent / _interconnect_bandwidth(group, chip, topology.shape)
+        if chip is not None:
+            seconds = bytes_sent / chip.bandwidth(group, topology.shape)
+            if chip.crosses(group):
+                kind = f"{op.kind} between {chip.unit}s"
         sum_ = sums.get(kind, Collective(kind, 0, 0, None if chip is None else 0.0))
         sums[kind] = Collective(
             kind=kind,
@@ -210,19 +210,6 @@ def sum_by_kind(
             seconds=None if seconds is None else (sum_.seconds or 0.0) + seconds,
         )
     return tuple(sums[kind] for kind in sorted(sums))
-
-
-def _interconnect_bandwidth(group: Sequence[Device], chip: Chip, shape: tuple[int, ...]) -> float:
-    """Returns the bytes per second that a device can send to its group over all its links.
-
-    Every axis of the topology that the group spans adds its links: two where the axis is a ring,
-    because a device then sends in both directions, and one where the axis is a line.
-    """
-    total = 0.0
-    for axis, length in enumerate(shape):
-        if len({d.coords[axis] for d in group}) > 1:
-            total += chip.link_bandwidth * (1 if length % chip.ring_multiple else 2)
-    return total or chip.link_bandwidth
 
 
 if __name__ == "__main__":

@@ -77,6 +77,12 @@ class _Spec:
         """The factor of the weights that are kept."""
         return 1 / (1 - self.rate)
 
+    def kernel_name(self, phase: str) -> str:
+        """Returns the name of a kernel, by which a plan or a profile tells what it computes."""
+        order = "_causal" if self.causal else ""
+        window = "" if self.window is None else f"_window_{self.window}"
+        return f"flash_triton_{phase}{order}{window}"
+
     def key_blocks(self, i: Int[Array, ""]) -> Range:
         """Returns the blocks of keys that some query of block i sees."""
         if not self.causal:
@@ -334,7 +340,7 @@ def _forward(
             jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
         ],
         compiler_params=FEW_WARPS,
-        name="flash_triton_fwd",
+        name=spec.kernel_name("fwd"),
     )(*inputs, keys, *(ids or ()))
 
 
@@ -371,7 +377,7 @@ def _backward(
         out_specs=[_blocked(size, QUERIES)],
         out_shape=[jax.ShapeDtypeStruct(query.shape, query.dtype)],
         compiler_params=FEW_WARPS,
-        name="flash_triton_dq",
+        name=spec.kernel_name("dq"),
     )(*arguments)
     ids_specs = [_ids(None, length), _ids(spec.block_k, num_keys)]
     to_key, to_value = pl.pallas_call(
@@ -392,7 +398,7 @@ def _backward(
             jax.ShapeDtypeStruct((batch, num_keys, heads, n), key.dtype) for n in (size, value_size)
         ],
         compiler_params=FEW_WARPS,
-        name="flash_triton_dkv",
+        name=spec.kernel_name("dkv"),
     )(*arguments)
     return to_query, to_key, to_value
 

@@ -13,7 +13,7 @@ from flaxzoo.train.engine.checkpoint import Checkpoints
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.objectives.tasks import objective_of
 from flaxzoo.train.plan import worker as plan_worker
-from flaxzoo.train.plan.hardware import parse_topology
+from flaxzoo.train.plan.topology import parse_topology
 from flaxzoo.train.runs.config_json import from_dict
 
 MESH = train.MeshConfig(data=2, fsdp=2, tensor=2)

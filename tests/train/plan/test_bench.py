@@ -14,7 +14,7 @@ from flaxzoo.train.cli import main as cli
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.plan import bench
 from flaxzoo.train.plan.batch_specs import example_spec, synthetic_batch
-from flaxzoo.train.plan.hardware import PEAK_FLOPS
+from flaxzoo.train.plan.chips import PEAK_FLOPS
 from flaxzoo.train.plan.placeholders import without_data
 
 SMALL = "--model.num-layers 1 --model.d-model 16 --model.num-heads 2 --batch-size 2".split()

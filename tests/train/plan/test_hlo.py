@@ -418,3 +418,63 @@ ENTRY %main (x: bf16[4,64,1024]) -> bf16[4,64,1024] {{
 }}
 """  # noqa: E501
     assert matmul_flops(parse_hlo(text)) == (0 if name.startswith("splash") else 12345)
+
+
+def gpu_kernel(attributes):
+    """A program for a GPU whose kernel gets 8 query heads and 2 key heads, and values of 32."""
+    return parse_hlo(f"""
+ENTRY %main (q: bf16[2,256,8,64], k: bf16[2,512,2,64], v: bf16[2,512,2,32]) -> bf16[2,256,8,32] {{
+  %q = bf16[2,256,8,64]{{3,2,1,0}} parameter(0)
+  %k = bf16[2,512,2,64]{{3,2,1,0}} parameter(1)
+  %v = bf16[2,512,2,32]{{3,2,1,0}} parameter(2)
+  ROOT %c = (bf16[2,256,8,32]{{3,1,2,0}}, f32[2,8,256]{{2,1,0}}) custom-call(%q, %k, %v, %q), {attributes}
+}}
+""")  # noqa: E501
+
+
+TRITON = 'custom_call_target="__gpu$xla.gpu.triton", backend_config={{ir = "ML\\EF ROOT %x = {{\\" \n f32[8]{{0}} dot(%q, %k)", name = "flash_triton_{}", num_warps = 4}}'  # noqa: E501
+CUDNN = (
+    'custom_call_target="__cudnn$fmha{}", backend_config={{"fmha_scale": 1.0, "mask_type": "{}"{}}}'
+)
+ALL = 256 * 512
+CAUSAL, WINDOW = (sum(min(query + 1, seen) for query in range(256)) for seen in (512, 100))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "pairs", "sizes"),
+    [
+        (TRITON.format("fwd"), ALL, 64 + 32),
+        (TRITON.format("dq_causal_window_100"), WINDOW, 2 * 64 + 32),
+        (TRITON.format("dkv_causal"), CAUSAL, 2 * 64 + 2 * 32),
+        (CUDNN.format("ScaleBiasSoftmax", "NO_MASK", ""), ALL, 64 + 32),
+        (CUDNN.format("SoftmaxBackward", "CAUSAL", ""), CAUSAL, 3 * 64 + 2 * 32),
+        (CUDNN.format("Softmax", "CAUSAL", ', "sliding_window_length": 100'), WINDOW, 64 + 32),
+    ],
+)
+def test_kernels_of_gpus_count_the_pairs_that_are_visible(attributes, pairs, sizes):
+    """What a Triton kernel's program looks like is not read."""
+    assert matmul_flops(gpu_kernel(attributes)) == 2 * 2 * 8 * pairs * sizes
+
+
+def test_a_gpu_writes_a_slice_while_it_does_other_work():
+    """An asynchronous fusion's result has its operands before it, and a number after it."""
+    program = parse_hlo("""
+%write (s: f32[24,64], i: s32[], x: f32[64]) -> f32[24,64] {
+  %s = f32[24,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[64]{0} parameter(2)
+  %o = s32[] constant(0)
+  %r = f32[1,64]{1,0} bitcast(%x)
+  ROOT %u = f32[24,64]{1,0} dynamic-update-slice(%s, %r, %i, %o)
+}
+
+ENTRY %main (a: f32[24,64], b: s32[], c: f32[64]) -> f32[24,64] {
+  %a = f32[24,64]{1,0} parameter(0)
+  %b = s32[] parameter(1)
+  %c = f32[64]{0} parameter(2)
+  %begin = ((f32[24,64]{1,0}, s32[], f32[64]{0}), f32[24,64]{1,0}, u32[]) fusion-start(%a, %b, %c), kind=kLoop, calls=%write
+  ROOT %end = f32[24,64]{1,0} fusion-done(%begin)
+}
+""")  # noqa: E501
+    read, number, written = 4 * 64, 4, 4 * 64
+    assert hbm_bytes(program) == read + number + written

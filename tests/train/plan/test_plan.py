@@ -13,11 +13,12 @@ from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.objectives import losses
 from flaxzoo.train.objectives.tasks import objective_of
 from flaxzoo.train.plan import plan, worker
-from flaxzoo.train.plan.hardware import GIB, Topology, parse_topology
+from flaxzoo.train.plan.chips import GIB
 from flaxzoo.train.plan.placeholders import without_data
 from flaxzoo.train.plan.plan import Collective, Estimate, Plan
 from flaxzoo.train.plan.report import report
 from flaxzoo.train.plan.search import candidates, search
+from flaxzoo.train.plan.topology import Topology, parse_topology
 from flaxzoo.train.recipes import RECIPES
 
 from ...support.encoders import KINDS, fine_tuning, pretraining
@@ -186,8 +187,8 @@ def test_the_command_prints_a_report(capfd):
         ("quickstart --topology cpu:8 --mesh.fsdp 3", "do not multiply to the 8 devices"),
         ("quickstart --topology cpu:8 --mesh.tensor 8", "cannot be sharded over --mesh.tensor 8"),
         ("quickstart --topology cpu:8 --parallel pmap", "parallel pmap cannot be planned"),
-        ("quickstart", "the name of the devices: --topology v5e:4x4, or cpu:8"),
-        ("quickstart --topology v9:2", "give a chip (v4, v5e, v5p, v6e) and a shape"),
+        ("quickstart", "the name of the devices: --topology h100:8, v5e:4x4, or cpu:8"),
+        ("quickstart --topology v9:2", "give a chip (v4, v5e, v5p, v6e, l4, "),
         ("quickstar --topology cpu:8", "did you mean quickstart"),
     ],
 )
@@ -240,7 +241,7 @@ def test_candidates_are_meshes_of_all_devices(train_config, name):
     for config in found:
         mesh = config.mesh
         assert mesh.data * mesh.fsdp * mesh.tensor * mesh.context == 8
-        assert mesh.data % topology.slices == 0
+        assert mesh.data % topology.units == 0
         assert config.batch_size % (mesh.data * mesh.fsdp * config.micro_batches) == 0
 
 

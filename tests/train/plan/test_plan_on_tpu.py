@@ -9,9 +9,9 @@ import sys
 import pytest
 from flaxzoo import train
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.plan.hardware import TPU_ENVIRONMENT, parse_topology
 from flaxzoo.train.plan.placeholders import without_data
 from flaxzoo.train.plan.plan import make_plan
+from flaxzoo.train.plan.topology import parse_topology
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,7 +57,7 @@ def test_a_step_that_does_not_fit(capfd):
 
 
 def test_the_kernel_is_that_of_the_real_run_or_the_reason_is_given(capfd):
-    _, out = plan(capfd, "--topology v5e:1x1")
+    _, out = plan(capfd, "--topology v5e:1x1 --data.length 64")
     assert "attention by XLA, not by flash attention: rows have" in out
     _, out = plan(capfd, "--topology v5e:1x1", ATTENTION)
     assert "attention by splash attention\n" in out
@@ -94,7 +94,7 @@ import jax, sys
 from flaxzoo import models
 from flaxzoo.train.plan.hlo.kernels import kernel_flops
 from flaxzoo.train.plan.hlo.parser import parse_hlo
-from flaxzoo.train.plan.hardware import parse_topology
+from flaxzoo.train.plan.topology import parse_topology
 
 rate = 0.1 if sys.argv[2] == "flash" else 0.0
 config = models.GPTConfig(vocab_size=128, max_length=1024, num_layers=3, d_model=256, num_heads=4,
@@ -138,7 +138,7 @@ def test_the_calls_of_kernels_and_their_matmuls(topology, kernel):
     """Heads of size 64 are not padded; banded layers compute the blocks of 512 of causal ones."""
     done = subprocess.run(
         [sys.executable, "-c", COUNT, topology, kernel],
-        env={**os.environ, **TPU_ENVIRONMENT},
+        env={**os.environ, **parse_topology(topology).environment()},
         capture_output=True,
         text=True,
         check=True,

@@ -21,7 +21,7 @@ def plan_command(arguments: list[str]) -> int:
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(
-            "usage: flaxzoo plan RECIPE --topology v5p:8x8x8 [--mesh.fsdp N] [--search] …\n\n"
+            "usage: flaxzoo plan RECIPE --topology h100:8 [--mesh.fsdp N] [--search] …\n\n"
             f"{DESCRIPTION}\n\nrecipes: {', '.join(RECIPES)}\n\n"
             "All options: flaxzoo plan quickstart --help"
         )
@@ -30,8 +30,8 @@ def plan_command(arguments: list[str]) -> int:
     parser.add_argument(
         "--topology",
         default="",
-        help="Required: v5p:8x8x8 and the like; several slices: 4*v6e:16x16; virtual devices: "
-        "cpu:512.",
+        help="Required: v5p:8x8x8, h100:8 and the like; several slices or hosts: 4*v6e:16x16, "
+        "2*h100:8; virtual devices: cpu:512.",
     )
     parser.add_argument(
         "--search",
@@ -47,18 +47,18 @@ def plan_command(arguments: list[str]) -> int:
         help="Candidates to compile in a search, at most. (default: 6)",
     )
     parsed, config = parser.read_recipe()
-    from ...plan.hardware import parse_topology
     from ...plan.placeholders import without_data
     from ...plan.plan import make_plan
     from ...plan.report import report
     from ...plan.search import search
+    from ...plan.topology import parse_topology
 
     if not parsed.topology:
-        raise UserError("plan needs the name of the devices: --topology v5e:4x4, or cpu:8")
+        raise UserError("plan needs the name of the devices: --topology h100:8, v5e:4x4, or cpu:8")
     topology = parse_topology(parsed.topology)
     config = without_data(config, log)
     if parsed.search:
         return search(config, topology, parsed.tries, log)
     plan = make_plan(config, topology)
     print("\n".join(report(plan, config, topology)))
-    return 0 if plan.out_of_memory is None else 1
+    return 0 if plan.fits(topology) else 1

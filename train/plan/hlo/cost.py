@@ -10,8 +10,8 @@ from .parser import Computation, HloArray, HloProgram, Instruction, root
 
 _NO_TRAFFIC = frozenset(
     """parameter constant get-tuple-element tuple bitcast while conditional call partition-id
-    replica-id after-all copy-done slice-done all-gather-done all-reduce-done iota
-    collective-permute-done async-done async-update opt-barrier""".split()
+    replica-id after-all copy-done slice-done fusion-done all-gather-done all-reduce-done iota
+    reduce-scatter-done collective-permute-done async-done async-update opt-barrier""".split()
 )
 """Opcodes that move no data, or whose data were counted at the start of the operation."""
 _SLICES = ("dynamic-slice", "slice", "gather")
@@ -112,10 +112,10 @@ def _instruction_bytes(
     opcode = instruction.opcode
     if opcode == "slice-start":  # its result is ((the whole array), the slice, …)
         return instruction.arrays[1].bytes
+    if opcode in ("fusion", "fusion-start") and instruction.called:
+        return _fusion_bytes(instruction, computation, program)
     if opcode.endswith("-start"):  # an asynchronous copy from or to main memory
         return instruction.arrays[0].bytes if instruction.arrays else 0
-    if opcode == "fusion" and instruction.called:
-        return _fusion_bytes(instruction, computation, program)
     operands = [computation[name] for name in instruction.operands if name in computation]
     if opcode in _SLICES:  # reads and writes the slice
         return 2 * instruction.hbm_bytes
@@ -135,9 +135,12 @@ def _fusion_bytes(fusion: Instruction, computation: Computation, program: HloPro
             total += min(operand.hbm_bytes, _bytes_read(parameter, fused, program))
     result = root(fused)
     values = [fused[name] for name in result.operands] if result.opcode == "tuple" else [result]
-    if len(values) != len(fusion.arrays):
-        return total + fusion.hbm_bytes
-    return total + sum(map(_bytes_written, values, fusion.arrays, [fused] * len(values)))
+    arrays = fusion.arrays
+    if fusion.opcode == "fusion-start":  # its result is ((operands), results, a number)
+        arrays = arrays[-1 - len(values) : -1]
+    if len(values) != len(arrays):
+        return total + sum(array.bytes for array in arrays if not array.on_chip)
+    return total + sum(map(_bytes_written, values, arrays, [fused] * len(values)))
 
 
 def _parameter(fused: Computation, index: int) -> Instruction:

@@ -9,23 +9,59 @@ MATMULS = {
     "fwd": (1, 1),  # Q Kᵀ; weights · V
     "dq": (2, 1),  # Q Kᵀ again and dQ; dO Vᵀ
     "dkv": (2, 2),  # Q Kᵀ again and dK; dO Vᵀ and dV
+    "bwd": (3, 2),  # Q Kᵀ again, dQ and dK; dO Vᵀ and dV
 }
-"""Matmuls in each phase of splash attention: over the size of a key, and over that of a value."""
-PREFIXES = {f"splash_{heads}_{phase}": phase for heads in ("mha", "mqa") for phase in MATMULS}
+"""Matmuls in each phase of attention: over the size of a key, and over that of a value."""
+PREFIXES = {
+    f"splash_{heads}_{phase}": phase for heads in ("mha", "mqa") for phase in ("fwd", "dq", "dkv")
+}
 """Phase by the prefix of a kernel's name; in an mqa kernel all query heads share one key head."""
 OWN = re.compile(r"(^|_)flash_(fwd|bwd)")
-"""In the names of our own kernels, which state the FLOPs of the blocks that they compute."""
+"""In the names of our kernels for TPUs, which state the FLOPs of the blocks that they compute."""
 _STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
+_TRITON = re.compile(r'name = "flash_triton_(fwd|dq|dkv)(_causal)?(?:_window_(\d+))?"')
+"""Our kernels for GPUs."""
+_CUDNN = re.compile(r'custom_call_target="__cudnn\$fmha\w*?(Backward)?"')
+_CUDNN_WINDOW = re.compile(r'"sliding_window_length": ?"?(\d+)')
 
 
 def kernel_flops(call: Instruction, computation: Computation) -> int:
-    """Returns the FLOPs of the blocks that a kernel computes; 0 for an unknown kernel."""
+    """Returns the FLOPs of the pairs of tokens that a kernel computes; 0 for an unknown kernel.
+
+    The kernels for TPUs are counted by blocks, those for GPUs by visible pairs.
+    """
     if OWN.search(call.name):
         stated = _STATED.search(call.attributes)
         return 0 if stated is None else int(stated[1])
+    if triton := _TRITON.search(call.attributes):
+        causal, window = triton[2] is not None, triton[3]
+        return _gpu_flops(call, computation, triton[1], causal, int(window) if window else None)
+    if cudnn := _CUDNN.search(call.attributes):
+        window = _CUDNN_WINDOW.search(call.attributes)
+        length = int(window[1]) if window else 0
+        causal = length > 0 or '"mask_type": "CAUSAL"' in call.attributes
+        phase = "bwd" if cudnn[1] else "fwd"
+        return _gpu_flops(call, computation, phase, causal, length or None)
     phase = next((p for prefix, p in PREFIXES.items() if call.name.startswith(prefix)), None)
-    if phase is None:
-        return 0
+    return 0 if phase is None else _splash_flops(call, computation, phase)
+
+
+def _gpu_flops(
+    call: Instruction, computation: Computation, phase: str, causal: bool, window: int | None
+) -> int:
+    """Returns the FLOPs of a kernel of [B, T, N, H], [B, S, K, H] and [B, S, K, V]."""
+    arrays = [computation[name].arrays[0].shape for name in call.operands[:3]]
+    (batch, num_queries, heads, key_dim), (_, num_keys, *_), (*_, value_dim) = arrays
+    num_pairs = num_queries * num_keys
+    if causal:
+        seen = min(window or num_keys, num_keys)
+        first = min(seen, num_queries)  # queries that have fewer keys before them
+        num_pairs = first * (first + 1) // 2 + (num_queries - first) * seen
+    over_keys, over_values = MATMULS[phase]
+    return 2 * batch * heads * num_pairs * (over_keys * key_dim + over_values * value_dim)
+
+
+def _splash_flops(call: Instruction, computation: Computation, phase: str) -> int:
     arrays = [computation[name].arrays[0] for name in call.operands]
     # The first three operands of a float type are queries [B, N, T, K], keys [B, N, S, K] and
     # values [B, N, S, H], without B for a single sequence. For an mqa kernel queries have one more

@@ -27,6 +27,8 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _INTEGER = re.compile(r"[su]\d+\[\]")
 _KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n.*\n\}")
 """An attribute of custom kernels that is printed over several lines."""
+_TRITON_PROGRAM = re.compile(r'\bir = "(?:[^"\\]|\\.)*"')
+"""The program of a Triton kernel, bytes in which anything may occur."""
 _TRIP_COUNT = re.compile(r'known_trip_count[^\d]*"?n"?[^\d]*(\d+)')
 
 
@@ -176,7 +178,8 @@ def parse_hlo(text: str) -> HloProgram:
     """Parses the text of a compiled module."""
     computations: dict[str, Computation] = {}
     entry, current = "", {}
-    for line in _KERNEL_METADATA.sub("kernel_metadata={}", text).splitlines():
+    text = _KERNEL_METADATA.sub("kernel_metadata={}", text)
+    for line in _TRITON_PROGRAM.sub('ir = ""', text).split("\n"):
         if header := _HEADER.match(line):
             current = computations[header[2]] = {}
             if header[1]:

@@ -1,0 +1,370 @@
+"""Accelerators by name: peak rates, memory, and what connects them.
+
+Sources: Google Cloud's documentation of v4, v5e, v5p and v6e (docs.cloud.google.com/tpu/docs/v6e
+and so on) for peak compute, bandwidth of the memory and of the interconnect, ports and topologies;
+"How to scale your model" (jax-ml.github.io/scaling-book/tpus) for links that wrap around and for
+the network between slices; NVIDIA's data sheets of its GPUs, and of DGX A100, H100, H200 and B200
+for the network adapters of a host (for L4 a g6.48xlarge of AWS). The memory that a program may use
+is the limit that the TPU compiler states when it rejects a program, and for a GPU the part of its
+memory that jax takes.
+"""
+
+import abc
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias
+
+GIB = 1 << 30
+Device: TypeAlias = Any
+"""A `jax.Device`; no public type has the `coords` and `slice_index` of a TPU."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip(abc.ABC):
+    """An accelerator; all rates are peaks."""
+
+    flops: float
+    """bfloat16 matmul FLOP/s, accumulated in float32, without sparsity."""
+    memory: int
+    """Bytes of HBM."""
+    memory_bandwidth: float
+    """Bytes per second between HBM and the chip."""
+    link_bandwidth: float
+    """Bytes per second of the interconnect in one direction: of one link of a TPU, each axis of
+    whose torus has two, or of all links of a GPU together."""
+    network_bandwidth: float
+    """Bytes per second from one chip to other units."""
+    shapes: tuple[str, ...]
+    """The units that exist: a torus as `2x2x4`, or a number of GPUs."""
+
+    unit: ClassVar[str]
+    """What the interconnect connects, as a word: `slice` or `host`. Between units is the
+    network."""
+    package: ClassVar[str]
+    """The module whose presence tells that the compiler is installed."""
+    extra: ClassVar[str]
+    """The optional dependencies of flaxzoo that install it."""
+    compiler: ClassVar[str]
+    """A name of the compiler for messages."""
+    rejects: ClassVar[bool]
+    """Whether the compiler rejects a program that needs too much memory."""
+    parameters_cross_units: ClassVar[bool]
+    """Whether parameters may be sharded over several units, as over the GPUs of several hosts."""
+
+    @property
+    @abc.abstractmethod
+    def usable_memory(self) -> int:
+        """The bytes of HBM that a program may use."""
+
+    @abc.abstractmethod
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables of a process that compiles for this chip."""
+
+    @abc.abstractmethod
+    def unit_of(self, device: Device) -> int:
+        """Returns the number of the unit that a device belongs to."""
+
+    @abc.abstractmethod
+    def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
+        """Returns the bytes per second that a device can send to its group.
+
+        Args:
+            group: Devices that exchange data.
+            shape: Number of chips along each axis of a unit.
+        """
+
+    def crosses(self, group: Sequence[Device]) -> bool:
+        """Returns whether a group belongs to several units."""
+        return len({self.unit_of(device) for device in group}) > 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tpu(Chip):
+    """A TPU chip; its memory is what a program may use."""
+
+    ring_multiple: int
+    """An axis of the topology whose length is a multiple of this is a ring; others are lines."""
+    megacore: bool = False
+    """Whether jax must be told that the two cores of a chip are one device."""
+
+    unit = "slice"
+    package = "libtpu"
+    extra = "tpu"
+    compiler = "the TPU compiler"
+    rejects = True
+    parameters_cross_units = False
+
+    @property
+    def usable_memory(self) -> int:
+        """The bytes of HBM that a program may use."""
+        return self.memory
+
+    def environment(self) -> dict[str, str]:
+        """Returns variables with which libtpu compiles on a machine without a TPU, silently."""
+        return {
+            "JAX_PLATFORMS": "cpu",
+            "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+            "TPU_LOG_DIR": "disabled",
+            "TPU_MIN_LOG_LEVEL": "3",
+        }
+
+    def unit_of(self, device: Device) -> int:
+        """Returns the number of a device's slice; those of a single slice need have none."""
+        return getattr(device, "slice_index", 0)
+
+    def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
+        """Returns the bytes per second that a device can send to its group.
+
+        Every axis of the topology that the group spans adds its links: two where the axis is a
+        ring, because a device then sends in both directions, and one where the axis is a line.
+        """
+        if self.crosses(group):
+            return self.network_bandwidth
+        total = 0.0
+        for axis, length in enumerate(shape):
+            if len({device.coords[axis] for device in group}) > 1:
+                total += self.link_bandwidth * (1 if length % self.ring_multiple else 2)
+        return total or self.link_bandwidth
+
+
+MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""The variable by which jax is told which part of a GPU's memory to take."""
+DEFAULT_MEMORY_FRACTION = 0.75
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpu(Chip):
+    """An NVIDIA GPU, as one of a host whose GPUs are connected by NVLink (L4: by PCIe)."""
+
+    kind: str
+    """The `device_kind` that jax gives it."""
+    capability: tuple[int, int]
+    """The generation: Ampere is 8.0, Ada 8.9, Hopper 9.0, Blackwell 10.0."""
+    cores: int
+    """Number of streaming multiprocessors."""
+    clock: float
+    """The highest clock rate, in GHz."""
+    cache: int
+    """Bytes of the level-2 cache."""
+
+    unit = "host"
+    package = "jax_cuda13_plugin"
+    extra = "cuda"
+    compiler = "XLA for GPUs"
+    rejects = False
+    parameters_cross_units = True
+
+    @property
+    def usable_memory(self) -> int:
+        """The bytes of HBM that jax takes, and a program may use."""
+        return int(self.memory * memory_fraction())
+
+    def environment(self) -> dict[str, str]:
+        """Returns variables with which XLA compiles on a machine without a GPU."""
+        # Without a GPU no kernel can be timed to choose the fastest.
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
+        return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+    def unit_of(self, device: Device) -> int:
+        """Returns the number of a device's host."""
+        return device.process_index
+
+    def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
+        """Returns the bytes per second that a device can send to its group.
+
+        Between hosts as many rings run as the group has GPUs on each host, through an adapter each.
+        """
+        if not self.crosses(group):
+            return self.link_bandwidth
+        on_one_host = min(Counter(map(self.unit_of, group)).values())
+        return min(self.link_bandwidth, on_one_host * self.network_bandwidth)
+
+    def target(self) -> str:
+        """Returns the description of the GPU that XLA compiles for, a text protocol buffer."""
+        major, minor = self.capability
+        per_core, per_block, threads = _SHARED_MEMORY[self.capability]
+        return f"""
+            gpu_device_info {{
+              cuda_compute_capability {{ major: {major} minor: {minor} }}
+              core_count: {self.cores}
+              clock_rate_ghz: {self.clock}
+              fpus_per_core: {64 if self.capability == (8, 0) else 128}
+              device_memory_size: {self.memory}
+              memory_bandwidth: {self.memory_bandwidth:.0f}
+              l2_cache_size: {self.cache}
+              shared_memory_per_core: {per_core}
+              shared_memory_per_block: 49152
+              shared_memory_per_block_optin: {per_block}
+              threads_per_core_limit: {threads}
+              threads_per_block_limit: 1024
+              threads_per_warp: 32
+              registers_per_core_limit: 65536
+              registers_per_block_limit: 65536
+              block_dim_limit_x: 2147483647
+              block_dim_limit_y: 65535
+              block_dim_limit_z: 65535
+            }}
+            platform_name: "CUDA"
+            dnn_version_info {{ major: 9 minor: 11 }}
+            runtime_version {{ major: 13 }}
+            device_description_str: "{self.kind}"
+        """
+
+
+_SHARED_MEMORY = {
+    (8, 0): (167936, 166912, 2048),
+    (8, 9): (102400, 101376, 1536),
+    (9, 0): (233472, 232448, 2048),
+    (10, 0): (233472, 232448, 2048),
+}
+"""By capability, the bytes of shared memory of a multiprocessor and of a block, and the threads of
+a multiprocessor (CUDA C++ Programming Guide, table of technical specifications)."""
+
+
+def memory_fraction() -> float:
+    """Returns the part of a GPU's memory that jax takes, by the variable that sets it."""
+    return float(os.environ.get(MEMORY_FRACTION) or DEFAULT_MEMORY_FRACTION)
+
+
+_2D_SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_3D_SHAPES = (
+    *("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+    *("8x8x16", "8x16x16", "16x16x16"),
+)
+_GPUS_OF_A_HOST = ("1", "2", "4", "8")
+CHIPS: dict[str, Tpu | Gpu] = {
+    "v4": Tpu(
+        flops=275e12,
+        memory=int(30.75 * GIB),
+        memory_bandwidth=1.23e12,
+        link_bandwidth=50e9,
+        ring_multiple=4,
+        network_bandwidth=6.25e9,
+        shapes=_3D_SHAPES,
+        megacore=True,
+    ),
+    "v5e": Tpu(
+        flops=197e12,
+        memory=int(15.75 * GIB),
+        memory_bandwidth=0.82e12,
+        link_bandwidth=50e9,
+        ring_multiple=16,
+        network_bandwidth=6.25e9,
+        shapes=_2D_SHAPES,
+    ),
+    "v5p": Tpu(
+        flops=459e12,
+        memory=int(95.74 * GIB),
+        memory_bandwidth=2.77e12,
+        link_bandwidth=100e9,
+        ring_multiple=4,
+        network_bandwidth=6.25e9,
+        shapes=(*_3D_SHAPES, "16x16x24"),
+    ),
+    "v6e": Tpu(
+        flops=918e12,
+        memory=int(31.25 * GIB),
+        memory_bandwidth=1.64e12,
+        link_bandwidth=100e9,
+        ring_multiple=16,
+        network_bandwidth=12.5e9,
+        shapes=_2D_SHAPES,
+    ),
+    "l4": Gpu(
+        kind="NVIDIA L4",
+        flops=121e12,
+        memory=24_152_899_584,
+        memory_bandwidth=0.3e12,
+        link_bandwidth=32e9,
+        network_bandwidth=1.5625e9,
+        shapes=_GPUS_OF_A_HOST,
+        capability=(8, 9),
+        cores=58,
+        clock=2.04,
+        cache=48 << 20,
+    ),
+    "a100-40gb": Gpu(
+        kind="NVIDIA A100-SXM4-40GB",
+        flops=312e12,
+        memory=42_297_786_368,
+        memory_bandwidth=1.555e12,
+        link_bandwidth=300e9,
+        network_bandwidth=25e9,
+        shapes=_GPUS_OF_A_HOST,
+        capability=(8, 0),
+        cores=108,
+        clock=1.41,
+        cache=40 << 20,
+    ),
+    "a100": Gpu(
+        kind="NVIDIA A100-SXM4-80GB",
+        flops=312e12,
+        memory=85_100_068_864,
+        memory_bandwidth=2.039e12,
+        link_bandwidth=300e9,
+        network_bandwidth=25e9,
+        shapes=_GPUS_OF_A_HOST,
+        capability=(8, 0),
+        cores=108,
+        clock=1.41,
+        cache=40 << 20,
+    ),
+    "h100": Gpu(
+        kind="NVIDIA H100 80GB HBM3",
+        flops=989e12,
+        memory=84_942_979_072,
+        memory_bandwidth=3.35e12,
+        link_bandwidth=450e9,
+        network_bandwidth=50e9,
+        shapes=_GPUS_OF_A_HOST,
+        capability=(9, 0),
+        cores=132,
+        clock=1.98,
+        cache=50 << 20,
+    ),
+    "h200": Gpu(
+        kind="NVIDIA H200",
+        flops=989e12,
+        memory=150_754_820_096,
+        memory_bandwidth=4.8e12,
+        link_bandwidth=450e9,
+        network_bandwidth=50e9,
+        shapes=_GPUS_OF_A_HOST,
+        capability=(9, 0),
+        cores=132,
+        clock=1.98,
+        cache=60 << 20,
+    ),
+    "b200": Gpu(
+        kind="NVIDIA B200",
+        flops=2250e12,
+        memory=191_514_411_008,
+        memory_bandwidth=7.7e12,
+        link_bandwidth=900e9,
+        network_bandwidth=50e9,
+        shapes=_GPUS_OF_A_HOST,
+        capability=(10, 0),
+        cores=148,
+        clock=1.965,
+        cache=126 << 20,
+    ),
+}
+
+PEAK_FLOPS = {
+    **{chip.kind: chip.flops for chip in CHIPS.values() if isinstance(chip, Gpu)},
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA A10": 125e12,
+    "TPU v4": CHIPS["v4"].flops,
+    "TPU v5 lite": CHIPS["v5e"].flops,
+    "TPU v5": CHIPS["v5p"].flops,
+    "TPU v6 lite": CHIPS["v6e"].flops,
+}
+"""Peak bfloat16 matmul FLOP/s (accumulated in float32, without sparsity) by
+`jax.Device.device_kind`."""

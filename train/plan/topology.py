@@ -1,0 +1,118 @@
+"""Devices to plan for, by a name such as `v5p:8x8x8` or `2*h100:8`; they need not be present."""
+
+import dataclasses
+import math
+import os
+import re
+
+import jax
+from jax.experimental import topologies
+
+from ...data.errors import UserError
+from .chips import CHIPS, Chip, Device, Gpu, Tpu
+
+MAX_UNITS = 64
+MAX_CPU_DEVICES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The devices that a name such as `4*v6e:16x16` stands for."""
+
+    name: str
+    chip: Chip | None
+    """None for virtual devices of a CPU."""
+    units: int
+    """Number of slices of TPUs, or of hosts with GPUs."""
+    shape: tuple[int, ...]
+    """Number of chips along each axis of a unit."""
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices in all units together."""
+        return self.units * math.prod(self.shape)
+
+    @property
+    def data_multiple(self) -> int:
+        """What `mesh.data` must be a multiple of, as parameters cross no slow network."""
+        crossed = self.chip is None or self.chip.parameters_cross_units
+        return 1 if crossed else self.units
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables of a process that compiles for these devices."""
+        if self.chip is not None:
+            return self.chip.environment()
+        flags = os.environ.get("XLA_FLAGS", "")
+        flags = f"{flags} --xla_force_host_platform_device_count={self.num_devices}"
+        return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+
+    def devices(self) -> list[Device]:
+        """Returns the devices to compile for, unit by unit.
+
+        The process must have been started with the variables of `environment`.
+        """
+        if isinstance(self.chip, Gpu):
+            options = {"target_config": self.chip.target()}
+            sizes = f"1x{self.units}x{self.shape[0]}"
+            described = topologies.get_topology_desc("", "cuda", topology=sizes, **options)
+            return list(described.devices)
+        if isinstance(self.chip, Tpu):
+            return self._tpus(self.chip)
+        return jax.devices("cpu")
+
+    def _tpus(self, chip: Tpu) -> list[Device]:
+        name = self.name.rsplit("*", 1)[-1]
+        options: dict[str, str | int | tuple[int, ...]] = {}
+        if chip.megacore:
+            options["chip_config_name"] = "megacore"
+        if self.num_devices == self.units:  # else jax expects four chips on a host
+            options["chips_per_host_bounds"] = (1, 1, 1)
+        if self.units > 1:
+            options["num_slices"] = self.units
+        return list(topologies.get_topology_desc(name, "tpu", **options).devices)
+
+
+def parse_topology(name: str) -> Topology:
+    """Parses `v5p:8x8x8`, `4*v6e:16x16` (four slices), `2*h100:8` (two hosts) or `cpu:512`.
+
+    The whole name is checked here because the TPU compiler ends the process on an invalid topology.
+
+    Raises:
+        UserError: There is no such chip or shape.
+    """
+    found = re.fullmatch(r"(?:(\d+)\*)?([\w-]+):([\dx]+)", name)
+    if found is None or found[2] not in (*CHIPS, "cpu"):
+        raise UserError(
+            f"topology {name!r} is unknown: {_cloud_name_hint(name)}give a chip "
+            f"({', '.join(CHIPS)}) and a shape or number, as v5p:8x8x8 or h100:8, several slices "
+            "or hosts as 4*v6e:16x16 or 2*h100:8, or virtual devices as cpu:512; flaxzoo bench "
+            "runs on the devices of this machine"
+        )
+    units, kind, shape = int(found[1] or 1), found[2], found[3]
+    if kind == "cpu":
+        if found[1] or not shape.isdecimal() or not 1 <= int(shape) <= MAX_CPU_DEVICES:
+            raise UserError(
+                f"topology {name!r}: give a number of virtual devices from 1 to "
+                f"{MAX_CPU_DEVICES}, as cpu:512"
+            )
+        return Topology(name, None, 1, (int(shape),))
+    chip = CHIPS[kind]
+    if shape not in chip.shapes:
+        raise UserError(
+            f"topology {name!r}: {kind} has no shape {shape}: choose from {', '.join(chip.shapes)}"
+        )
+    if not 1 <= units <= MAX_UNITS:
+        raise UserError(f"topology {name!r}: give from 1 to {MAX_UNITS} {chip.unit}s")
+    return Topology(name, chip, units, tuple(map(int, shape.split("x"))))
+
+
+def _cloud_name_hint(name: str) -> str:
+    """Returns a hint for Google Cloud's name of a machine, such as v5p-16, or nothing."""
+    found = re.fullmatch(r"(v4|v5litepod|v5e|v5p|v6e)-(\d+)", name)
+    if found is None:
+        return ""
+    kind = found[1].replace("litepod", "e")
+    cores_per_chip = 2 if kind in ("v4", "v5p") else 1  # the number in these names counts cores
+    shapes = {math.prod(map(int, shape.split("x"))): shape for shape in CHIPS[kind].shapes}
+    shape = shapes.get(int(found[2]) // cores_per_chip)
+    return f"its chips are {kind}:{shape}; " if shape else ""
