@@ -40,8 +40,8 @@ class Chip(abc.ABC):
     """The units that exist: a torus as `2x2x4`, or a number of GPUs."""
 
     unit: ClassVar[str]
-    """What the interconnect connects, as a word: `slice` or `host`. Between units is the
-    network."""
+    """Name of a group of chips that the interconnect connects, `slice` or `host`. Units are
+    connected by the network."""
     package: ClassVar[str]
     """The module whose presence tells that the compiler is installed."""
     extra: ClassVar[str]

@@ -34,7 +34,7 @@ class Topology:
 
     @property
     def data_multiple(self) -> int:
-        """What `mesh.data` must be a multiple of, as parameters cross no slow network."""
+        """A number that must divide `mesh.data`, so that parameters cross no slow network."""
         crossed = self.chip is None or self.chip.parameters_cross_units
         return 1 if crossed else self.units
 

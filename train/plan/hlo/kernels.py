@@ -35,19 +35,20 @@ def kernel_flops(call: Instruction, computation: Computation) -> int:
         return 0 if stated is None else int(stated[1])
     if triton := _TRITON.search(call.attributes):
         causal, window = triton[2] is not None, triton[3]
-        return _gpu_flops(call, computation, triton[1], causal, int(window) if window else None)
+        length = int(window) if window else None
+        return _gpu_flops(call, computation, triton[1], causal=causal, window=length)
     if cudnn := _CUDNN.search(call.attributes):
         window = _CUDNN_WINDOW.search(call.attributes)
         length = int(window[1]) if window else 0
         causal = length > 0 or '"mask_type": "CAUSAL"' in call.attributes
         phase = "bwd" if cudnn[1] else "fwd"
-        return _gpu_flops(call, computation, phase, causal, length or None)
+        return _gpu_flops(call, computation, phase, causal=causal, window=length or None)
     phase = next((p for prefix, p in PREFIXES.items() if call.name.startswith(prefix)), None)
     return 0 if phase is None else _splash_flops(call, computation, phase)
 
 
 def _gpu_flops(
-    call: Instruction, computation: Computation, phase: str, causal: bool, window: int | None
+    call: Instruction, computation: Computation, phase: str, *, causal: bool, window: int | None
 ) -> int:
     """Returns the FLOPs of a kernel of [B, T, N, H], [B, S, K, H] and [B, S, K, V]."""
     arrays = [computation[name].arrays[0].shape for name in call.operands[:3]]
