@@ -90,7 +90,7 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
     def evaluate_batch(state: TrainState, batch: NumpyBatch) -> tuple[Terms, Terms, Predictions]:
         sums, counts, predictions = evaluate(state.params, _split(batch, number), state.frozen)
         whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in predictions.items()}
-        return _first(sums), _first(counts), whole
+        return *_first((sums, counts)), whole
 
     placed = with_shardings(shapes, jax.tree.map(lambda _: one_device, shapes))
     return CompiledTrainer(
@@ -130,7 +130,16 @@ def _check(config: TrainConfig) -> None:
 
 
 def _first(tree: T) -> T:
-    """Returns one of the equal copies that pmap has of a tree."""
+    """Returns one of the equal copies that pmap has of a tree.
+
+    One program makes it, for a virtual device takes a limited number of them at once (see
+    `has_virtual_devices`), and a state has many arrays.
+    """
+    return _without_leading_axis(jax.tree.map(lambda x: x.addressable_data(0), tree))
+
+
+@jax.jit
+def _without_leading_axis(tree: T) -> T:
     return jax.tree.map(lambda x: x[0], tree)
 
 
