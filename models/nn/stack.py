@@ -1,7 +1,9 @@
 """From the inputs of a model through its layers: checks, positions, masks, and the stack itself."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Generic, NamedTuple, TypeVar
 
 import flax.linen as nn
@@ -19,7 +21,7 @@ from .head_convolution import EarlierTokens, earlier_tokens
 from .layers import DROPOUT_MASK, KERNEL_RESIDUALS, RowKeys
 from .masks import AnyArray, AttentionMask, select_mask
 from .positions import Positions, default_positions
-from .typing import Array, Bool, Float, Int
+from .typing import Array, Bool, Float, Int, Params
 
 Config = TypeVar("Config", bound=TransformerConfig)
 RematPolicy = Callable[..., bool]
@@ -313,6 +315,26 @@ class Layer(nn.Module, Generic[Config]):
         raise NotImplementedError
 
 
+ReadLayer = Callable[[Params], Params]
+"""From the variables of a layer, `{"params": …}`, as they are stored to those that it computes
+with."""
+_read_layer: ContextVar[ReadLayer | None] = ContextVar("read_layer", default=None)
+
+
+@contextlib.contextmanager
+def layers_read_by(function: ReadLayer) -> Iterator[None]:
+    """Lets the layers of models that are traced meanwhile read their parameters by a function.
+
+    The function is part of the layer: with rematerialization it is computed once more in the
+    backward pass. Training gathers the shards of a layer's parameters with it.
+    """
+    token = _read_layer.set(function)
+    try:
+        yield
+    finally:
+        _read_layer.reset(token)
+
+
 def run_layers(
     layer: type[Layer[Config]],
     config: Config,
@@ -340,6 +362,9 @@ def run_layers(
     """
     if config.num_layers == 0:
         return x, LayerOutputs(None, None)
+    read = _read_layer.get()
+    if read is not None:
+        layer = nn.map_variables(layer, "params", read)
     if execution.remat != "none":
         policy = REMAT_POLICIES[execution.remat]
         # CSE can undo remat in unrolled layers but not inside a scan, so prevent it only there.

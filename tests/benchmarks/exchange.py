@@ -11,13 +11,15 @@ The least for n devices, in units of (n - 1) / n bytes for each parameter:
 - `data`: an all-reduce of the gradients, 2 · g, once a step;
 - `fsdp`, gathered once a step: parameters in bfloat16 and gradients, 2 + g;
 - `fsdp`, layer by layer: parameters gathered forward and backward, and gradients scattered, all in
-  bfloat16, 2 + 2 + 2 in each micro-batch.
+  bfloat16, 2 + 2 + 2 in each micro-batch; outside of the layers gathered once, 2 + 2, or 2 + 4 for
+  the embedding of tokens, whose gradient is a sum in float32.
 
 Here g is 4, for a sum in float32, but 2 for linear maps without micro-batches, whose gradients are
 computed in bfloat16.
 
 The second is possible where whole parameters, their gradients and, with micro-batches, the sums of
-these, 4 · P bytes each, fit a device beside its part of the state; else the third is the least.
+these (`exchange.whole_bytes`) fit a device beside its part of the state; else the third is the
+least.
 """
 
 import argparse
@@ -56,7 +58,7 @@ CASES = {
 }
 
 
-def configuration(case: Case, num_devices: int, micro_batches: int) -> Any:
+def configuration(case: Case, num_devices: int, micro_batches: int, gather: str) -> Any:
     """Return the run's configuration."""
     from flaxzoo import train
     from flaxzoo.train.plan.placeholders import without_data
@@ -75,6 +77,7 @@ def configuration(case: Case, num_devices: int, micro_batches: int) -> Any:
         mesh=train.MeshConfig(**{"data": 1, case.axis: num_devices}),
         batch_size=case.rows * num_devices * micro_batches,
         micro_batches=micro_batches,
+        gather=gather,
         execution=dataclasses.replace(config.execution, dtype="bfloat16", remat=case.remat),
     )
     return without_data(config, lambda line: None)
@@ -83,21 +86,29 @@ def configuration(case: Case, num_devices: int, micro_batches: int) -> Any:
 def least_bytes(plan: Any, config: Any, axis: str, memory: int) -> float:
     """Return the least bytes that each device sends in a step."""
     import jax
+    import optax
     from flaxzoo import models
     from flaxzoo.models.init import parameter_shapes
-    from flaxzoo.train.distributed.exchange import LINEAR
-    from flaxzoo.train.optim.parameters import map_named
+    from flaxzoo.train import init_state
+    from flaxzoo.train.distributed.exchange import LINEAR, whole_bytes
+    from flaxzoo.train.optim.parameters import is_stacked, map_named
 
     def gradient_bytes(name: str, x: Any) -> int:
         return x.size * (2 if config.micro_batches == 1 and LINEAR.fullmatch(name) else 4)
+
+    def of_layers(name: str, x: Any) -> int:
+        if is_stacked(name):
+            return x.size * (2 + 2 + 2)
+        return x.size * (2 + (2 if LINEAR.fullmatch(name) else 4))
 
     shapes = parameter_shapes(models.create(config.model))
     gradients = sum(jax.tree.leaves(map_named(gradient_bytes, shapes)))
     parameters, others = plan.num_parameters, (plan.num_devices - 1) / plan.num_devices
     if axis == "data":
         return 2 * gradients * others
-    by_layers = config.micro_batches * (2 + 2 + 2) * parameters * others
-    whole = (3 if config.micro_batches > 1 else 2) * 4 * parameters
+    by_layers = config.micro_batches * others * sum(jax.tree.leaves(map_named(of_layers, shapes)))
+    state = init_state(shapes, optax.identity())
+    whole = whole_bytes(state, config.execution.dtype, config.micro_batches)
     if plan.argument_bytes + whole > memory:
         return by_layers
     return min(by_layers, (2 * parameters + gradients) * others)
@@ -114,6 +125,7 @@ def main() -> int:
     )
     parser.add_argument("--topology", nargs="*", default=TOPOLOGIES)
     parser.add_argument("--micro-batches", nargs="*", type=int, default=MICRO_BATCHES)
+    parser.add_argument("--gather", choices=["auto", "layer", "step"], default="auto")
     parser.add_argument("models", nargs="*", metavar="MODEL", choices=[*CASES, []])
     options = parser.parse_args()
     print("| model | topology | mesh | micro-batches | sent, GB | least, GB | ratio | peak, GiB |")
@@ -122,7 +134,7 @@ def main() -> int:
         case = CASES[name]
         for topology in map(parse_topology, options.topology):
             for number in options.micro_batches:
-                config = configuration(case, topology.num_devices, number)
+                config = configuration(case, topology.num_devices, number, options.gather)
                 plan = make_plan(config, topology)
                 assert topology.chip is not None, "virtual devices have no memory of their own"
                 least = least_bytes(plan, config, case.axis, topology.chip.usable_memory)

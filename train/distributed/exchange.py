@@ -1,12 +1,18 @@
-"""The exchange of gradients between the devices of a mesh, once a step.
+"""The exchange of parameters and gradients between the devices of a mesh.
 
-Left to itself the compiler sums gradients over devices as soon as they exist: once in each
-micro-batch. Here (`exchanged_once`) every device goes through the micro-batches of its own
-sequences and sums their gradients by itself; the sums of all devices are added up once, when the
-last micro-batch is done. A device needs the whole parameters for this. Those that are sharded over
-`fsdp` are gathered once, and each device gets its shard of the summed gradients (a reduce-scatter):
-(n - 1) / n of the parameters' bytes are sent twice in a step, whatever the number of micro-batches,
-instead of three times in each micro-batch.
+Left to itself the compiler sums gradients over devices as soon as they exist, once in each
+micro-batch, and gathers parameters and sums gradients as it sees fit. Here (`exchanged`) every
+device goes through the micro-batches of its own sequences and sums their gradients by itself.
+The parameters that are sharded over `fsdp` are gathered in one of two ways:
+
+- "step": once a step. Each device gets its shard of the summed gradients (a reduce-scatter) when
+  the last micro-batch is done: (n - 1) / n of the parameters' bytes are sent twice in a step,
+  whatever the number of micro-batches. A device holds the whole parameters and gradients.
+- "layer": those of a layer when it is computed, forward and backward, whose gradients are scattered
+  at once (Zhao et al. 2023, "PyTorch FSDP"): the bytes of the layers are sent three times in each
+  micro-batch, and those of embeddings and heads, which are gathered when the model begins, twice.
+
+Over `data` gradients are summed once a step.
 
 The TPU compiler makes an all-reduce of a reduce-scatter among all devices of a torus, which sends
 the bytes twice, but not of one among groups of devices. On TPUs gradients are therefore scattered
@@ -18,6 +24,8 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeAlias
 
 import jax
@@ -26,22 +34,26 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from ...data.errors import UserError
+from ...models.config import Execution
+from ...models.nn.stack import layers_read_by
 from ...models.nn.typing import Array, Params, PyTree
 from ..config import Gather
-from ..optim.parameters import map_named
+from ..optim.parameters import is_stacked, map_named, name_in_layer, named
 from ..state import TrainState
-from .sharding import BATCH_AXES
+from .sharding import BATCH_AXES, Apply
 
 GradientFn: TypeAlias = Callable[[Params, Params | None, PyTree, PyTree], tuple[Params, PyTree]]
 """`function(params, frozen, counts, rows) -> (gradients, sums)`, of arrays `[B, …]`."""
 ONCE = ("data", "fsdp")
 """The axes of the mesh over which gradients can be summed once a step."""
-LARGEST_PART = 0.25
-"""The part of a device's memory that whole parameters and gradients may take beside their shards,
-if they are to be gathered once a step unasked."""
-LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down))")
-"""The parameters of linear maps: models cast them to the dtype of their execution before anything
-else, and their gradients are computed in it."""
+LARGEST_PART = 0.9
+"""The part of a device's memory that the state and whole parameters and gradients may take, if
+parameters are to be gathered once a step unasked."""
+SAFE_PART = 0.25
+"""The part that whole parameters and gradients may take without a look at the compiled step."""
+LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down)|output_embedding/embedding)")
+"""The parameters of linear maps, untied vocabulary matrices among them: models cast them to the
+dtype of their execution before anything else, and their gradients are computed in it."""
 EMBEDDING = re.compile(r"(?:.*/)?token_embedding/embedding")
 """Tables that models cast likewise, but use twice where embeddings are tied: for the tokens, and
 for the logits. Their gradient is a sum in float32."""
@@ -56,6 +68,9 @@ class Exchange:
     them over devices too. None: there is one device."""
     description: str = ""
     """A clause for a message; empty where no gradients are exchanged."""
+    may_not_fit: bool = False
+    """Whether parameters are gathered once a step unasked, and only the compiled step can tell
+    whether they fit; if they do not, they are to be gathered layer by layer."""
 
 
 def choose_exchange(
@@ -63,11 +78,13 @@ def choose_exchange(
     mesh: Mesh,
     *,
     state: TrainState,
+    state_bytes: int,
     shardings: TrainState,
     whole_batch: bool,
     micro_batches: int,
-    dtype: DTypeLike | None,
+    execution: Execution,
     device_memory: int | None,
+    has_adapter: bool = False,
 ) -> Exchange:
     """Returns how the devices of a mesh exchange gradients.
 
@@ -75,37 +92,55 @@ def choose_exchange(
         gather: what a person chose.
         mesh: the mesh; its devices need not be at hand.
         state: arrays or their shapes.
+        state_bytes: what a device holds of it.
         shardings: of the state.
         whole_batch: whether the loss of an example depends on the other examples of its batch.
         micro_batches: their number.
-        dtype: see `exchanged_once`.
+        execution: that of the model.
         device_memory: the bytes of a device's memory; None: unknown.
+        has_adapter: whether adapters to the layers are trained, which the layers do not know.
 
     Raises:
         UserError: "step" is not for the mesh or the objective.
     """
-    whole = whole_bytes(state, micro_batches)
+    # An adapter adds to kernels before they are cast.
+    dtype = None if has_adapter else execution.dtype
+    whole = whole_bytes(state, dtype, micro_batches)
+    needed, asked = state_bytes + whole, gather
     gather = choose_gather(
         gather,
         mesh,
         whole_batch=whole_batch,
-        fits=lambda: fits_whole(whole, device_memory),
+        fits=lambda: device_memory is not None and needed <= LARGEST_PART * device_memory,
     )
-    axes = () if whole_batch else axes_exchanged_once(mesh, gather, micro_batches)
+    # Without rematerialization the whole parameters of all layers would be kept for the backward
+    # pass. The compiler gathers them once more.
+    recomputed = execution.remat != "none"
+    by_layer = gather == "layer" and mesh.shape["fsdp"] > 1 and recomputed and not has_adapter
+    axes = () if whole_batch else axes_by_hand(mesh, gather, micro_batches, by_layer=by_layer)
     return Exchange(
         functools.partial(
-            exchanged_once,
+            exchanged,
             mesh=mesh,
             shardings=shardings,
             axes=axes,
             dtype=dtype,
             micro_batches=micro_batches,
+            by_layer=by_layer,
         ),
         describe(mesh, gather, whole=whole, micro_batches=micro_batches, by_hand=bool(axes)),
+        may_not_fit=asked == "auto"
+        and gather == "step"
+        and device_memory is not None
+        and whole > SAFE_PART * device_memory,
     )
 
 
-def whole_bytes(state: TrainState, micro_batches: int) -> int:
+def _bytes(tree: PyTree) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def whole_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) -> int:
     """Returns what a device holds beside its state if parameters are gathered once a step.
 
     These are the whole parameters, their gradients and, with several micro-batches, the sums of
@@ -113,14 +148,21 @@ def whole_bytes(state: TrainState, micro_batches: int) -> int:
 
     Args:
         state: arrays or their shapes.
+        dtype: see `exchanged`.
         micro_batches: their number.
     """
 
-    def size(tree: PyTree) -> int:
-        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    def held(name: str, x: Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, _held_as(name, x.dtype, dtype))
 
-    copies = 3 if micro_batches > 1 else 2
-    return copies * size(state.params) + size(state.frozen)
+    params, frozen = (_bytes(map_named(held, tree)) for tree in (state.params, state.frozen))
+    sums = _bytes(state.params) if micro_batches > 1 else 0
+    return 2 * params + sums + frozen
+
+
+def _held_as(name: str, own: DTypeLike, dtype: DTypeLike | None) -> DTypeLike:
+    """Returns the dtype in which a gathered parameter is held, and its gradient computed."""
+    return own if dtype is None or not LINEAR.fullmatch(name) else dtype
 
 
 def choose_gather(
@@ -150,11 +192,6 @@ def choose_gather(
     return "step" if once and fits() else "layer"
 
 
-def fits_whole(needed: int, memory: int | None) -> bool:
-    """Returns whether bytes from `whole_bytes` are at most `LARGEST_PART` of a memory, if known."""
-    return memory is not None and needed <= LARGEST_PART * memory
-
-
 def describe(mesh: Mesh, gather: Gather, *, whole: int, micro_batches: int, by_hand: bool) -> str:
     """Describes the exchange of gradients in a clause.
 
@@ -163,7 +200,7 @@ def describe(mesh: Mesh, gather: Gather, *, whole: int, micro_batches: int, by_h
         gather: "step" or "layer".
         whole: from `whole_bytes`.
         micro_batches: their number.
-        by_hand: whether `axes_exchanged_once` has any.
+        by_hand: whether `axes_by_hand` has any.
     """
     if all(size == 1 for axis, size in mesh.shape.items() if axis != "tensor"):
         return ""  # each device has all tokens, and gradients of its own part of the model
@@ -182,21 +219,29 @@ def describe(mesh: Mesh, gather: Gather, *, whole: int, micro_batches: int, by_h
     )
 
 
-def axes_exchanged_once(mesh: Mesh, gather: Gather, micro_batches: int) -> tuple[str, ...]:
-    """Returns the axes of the mesh over which each step sums gradients once, by its own code.
+def axes_by_hand(
+    mesh: Mesh, gather: Gather, micro_batches: int, *, by_layer: bool
+) -> tuple[str, ...]:
+    """Returns the axes of the mesh over which this module exchanges, and not the compiler.
 
-    There are none where the compiler does it by itself, without micro-batches, and on a mesh whose
-    axes `expert`, `context` or `tensor` divide the layers: XLA's partitioner (of jaxlib 0.10) ends
-    the process if a program is divided partly by hand and partly over several axes.
+    There are none on a mesh whose axes `expert`, `context` or `tensor` divide the layers: XLA's
+    partitioner (of jaxlib 0.10) ends the process if a program is divided partly by hand and partly
+    over several axes.
+
+    Args:
+        mesh: the mesh.
+        gather: "step" or "layer".
+        micro_batches: their number.
+        by_layer: whether layers can gather their parameters themselves.
     """
     sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
     if not sizes.keys() <= set(ONCE):
         return ()
-    axes = tuple(sizes) if gather == "step" else tuple(sizes.keys() & {"data"})
+    axes = tuple(sizes) if gather == "step" or by_layer else tuple(sizes.keys() & {"data"})
     return axes if len(axes) == len(sizes) or micro_batches > 1 else ()
 
 
-def exchanged_once(
+def exchanged(
     function: GradientFn,
     *,
     mesh: Mesh,
@@ -204,6 +249,7 @@ def exchanged_once(
     axes: tuple[str, ...],
     dtype: DTypeLike | None = None,
     micro_batches: int = 1,
+    by_layer: bool = False,
 ) -> GradientFn:
     """Returns `function` run on each device for its own rows, its results summed over devices.
 
@@ -211,12 +257,14 @@ def exchanged_once(
         function: sums over the rows that it is given, one micro-batch after the other or at once.
         mesh: the mesh; it must be jax's current one where the result is traced.
         shardings: of the state; gradients get those of the parameters.
-        axes: those to sum over, from `axes_exchanged_once`; none: `function` is left to the
-          compiler. So are the other axes.
+        axes: those to sum over, from `axes_by_hand`; none: `function` is left to the compiler. So
+          are the other axes.
         dtype: in which the model uses its linear maps, and in which they are therefore gathered;
           None: that of the parameters.
         micro_batches: their number. The gradients of a single one are exchanged in `dtype`, in
-          which they were computed; sums over several have that of the parameters.
+          which they were computed, like those of a layer; sums over several have that of the
+          parameters.
+        by_layer: whether layers gather their parameters when they are computed.
     """
     if not axes:
         return function
@@ -227,23 +275,27 @@ def exchanged_once(
     stages = scatter_stages(mesh.shape["fsdp"]) if on_tpu else ()
 
     def gathered(name: str, x: Array, spec: PartitionSpec) -> Array:
-        cast = LINEAR.fullmatch(name) or EMBEDDING.fullmatch(name)
-        sent_as = x.dtype if dtype is None or not cast else dtype
         with jax.named_scope(name):  # by which a plan tells apart what runs at the same time
-            return _gathered(x, spec, sent_as)
+            return _gathered(name, x, spec, dtype)
 
-    def scattered(name: str, x: Array, spec: PartitionSpec) -> Array:
-        computed = micro_batches == 1 and LINEAR.fullmatch(name)
-        sent_as = x.dtype if dtype is None or not computed else dtype
+    def scattered(name: str, x: Array, spec: PartitionSpec, param: Array) -> Array:
+        left = axes
+        if by_layer:  # among the devices that share the parameter, gradients are scattered already
+            spec, left = PartitionSpec(), tuple(axis for axis in axes if axis not in _axes(spec))
+        sent_as = _held_as(name, x.dtype, dtype) if micro_batches == 1 else x.dtype
         with jax.named_scope(name):
-            return _scattered(x.astype(sent_as), spec, axes, stages).astype(x.dtype)
+            return _scattered(x.astype(sent_as), spec, left, stages).astype(param.dtype)
 
     def on_one(
         params: Params, frozen: Params | None, counts: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
-        params, frozen = map_named(gathered, (params, frozen), specs)
-        gradients, sums = function(params, frozen, counts, rows)
-        return map_named(scattered, gradients, specs[0]), jax.lax.psum(sums, axes)
+        if by_layer:
+            with _reading(specs, dtype, stages):
+                gradients, sums = function(params, frozen, counts, rows)
+        else:
+            whole, frozen = map_named(gathered, (params, frozen), specs)
+            gradients, sums = function(whole, frozen, counts, rows)
+        return map_named(scattered, gradients, specs[0], params), jax.lax.psum(sums, axes)
 
     return jax.shard_map(
         on_one,
@@ -268,17 +320,97 @@ def _names(dimension: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (dimension,) if isinstance(dimension, str) else dimension or ()
 
 
+def _axes(spec: PartitionSpec) -> set[str]:
+    """Returns the axes that an array is sharded over."""
+    return {axis for _, axes in _sharded(spec) for axis in axes}
+
+
 def _sharded(spec: PartitionSpec) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yields each dimension that is sharded, and the axes that it is sharded over."""
     return ((number, _names(axes)) for number, axes in enumerate(spec) if axes)
 
 
-def _gathered(x: Array, spec: PartitionSpec, dtype: DTypeLike) -> Array:
-    """Returns the whole of an array of which this device has a shard, rounded to a dtype."""
-    whole = x
+def _gathered(name: str, x: Array, spec: PartitionSpec, dtype: DTypeLike | None) -> Array:
+    """Returns the whole of a parameter of which this device has a shard.
+
+    Linear maps and embeddings are sent in `dtype`, and only linear maps are held in it.
+    """
+    cast = LINEAR.fullmatch(name) or EMBEDDING.fullmatch(name)
+    whole, sent_as = x, x.dtype if dtype is None or not cast else dtype
     for dimension, axes in _sharded(spec):
-        whole = jax.lax.all_gather(whole.astype(dtype), axes, axis=dimension, tiled=True)
-    return whole.astype(x.dtype)  # the gradients of micro-batches are summed in it
+        whole = jax.lax.all_gather(whole.astype(sent_as), axes, axis=dimension, tiled=True)
+    return whole.astype(_held_as(name, x.dtype, dtype))
+
+
+_read_outside: ContextVar[Callable[[Params], Params] | None] = ContextVar(
+    "read_outside", default=None
+)
+"""How a model gets the parameters outside of its layers."""
+
+
+def reading(apply_fn: Apply) -> Apply:
+    """Wraps a model's `apply` to gather the parameters that lie outside of its layers.
+
+    Only within a step that exchanges them layer by layer.
+    """
+
+    def apply(variables: Params, *args: object, **kwargs: object) -> object:
+        read = _read_outside.get()
+        if read is not None:
+            variables = {**variables, "params": read(variables["params"])}
+        return apply_fn(variables, *args, **kwargs)
+
+    return apply
+
+
+@contextmanager
+def _reading(
+    specs: PyTree, dtype: DTypeLike | None, stages: tuple[list[list[int]], ...]
+) -> Iterator[None]:
+    """Lets models that are traced meanwhile gather shards, and scatter the gradients of the whole.
+
+    Args:
+        specs: of the parameters, and of frozen ones if there are any. All stacks of a model divide
+          parameters of the same name within a layer alike.
+        dtype: see `exchanged`.
+        stages: from `scatter_stages`.
+    """
+    of_layer: dict[str, PartitionSpec] = {}
+    outside: dict[str, PartitionSpec] = {}
+    for name, spec in (pair for tree in specs for pair in named(tree)):
+        assert isinstance(spec, PartitionSpec)
+        known, key, own = outside, name, spec
+        if is_stacked(name):
+            known, key, own = of_layer, name_in_layer(name), PartitionSpec(*spec[1:])
+        assert known.setdefault(key, own) == own, f"{name}: {own} and {known[key]}"
+
+    def read(name: str, x: Array, spec: PartitionSpec) -> Array:
+        @jax.custom_vjp
+        def gather(x: Array) -> Array:
+            return _gathered(name, x, spec, dtype)
+
+        def forward(x: Array) -> tuple[Array, None]:
+            return gather(x), None
+
+        def backward(_: None, gradient: Array) -> tuple[Array]:
+            return (_scattered(gradient, spec, tuple(_axes(spec)), stages).astype(x.dtype),)
+
+        gather.defvjp(forward, backward)
+        with jax.named_scope(name):
+            return gather(x) if any(_sharded(spec)) else x
+
+    def read_layer(variables: Params) -> Params:
+        return {"params": map_named(lambda n, x: read(n, x, of_layer[n]), variables["params"])}
+
+    def read_outside(params: Params) -> Params:
+        return map_named(lambda n, x: x if is_stacked(n) else read(n, x, outside[n]), params)
+
+    token = _read_outside.set(read_outside)
+    try:
+        with layers_read_by(read_layer):
+            yield
+    finally:
+        _read_outside.reset(token)
 
 
 def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ...data.chat.policy import PolicyData
 from ...data.errors import UserError
 from ...models.adapters.lora import LoRA, make_lora
 from ...models.init import init_params
@@ -18,7 +19,7 @@ from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
 from ..config import Gather, TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
-from ..distributed.exchange import Exchange, choose_exchange
+from ..distributed.exchange import Exchange, choose_exchange, reading
 from ..distributed.expert_parallel import over_mesh
 from ..distributed.optimizer_offload import from_host_and_back, on_host
 from ..distributed.sharding import (
@@ -37,7 +38,7 @@ from ..objectives.objectives import Batch, Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
 from ..state import Metrics, TrainState, init_state
 from .machine_memory import memory_of_each
-from .memory_summary import BatchShapes, memory_summary
+from .memory_summary import BatchShapes, bytes_per_device, memory_summary, peak_bytes
 from .train_step import make_train_step
 
 NumpyBatch = dict[str, np.ndarray]
@@ -62,6 +63,41 @@ class ShardedStep:
     """The kernel that computes attention, for a message; empty if nobody chose one."""
     exchange: str = ""
     """How gradients are exchanged, for a message; empty where they are not."""
+    device_memory: int | None = None
+    """The bytes of a device's memory; None: unknown."""
+    smaller: "Callable[[], ShardedStep] | None" = None
+    """Makes the same step with parameters gathered layer by layer, if they are gathered once a step
+    unasked and only the compiled step can tell whether that fits."""
+
+    def compile(
+        self, batch: dict[str, jax.ShapeDtypeStruct]
+    ) -> "tuple[ShardedStep, jax.stages.Compiled]":
+        """Compiles the step, or the `smaller` one if it does not fit into memory.
+
+        Args:
+            batch: the global batch, each array with its sharding.
+
+        Returns:
+            The step that was compiled, and the program.
+        """
+        if self.smaller is None:
+            return self, self.trace(batch).lower().compile()
+        try:
+            program = self.trace(batch).lower().compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+        else:
+            if self._fits(program):
+                return self, program
+        return self.smaller().compile(batch)
+
+    def _fits(self, program: jax.stages.Compiled) -> bool:
+        """Returns whether a program fits; the compiler for TPUs accepts no other."""
+        memory = program.memory_analysis()
+        accepted = self.mesh.devices.flat[0].platform == "tpu"
+        assert self.device_memory is not None
+        return accepted or memory is None or peak_bytes(memory) <= self.device_memory
 
     def trace(self, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Traced:
         """Traces the step with shapes only, to be compiled for devices that need not be at hand.
@@ -69,7 +105,7 @@ class ShardedStep:
         Args:
             batch: the global batch, each array with its sharding.
         """
-        return self.step.trace(self.state, batch, jax.eval_shape(lambda: jax.random.key(0)))
+        return self.step.trace(self.state, batch, jax.eval_shape(lambda: run_keys(0)[1]))
 
 
 def make_sharded_step(
@@ -118,18 +154,32 @@ def make_sharded_step(
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
-    exchange = Exchange()
+    exchange, smaller = Exchange(), None
     if mesh.size > 1:
+        apply_fn = reading(apply_fn)
         exchange = choose_exchange(
             gather,
             mesh,
             state=shapes,
+            state_bytes=bytes_per_device(with_shardings(shapes, shardings)),
             shardings=shardings,
             whole_batch=objective.whole_batch,
             micro_batches=num_micro_batches,
-            # An adapter adds to kernels before they are cast.
-            dtype=model.execution.dtype if adapter is None else None,
+            execution=model.execution,
             device_memory=device_memory,
+            has_adapter=adapter is not None,
+        )
+    if exchange.may_not_fit:
+        smaller = functools.partial(
+            make_sharded_step,
+            model,
+            objective,
+            tx,
+            mesh,
+            num_micro_batches=num_micro_batches,
+            opt_state_on_host=opt_state_on_host,
+            adapter=adapter,
+            gather="layer",
         )
     step = make_train_step(
         apply_fn,
@@ -159,6 +209,8 @@ def make_sharded_step(
         state=with_shardings(shapes, shardings),
         mesh=mesh,
         exchange=exchange.description,
+        device_memory=device_memory,
+        smaller=smaller,
     )
 
 
@@ -237,6 +289,8 @@ def configured_step(
         gather=config.gather,
         device_memory=device_memory,
     )
+    if sharded.smaller is not None and isinstance(config.data, PolicyData):
+        sharded = sharded.smaller()  # answers are sampled beside the state, which takes memory too
     return dataclasses.replace(sharded, attention=chosen.description)
 
 
@@ -250,8 +304,9 @@ class CompiledTrainer:
     """Takes one step; the state that it is given is consumed."""
     lower: Callable[[TrainState, NumpyBatch], jax.stages.Lowered]
     """The step lowered for these arguments; once that is compiled, `step` does not compile."""
-    compile: Callable[[BatchShapes], jax.stages.Compiled]
-    """Compiles the step for batches of these shapes, so that `step` does not; needs no state."""
+    compile: Callable[[BatchShapes], tuple[jax.stages.Compiled, str]]
+    """Compiles the step for batches of these shapes, so that `step` does not; needs no state. Also
+    returns what was changed to make it fit, for a message, or an empty string."""
     evaluate: Callable[[TrainState, NumpyBatch], tuple[Terms, Terms, Predictions]]
     """Sums, counts and predictions of a batch, without dropout."""
     to_global: Callable[[TrainState], TrainState]
@@ -309,19 +364,20 @@ def step_of_run(config: TrainConfig, objective: Objective) -> ShardedStep:
 def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
     """Returns the functions of a run whose step is that of a mesh."""
     mesh, (init_rng, step_rng) = sharded.mesh, run_keys(config.seed)
+    chosen = [sharded]  # a smaller one takes its place if it does not fit
 
     def place(batch: NumpyBatch) -> Batch:
         return shard_batch(batch, mesh)
 
-    def compile_step(batch: BatchShapes) -> jax.stages.Compiled:
+    def compile_step(batch: BatchShapes) -> tuple[jax.stages.Compiled, str]:
         shardings = {name: batch_sharding(mesh, x.shape) for name, x in batch.items()}
-        placed = with_shardings(batch, shardings)
-        return sharded.step.lower(sharded.state, placed, step_rng).compile()
+        chosen[0], program = sharded.compile(with_shardings(batch, shardings))
+        return program, "" if chosen[0] is sharded else chosen[0].exchange
 
     return CompiledTrainer(
         init=lambda: sharded.init(init_rng),
-        step=lambda state, batch: sharded.step(state, place(batch), step_rng),
-        lower=lambda state, batch: sharded.step.lower(state, place(batch), step_rng),
+        step=lambda state, batch: chosen[0].step(state, place(batch), step_rng),
+        lower=lambda state, batch: chosen[0].step.lower(state, place(batch), step_rng),
         compile=compile_step,
         evaluate=lambda state, batch: sharded.evaluate(state.params, place(batch), state.frozen),
         to_global=lambda state: state,

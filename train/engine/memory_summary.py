@@ -133,7 +133,7 @@ def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) 
 
 def check_step_fits(
     config: TrainConfig,
-    compile_step: Callable[[], jax.stages.Compiled],
+    compile_step: Callable[[], tuple[jax.stages.Compiled, str]],
     devices: Sequence[Device],
     *,
     resumed: bool,
@@ -143,7 +143,7 @@ def check_step_fits(
 
     Args:
         config: The run.
-        compile_step: Compiles the step.
+        compile_step: Compiles the step, and says what it changed to make it fit.
         devices: The devices of this process.
         resumed: Whether the run has been begun, so that its batch size cannot change.
         log: Called with the time that the compilation took, and the memory.
@@ -153,7 +153,7 @@ def check_step_fits(
     """
     started = time.monotonic()
     try:
-        step = compile_step()
+        step, changed = compile_step()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -162,6 +162,8 @@ def check_step_fits(
             f"{_remedies(config, resumed)}"
         ) from error
     log(f"compiled the step in {time.monotonic() - started:.1f} s")
+    if changed:
+        log(f"the step did not fit into memory, and was changed: {changed}")
     memory, available = step.memory_analysis(), available_bytes(devices)
     if memory is None or available is None:
         return
@@ -189,6 +191,8 @@ def _remedies(config: TrainConfig, resumed: bool) -> str:
         ]
     if config.execution.remat != "full":
         remedies.append("choose execution.remat full")
+    if config.gather == "step":
+        remedies.append("choose gather layer")
     return ", or ".join(remedies) or _smaller_model(config, resumed)
 
 

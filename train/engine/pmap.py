@@ -71,7 +71,7 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
 
     compiled: list[jax.stages.Compiled] = []  # `step` does not find again what is compiled here
 
-    def compile_step(batch: BatchShapes) -> jax.stages.Compiled:
+    def compile_step(batch: BatchShapes) -> tuple[jax.stages.Compiled, str]:
         copies = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((number, *x.shape), x.dtype), shapes
         )  # [number, …]
@@ -80,7 +80,7 @@ def compile_with_pmap(config: TrainConfig, objective: Objective) -> CompiledTrai
             for name, x in batch.items()
         }  # [number, B / number, …]
         compiled[:] = [step.lower(copies, parts, step_rng).compile()]
-        return compiled[0]
+        return compiled[0], ""
 
     def take_step(state: TrainState, batch: NumpyBatch) -> tuple[TrainState, Metrics]:
         program = compiled[0] if compiled else step

@@ -295,7 +295,7 @@ class PolicyTrainer:
         }
         return sums, counts, predictions
 
-    def compile(self, batch: BatchShapes) -> jax.stages.Compiled:
+    def compile(self, batch: BatchShapes) -> tuple[jax.stages.Compiled, str]:
         """Compiles the update, for batches of prompts of these shapes."""
         mesh, state = self.sharded.mesh, self.sharded.state
         names = ("prompt_ids", "prompt_mask")
@@ -319,7 +319,7 @@ class PolicyTrainer:
             )
             for name, x in rows.items()
         }
-        return self.sharded.step.lower(state, part, key).compile()
+        return self.sharded.step.lower(state, part, key).compile(), ""
 
 
 @jax.jit

@@ -87,8 +87,13 @@ def make_train_step(
             gradient_fn = jax.grad(loss_fn, has_aux=True)
             if num_micro_batches == 1:
                 return gradient_fn(params, *rows)
-            parts = micro_batches(rows, num_micro_batches)
-            return accumulate(lambda part: gradient_fn(params, *part), parts)
+
+            def of_part(part: tuple[Batch, Array]) -> tuple[Params, Terms]:
+                gradients, means = gradient_fn(params, *part)
+                # An exchange may have gathered parameters in the dtype of the computation.
+                return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, state.params), means
+
+            return accumulate(of_part, micro_batches(rows, num_micro_batches))
 
         summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
         rows = batch, keys

@@ -48,6 +48,11 @@ def is_stacked(name: str) -> bool:
     return f"/{STACK}/" in f"/{name}"
 
 
+def name_in_layer(name: str) -> str:
+    """Returns the path of a stacked parameter from its layer on."""
+    return re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)[1]
+
+
 def num_stack_axes(name: str) -> int:
     """Returns the number of a parameter's leading axes of layers and experts."""
     return is_stacked(name) + (name.rsplit("/", 1)[-1] in ROUTED)

@@ -83,12 +83,13 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
     trainer = compile_trainer(config, objective_of(config))
     devices = jax.local_devices()
     batch = synthetic_batch(config)
+    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
     state = trainer.init()
     with cache_hits() as hits:
         started = time.perf_counter()
-        lowered = trainer.lower(state, batch)
+        trainer.lower(state, batch)
         traced = time.perf_counter()
-        executable = lowered.compile()
+        executable, changed = trainer.compile(shapes)
         compiled = time.perf_counter()
     state, _ = _take_steps(trainer, state, batch, WARMUP_STEPS)
     state, seconds = _take_steps(trainer, state, batch, timed_steps)
@@ -101,7 +102,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
         tokens=config.batch_size * config.data.length,
         dtype=config.execution.dtype,
         devices=trainer.description,
-        memory_summary=trainer.memory_summary,
+        memory_summary="; ".join(filter(None, (trainer.memory_summary, changed))),
         num_devices=len(devices),
         device_kind=devices[0].device_kind,
         trace_seconds=traced - started,

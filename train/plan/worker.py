@@ -163,7 +163,7 @@ def _with_compiled_step(
 ) -> Plan:
     """Returns the plan with the compiled program's figures, or with the compiler's error."""
     try:
-        executable = step.trace(batch).lower().compile()
+        step, executable = step.compile(batch)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -174,6 +174,7 @@ def _with_compiled_step(
     devices = mesh.devices.flatten().tolist()
     return dataclasses.replace(
         plan,
+        exchange=step.exchange,
         temp_bytes=temp_bytes(memory),
         code_bytes=memory.generated_code_size_in_bytes,
         device_flops=matmul_flops(program),

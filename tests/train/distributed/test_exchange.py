@@ -12,7 +12,10 @@ from flaxzoo import models, train
 from flaxzoo.data.errors import UserError
 from flaxzoo.models.nn.kernels import flash
 from flaxzoo.train.distributed import exchange
-from flaxzoo.train.distributed.sharding import make_mesh
+from flaxzoo.train.distributed.sharding import batch_sharding, make_mesh
+from flaxzoo.train.engine.compile import ShardedStep
+from flaxzoo.train.engine.memory_summary import peak_bytes
+from flaxzoo.train.optim.parameters import is_stacked, named
 from flaxzoo.train.plan.hlo.collectives import collective_ops
 from flaxzoo.train.plan.hlo.parser import parse_hlo
 from jax.sharding import PartitionSpec
@@ -44,9 +47,9 @@ def case(name):
     return MODELS[name], train.with_router(train.CAUSAL, MODELS[name]), batch
 
 
-def sharded_step(name, mesh, *, dtype="float32", **options):
+def sharded_step(name, mesh, *, dtype="float32", remat="none", **options):
     config, objective, _ = case(name)
-    model = models.create(config, models.Execution(dtype=dtype))
+    model = models.create(config, models.Execution(dtype=dtype, remat=remat))
     return train.make_sharded_step(model, objective, optax.sgd(0.1), mesh, **options)
 
 
@@ -72,8 +75,10 @@ TOLERANCE = 2e-6
 def test_eight_devices_take_the_step_of_one(name):
     one = make_mesh(train.MeshConfig(data=1), jax.devices()[:1])
     expected = stepped(name, one)
-    for gather in ("step", "layer"):
-        found = stepped(name, mesh_of(data=2, fsdp=4), gather=gather, num_micro_batches=2)
+    # Without rematerialization the compiler gathers layer by layer, and else the layers do.
+    for gather, remat in (("step", "none"), ("layer", "none"), ("layer", "full")):
+        mesh = mesh_of(data=2, fsdp=4)
+        found = stepped(name, mesh, gather=gather, remat=remat, num_micro_batches=2)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE),
             found,
@@ -194,13 +199,75 @@ def test_gradients_are_exchanged_in_the_dtype_of_their_sums(number, expected):
 
 
 @pytest.mark.slow
-def test_by_layers_copies_still_exchange_once():
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_by_layers_copies_still_exchange_once(remat):
     """Shards are gathered in each micro-batch; sums over `data` are taken once."""
     mesh = mesh_of(data=2, fsdp=4)
-    ops, number = collectives(mesh, gather="layer", num_micro_batches=2)
+    ops, number = collectives(mesh, gather="layer", remat=remat, num_micro_batches=2)
     across = [op for op in ops if 4 in op.group]  # the first device of the second copy
     assert {op.count for op in across} == {1}
     assert sent(across) < 1.3 * 2 * 4 * number / 4 / 2  # biases and norms are no shards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_layers_gather_their_parameters_twice_and_scatter_gradients_once(remat):
+    """And embeddings are gathered once; all in each micro-batch."""
+    ops, _ = collectives(mesh_of(fsdp=8), gather="layer", remat=remat, num_micro_batches=2)
+    shapes = sharded_step("gpt", mesh_of(fsdp=8)).state.params
+    sizes = {name: x.size for name, x in named(shapes) if "fsdp" in x.sharding.spec}
+    layers = sum(size for name, size in sizes.items() if is_stacked(name))
+    others = sum(sizes.values()) - layers
+    units = 2 * 4 * 7 / 8  # micro-batches, bytes and other devices
+    least = {"all-gather": 2 * layers + others, "reduce-scatter": layers + others}
+    for kind, number in least.items():
+        assert sent(op for op in ops if op.kind == kind) == pytest.approx(units * number, rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """`fitted(memory)`: a step whose way is chosen by the memory of a device, and that compiled."""
+
+    def fitted(memory):
+        sharded = sharded_step(
+            "gpt", mesh_of(fsdp=8), remat="full", gather="auto", device_memory=memory
+        )
+        shapes = {name: (x.shape, x.dtype) for name, x in case("gpt")[2].items()}
+        batch = {
+            name: jax.ShapeDtypeStruct(*x, sharding=batch_sharding(sharded.mesh, x[0]))
+            for name, x in shapes.items()
+        }
+        return sharded, *sharded.compile(batch)
+
+    return fitted
+
+
+BY_STEP, BY_LAYER = "gradients exchanged once a step; param", "parameters gathered layer by layer; "
+
+
+@pytest.mark.slow
+def test_a_step_that_only_the_compiler_knows_to_fit_is_compiled_anew(fitted, monkeypatch):
+    plenty = 2_000_000
+    sharded, step, program = fitted(plenty)
+    assert sharded is step
+    assert sharded.smaller is None  # the parameters are a small part of the memory
+    peak = peak_bytes(program.memory_analysis())
+    for memory, expected in ((peak, BY_STEP), (peak - 1, BY_LAYER)):
+        sharded, step, _ = fitted(memory)
+        assert sharded.exchange.startswith(BY_STEP)
+        assert step.exchange.startswith(expected)
+    # Whole parameters and gradients alone are too much.
+    assert fitted(200_000)[0].exchange.startswith(BY_LAYER)
+
+    trace = ShardedStep.trace
+
+    def refused(step, batch):
+        if step.smaller is not None:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory")
+        return trace(step, batch)
+
+    monkeypatch.setattr(ShardedStep, "trace", refused)
+    assert fitted(peak)[1].exchange.startswith(BY_LAYER)
 
 
 @pytest.mark.parametrize(
@@ -214,22 +281,38 @@ def test_by_layers_copies_still_exchange_once():
         ({"fsdp": 4, "tensor": 2}, 4000, "layer"),
     ],
 )
-def test_parameters_are_gathered_whole_if_they_are_a_quarter_of_the_memory(sizes, memory, expected):
+def test_parameters_are_gathered_whole_if_they_fit(sizes, memory, expected):
     found = exchange.choose_gather(
         "auto",
         mesh_of(**sizes),
         whole_batch=False,
-        fits=lambda: exchange.fits_whole(1000, memory),
+        fits=lambda: memory is not None and memory >= 4000,
     )
     assert found == expected
 
 
-def test_whole_bytes():
-    """Parameters, gradients and, with micro-batches, their sums; and a frozen model."""
-    params = {"w": jax.ShapeDtypeStruct((10,), "float32")}
+@pytest.mark.parametrize(
+    ("dtype", "number", "expected"),
+    [
+        (None, 1, 2 * 120 + 120),
+        (None, 2, 2 * 120 + 120 + 120),
+        ("bfloat16", 1, 2 * 80 + 80),
+        ("bfloat16", 2, 2 * 80 + 120 + 80),
+    ],
+)
+def test_whole_bytes(dtype, number, expected):
+    """Parameters, gradients and, with micro-batches, their sums; and a frozen model.
+
+    Linear maps are held, and their gradients computed, in the dtype of the computation.
+    """
+    shapes = {"up": {"kernel": (20,)}, "norm": {"scale": (10,)}}
+    params = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, "float32"),
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
     state = train.init_state(params, optax.identity(), params)
-    assert exchange.whole_bytes(state, 1) == 2 * 40 + 40
-    assert exchange.whole_bytes(state, 2) == 3 * 40 + 40
+    assert exchange.whole_bytes(state, dtype, number) == expected
 
 
 def test_where_they_cannot_be_gathered_once():
