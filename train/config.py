@@ -49,7 +49,7 @@ class TrainConfig:
     """How parameters that `mesh.fsdp` divides become whole: layer: layer by layer, forward and
     backward in each micro-batch, whose gradients are scattered. step: all of them once a step, and
     the sums of the gradients are scattered once. auto: step if the mesh has no axes but data and
-    fsdp, and whole parameters and gradients take at most a quarter of a device's memory."""
+    fsdp, and the compiled step fits into a device's memory, which must be known."""
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
     name on its hub. The run has that model's sizes and tokenizer, and starts from the parameters

@@ -11,6 +11,7 @@ The parameters that are sharded over `fsdp` are gathered in one of two ways:
 - "layer": those of a layer when it is computed, forward and backward, whose gradients are scattered
   at once (Zhao et al. 2023, "PyTorch FSDP"): the bytes of the layers are sent three times in each
   micro-batch, and those of embeddings and heads, which are gathered when the model begins, twice.
+  Where layers are not rematerialized, or have adapters, it is left to the compiler.
 
 Over `data` gradients are summed once a step.
 
@@ -38,7 +39,7 @@ from ...models.config import Execution
 from ...models.nn.stack import layers_read_by
 from ...models.nn.typing import Array, Params, PyTree
 from ..config import Gather
-from ..optim.parameters import is_stacked, map_named, name_in_layer, named
+from ..optim.parameters import is_stacked, map_named, named, split_at_stack
 from ..state import TrainState
 from .sharding import BATCH_AXES, Apply
 
@@ -47,10 +48,8 @@ GradientFn: TypeAlias = Callable[[Params, Params | None, PyTree, PyTree], tuple[
 ONCE = ("data", "fsdp")
 """The axes of the mesh over which gradients can be summed once a step."""
 LARGEST_PART = 0.9
-"""The part of a device's memory that the state and whole parameters and gradients may take, if
-parameters are to be gathered once a step unasked."""
-SAFE_PART = 0.25
-"""The part that whole parameters and gradients may take without a look at the compiled step."""
+"""The part of a device's memory that the state and whole parameters and gradients may take, if a
+step that gathers parameters once is to be tried unasked. Activations take more."""
 LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down)|output_embedding/embedding)")
 """The parameters of linear maps, untied vocabulary matrices among them: models cast them to the
 dtype of their execution before anything else, and their gradients are computed in it."""
@@ -68,9 +67,9 @@ class Exchange:
     them over devices too. None: there is one device."""
     description: str = ""
     """A clause for a message; empty where no gradients are exchanged."""
-    may_not_fit: bool = False
-    """Whether parameters are gathered once a step unasked, and only the compiled step can tell
-    whether they fit; if they do not, they are to be gathered layer by layer."""
+    unasked: bool = False
+    """Whether parameters are gathered once a step unasked. Only the compiled step can tell whether
+    that fits; if it does not, they are to be gathered layer by layer."""
 
 
 def choose_exchange(
@@ -128,11 +127,8 @@ def choose_exchange(
             micro_batches=micro_batches,
             by_layer=by_layer,
         ),
-        describe(mesh, gather, whole=whole, micro_batches=micro_batches, by_hand=bool(axes)),
-        may_not_fit=asked == "auto"
-        and gather == "step"
-        and device_memory is not None
-        and whole > SAFE_PART * device_memory,
+        describe(mesh, gather, axes, whole=whole, micro_batches=micro_batches, by_layer=by_layer),
+        unasked=asked == "auto" and gather == "step",
     )
 
 
@@ -174,7 +170,7 @@ def choose_gather(
         gather: what a person chose.
         mesh: the mesh.
         whole_batch: whether the loss of an example depends on the other examples of its batch.
-        fits: whether whole parameters and gradients are a small part of a device's memory.
+        fits: whether state, whole parameters and gradients leave a device memory for the rest.
 
     Raises:
         UserError: "step" is not for the mesh or the objective.
@@ -192,19 +188,28 @@ def choose_gather(
     return "step" if once and fits() else "layer"
 
 
-def describe(mesh: Mesh, gather: Gather, *, whole: int, micro_batches: int, by_hand: bool) -> str:
+def describe(
+    mesh: Mesh,
+    gather: Gather,
+    axes: tuple[str, ...],
+    *,
+    whole: int,
+    micro_batches: int,
+    by_layer: bool,
+) -> str:
     """Describes the exchange of gradients in a clause.
 
     Args:
         mesh: the mesh, of several devices.
         gather: "step" or "layer".
+        axes: from `axes_by_hand`.
         whole: from `whole_bytes`.
         micro_batches: their number.
-        by_hand: whether `axes_by_hand` has any.
+        by_layer: whether layers gather their parameters themselves.
     """
     if all(size == 1 for axis, size in mesh.shape.items() if axis != "tensor"):
         return ""  # each device has all tokens, and gradients of its own part of the model
-    once = by_hand or micro_batches == 1
+    once = bool(axes) or micro_batches == 1
     if mesh.shape["fsdp"] == 1:
         return f"gradients exchanged {'once a step' if once else 'in each micro-batch'}"
     if gather == "step":
@@ -212,9 +217,10 @@ def describe(mesh: Mesh, gather: Gather, *, whole: int, micro_batches: int, by_h
             "gradients exchanged once a step; parameters gathered once a step, which takes "
             f"{whole / 1e9:,.1f} GB beside the state (--gather layer: less)"
         )
-    among = " among the devices of fsdp" if by_hand else ""
+    among = " among the devices of fsdp" if axes else ""
+    by = "" if by_layer and axes else " by the compiler"
     return (
-        "parameters gathered layer by layer; gradients exchanged "
+        f"parameters gathered layer by layer{by}; gradients exchanged "
         f"{'once a step' if micro_batches == 1 else f'in each micro-batch{among}'}"
     )
 
@@ -342,23 +348,34 @@ def _gathered(name: str, x: Array, spec: PartitionSpec, dtype: DTypeLike | None)
     return whole.astype(_held_as(name, x.dtype, dtype))
 
 
-_read_outside: ContextVar[Callable[[Params], Params] | None] = ContextVar(
-    "read_outside", default=None
-)
-"""How a model gets the parameters outside of its layers."""
+@dataclasses.dataclass(frozen=True)
+class _Readers:
+    """How a model gets whole parameters from shards."""
+
+    outside: Callable[[Params], Params]
+    """Gathers those that lie outside of its layers."""
+    of_layer: Callable[[Params], Params]
+    """Gathers those of a layer, in its variables."""
+
+
+_readers: ContextVar[_Readers | None] = ContextVar("readers", default=None)
+"""The readers of the step that is traced, if it exchanges parameters layer by layer."""
 
 
 def reading(apply_fn: Apply) -> Apply:
-    """Wraps a model's `apply` to gather the parameters that lie outside of its layers.
+    """Wraps the `apply` of the model that is trained to gather its parameters.
 
-    Only within a step that exchanges them layer by layer.
+    It does so within a step that exchanges them layer by layer only. Other models that an objective
+    calls there, such as a teacher, have whole parameters.
     """
 
     def apply(variables: Params, *args: object, **kwargs: object) -> object:
-        read = _read_outside.get()
-        if read is not None:
-            variables = {**variables, "params": read(variables["params"])}
-        return apply_fn(variables, *args, **kwargs)
+        readers = _readers.get()
+        if readers is None:
+            return apply_fn(variables, *args, **kwargs)
+        variables = {**variables, "params": readers.outside(variables["params"])}
+        with layers_read_by(readers.of_layer):
+            return apply_fn(variables, *args, **kwargs)
 
     return apply
 
@@ -367,7 +384,7 @@ def reading(apply_fn: Apply) -> Apply:
 def _reading(
     specs: PyTree, dtype: DTypeLike | None, stages: tuple[list[list[int]], ...]
 ) -> Iterator[None]:
-    """Lets models that are traced meanwhile gather shards, and scatter the gradients of the whole.
+    """Lets the model that is traced meanwhile gather shards, and scatter gradients of the whole.
 
     Args:
         specs: of the parameters, and of frozen ones if there are any. All stacks of a model divide
@@ -381,7 +398,7 @@ def _reading(
         assert isinstance(spec, PartitionSpec)
         known, key, own = outside, name, spec
         if is_stacked(name):
-            known, key, own = of_layer, name_in_layer(name), PartitionSpec(*spec[1:])
+            known, key, own = of_layer, split_at_stack(name)[1], PartitionSpec(*spec[1:])
         assert known.setdefault(key, own) == own, f"{name}: {own} and {known[key]}"
 
     def read(name: str, x: Array, spec: PartitionSpec) -> Array:
@@ -405,12 +422,11 @@ def _reading(
     def read_outside(params: Params) -> Params:
         return map_named(lambda n, x: x if is_stacked(n) else read(n, x, outside[n]), params)
 
-    token = _read_outside.set(read_outside)
+    token = _readers.set(_Readers(read_outside, read_layer))
     try:
-        with layers_read_by(read_layer):
-            yield
+        yield
     finally:
-        _read_outside.reset(token)
+        _readers.reset(token)
 
 
 def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:

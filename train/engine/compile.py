@@ -10,7 +10,6 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...data.chat.policy import PolicyData
 from ...data.errors import UserError
 from ...models.adapters.lora import LoRA, make_lora
 from ...models.init import init_params
@@ -37,7 +36,7 @@ from ..objectives.eval_step import make_evaluate_fn
 from ..objectives.objectives import Batch, Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
 from ..state import Metrics, TrainState, init_state
-from .machine_memory import memory_of_each
+from .machine_memory import memory_of_each, true_everywhere
 from .memory_summary import BatchShapes, bytes_per_device, memory_summary, peak_bytes
 from .train_step import make_train_step
 
@@ -66,13 +65,15 @@ class ShardedStep:
     device_memory: int | None = None
     """The bytes of a device's memory; None: unknown."""
     smaller: "Callable[[], ShardedStep] | None" = None
-    """Makes the same step with parameters gathered layer by layer, if they are gathered once a step
-    unasked and only the compiled step can tell whether that fits."""
+    """Makes the same step with parameters gathered layer by layer, which takes less memory, if they
+    are gathered once a step unasked."""
 
     def compile(
         self, batch: dict[str, jax.ShapeDtypeStruct]
     ) -> "tuple[ShardedStep, jax.stages.Compiled]":
         """Compiles the step, or the `smaller` one if it does not fit into memory.
+
+        All processes compile together.
 
         Args:
             batch: the global batch, each array with its sharding.
@@ -82,15 +83,17 @@ class ShardedStep:
         """
         if self.smaller is None:
             return self, self.trace(batch).lower().compile()
+        program = None
         try:
             program = self.trace(batch).lower().compile()
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-        else:
-            if self._fits(program):
-                return self, program
-        return self.smaller().compile(batch)
+        # Programs of different exchanges would wait for each other.
+        if not true_everywhere(program is not None and self._fits(program)):
+            return self.smaller().compile(batch)
+        assert program is not None
+        return self, program
 
     def _fits(self, program: jax.stages.Compiled) -> bool:
         """Returns whether a program fits; the compiler for TPUs accepts no other."""
@@ -169,7 +172,7 @@ def make_sharded_step(
             device_memory=device_memory,
             has_adapter=adapter is not None,
         )
-    if exchange.may_not_fit:
+    if exchange.unasked:
         smaller = functools.partial(
             make_sharded_step,
             model,
@@ -289,8 +292,6 @@ def configured_step(
         gather=config.gather,
         device_memory=device_memory,
     )
-    if sharded.smaller is not None and isinstance(config.data, PolicyData):
-        sharded = sharded.smaller()  # answers are sampled beside the state, which takes memory too
     return dataclasses.replace(sharded, attention=chosen.description)
 
 

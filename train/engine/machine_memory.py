@@ -72,6 +72,13 @@ def memory_of_each(devices: Sequence[Device]) -> int | None:
     return limit or None
 
 
+def true_everywhere(here: bool) -> bool:
+    """Returns whether something is true in all processes, which call this together."""
+    if jax.process_count() == 1:
+        return here
+    return bool(process_allgather(np.full(1, here)).all())
+
+
 def available_on_machine() -> int | None:
     """Returns the free memory of the machine with its swap space, or of the container if less."""
     meminfo = PROC / "meminfo"

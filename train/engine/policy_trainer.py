@@ -57,7 +57,7 @@ from .rollout import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class PolicyTrainer:
     """Reinforcement learning with a compiled update.
 
@@ -69,7 +69,7 @@ class PolicyTrainer:
     """The configuration of the run."""
     data: PolicyData
     sharded: ShardedStep
-    """The update."""
+    """The update; `compile` may put a smaller one in its place."""
     programs: RolloutPrograms
     tokenizer: Tokenizer
     rewards: Rewards
@@ -319,7 +319,10 @@ class PolicyTrainer:
             )
             for name, x in rows.items()
         }
-        return self.sharded.step.lower(state, part, key).compile(), ""
+        chosen, program = self.sharded.compile(part)
+        changed = "" if chosen is self.sharded else chosen.exchange
+        self.sharded = chosen
+        return program, changed
 
 
 @jax.jit

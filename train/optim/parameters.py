@@ -48,9 +48,10 @@ def is_stacked(name: str) -> bool:
     return f"/{STACK}/" in f"/{name}"
 
 
-def name_in_layer(name: str) -> str:
-    """Returns the path of a stacked parameter from its layer on."""
-    return re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)[1]
+def split_at_stack(name: str) -> tuple[str, str]:
+    """Returns the path of a stacked parameter above the stack, and from its layer on."""
+    above, below = re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)
+    return above, below
 
 
 def num_stack_axes(name: str) -> int:
@@ -114,5 +115,5 @@ def own_names(name: str, param: Leaf) -> list[str]:
     """Returns the paths that a parameter would have if each layer were stored by itself."""
     if not is_stacked(name):
         return [name]
-    above, below = re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)
+    above, below = split_at_stack(name)
     return [f"{above}{STACK}/{layer}/{below}" for layer in range(param.shape[0])]

@@ -102,7 +102,8 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
         tokens=config.batch_size * config.data.length,
         dtype=config.execution.dtype,
         devices=trainer.description,
-        memory_summary="; ".join(filter(None, (trainer.memory_summary, changed))),
+        memory_summary=trainer.memory_summary
+        + (f"; this did not fit, and was changed: {changed}" if changed else ""),
         num_devices=len(devices),
         device_kind=devices[0].device_kind,
         trace_seconds=traced - started,

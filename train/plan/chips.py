@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
+from ...data.errors import UserError
+
 GIB = 1 << 30
 Device: TypeAlias = Any
 """A `jax.Device`; no public type has the `coords` and `slice_index` of a TPU."""
@@ -130,8 +132,10 @@ class Tpu(Chip):
         return total or self.link_bandwidth
 
 
-MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
 """The variable by which jax is told which part of a GPU's memory to take."""
+OLD_MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""Its former name, which jax still reads."""
 DEFAULT_MEMORY_FRACTION = 0.75
 
 
@@ -226,7 +230,16 @@ a multiprocessor (CUDA C++ Programming Guide, table of technical specifications)
 
 def memory_fraction() -> float:
     """Returns the part of a GPU's memory that jax takes, by the variable that sets it."""
-    return float(os.environ.get(MEMORY_FRACTION) or DEFAULT_MEMORY_FRACTION)
+    for name in (MEMORY_FRACTION, OLD_MEMORY_FRACTION):
+        if value := os.environ.get(name):
+            try:
+                return float(value)
+            except ValueError as error:
+                raise UserError(
+                    f"{name} {value!r} is no number: give the part of a GPU's memory that jax may "
+                    f"take, as {name}=0.92"
+                ) from error
+    return DEFAULT_MEMORY_FRACTION
 
 
 _2D_SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")

@@ -167,7 +167,8 @@ def _with_compiled_step(
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return dataclasses.replace(plan, out_of_memory=str(error))
+        refused = step if step.smaller is None else step.smaller()
+        return dataclasses.replace(plan, exchange=refused.exchange, out_of_memory=str(error))
     memory = executable.memory_analysis()
     assert memory is not None
     program = parse_hlo(executable.as_text() or "")

@@ -5,11 +5,14 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data.errors import UserError
+from flaxzoo.models.decoders.llama import LlamaConfig
+from flaxzoo.models.init import init_params
 from flaxzoo.models.nn.kernels import flash
 from flaxzoo.train.distributed import exchange
 from flaxzoo.train.distributed.sharding import batch_sharding, make_mesh
@@ -34,6 +37,8 @@ MASKED = {
     "masked_weights": REAL[:, ::4],
     "next_sentence_label": IDS[:, 16] % 2,
 }
+SIZES = {"num_layers": 2, "d_model": 32, "num_heads": 4}
+LLAMA = LlamaConfig(vocab_size=48, max_length=16, **SIZES, tie_output=False)
 MODELS = {"gpt": GPT, "bert": BERT, "mixture": MIXTURE}
 
 
@@ -44,12 +49,13 @@ def case(name):
     positions = np.tile(np.arange(16, dtype=np.int32), (16, 1))
     batch = {"input_ids": IDS[:, :-1], "labels": IDS[:, 1:]}
     batch |= {"segment_ids": REAL, "position_ids": positions}
-    return MODELS[name], train.with_router(train.CAUSAL, MODELS[name]), batch
+    config = LLAMA if name == "llama" else MODELS[name]
+    return config, train.with_router(train.CAUSAL, config), batch
 
 
-def sharded_step(name, mesh, *, dtype="float32", remat="none", **options):
+def sharded_step(name, mesh, *, dtype="float32", remat="none", layers="scan", **options):
     config, objective, _ = case(name)
-    model = models.create(config, models.Execution(dtype=dtype, remat=remat))
+    model = models.create(config, models.Execution(dtype=dtype, remat=remat, layers=layers))
     return train.make_sharded_step(model, objective, optax.sgd(0.1), mesh, **options)
 
 
@@ -140,11 +146,19 @@ def test_a_kernel_that_drops_weights_within_an_exchange(monkeypatch):
 
 
 @pytest.mark.slow
-def test_parameters_are_gathered_in_the_dtype_that_the_model_casts_them_to():
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mixture", {"gather": "step", "num_micro_batches": 2}),
+        ("llama", {"gather": "step", "num_micro_batches": 2}),
+        ("llama", {"gather": "step"}),
+    ],
+)
+def test_parameters_are_gathered_in_the_dtype_that_the_model_casts_them_to(name, options):
     """Copies under `data` are not rounded, and give the same numbers."""
-    copies = stepped("mixture", mesh_of(data=8), dtype="bfloat16", num_micro_batches=2)
-    options = {"gather": "step", "num_micro_batches": 2}
-    shards = stepped("mixture", mesh_of(fsdp=8), dtype="bfloat16", **options)
+    number = options.get("num_micro_batches", 1)
+    copies = stepped(name, mesh_of(data=8), dtype="bfloat16", num_micro_batches=number)
+    shards = stepped(name, mesh_of(fsdp=8), dtype="bfloat16", **options)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE),
         shards,
@@ -224,6 +238,57 @@ def test_layers_gather_their_parameters_twice_and_scatter_gradients_once(remat):
         assert sent(op for op in ops if op.kind == kind) == pytest.approx(units * number, rel=0.02)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_layers_scatter_gradients_in_the_dtype_of_the_computation(layers):
+    """The untied vocabulary matrix among them; the embedding of tokens is a sum in float32."""
+    options = {"dtype": "bfloat16", "gather": "layer", "layers": layers, "remat": "dots"}
+    mesh = mesh_of(fsdp=8)
+    sharded = sharded_step("llama", mesh, **options)
+    placed = train.shard_batch(case("llama")[2], mesh)
+    text = sharded.step.lower(sharded.state, placed, jax.random.key(1)).as_text()
+    sums = re.findall(r"stablehlo.reduce_scatter.*?\}\) : \(tensor<([^>]*)>", text, re.DOTALL)
+    assert {one for one in sums if one.startswith("48x")} == {"48x32xbf16", "48x32xf32"}
+    assert {one.rsplit("x", 1)[1] for one in sums if not one.startswith("48x")} == {"bf16"}
+    one = make_mesh(train.MeshConfig(data=1), jax.devices()[:1])
+    ours = float(stepped("llama", mesh, **options)[1]["loss"])
+    assert ours == pytest.approx(float(stepped("llama", one, **options)[1]["loss"]), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_another_model_within_a_step_has_its_whole_parameters():
+    """A teacher that an objective calls by itself, with parameters of the same names."""
+    config, objective, batch = case("gpt")
+    teacher = models.create(config)
+    whole = jax.device_get(init_params(teacher, jax.random.key(5)))
+    names = ("input_ids", "position_ids", "segment_ids")
+
+    def terms(outputs, batch):
+        params = jax.tree.map(jnp.asarray, whole)
+        theirs = teacher.apply({"params": params}, **{name: batch[name] for name in names})
+        distance = jnp.sum(jnp.square(theirs.logits - outputs.logits).mean(-1))
+        return {**objective.terms(outputs, batch), "distance": distance}
+
+    def counts(batch):
+        return {**objective.counts(batch), "distance": jnp.float32(batch["labels"].size)}
+
+    coefficients = {**objective.coefficients, "distance": 1.0}
+    distilled = dataclasses.replace(
+        objective, terms=terms, counts=counts, coefficients=coefficients
+    )
+
+    def metrics(mesh, gather):
+        model = models.create(config, models.Execution(remat="full"))
+        step = train.make_sharded_step(model, distilled, optax.sgd(0.1), mesh, gather=gather)
+        state, placed = step.init(jax.random.key(0)), train.shard_batch(batch, mesh)
+        _, found = step.step(state, placed, jax.random.key(1))
+        return {name: float(x) for name, x in found.items()}
+
+    one = metrics(make_mesh(train.MeshConfig(data=1), jax.devices()[:1]), "layer")
+    for gather in ("layer", "step"):
+        assert metrics(mesh_of(fsdp=8), gather) == pytest.approx(one, rel=1e-5)
+
+
 @pytest.fixture(scope="module")
 def fitted():
     """`fitted(memory)`: a step whose way is chosen by the memory of a device, and that compiled."""
@@ -247,10 +312,8 @@ BY_STEP, BY_LAYER = "gradients exchanged once a step; param", "parameters gather
 
 @pytest.mark.slow
 def test_a_step_that_only_the_compiler_knows_to_fit_is_compiled_anew(fitted, monkeypatch):
-    plenty = 2_000_000
-    sharded, step, program = fitted(plenty)
+    sharded, step, program = fitted(2_000_000)
     assert sharded is step
-    assert sharded.smaller is None  # the parameters are a small part of the memory
     peak = peak_bytes(program.memory_analysis())
     for memory, expected in ((peak, BY_STEP), (peak - 1, BY_LAYER)):
         sharded, step, _ = fitted(memory)
@@ -343,12 +406,17 @@ def test_where_they_cannot_be_gathered_once():
         (
             {"data": 2, "fsdp": 4},
             {"num_micro_batches": 2},
-            "parameters gathered layer by layer; gradients exchanged in each micro-batch among the "
-            "devices of fsdp",
+            "parameters gathered layer by layer by the compiler; gradients exchanged in each "
+            "micro-batch among the devices of fsdp",
         ),
         (
             {"fsdp": 8},
             {},
+            "parameters gathered layer by layer by the compiler; gradients exchanged once a step",
+        ),
+        (
+            {"fsdp": 8},
+            {"remat": "dots"},
             "parameters gathered layer by layer; gradients exchanged once a step",
         ),
     ],

@@ -103,6 +103,11 @@ WAYS = {
         "mesh": train.MeshConfig(data=2, fsdp=1, context=4),
         "micro_batches": 2,
     },
+    "shards of layers": {
+        "mesh": train.MeshConfig(data=2, fsdp=4),
+        "gather": "layer",
+        "execution": models.Execution(remat="full"),
+    },
     "pmap": {"parallel": "pmap"},
 }
 
@@ -158,11 +163,13 @@ def trained(head, way):
         ("pretraining", "pmap"),
         ("translation", "rows and tensor"),
         ("translation", "rows and context, micro-batches"),
+        ("translation", "shards of layers"),
         ("token", "pmap"),
         ("span", "rows and tensor"),
         ("choice", "rows and context, micro-batches"),
         ("dpo", "rows and context, micro-batches"),
         ("grpo", "rows and tensor"),
+        ("grpo", "shards of layers"),  # with a frozen reference
     ],
 )
 def test_every_way_trains_the_same_model(head, way):

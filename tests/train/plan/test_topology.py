@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+from flaxzoo.data.errors import UserError
 from flaxzoo.train.plan.chips import CHIPS, Gpu, Tpu
 from flaxzoo.train.plan.topology import parse_topology
 
@@ -73,11 +74,18 @@ def test_parameters_cross_hosts_of_gpus_but_not_slices_of_tpus():
 
 
 def test_a_program_may_use_the_part_of_a_gpu_that_jax_takes(monkeypatch):
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    names = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
     h100 = CHIPS["h100"]
     assert h100.usable_memory == int(0.75 * h100.memory)
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".9")
-    assert h100.usable_memory == int(0.9 * h100.memory)
+    for name in names:  # jax reads both, one at a time
+        with monkeypatch.context() as patch:
+            patch.setenv(name, ".9")
+            assert h100.usable_memory == int(0.9 * h100.memory)
+            patch.setenv(name, "most")
+            with pytest.raises(UserError, match=f"{name} 'most' is no number: give the part"):
+                assert h100.usable_memory
 
 
 @pytest.mark.parametrize("kind", [kind for kind, chip in CHIPS.items() if isinstance(chip, Gpu)])
