@@ -31,6 +31,9 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
+# A device blocks a thread for each collective that it waits in: with one thread for each core or
+# device, those that wait for different ones of a program wait forever on a busy machine.
+os.environ.setdefault("NPROC", "32")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 

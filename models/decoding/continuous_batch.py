@@ -202,13 +202,15 @@ class ContinuousBatch:
 
     def _grow(self, row: int, text: _Text, new: NewTokens) -> Written:
         """Adds the new tokens of a row to its text; begins anew where it has no more positions."""
-        length = int(new.lengths[row])
+        length, most = int(new.lengths[row]), min(text.room, text.limit - text.count)
         if self._draft is not None:
-            self._acceptance.add(self._draft.num_tokens, length - 1)
+            # Tokens beyond the end of text or context are neither accepted nor refused.
+            proposed = min(self._draft.num_tokens, most - 1)
+            self._acceptance.add(proposed, min(length, most) - 1)
             text.draft_slot += length
             text.draft_length += length
         text.slot += length
-        length = min(length, text.room, text.limit - text.count)
+        length = min(length, most)
         tokens, log_probs = new.tokens[row, :length].tolist(), new.log_probs[row, :length].tolist()
         self._append(row, text, tokens)
         if text.room == 0 and text.count < text.limit:

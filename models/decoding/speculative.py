@@ -129,7 +129,7 @@ class Acceptance:
         self.accepted += accepted
 
     def __str__(self) -> str:
-        if not self.calls:
+        if not self.proposed:
             return "draft: no token was proposed"
         rate, tokens = self.accepted / self.proposed, self.accepted / self.calls
         return (

@@ -5,7 +5,9 @@ jax nor any other package that is slow to load.
 """
 
 import os
+import re
 import sys
+import traceback
 from importlib import import_module
 
 from ...data.errors import UserError, suggest
@@ -39,6 +41,9 @@ COMMANDS = {
     ),
 }
 """Name of a command → its module, and what it does."""
+
+VIRTUAL_DEVICES = r"--xla_force_host_platform_device_count=(\d+)"
+"""The flag of XLA that divides a CPU into virtual devices."""
 
 HELP = """usage: flaxzoo COMMAND …
 
@@ -79,6 +84,7 @@ def _run(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
         return _fail(f"no command named {command!r}: {suggest(command, list(COMMANDS))}", 2)
     forget_flags()
+    _give_threads_to_virtual_devices()
     try:
         module = import_module(f".{COMMANDS[command][0]}", __package__)
         return getattr(module, f"{command.replace('-', '_')}_command")(arguments) or 0
@@ -98,9 +104,35 @@ def _run(command: str, arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (UserError, OSError) as error:
         return _fail(with_flags(" ".join(str(error).split())), 2)
+    except (RuntimeError, AssertionError) as error:
+        platforms = os.environ.get("JAX_PLATFORMS")
+        if not platforms or not _is_of_backends(error):
+            raise
+        return _fail(
+            f"JAX_PLATFORMS {platforms!r}: jax has no such devices here: unset it, or install what "
+            "they need (pip install -e '.[cuda]', '.[tpu]')",
+            2,
+        )
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     return 0
+
+
+def _give_threads_to_virtual_devices() -> None:
+    """Lets XLA have four threads for each virtual device, unless `NPROC` says how many.
+
+    A device blocks a thread for each collective that it waits in. With one for each, devices that
+    wait for different collectives of a step wait forever.
+    """
+    found = re.search(VIRTUAL_DEVICES, os.environ.get("XLA_FLAGS", ""))
+    if found is not None:
+        os.environ.setdefault("NPROC", str(4 * int(found[1])))
+
+
+def _is_of_backends(error: Exception) -> bool:
+    """Returns whether jax failed to start the devices that it was asked for."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals.get("__name__") == "jax._src.xla_bridge"
 
 
 def _fail(message: str, status: int) -> int:

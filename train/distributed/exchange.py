@@ -213,9 +213,10 @@ def describe(
     if mesh.shape["fsdp"] == 1:
         return f"gradients exchanged {'once a step' if once else 'in each micro-batch'}"
     if gather == "step":
+        size = f"{whole / 1e9:,.1f} GB" if whole >= 1e9 else f"{whole / 1e6:,.1f} MB"
         return (
             "gradients exchanged once a step; parameters gathered once a step, which takes "
-            f"{whole / 1e9:,.1f} GB beside the state (--gather layer: less)"
+            f"{size} beside the state (--gather layer: less)"
         )
     among = " among the devices of fsdp" if axes else ""
     by = "" if by_layer and axes else " by the compiler"

@@ -157,7 +157,7 @@ def make_sharded_step(
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
-    exchange, smaller = Exchange(), None
+    exchange = Exchange()
     if mesh.size > 1:
         apply_fn = reading(apply_fn)
         exchange = choose_exchange(
@@ -172,9 +172,9 @@ def make_sharded_step(
             device_memory=device_memory,
             has_adapter=adapter is not None,
         )
-    if exchange.unasked:
-        smaller = functools.partial(
-            make_sharded_step,
+
+    def by_layer() -> ShardedStep:
+        made = make_sharded_step(
             model,
             objective,
             tx,
@@ -184,6 +184,9 @@ def make_sharded_step(
             adapter=adapter,
             gather="layer",
         )
+        told = f"{made.exchange} (gathered once a step they do not fit)"
+        return dataclasses.replace(made, exchange=told)
+
     step = make_train_step(
         apply_fn,
         objective,
@@ -213,7 +216,7 @@ def make_sharded_step(
         mesh=mesh,
         exchange=exchange.description,
         device_memory=device_memory,
-        smaller=smaller,
+        smaller=by_layer if exchange.unasked else None,
     )
 
 

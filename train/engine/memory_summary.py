@@ -163,7 +163,7 @@ def check_step_fits(
         ) from error
     log(f"compiled the step in {time.monotonic() - started:.1f} s")
     if changed:
-        log(f"the step did not fit into memory, and was changed: {changed}")
+        log(f"the step was changed: {changed}")
     memory, available = step.memory_analysis(), available_bytes(devices)
     if memory is None or available is None:
         return

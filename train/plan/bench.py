@@ -102,8 +102,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
         tokens=config.batch_size * config.data.length,
         dtype=config.execution.dtype,
         devices=trainer.description,
-        memory_summary=trainer.memory_summary
-        + (f"; this did not fit, and was changed: {changed}" if changed else ""),
+        memory_summary=trainer.memory_summary + (f"; changed: {changed}" if changed else ""),
         num_devices=len(devices),
         device_kind=devices[0].device_kind,
         trace_seconds=traced - started,

@@ -14,6 +14,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, TypeAlias
 
 from ...data.errors import UserError
@@ -168,6 +169,7 @@ class Gpu(Chip):
 
     def environment(self) -> dict[str, str]:
         """Returns variables with which XLA compiles on a machine without a GPU."""
+        memory_fraction()  # the compiler's own message would not name the variable
         # Without a GPU no kernel can be timed to choose the fastest.
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
         return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -229,16 +231,20 @@ a multiprocessor (CUDA C++ Programming Guide, table of technical specifications)
 
 
 def memory_fraction() -> float:
-    """Returns the part of a GPU's memory that jax takes, by the variable that sets it."""
+    """Returns the part of a GPU's memory that jax takes, by the variable that sets it.
+
+    Raises:
+        UserError: the variable has no such value.
+    """
     for name in (MEMORY_FRACTION, OLD_MEMORY_FRACTION):
         if value := os.environ.get(name):
-            try:
-                return float(value)
-            except ValueError as error:
-                raise UserError(
-                    f"{name} {value!r} is no number: give the part of a GPU's memory that jax may "
-                    f"take, as {name}=0.92"
-                ) from error
+            with suppress(ValueError):
+                if 0 < (part := float(value)) <= 1:
+                    return part
+            raise UserError(
+                f"{name} {value!r} is no number above 0 and at most 1: give the part of a GPU's "
+                f"memory that jax may take, as {name}=0.92"
+            )
     return DEFAULT_MEMORY_FRACTION
 
 

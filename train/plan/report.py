@@ -96,6 +96,8 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
             yield "would help: more devices, or a chip with more memory"
     if config.optimizer.state_dtype == "float32" and plan.optimizer_bytes > chip.usable_memory / 4:
         yield "would help: --optimizer.state-dtype int8 (or bfloat16_stochastic)"
+    if config.gather == "step":
+        yield "would help: --gather layer"
     if config.execution.remat != "full":
         yield "would help: --execution.remat full"
     # A micro-batch has at least one sequence for each shard of the batch.
@@ -156,10 +158,10 @@ def _work(plan: Plan) -> Iterator[str]:
     )
     if plan.device_flops:
         ratio = plan.device_flops * plan.num_devices / plan.model_flops
+        why = ": recomputed or done on several" if ratio > 1 else ": masked pairs are left out"
         yield (
             f"  each device  {plan.device_flops:.3g} FLOPs (all devices together {ratio:.2f} × the "
-            "model's: recomputed or done on several), HBM bytes read and written: "
-            f"{format_bytes(plan.hbm_bytes)}"
+            f"model's{why}), HBM bytes read and written: {format_bytes(plan.hbm_bytes)}"
         )
     if plan.collectives:
         yield "  bytes sent by each device"

@@ -56,7 +56,8 @@ def test_greedy_tokens_are_those_of_the_model_alone(family, poor):
         generator = models.Generator(model, params, draft=draft)
         assert np.array_equal(stream(generator, prompts, request), alone)
         seen = generator.acceptance
-        assert seen.proposed == 3 * seen.calls > 0
+        # Tokens beyond the end of a text or of the context do not count.
+        assert seen.calls < seen.proposed <= 3 * seen.calls
         assert (seen.accepted > 0.9 * seen.proposed) == (draft is not poor)
 
 

@@ -500,6 +500,39 @@ def test_a_loss_that_is_not_finite_has_its_own_status(flaxzoo, text, tmp_path):
     assert "Traceback" not in messages
 
 
+@pytest.mark.parametrize("platform", ["cuda", "gpu", "abacus"])
+def test_devices_that_are_not_here(tmp_path, platform):
+    done = subprocess.run(
+        [sys.executable, "-m", "flaxzoo", "bench", "quickstart"],
+        env={**os.environ, "JAX_PLATFORMS": platform},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"flaxzoo: JAX_PLATFORMS '{platform}': jax has no such devices here: un")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "expected"),
+    [
+        ("--xla_force_host_platform_device_count=8", None, "32"),
+        ("--xla_force_host_platform_device_count=8", "3", "3"),
+        ("", None, None),
+    ],
+)
+def test_virtual_devices_have_threads(monkeypatch, flaxzoo, flags, given, expected):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.delenv("NPROC")
+    if given is not None:
+        monkeypatch.setenv("NPROC", given)
+    assert flaxzoo("list")[0] == 0
+    assert os.environ.get("NPROC") == expected
+
+
 @pytest.mark.parametrize(
     ("body", "is_bug"), [("one, two = arguments", True), ("raise UserError('choose two')", False)]
 )

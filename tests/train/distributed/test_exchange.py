@@ -400,7 +400,7 @@ def test_where_they_cannot_be_gathered_once():
         (
             {"fsdp": 8},
             {"gather": "step"},
-            "gradients exchanged once a step; parameters gathered once a step, which takes 0.0 GB "
+            "gradients exchanged once a step; parameters gathered once a step, which takes 0.2 MB "
             "beside the state (--gather layer: less)",
         ),
         (

@@ -83,9 +83,10 @@ def test_a_program_may_use_the_part_of_a_gpu_that_jax_takes(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setenv(name, ".9")
             assert h100.usable_memory == int(0.9 * h100.memory)
-            patch.setenv(name, "most")
-            with pytest.raises(UserError, match=f"{name} 'most' is no number: give the part"):
-                assert h100.usable_memory
+            for value in ("most", "90", "0", "nan"):
+                patch.setenv(name, value)
+                with pytest.raises(UserError, match=f"{name} '{value}' is no number above 0 and"):
+                    parse_topology("h100:1").environment()
 
 
 @pytest.mark.parametrize("kind", [kind for kind, chip in CHIPS.items() if isinstance(chip, Gpu)])
