@@ -1,6 +1,7 @@
 """Compare the bytes that each device sends in a train step with the least possible.
 
     python tests/benchmarks/exchange.py [MODEL …] [--topology v5e:4x4 …] [--micro-batches 1 …]
+        [--gather layer]
 
 Compiles the steps of four models for TPUs, which need not be present (`pip install -e '.[tpu]'`),
 and prints a row for each: the bytes sent, by the compiled program, the least, and their ratio. One

@@ -133,7 +133,7 @@ def choose_exchange(
 
 
 def _bytes(tree: PyTree) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def whole_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) -> int:

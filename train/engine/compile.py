@@ -37,7 +37,13 @@ from ..objectives.objectives import Batch, Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
 from ..state import Metrics, TrainState, init_state
 from .machine_memory import memory_of_each, true_everywhere
-from .memory_summary import BatchShapes, bytes_per_device, memory_summary, peak_bytes
+from .memory_summary import (
+    BatchShapes,
+    bytes_per_device,
+    is_out_of_memory,
+    memory_summary,
+    peak_bytes,
+)
 from .train_step import make_train_step
 
 NumpyBatch = dict[str, np.ndarray]
@@ -87,7 +93,7 @@ class ShardedStep:
         try:
             program = self.trace(batch).lower().compile()
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not is_out_of_memory(error):
                 raise
         # Programs of different exchanges would wait for each other.
         if not true_everywhere(program is not None and self._fits(program)):

@@ -155,7 +155,7 @@ def check_step_fits(
     try:
         step, changed = compile_step()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise UserError(
             f"a step does not fit into memory ({' '.join(str(error).split())[:300]}): "
@@ -173,6 +173,11 @@ def check_step_fits(
         raise UserError(f"{told}: {_remedies(config, resumed)}")
     close = needed > CLOSE * available
     log(f"{told}; should it not suffice, {_remedies(config, resumed)}" if close else told)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Returns whether a compiler refused a program for the memory that it needs."""
+    return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _needed(bytes_on_device: int, devices: Sequence[Device]) -> int:

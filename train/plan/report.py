@@ -157,8 +157,10 @@ def _work(plan: Plan) -> Iterator[str]:
         "backward pass in every layer; attention counts all pairs, masked ones too"
     )
     if plan.device_flops:
-        ratio = plan.device_flops * plan.num_devices / plan.model_flops
-        why = ": recomputed or done on several" if ratio > 1 else ": masked pairs are left out"
+        ratio = round(plan.device_flops * plan.num_devices / plan.model_flops, 2)
+        why = ": recomputed or done on several" if ratio > 1 else ""
+        if ratio < 1:
+            why = ": masked pairs are left out"
         yield (
             f"  each device  {plan.device_flops:.3g} FLOPs (all devices together {ratio:.2f} × the "
             f"model's{why}), HBM bytes read and written: {format_bytes(plan.hbm_bytes)}"

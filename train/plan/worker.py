@@ -25,7 +25,7 @@ from ..distributed.sharding import (
     parameter_shardings,
 )
 from ..engine.compile import ShardedStep, configured_step, with_shardings
-from ..engine.memory_summary import bytes_per_device, temp_bytes
+from ..engine.memory_summary import bytes_per_device, is_out_of_memory, temp_bytes
 from ..engine.rollout import RolloutPrograms, samples_stacked
 from ..objectives.tasks import objective_of
 from ..runs.config_json import from_dict
@@ -165,7 +165,7 @@ def _with_compiled_step(
     try:
         step, executable = step.compile(batch)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         refused = step if step.smaller is None else step.smaller()
         return dataclasses.replace(plan, exchange=refused.exchange, out_of_memory=str(error))
