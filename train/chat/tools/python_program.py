@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from pathlib import Path
 
@@ -36,7 +35,8 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
     """Runs a Python program with the standard library, and returns what it prints.
 
     It runs in a process of its own without network, other processes and files (see
-    `sandbox_child`), which needs Linux and namespaces for users.
+    `sandbox_child`), which needs Linux and namespaces for users. It ends with this process, however
+    that ends, and leaves no file.
 
     Args:
         program: the program.
@@ -53,32 +53,31 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
             f"a program cannot be confined on {sys.platform} {platform.machine()}, and does not "
             "run: use Linux on x86_64 or aarch64, or leave this tool out"
         )
-    with tempfile.TemporaryDirectory(prefix="flaxzoo-program-") as root:
-        given = {
-            "program": program,
-            "root": root,
-            "visible": _folders_of_python(),
-            "limits": dataclasses.asdict(limits),
-        }
-        # Without a user's packages and environment: -I isolates, -S leaves site-packages out.
-        command = [_interpreter(), "-I", "-S", "-X", "utf8", sandbox_child.__file__]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={},
-            start_new_session=True,
-            close_fds=True,
-        )
-        try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it ended before it read
-                process.stdin.write(json.dumps(given).encode())
-                process.stdin.close()
-            output, end = _read(process, limits)
-        finally:
-            _kill(process)
+    given = {
+        "program": program,
+        "parent": os.getpid(),
+        "visible": _folders_of_python(),
+        "limits": dataclasses.asdict(limits),
+    }
+    # Without a user's packages and environment: -I isolates, -S leaves site-packages out.
+    command = [_interpreter(), "-I", "-S", "-X", "utf8", sandbox_child.__file__]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={},
+        start_new_session=True,
+        close_fds=True,
+    )
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended before it read
+            process.stdin.write(json.dumps(given).encode())
+            process.stdin.close()
+        output, end = _read(process, limits)
+    finally:
+        _kill(process)
     confined = output.startswith(sandbox_child.CONFINED)
     text = output.removeprefix(sandbox_child.CONFINED).decode(errors="replace").rstrip("\n")
     if not confined and not end:

@@ -13,14 +13,19 @@ import os
 import platform
 import re
 import resource
+import select
 import signal
 import struct
 import sys
 import traceback
+from collections.abc import Callable
+from typing import TextIO
 
 CONFINED = b"confined\n"
 """The line before the program's output; without it, the program could not be confined."""
 
+_ROOT = "/proc"
+"""The folder over which the program's root is mounted."""
 _NEW_USER, _NEW_FILES, _NEW_PIDS = 0x10000000, 0x00020000, 0x20000000
 _NEW_NET, _NEW_IPC, _NEW_UTS = 0x40000000, 0x08000000, 0x04000000
 _READ_ONLY, _NO_SUID, _NO_DEV, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = (
@@ -93,29 +98,32 @@ def enter_namespaces() -> None:
             file.write(f"0 {id} 1")
 
 
-def enter_empty_root(root: str, visible: list[str], bytes_of_files: int) -> None:
+def enter_empty_root(visible: list[str], bytes_of_files: int) -> None:
     """Makes a file system in memory with some folders of the machine, read-only, the root.
 
+    It is mounted over /proc, which this process alone sees: no folder is made that a killed
+    process could leave.
+
     Args:
-        root: an empty folder.
         visible: folders that Python needs.
         bytes_of_files: what the program may write.
     """
     _mount("none", "/", flags=_RECURSIVE | _PRIVATE)
     size = f"size={bytes_of_files},nr_inodes=10000,mode=755"
-    _mount("tmpfs", root, kind="tmpfs", flags=_NO_SUID | _NO_DEV, options=size)
-    for folder in visible:
-        target = root + folder
-        os.makedirs(target, exist_ok=True)
-        _mount(folder, target, flags=_BIND | _RECURSIVE)
-        for mounted in _mounts_below(target):  # each by itself: the flag is not recursive
-            # The flags of a mount that the machine has locked must stay.
-            kept = os.statvfs(mounted).f_flag & 0xFFF
-            flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEV | kept
-            _mount("none", mounted, flags=flags)
+    with open("/proc/self/mountinfo") as mounts:
+        _mount("tmpfs", _ROOT, kind="tmpfs", flags=_NO_SUID | _NO_DEV, options=size)
+        for folder in visible:
+            target = _ROOT + folder
+            os.makedirs(target, exist_ok=True)
+            _mount(folder, target, flags=_BIND | _RECURSIVE)
+            for mounted in _mounts_below(target, mounts):  # each: the flag is not recursive
+                # The flags of a mount that the machine has locked must stay.
+                kept = os.statvfs(mounted).f_flag & 0xFFF
+                flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEV | kept
+                _mount("none", mounted, flags=flags)
     for folder in ("work", "old"):
-        os.mkdir(f"{root}/{folder}")
-    os.chdir(root)
+        os.mkdir(f"{_ROOT}/{folder}")
+    os.chdir(_ROOT)
     _call("syscall", 155 if platform.machine() == "x86_64" else 41, b".", b"old")
     os.chdir("/")
     _call("umount2", b"/old", _DETACH)
@@ -123,10 +131,10 @@ def enter_empty_root(root: str, visible: list[str], bytes_of_files: int) -> None
     os.chdir("/work")
 
 
-def _mounts_below(folder: str) -> list[str]:
+def _mounts_below(folder: str, mounts: TextIO) -> list[str]:
     """Returns the places of the mounts in a folder, itself included."""
-    with open("/proc/self/mountinfo") as file:
-        written = [line.split()[4] for line in file]
+    mounts.seek(0)
+    written = [line.split()[4] for line in mounts]
     # Spaces and the like are written as \\040.
     places = [re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), x) for x in written]
     return sorted({x for x in places if x == folder or x.startswith(f"{folder}/")})
@@ -142,6 +150,17 @@ def limit_resources(limits: dict[str, int]) -> None:
         ("RLIMIT_CORE", 0),
     ):
         resource.setrlimit(getattr(resource, name), (value, value))
+
+
+def end_with_parent(is_orphan: Callable[[], bool]) -> None:
+    """Has this process killed when its parent ends, however that ends.
+
+    Args:
+        is_orphan: whether the parent ended before the kernel knew of this wish.
+    """
+    _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if is_orphan():
+        os._exit(1)
 
 
 def drop_privileges() -> None:
@@ -191,14 +210,18 @@ def main() -> int:
     """Reads the program and its limits from standard input, and runs it."""
     given = json.loads(sys.stdin.buffer.read())
     try:
-        enter_namespaces()
+        enter_namespaces()  # which forgets an earlier wish of `end_with_parent`
+        end_with_parent(lambda: os.getppid() != given["parent"])
+        ended, alive = os.pipe()  # readable when its other end is closed
         child = os.fork()  # the first process of the new namespace, whose end ends all others
         if child:
             _, status = os.waitpid(child, 0)
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
-        _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        enter_empty_root(given["root"], given["visible"], given["limits"]["bytes_of_files"])
+        os.close(alive)
+        end_with_parent(lambda: bool(select.select([ended], [], [], 0)[0]))
+        os.close(ended)
+        enter_empty_root(given["visible"], given["limits"]["bytes_of_files"])
         limit_resources(given["limits"])
         drop_privileges()
     except (OSError, KeyError) as error:

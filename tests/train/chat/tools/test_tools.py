@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -152,6 +153,33 @@ def test_a_program_that_does_not_end_is_ended(program):
     start = time.monotonic()
     assert sandbox.run_python(program, train.Limits(seconds=1)) == "[ended after 1 seconds]"
     assert time.monotonic() - start < 10
+
+
+def descendants(process):
+    """The processes that a process started, and that these started."""
+    listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [x for child in map(int, listed) for x in (child, *descendants(child))]
+
+
+@needs_namespaces
+@pytest.mark.parametrize("sent", ["SIGKILL", "SIGTERM", "SIGHUP"])
+def test_a_program_ends_with_a_killed_chat_and_leaves_no_file(tmp_path, sent):
+    run = (
+        f"from {sandbox.__name__} import Limits, run_python; "
+        "run_python('import time; time.sleep(3600)', Limits(seconds=3600))"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", run], env=environment) as chat:
+        until = time.monotonic() + 60
+        while len(started := descendants(chat.pid)) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        chat.send_signal(getattr(signal, sent))
+    until = time.monotonic() + 10
+    while any(Path(f"/proc/{process}").exists() for process in started):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert list(tmp_path.iterdir()) == []
 
 
 @needs_namespaces
