@@ -13,6 +13,7 @@ import jax
 import pytest
 from flaxzoo import data, models, train
 from flaxzoo.train.chat.tools import python_program as sandbox
+from flaxzoo.train.chat.tools import search_files
 from flaxzoo.train.chat.tools.call_forms import CallForm
 from flaxzoo.train.chat.tools.named import named_tool
 from flaxzoo.train.chat.tools.tool import LONGEST_OUTPUT
@@ -65,7 +66,7 @@ def test_search_finds_paragraphs_and_never_leaves_its_folder(tmp_path):
     (tmp_path / "secret.txt").write_text("The secret password is tuples.\n")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
     (folder / "up").symlink_to(tmp_path)
-    (folder / "large.txt").write_text("tuples " * 200_000)
+    (folder / "loop.txt").symlink_to(folder / "loop.txt")
     tool = named_tool(f"search:{folder}")
     assert tool({"query": "Do tuples change?"}) == "a.md: Tuples never change."
     assert tool({"query": "keys"}).startswith("sub/b.txt: ") or os.sep != "/"
@@ -75,6 +76,31 @@ def test_search_finds_paragraphs_and_never_leaves_its_folder(tmp_path):
         named_tool("search:/no/such")
     with pytest.raises(data.UserError, match="there is no tool 'calculator'"):
         named_tool("calculator")
+
+
+def test_search_reads_all_files_or_says_which_it_left_out(tmp_path, monkeypatch):
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for i in range(10_050):
+        (folder / f"{i:05}.bin").touch()
+    (folder / "large.txt").write_text("filler\n\n" * 200_000 + "The tuple of the large file.")
+    (folder / "z.md").write_text("The last word.")
+    tool = named_tool(f"search:{folder}")
+    assert tool({"query": "tuple"}) == "large.txt: The tuple of the large file."
+    assert tool({"query": "last word"}) == "z.md: The last word."
+    monkeypatch.setattr(search_files, "BYTES", 1 << 20)
+    tool = named_tool(f"search:{folder}")
+    note, _, found = tool({"query": "last word"}).partition("\n\n")
+    assert found == "z.md: The last word."
+    assert "1 file " in note
+    assert "large.txt" in note
+    (folder / "z.md").unlink()
+    with pytest.raises(data.UserError, match=r"large\.txt"):
+        named_tool(f"search:{folder}")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in (tmp_path / "loop", "~nobody-has-this-name/docs"):
+        with pytest.raises(data.UserError, match="is no folder"):
+            named_tool(f"search:{name}")
 
 
 def confined():
