@@ -25,18 +25,37 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
       DataError: The path cannot be written.
     """
-    _make_parent(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = None
     try:
+        check_file(path)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide the file from the group
         os.replace(temporary, path)
     except BaseException as error:
-        os.unlink(temporary)
+        if temporary is not None:
+            os.unlink(temporary)
         if isinstance(error, OSError):
             raise DataError(f"cannot write {path} ({error.strerror}): fix that") from error
         raise
+
+
+def check_file(path: Path) -> None:
+    """Checks that a path can be that of a file to write; makes its parent folders.
+
+    Raises:
+      DataError: The path is a folder or a device, its name is not possible, or its folder cannot be
+        written to.
+    """
+    try:
+        if path.is_dir():
+            raise DataError(f"{path} is a folder: give the name of a file")
+        if path.exists() and not path.is_file():  # the new file would take the place of a device
+            raise DataError(f"{path} is not a regular file: give the name of another")
+    except OSError as error:
+        raise DataError(f"cannot write {path} ({error.strerror}): name another file") from None
+    _make_parent(path)
 
 
 def check_output_path(path: Path, made_from: str) -> None:
@@ -47,15 +66,13 @@ def check_output_path(path: Path, made_from: str) -> None:
       made_from: The input that the output is made from; see ``files.input_lines``.
 
     Raises:
-      DataError: The path is a folder, cannot be written, or is the input itself, under the
-        same or another name.
+      DataError: See ``check_file``; or the path is the input itself, under the same or another
+        name.
     """
-    if path.is_dir():
-        raise DataError(f"{path} is a folder: give the name of a file")
+    check_file(path)
     for file in input_files(made_from):
         if path.exists() and path.samefile(file):
             raise DataError(f"output {path} is the input, which it would replace: name another")
-    _make_parent(path)
 
 
 def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:

@@ -37,6 +37,8 @@ ROW_BUCKET, TOKEN_BUCKET = 16, 32
 # an accelerator every call waits for the host.
 TOKENS_PER_CALL = {"cpu": 1}
 DEFAULT_TOKENS_PER_CALL = 16
+SEEDS = 1 << 32
+"""The number of seeds."""
 
 
 class Generator:
@@ -446,8 +448,23 @@ def _check_is_not_reread(config: TransformerConfig, number: int, length: int, ne
         )
 
 
+def check_seed(seed: int) -> None:
+    """Checks a seed; a key is made of its last 32 bits alone.
+
+    Raises:
+      UserError: the seed is out of range.
+    """
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < SEEDS:
+        raise UserError(f"seed {seed} must be a whole number from 0 to {SEEDS - 1}")
+
+
 def sampling_keys(seed: int, num_rows: int) -> RowKeys:
-    """Returns a key for each row of a batch, made of its number and a seed."""
+    """Returns a key for each row of a batch, made of its number and a seed.
+
+    Raises:
+      UserError: the seed is out of range.
+    """
+    check_seed(seed)
     return row_keys(jax.random.key(seed, impl="threefry2x32"), num_rows)
 
 

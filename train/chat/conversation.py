@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...data.chat.encoding import EncodedChat, encode_chat, end_of_turn
-from ...data.errors import UserError
-from ...data.io.atomic_io import write_file
+from ...data.errors import DataError, UserError
+from ...data.io.atomic_io import check_file, write_file
 from ...data.io.files import read_lines
 from ...data.io.json_lines import parse_line
 from ...data.io.json_text import JsonValue
 from ...data.tokenizers.chat_template import LECTURES, ChatTemplate, Message
-from ...models.decoding.generator import sampling_keys
+from ...models.decoding.generator import SEEDS, check_seed, sampling_keys
 from ..inference.completions import FinishReason, Prompt
 from ..inference.generate import TextGenerator
 from ..inference.growing_text import GrowingText
@@ -97,6 +97,7 @@ class Conversation:
         max_calls: int = 8,
         **options: JsonValue,
     ) -> None:
+        check_seed(seed)
         self.instructions = instructions
         self.turns: list[Turn] = []
         self._generator, self._name, self._seed = generator, name, seed
@@ -201,7 +202,7 @@ class Conversation:
         )
         request = dataclasses.replace(self._request, max_new_tokens=room)
         answered = sum(turn.role == ASSISTANT for turn in turns)
-        keys = sampling_keys(self._seed + answered, 1)
+        keys = sampling_keys((self._seed + answered) % SEEDS, 1)
         shown, form = 0, self._form
         for token in self._context.stream(encoded.ids, request, keys):
             growing.grow([token])
@@ -260,9 +261,13 @@ class Conversation:
     def save(self, path: str | Path) -> None:
         """Writes a transcript: a JSON object for each message, which says who wrote it.
 
+        Args:
+            path: the file, which may exist if it is a transcript.
+
         Raises:
-            DataError: the file cannot be written.
+            DataError: the file cannot be written, or holds something else.
         """
+        self.check_path(path)
         rows = [dataclasses.asdict(turn) for turn in self.turns]
         if self.instructions is not None:
             rows = [dataclasses.asdict(Turn(SYSTEM, self.instructions, USER)), *rows]
@@ -271,6 +276,18 @@ class Conversation:
             for row in rows
         ]
         write_file(Path(path), "".join(f"{line}\n" for line in lines).encode())
+
+    @staticmethod
+    def check_path(path: str | Path) -> None:
+        """Checks that a transcript can be written to a path, and replaces nothing but another one.
+
+        Raises:
+            DataError: it cannot.
+        """
+        path = Path(path)
+        check_file(path)
+        if path.exists() and not _is_transcript(path):
+            raise DataError(f"{path} holds something other than a transcript: name another file")
 
     def load(self, path: str | Path) -> None:
         """Takes up the conversation of a transcript, in place of this one's turns.
@@ -328,6 +345,15 @@ class Conversation:
     def _end_of_turn(self) -> tuple[int, ...]:
         """The control token that ends the assistant's turn, if the template writes one."""
         return end_of_turn(self._generator.tokenizer, self._template)
+
+
+def _is_transcript(path: Path) -> bool:
+    """Returns whether each line of a file is a message that says who wrote it."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return all({"role", "content", "writer"} <= set(json.loads(line)) for line in lines)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:

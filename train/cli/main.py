@@ -4,6 +4,9 @@ Each command is imported when it is called, so that `flaxzoo --help` imports nei
 jax nor any other package that is slow to load.
 """
 
+import codecs
+import io
+import json
 import os
 import re
 import sys
@@ -68,32 +71,19 @@ def main(arguments: list[str] | None = None) -> int:
         number of the signal if a signal stopped training after a checkpoint was saved.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items())
-        print(HELP.format(commands=listed))
-        return 0 if arguments else 2
-    if arguments[0] == "--version":
-        from importlib.metadata import version
-
-        print(f"flaxzoo {version('flaxzoo')}")
-        return 0
-    return _run(arguments[0], arguments[1:])
-
-
-def _run(command: str, arguments: list[str]) -> int:
-    if command not in COMMANDS:
-        return _fail(f"no command named {command!r}: {suggest(command, list(COMMANDS))}", 2)
+    _mend_streams()
     forget_flags()
     _give_threads_to_virtual_devices()
     try:
-        module = import_module(f".{COMMANDS[command][0]}", __package__)
-        return getattr(module, f"{command.replace('-', '_')}_command")(arguments) or 0
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+        return status
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("flaxzoo", ""):
             raise
         return _fail(
-            f"{command} needs the package {error.name}, which is not installed: install flaxzoo "
-            "with its dependencies (pip without --no-deps)",
+            f"{arguments[0]} needs the package {error.name}, which is not installed: install "
+            "flaxzoo with its dependencies (pip without --no-deps)",
             2,
         )
     except NonFiniteLoss as error:
@@ -101,12 +91,18 @@ def _run(command: str, arguments: list[str]) -> int:
     except ReportedByPrimary:
         return 2
     except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
     except (UserError, OSError) as error:
+        try:
+            sys.stdout.flush()
+        except OSError:  # such as the output's full disk, of which the exit would complain again
+            _forget_output()
         return _fail(with_flags(" ".join(str(error).split())), 2)
     except (RuntimeError, AssertionError) as error:
+        if _raised_in(error) == "pathlib":  # links in a circle, or no home folder
+            return _fail(f"{str(error).rstrip('.')}: correct the path", 2)
         platforms = os.environ.get("JAX_PLATFORMS")
-        if not platforms or not _is_of_backends(error):
+        if not platforms or _raised_in(error) != "jax._src.xla_bridge":
             raise
         return _fail(
             f"JAX_PLATFORMS {platforms!r}: jax has no such devices here: unset it, or install what "
@@ -116,6 +112,28 @@ def _run(command: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    """Runs a command; returns its status."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        listed = "\n".join(f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items())
+        print(HELP.format(commands=listed))
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"flaxzoo {version('flaxzoo')}")
+        return 0
+    command = arguments[0]
+    if command not in COMMANDS:
+        raise UserError(f"no command named {command!r}: {suggest(command, list(COMMANDS))}")
+    _check_unicode(arguments)
+    module = import_module(f".{COMMANDS[command][0]}", __package__)
+    try:
+        return getattr(module, f"{command.replace('-', '_')}_command")(arguments[1:]) or 0
+    except SystemExit as end:  # after --help
+        return int(end.code or 0)
 
 
 def _give_threads_to_virtual_devices() -> None:
@@ -129,10 +147,52 @@ def _give_threads_to_virtual_devices() -> None:
         os.environ.setdefault("NPROC", str(4 * int(found[1])))
 
 
-def _is_of_backends(error: Exception) -> bool:
-    """Returns whether jax failed to start the devices that it was asked for."""
+def _raised_in(error: Exception) -> str:
+    """Returns the module whose code raised an error."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return frames[-1].f_globals.get("__name__") == "jax._src.xla_bridge"
+    return str(frames[-1].f_globals.get("__name__"))
+
+
+def _mend_streams() -> None:
+    """Makes standard input and output usable, whatever the terminal or the caller made of them.
+
+    A closed one is opened on nothing, for otherwise the next file would take its number. What the
+    encoding of an output cannot represent is escaped as JSON escapes it; bytes of the input that
+    are not text become lone surrogates, which are refused where the text is used.
+    """
+    codecs.register_error("flaxzoo.escape", _escape)
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape" if mode == "r" else "flaxzoo.escape")
+
+
+def _forget_output() -> None:
+    """Leads what is still to be written to standard output to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def _check_unicode(arguments: list[str]) -> None:
+    """Raises UserError if an argument is not text in the encoding of the terminal."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"the argument {argument!r} is not UTF-8: give it in UTF-8, and a file that is "
+                "named otherwise another name"
+            ) from None
 
 
 def _fail(message: str, status: int) -> int:

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import itertools
+import math
 import re
 import shutil
 import sys
@@ -111,6 +112,9 @@ FAMILIAR_NAMES: dict[str, str] = {
     for familiar in names.split()
 }
 """Names that other libraries and programs use → the option with that meaning here."""
+
+LARGEST = 2**63 - 1
+"""The largest number that an array of integers holds."""
 
 _flags: dict[str, str] = {}
 """Field → option of the command that runs, for messages that name a field."""
@@ -404,13 +408,18 @@ def _reader(kind: Any, default: object, *, optional: bool) -> Callable[[str], An
                 )
             return word
         try:
-            return kind(word)
+            value = kind(word)
         except ValueError:
             what = {int: "a whole number", float: "a number"}[kind]
             example = default if isinstance(default, int | float) else {int: 10, float: 0.5}[kind]
             raise argparse.ArgumentTypeError(
                 f"{word!r} is not {what}: give one such as {example}"
             ) from None
+        if kind is float and not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{word!r} is not finite: give a finite number")
+        if kind is int and not -LARGEST <= value <= LARGEST:
+            raise argparse.ArgumentTypeError(f"{word!r} is too large: give at most {LARGEST}")
+        return value
 
     return read
 

@@ -13,7 +13,7 @@ from ...data.errors import UserError
 from ...data.io.json_text import JsonValue, to_json
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.cached_context import CachedContext
-from ...models.decoding.generator import Generator, sampling_keys
+from ...models.decoding.generator import SEEDS, Generator, check_seed, sampling_keys
 from ...models.decoding.request import BeamSearch, GenerationRequest, Sampling
 from ...models.decoding.speculative import NUM_DRAFT_TOKENS, Acceptance, Draft
 from ...models.hf.generate import search_all
@@ -278,6 +278,7 @@ class TextGenerator(TextModel):
             raise UserError("there is no prompt: give at least one text")
         if batch_size < 1:
             raise UserError(f"batch_size {batch_size} must be at least 1")
+        check_seed(seed)
         used, rows = [], []
         request = None
         for i, given in enumerate(prompts):
@@ -286,7 +287,7 @@ class TextGenerator(TextModel):
             request = self.request([prompt.text], **{**options, **own})
             prompt = dataclasses.replace(
                 prompt,
-                seed=seed + i if prompt.seed is None else prompt.seed,
+                seed=(seed + i) % SEEDS if prompt.seed is None else prompt.seed,
                 stop=tuple(stop) if prompt.stop is None else prompt.stop,
                 max_new_tokens=request.max_new_tokens,
             )

@@ -141,3 +141,76 @@ def test_the_command_reads_turns_and_commands_from_its_input(
     monkeypatch.setattr("sys.stdin", io.StringIO("x" * 200 + "\n"))
     assert main(["chat", "x"]) == 2
     assert "shorten them" in capsys.readouterr().err
+
+
+def test_a_transcript_replaces_nothing_but_a_transcript(scripted, tmp_path):
+    chat = scripted(" Five.<E>", name="runs/x")
+    chat.reply("Two and three?")
+    own = tmp_path / "t.jsonl"
+    chat.save(own)
+    chat.save(own)
+    link = tmp_path / "link"
+    link.symlink_to(own)
+    chat.save(link)
+    foreign = {
+        "notes.txt": "mine\n",
+        "data.jsonl": '{"role": "user", "content": "a"}\n',
+        "list.jsonl": "[1]\n",
+        "number.json": "1",
+        "bytes": "\x00\x01",
+    }
+    for name, content in foreign.items():
+        (tmp_path / name).write_text(content)
+        with pytest.raises(data.DataError, match=name):
+            chat.save(tmp_path / name)
+        assert (tmp_path / name).read_text() == content
+    for bad in (tmp_path, "/dev/null", tmp_path / ("x" * 300), own / "below"):
+        with pytest.raises(data.DataError):
+            chat.save(bad)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/save", "/save has no file"),
+        ("/save /dev/null/x", "/dev/null"),
+        ("/save {folder}", "is a folder"),
+        ("/save {folder}/notes", "notes"),
+        ("/save {folder}/\udce9", "udce9"),
+        ("/system \udce9", "udce9"),
+        ("/", "'/' is no command here"),
+        ("/exit now", ""),
+    ],
+)
+def test_a_bad_command_keeps_the_conversation(
+    generator, tmp_path, monkeypatch, capsys, line, message
+):
+    monkeypatch.setattr(TextGenerator, "of_run", classmethod(lambda cls, *_, **__: generator))
+    (tmp_path / "notes").write_text("mine")
+    lines = f"Hello\n{line.format(folder=tmp_path)}\n/save {tmp_path}/t.jsonl\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert main(["chat", "x", "--max-new-tokens", "5"]) == 0
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert (tmp_path / "notes").read_text() == "mine"
+    assert (tmp_path / "t.jsonl").is_file() == (line != "/exit now")
+
+
+def test_empty_answers_are_told_apart_and_piped_answers_are_separate(
+    generator, monkeypatch, capsys
+):
+    script = Scripted(generator.tokenizer, [" a\nb<E>", "<E>", " " * 200, " c<E>"])
+    monkeypatch.setattr(generator, "cached_context", lambda: script)
+    monkeypatch.setattr(TextGenerator, "of_run", classmethod(lambda cls, *_, **__: generator))
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n2\n3\n4\n"))
+    assert main(["chat", "x", "--max-new-tokens", "5"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "a\nb\n\n\n\n\n\nc\n\n"
+    assert "answer is empty" in shown.err
+    assert "white space" in shown.err
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 10**20])
+def test_a_seed_that_would_be_cut_is_refused(scripted, seed):
+    with pytest.raises(data.UserError, match="seed"):
+        scripted(seed=seed)

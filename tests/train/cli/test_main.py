@@ -549,3 +549,51 @@ def test_a_bug_keeps_its_traceback(monkeypatch, capsys, body, is_bug):
     else:
         assert cli.main(["broken", "alone"]) == 2
         assert capsys.readouterr().err == "flaxzoo: choose two\n"
+
+
+def shell(command, **environment):
+    """Runs `flaxzoo` in a shell."""
+    called = command.replace("flaxzoo", f"'{sys.executable}' -W error -m flaxzoo", 1)
+    return subprocess.run(
+        ["bash", "-c", called],
+        env={**os.environ, **environment},
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "printed"),
+    [
+        ("flaxzoo list <&- >&-", 0, ""),
+        ("flaxzoo list 2>&- | tail -c 1", 0, "\n"),
+        ("flaxzoo list | head -c 7", 0, "recipes"),
+        ("flaxzoo generate --help | head -c 5", 0, "usage"),
+        ("flaxzoo nothing <&- >&-", 2, "nothing"),
+        ("flaxzoo list > /dev/full", 2, "No space left"),
+        ("flaxzoo generate $'a\\xff' --prompt b", 2, "a\\udcff"),
+        ("flaxzoo generate runs/none --prompt b --seed 1$(printf '%040d')", 2, "--seed"),
+        ("flaxzoo generate runs/none --prompt b --temperature nan", 2, "--temperature"),
+        ("flaxzoo generate runs/none --prompt b --seed -1", 2, "--seed"),
+        ("flaxzoo train gpt --optimizer.peak-learning-rate inf", 2, "peak-learning-rate"),
+    ],
+)
+def test_closed_and_full_streams_and_odd_arguments(command, status, printed):
+    done = shell(f"set -o pipefail; {command}" if "|" not in command else command)
+    shown = (done.stdout + done.stderr).decode()
+    assert done.returncode == status, shown
+    assert printed in shown
+    assert "Traceback" not in shown
+    assert "Exception ignored" not in shown
+
+
+def test_an_output_without_letters_is_escaped_as_json(flaxzoo):
+    done = shell(r"""flaxzoo "$(printf '{\303\251}')" """, PYTHONIOENCODING="ascii")
+    assert done.stderr.startswith(rb"flaxzoo: no command named '{\u00e9}'")
+
+
+def test_links_in_a_circle_are_no_bug(flaxzoo, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    status, _, shown = flaxzoo("generate", tmp_path / "loop" / "run", "--prompt", "a")
+    assert status == 2
+    assert "loop" in shown

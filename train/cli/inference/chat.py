@@ -1,6 +1,7 @@
 """The command `flaxzoo chat`."""
 
 import dataclasses
+import os
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -73,6 +74,7 @@ def chat_command(arguments: list[str]) -> None:
     """Runs `flaxzoo chat RUN`."""
     parsed = parse(ChatArguments, arguments, "flaxzoo chat")
     enable_compilation_cache()
+    from ....data.tokenizers.base import check_unicode
     from ....data.tokenizers.chat_template import ChatTemplate
     from ...chat.conversation import Conversation
     from ...chat.tools.named import named_tool
@@ -89,44 +91,49 @@ def chat_command(arguments: list[str]) -> None:
         template=None if parsed.template is None else ChatTemplate.of_folder(parsed.template),
         **parsed.requested(),
     )
-    if parsed.transcript is not None and parsed.transcript.exists():
-        conversation.load(parsed.transcript)
+    if parsed.transcript is not None:
+        conversation.check_path(parsed.transcript)
+        if parsed.transcript.exists():
+            conversation.load(parsed.transcript)
         if parsed.system is not None:
             conversation.instructions = parsed.system
     interactive = sys.stdin.isatty()
     if interactive:
         log("/help shows the commands, /exit or Ctrl-D ends")
     for line in _lines(interactive):
-        if line.startswith("/"):
-            if line.split()[0] == "/exit":
-                return
-            _obey(conversation, line)
-            continue
-        if not line.strip():
-            continue
         try:
-            said = conversation.reply(
-                line,
-                on_text=lambda text: print(_printable(text), end="", flush=True),
-                on_turn=lambda turn: print(
-                    _printable(f"\n[{turn.writer}] {turn.content}"), flush=True
-                ),
-            )
+            check_unicode(line)
+            if line.startswith("/"):
+                if line.split()[0] == "/exit":
+                    return
+                _obey(conversation, line)
+            elif line.strip():
+                _answer(conversation, line, parsed.transcript)
         except UserError as error:
-            if not interactive:
+            if not (interactive or line.startswith("/")):
                 raise
             log(f"flaxzoo: {error}")
-            continue
         except KeyboardInterrupt:
             if not interactive:
                 raise
             log("\ninterrupted: this turn is left out")
-            continue
+
+
+def _answer(conversation: "Conversation", line: str, transcript: Path | None) -> None:
+    """Prints the answer to a line, and an empty line after it where a program reads the answers."""
+    said = conversation.reply(
+        line,
+        on_text=lambda text: print(_printable(text), end="", flush=True),
+        on_turn=lambda turn: print(_printable(f"\n[{turn.writer}] {turn.content}"), flush=True),
+    )
+    print(flush=True)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
         print(flush=True)
-        if not said.content.strip():
-            log("(the model ended its turn at once)")
-        if parsed.transcript is not None:
-            conversation.save(parsed.transcript)
+    if not said.content.strip():
+        cut = said.finish_reason == "length"
+        log(f"(the answer is {'white space up to its greatest length' if cut else 'empty'})")
+    if transcript is not None:
+        conversation.save(transcript)
 
 
 def _printable(text: str) -> str:
@@ -152,8 +159,10 @@ def _obey(conversation: "Conversation", line: str) -> None:
         conversation.instructions = text or None
     elif command == "/reset":
         conversation.reset()
-    elif command == "/save" and text:
-        conversation.save(text)
+    elif command == "/save":
+        if not text:
+            raise UserError("/save has no file: name one, as in /save conversation.jsonl")
+        conversation.save(os.path.expanduser(text))
         log(f"saved {text}")
     elif command == "/help":
         log(COMMANDS)

@@ -188,8 +188,10 @@ def check_requested(parsed: DecodingArguments) -> None:
             f"--draft-tokens {parsed.draft_tokens} is for a draft model: give --draft, or leave it "
             "out"
         )
+    from ....models.decoding.generator import check_seed
     from ...inference.generate import merged_request
 
+    check_seed(parsed.seed)
     # The folder may set the number of beams, so without --num-beams the length penalty cannot be
     # checked yet.
     known = parsed.requested()
