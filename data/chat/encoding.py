@@ -133,7 +133,7 @@ def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Enc
         )
     if not completion:
         raise DataError(f"the completion of {prompt[:80]!r} is empty: leave the example out")
-    before = tokenizer.added_tokens()[0]
+    before = tokenizer.frame.before
     ids = tokenizer.encode(prompt + completion, add_special_tokens=False)
     alone = tokenizer.encode(prompt, add_special_tokens=False) if prompt else []
     pairs = zip(alone, ids, strict=False)

@@ -201,7 +201,7 @@ class PromptRecord:
             return Prompt(self.begun, encoded.text, tuple(encoded.ids), self.fields)
         text = self.begun.prompt
         ids = tokenizer.encode(text, add_special_tokens=False)
-        return Prompt(self.begun, text, (*tokenizer.added_tokens()[0], *ids), self.fields)
+        return Prompt(self.begun, text, (*tokenizer.frame.before, *ids), self.fields)
 
 
 def prompt_record(row: Row, location: str) -> PromptRecord:

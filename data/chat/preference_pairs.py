@@ -188,10 +188,7 @@ class RewardData(PreferenceData):
 
 def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
     """Returns the tokens of a text as a classifier reads them: an encoder `[CLS] … [SEP]`."""
-    if tokenizer.special_ids.cls is None:
-        return ids
-    before, after = tokenizer.added_tokens()
-    return [*before, *ids, *after]
+    return ids if tokenizer.special_ids.cls is None else tokenizer.frame.join(ids).ids
 
 
 ReferenceFn = Callable[[PairExamples], np.ndarray]

@@ -114,7 +114,7 @@ def source_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
       DataError: The vocabulary has no end token.
     """
     end = end_of_text(tokenizer)
-    before, after = tokenizer.added_tokens()
+    before, after = map(list, tokenizer.frame.single.marks)
     return (before, after) if end in after else ([], [end])
 
 

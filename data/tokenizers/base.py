@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ..errors import DataError
 from ..io.atomic_io import write_file
 from .chat_template import LECTURES, TEMPLATE_FILE, WITH_TOOLS_FILE, ChatTemplate, find_template
+from .frame import Frame
 
 JsonObject = dict[str, Any]
 """A JSON object as it was read."""
@@ -61,6 +62,21 @@ class Tokenizer(ABC):
         """The tokenizer of a translation model's output; this one unless the output has another."""
         return self
 
+    @property
+    def frame(self) -> Frame:
+        """The special tokens around one text or two, as the vocabulary's template puts them."""
+        return Frame()
+
+    @property
+    def begins_document(self) -> tuple[int, ...]:
+        """The tokens before the first token of a document.
+
+        These are the tokens that the frame puts before a text. If there are none, it is the token
+        that separates the documents of a corpus, BOS, if the vocabulary has one.
+        """
+        bos = self.special_ids.bos
+        return self.frame.before or (() if bos is None else (bos,))
+
     @abstractmethod
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True
@@ -69,8 +85,8 @@ class Tokenizer(ABC):
 
         Args:
           text: The text.
-          add_special_tokens: Whether to add the special tokens of the vocabulary's template:
-            ``[CLS] … [SEP]`` for BERT, none for the vocabularies of language models.
+          add_special_tokens: Whether to add the special tokens of ``frame``: ``[CLS] … [SEP]``
+            for BERT, none for the vocabularies of language models.
 
         Returns:
           The ids, and for each id a half-open range of characters of ``text``. A character
@@ -208,6 +224,13 @@ class Tokenizer(ABC):
         """Encodes one text; see ``encode_with_offsets``."""
         return self.encode_with_offsets(text, add_special_tokens)[0]
 
+    def _framed(
+        self, ids: list[int], offsets: list[tuple[int, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Adds the frame to the tokens of one text and to their ranges of characters."""
+        before, after = ([(0, 0)] * len(marks) for marks in self.frame.single.marks)
+        return self.frame.join(ids).ids, [*before, *offsets, *after]
+
     def encode_with_mask(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes a text in which the string ``[MASK]`` is the mask token.
 
@@ -237,14 +260,7 @@ class Tokenizer(ABC):
         ids += self.encode(last, add_special_tokens=False)
         if not add_special_tokens:
             return ids
-        before_text, after_text = self.added_tokens()
-        return [*before_text, *ids, *after_text]
-
-    def added_tokens(self) -> tuple[list[int], list[int]]:
-        """Returns the special tokens that ``encode`` adds before and after a text."""
-        bare, full = (self.encode("a", add_special_tokens=added) for added in (False, True))
-        front = next(i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare)
-        return full[:front], full[front + len(bare) :]
+        return self.frame.join(ids).ids
 
 
 def printable(piece: str) -> str:

@@ -33,6 +33,7 @@ from .base import (
     printable,
     read_json,
 )
+from .frame import Frame, Layout
 from .sentinels import sentinels_among, started_by_padding
 
 # The names of special tokens, used if no file states them.
@@ -48,6 +49,7 @@ _USUAL_NAMES = {
 
 _BERT = "BertTokenizer"
 _LONGEST_WORD = 100
+_NO_ID = 2**32 - 1
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The special tokens of WordPiece vocabularies trained here, in the order of their ids."""
@@ -78,6 +80,28 @@ class HuggingFaceTokenizer(Tokenizer):
         self.fingerprint = hashlib.blake2b(
             (content + specials).encode(), digest_size=16
         ).hexdigest()
+
+    @property
+    def frame(self) -> Frame:
+        """See ``Tokenizer``."""
+        return self._frame
+
+    @cached_property
+    def _frame(self) -> Frame:
+        """What the library's post-processor does to one text and to two.
+
+        Raises:
+          DataError: The post-processor puts its texts in another order, or repeats one.
+        """
+        # The ids of these texts are those of no special token.
+        texts = {"a": _NO_ID - 1, "b": _NO_ID}
+        probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
+        if self._backend.post_processor is not None:
+            probe.post_processor = self._backend.post_processor
+        one, two = probe.encode("a"), probe.encode("a", "b")
+        ids = list(texts.values())
+        single = Layout.read(one.ids, one.type_ids, ids[:1])
+        return Frame(single, Layout.read(two.ids, two.type_ids, ids))
 
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True

@@ -20,6 +20,7 @@ from pathlib import Path
 from ..errors import DataError
 from ..io.atomic_io import write_file
 from .base import JsonObject, SpecialIds, Tokenizer, check_unicode, printable, read_json
+from .frame import Frame, Layout
 from .sentencepiece import SPACE, load_processor, widen_bytes
 
 MODELS = ("source.spm", "target.spm")
@@ -105,6 +106,12 @@ class MarianTokenizer(Tokenizer):
         """The tokenizer of the target language."""
         return self._target
 
+    @property
+    def frame(self) -> Frame:
+        """See ``Tokenizer``; nothing separates two texts."""
+        end = self._ids[self._end]
+        return Frame(Frame.ending(end).single, Layout(((), (), (end,)), ((), (), (0,)), (0, 0)))
+
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
@@ -115,9 +122,7 @@ class MarianTokenizer(Tokenizer):
         ids = self._ids_of(code, mapping["pieces"])
         spans = [(a + len(code), b + len(code)) for a, b in widen_bytes(mapping["offsets"])]
         offsets = [(0, len(code)), *spans] if code else spans
-        if add_special_tokens:
-            return [*ids, self._ids[self._end]], [*offsets, (0, 0)]
-        return ids, offsets
+        return self._framed(ids, offsets) if add_special_tokens else (ids, offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""

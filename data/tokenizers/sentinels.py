@@ -17,6 +17,7 @@ from pathlib import Path
 from ..errors import DataError
 from ..io.atomic_io import write_file
 from .base import SpecialIds, Tokenizer, read_json
+from .frame import Frame
 
 FILE = "sentinels.json"
 """The file that says that a folder's vocabulary has sentinels."""
@@ -61,6 +62,12 @@ class SentinelTokenizer(Tokenizer):
         content = f"{base.fingerprint} {number} sentinels"
         self.fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
+    @property
+    def frame(self) -> Frame:
+        """See ``Tokenizer``."""
+        end = self.special_ids.eos
+        return Frame.ending(end) if self.adds_end and end is not None else self.base.frame
+
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
@@ -75,10 +82,7 @@ class SentinelTokenizer(Tokenizer):
             found = self.base.encode_with_offsets(part, add_special_tokens=False)
             ids += found[0]
             offsets += ((a + start, b + start) for a, b in found[1])
-        if add_special_tokens and self.adds_end:
-            assert self.special_ids.eos is not None
-            return [*ids, self.special_ids.eos], [*offsets, (0, 0)]
-        return ids, offsets
+        return self._framed(ids, offsets) if add_special_tokens else (ids, offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""

@@ -9,10 +9,11 @@ from typing import Literal, get_args
 import jax
 import numpy as np
 
+from ...data.corpora.pair_corpus import source_frame
 from ...data.errors import UserError, suggest
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
-from ...models.nn.heads import CAUSAL_HEADS, HEADS
+from ...models.nn.heads import HEADS
 from ...models.nn.typing import Float
 from ..runs.finite import check_outputs
 from .text_model import TextModel
@@ -111,8 +112,8 @@ class TextAttention(TextModel):
 
         The weights from a word of several tokens are the mean over its tokens, and the weights to
         the word are the sum (Clark et al. 2019, "What Does BERT Look At?", section 4.1).
-        Punctuation marks are words, and so are the special tokens. A causal model first reads the
-        token that begins a document, if its vocabulary has one.
+        Punctuation marks are words, and so are the special tokens. They are those of the
+        tokenizer's frame.
 
         Args:
             text: the text; for an encoder-decoder the source.
@@ -132,16 +133,16 @@ class TextAttention(TextModel):
             if target is not None or part is not None:
                 raise UserError("a target and a part are for an encoder-decoder: leave them out")
             ids, offsets = tokenizer.encode_with_offsets(text)
-            bos = tokenizer.special_ids.bos
-            if config.head in CAUSAL_HEADS and bos is not None and ids[:1] != [bos]:
-                ids, offsets = [bos, *ids], [(0, 0), *offsets]
             outputs = self._run({"input_ids": ids})
             weights = outputs.attentions
             queries = keys = (text, ids, offsets, tokenizer)
         else:
-            start, end = start_and_end(tokenizer)
+            start, _ = start_and_end(tokenizer)
             ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=False)
-            source = (text, [*ids, end], [*offsets, (0, 0)], tokenizer)
+            before, after = source_frame(tokenizer)
+            around = [(0, 0)] * len(before), [(0, 0)] * len(after)
+            ids, offsets = [*before, *ids, *after], [*around[0], *offsets, *around[1]]
+            source = (text, ids, offsets, tokenizer)
             own = target is None
             if target is None:
                 translate = TextTranslator(self._model, self._params, tokenizer)

@@ -104,7 +104,7 @@ class TextEmbedder(TextModel):
         if not texts:
             raise UserError("there is no text to embed: give at least one line")
         longest, prompt = self._max_length, self.settings.prompt(prompt_name)
-        after = self._tokenizer.added_tokens()[1]
+        after = self._tokenizer.frame.after
         ids = [self._encode(prompt + text) for text in texts]
         truncated = sum(len(row) > longest for row in ids)
         if truncated:

@@ -468,17 +468,14 @@ class TextGenerator(TextModel):
 
     def _encode(self, prompt: str) -> list[int]:
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
-        bos = self._tokenizer.special_ids.bos
-        if bos is not None and self._tokenizer.encode(prompt) == [bos, *ids]:
-            return [bos, *ids]  # the model was trained on texts that begin with this token
-        if ids:
-            return ids
-        if bos is None:
+        # What the frame puts behind a text would end the prompt.
+        before = self._tokenizer.frame.before if ids else self._tokenizer.begins_document
+        if not (before or ids):
             raise UserError(
                 "the prompt is empty and this tokenizer has no token to begin a document with: "
                 "give a --prompt"
             )
-        return [bos]
+        return [*before, *ids]
 
 
 def _note_of_padding(rows: str, read: Positions, written: Positions) -> str:

@@ -202,11 +202,10 @@ class TextScorer(TextModel):
             self._check_lengths([*encoded, *ids])
             rows = [[start, *tokens] for tokens in ids]
         else:
-            bos = tokenizer.special_ids.bos
             encoded = [()] * len(texts)
-            rows = [tokens if bos is None else [bos, *tokens] for tokens in ids]
+            rows = [[*tokenizer.begins_document, *tokens] for tokens in ids]
         return [
-            TextScore(text, self._token_scores(tokens, found))
+            TextScore(text, self._token_scores(tokens, found[-len(tokens) :]))
             for text, tokens, found in zip(
                 texts, ids, self._score(encoded, rows, stride, log), strict=True
             )
@@ -271,14 +270,13 @@ class TextScorer(TextModel):
 
     def _beginning(self, text: str) -> list[int]:
         """Returns the tokens of a text at the beginning of a document."""
-        bos = self._tokenizer.special_ids.bos
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        if not ids and bos is None:
+        ids = [*self._tokenizer.begins_document, *self._tokenizer.encode(text, False)]
+        if not ids:
             raise UserError(
                 f"the text {text!r} has no tokens, and this tokenizer has none to begin a document "
                 "with: give a text"
             )
-        return ids if bos is None else [bos, *ids]
+        return ids
 
     def _check_lengths(self, rows: Sequence[Sequence[int]]) -> None:
         longest, limit = max(map(len, rows)), self._model.config.max_length

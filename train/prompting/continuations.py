@@ -181,9 +181,9 @@ class ContinuationScorer(TextModel):
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def added_before(self, ids: list[int]) -> list[int]:
-        """Returns the token that the model's texts begin with, unless these tokens do already."""
-        bos, (before, _) = self._tokenizer.special_ids.bos, self._tokenizer.added_tokens()
-        return before if before == [bos] and ids[:1] != [bos] else []
+        """Returns the tokens that the model's texts begin with, unless these tokens do already."""
+        before = list(self._tokenizer.frame.before)
+        return [] if ids[: len(before)] == before else before
 
     @property
     def first_id(self) -> int:

@@ -80,8 +80,7 @@ def test_a_causal_model_looks_only_back(family, pieces):
     sizes = {name: value for name, value in SIZES.items() if name != "init_std"}
     _, _, attend = attention_of(family(vocab_size=pieces.vocab_size, **sizes), pieces)
     found = attend(TEXT)
-    assert found.queries[1:] == WORDS[1:-1]
-    assert found.queries[0] == pieces.token(pieces.special_ids.bos)
+    assert found.queries == WORDS[1:-1]
     assert not np.triu(found.mean(), k=1).any()
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
 

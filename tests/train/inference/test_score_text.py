@@ -10,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
+from flaxzoo.data.tokenizers.base import SpecialIds
+from flaxzoo.data.tokenizers.huggingface import HuggingFaceTokenizer
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.inference.score_text import TextScore, TokenScore
 from flaxzoo.train.objectives.eval_step import make_evaluate_fn
+from tokenizers import processors
 
 # The factors of this sentence are written out in the lectures.
 SENTENCE = "It takes great courage to let yourself appear weak"
@@ -149,14 +152,35 @@ def test_a_longer_text_is_scored_in_windows(scorer, tokenizer):
 
 def test_a_vocabulary_without_a_beginning_leaves_the_first_token_out(sizes):
     """No probability is stated for a word that would be the first token."""
-    pieces = train_tokenizer([SENTENCE * 9], TokenizerConfig("wordpiece", 60))
-    assert pieces.special_ids.bos is None
+    pieces = train_tokenizer([SENTENCE * 9], TokenizerConfig("byte-bpe", 260))
+    pieces.special_ids = SpecialIds()
+    sizes = {**sizes, "vocab_size": pieces.vocab_size}
     [score] = scorer_of(models.GPTConfig(**sizes), pieces)(["great courage"])
     first, *others = score.tokens
     assert (first.log_probability, first.probability, first.total) == (None, None, 0.0)
     assert others
     assert all(token.log_probability < 0 for token in others)
     assert score.num_scored == len(others)
+
+
+def test_a_text_follows_what_its_frame_puts_before_it(sizes):
+    pieces = train_tokenizer([SENTENCE * 9], TokenizerConfig("byte-bpe", 260))
+    backend = pieces.backend()
+    backend.add_special_tokens(["<a>", "<b>"])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<a> <b> $A <a>",
+        pair="<a> <b> $A $B <a>",
+        special_tokens=[(name, backend.token_to_id(name)) for name in ("<a>", "<b>")],
+    )
+    framed = HuggingFaceTokenizer(backend, pieces.special_ids)
+    sizes = {**sizes, "vocab_size": framed.vocab_size}
+    scorer = scorer_of(models.GPTConfig(**sizes), framed)
+    [score] = scorer(["great courage"])
+    row = framed.encode("great courage")
+    expected = log_probabilities(scorer, row[:-1])[1:]
+    found = [token.log_probability for token in score.tokens]
+    assert [token.id for token in score.tokens] == row[2:-1]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_translation_is_scored_after_its_source(sizes):
