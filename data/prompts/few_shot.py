@@ -25,8 +25,8 @@ class FewShot:
       examples: The examples to choose from. The same examples are chosen for every query of a
         task, in the same order, except one that is the query itself.
       num_shots: The number of examples before the query.
-      seed: Decides which examples are chosen, and their order. More shots with the same seed
-        include those of fewer.
+      seed: None takes the first examples, in their order. A number shuffles them first. Either way
+        more shots include those of fewer.
       balanced: Whether each answer occurs equally often among the examples, as far as there are
         enough and their number allows.
 
@@ -37,7 +37,7 @@ class FewShot:
     pattern: PromptPattern
     examples: Sequence[PromptExample]
     num_shots: int
-    seed: int = 0
+    seed: int | None = None
     balanced: bool = False
 
     def __post_init__(self) -> None:
@@ -57,31 +57,31 @@ class FewShot:
                     raise UserError(f"{error} (the example is {of})") from None
 
     @cached_property
-    def _order(self) -> dict[str | None, list[PromptExample]]:
-        """The examples of each task in the order in which they are taken."""
-        of_task: defaultdict[str | None, list[PromptExample]] = defaultdict(list)
+    def _order(self) -> dict[str | None, list[int]]:
+        """The indices of the examples of each task in the order in which they are taken."""
+        of_task: defaultdict[str | None, list[int]] = defaultdict(list)
         seen = set()
-        for example in self.examples:
+        for index, example in enumerate(self.examples):
             key = (example.task, self._text_of(example.fields, self.pattern.fields))
             if key not in seen:  # the same example twice tells nothing more
-                of_task[example.task].append(example)
+                of_task[example.task].append(index)
             seen.add(key)
-        for task, examples in of_task.items():
-            random.Random(f"{self.seed} {task}").shuffle(examples)
+        for task, indices in of_task.items():
+            if self.seed is not None:
+                random.Random(f"{self.seed} {task}").shuffle(indices)
             if self.balanced:
-                of_task[task] = self._balanced(examples)
+                of_task[task] = self._balanced(indices)
         return of_task
 
-    def _balanced(self, examples: Sequence[PromptExample]) -> list[PromptExample]:
+    def _balanced(self, indices: Sequence[int]) -> list[int]:
         """Returns the examples in rounds, each with one example of every answer that is left."""
         seen: Counter[str] = Counter()
-        rounds = []
-        for example in examples:
-            answer = self.pattern.answer(example.fields)
-            rounds.append(seen[answer])
+        rounds = {}
+        for index in indices:
+            answer = self.pattern.answer(self.examples[index].fields)
+            rounds[index] = seen[answer]
             seen[answer] += 1
-        order = sorted(range(len(examples)), key=rounds.__getitem__)  # stable
-        return [examples[i] for i in order]
+        return sorted(indices, key=rounds.__getitem__)  # stable
 
     @staticmethod
     def _text_of(fields: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
@@ -89,7 +89,10 @@ class FewShot:
         return tuple(fields.get(name, "").strip() for name in names)
 
     def shots(self, query: PromptExample | Mapping[str, str]) -> list[PromptExample]:
-        """Returns the examples for a query, the one taken first nearest to the query.
+        """Returns the examples for a query.
+
+        Without a seed they are in the order of ``examples``. With one, the example that is taken
+        first is nearest to the query.
 
         Raises:
           UserError: The task of the query has too few examples.
@@ -99,12 +102,13 @@ class FewShot:
             return []
         compared = self.pattern.fields[:-1] or self.pattern.fields
         asked = self._text_of(fields, compared)
-        chosen = []
-        for example in self._order.get(task, ()):
-            if self._text_of(example.fields, compared) != asked:
-                chosen.append(example)
+        chosen: list[int] = []
+        for index in self._order.get(task, ()):
+            if self._text_of(self.examples[index].fields, compared) != asked:
+                chosen.append(index)
             if len(chosen) == self.num_shots:
-                return chosen[::-1]
+                order = sorted(chosen) if self.seed is None else chosen[::-1]
+                return [self.examples[index] for index in order]
         of = "" if task is None else f" of the task {task!r}"
         raise UserError(
             f"{self.num_shots} shots are requested, and besides the query there are {len(chosen)} "

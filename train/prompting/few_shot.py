@@ -67,7 +67,7 @@ def few_shot_accuracy(
     shots: Sequence[int] = (0, 1, 4, 16),
     answers: AnswerKind | None = None,
     limit: int | None = LIMIT,
-    seed: int = 0,
+    seed: int | None = None,
     balanced: bool = False,
     log: LogFn = print,
 ) -> dict[int, FewShotAccuracy]:
@@ -88,8 +88,9 @@ def few_shot_accuracy(
         shots: the numbers of examples in a prompt.
         answers: whether answers are labels, of which the most probable one is chosen, or texts to
           be written; by default labels if there are at most 20 and each occurs twice on average.
-        limit: the number of questions, chosen by the seed; None: all.
-        seed: decides which examples and questions are chosen.
+        limit: the number of questions, chosen by the seed (by 0 without one); None: all.
+        seed: None shows the first examples, in their order; a number shuffles them first. The
+          examples are the same for each question, unlike those of lm-eval, which draws for each.
         balanced: whether each answer occurs equally often among the examples of a prompt.
         log: called with a line where not all questions are asked, or examples are left out.
 
@@ -112,7 +113,7 @@ def few_shot_accuracy(
     log(f"an answer is {way}")
     if limit is not None and limit < len(queries):
         log(f"{limit:,} of {len(queries):,} questions are asked, chosen by the seed (--limit)")
-        chosen = sorted(random.Random(seed).sample(range(len(queries)), limit))
+        chosen = sorted(random.Random(seed or 0).sample(range(len(queries)), limit))
         queries = [queries[i] for i in chosen]
     questions = [
         question

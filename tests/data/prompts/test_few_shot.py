@@ -1,4 +1,4 @@
-"""Few-shot prompts: choice by seed, balance, tasks, and a context that is full."""
+"""Few-shot prompts: order, choice by seed, balance, tasks, and a context that is full."""
 
 from collections import Counter
 
@@ -20,7 +20,10 @@ def examples(labels, task=None):
 POOL = examples("aabbbc" * 4)
 
 
-@given(st.integers(0, 20), st.integers(0, 5), st.booleans())
+SEEDS = st.none() | st.integers(0, 5)
+
+
+@given(st.integers(0, 20), SEEDS, st.booleans())
 def test_the_same_seed_makes_the_same_prompt_and_more_shots_include_fewer(number, seed, balanced):
     query = {"text": "new"}
     one, other = (data.FewShot(PATTERN, POOL, number, seed, balanced) for _ in range(2))
@@ -29,16 +32,28 @@ def test_the_same_seed_makes_the_same_prompt_and_more_shots_include_fewer(number
     assert len(parts) == number + 1
     assert parts[-1] == "new ->"
     more = data.FewShot(PATTERN, POOL, number + 1, seed, balanced).parts(query)
-    assert more[1:] == parts
+    if seed is None:
+        assert not Counter(parts) - Counter(more)
+    else:
+        assert more[1:] == parts
 
 
-@given(st.integers(0, 24), st.integers(0, 3))
+@given(st.integers(0, 24), SEEDS)
 def test_balanced_answers_differ_by_at_most_one_while_there_are_enough(number, seed):
     shots = data.FewShot(PATTERN, POOL, number, seed, balanced=True).shots({"text": "new"})
     counts = Counter(shot.fields["label"] for shot in shots)
     most = max(counts.values(), default=0)
     for label, there in Counter("aabbbc" * 4).items():
         assert counts[label] >= min(most - 1, there)
+
+
+def test_without_a_seed_the_first_examples_are_shown_in_their_order():
+    for number in (0, 1, 3, 8):
+        assert data.FewShot(PATTERN, POOL, number).shots({"text": "new"}) == POOL[:number]
+    assert data.FewShot(PATTERN, POOL, 2).shots(POOL[1]) == [POOL[0], POOL[2]]
+    sorted_by_label = examples("aaaabbbbc")
+    chosen = data.FewShot(PATTERN, sorted_by_label, 4, balanced=True).shots({"text": "new"})
+    assert chosen == [sorted_by_label[i] for i in (0, 1, 4, 8)]
 
 
 def test_other_seeds_choose_others():

@@ -53,8 +53,9 @@ class EvaluateArguments:
     labels if there are at most 20."""
     balanced: bool = False
     """With --shots: as many examples of each answer, as far as there are."""
-    seed: int = 0
-    """With --shots: decides which examples and questions are chosen."""
+    seed: int | None = None
+    """With --shots: shuffles the examples before they are chosen, and chooses the questions of
+    --limit. By default the first examples are shown, in the order of the file."""
     plot: Path | None = None
     """With --shots: a file for a picture of the accuracy, such as shots.png."""
 

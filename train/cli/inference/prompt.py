@@ -46,7 +46,8 @@ class PromptArguments(DecodingArguments):
     """A file of examples (.jsonl, or .csv and .tsv with a line of names), or a source: tsv:GLOB#1,2
     (labels and texts), pairs:A,B, builtin:reviews, …"""
     shots: int | None = None
-    """The number of examples in a prompt. By default all that there are, at most 8."""
+    """The number of examples in a prompt: the first of the file, in its order. By default all that
+    there are, at most 8."""
     pattern: str | None = None
     r"""The name of a pattern (grammar, words, news, question, arithmetic, review, pair,
     translation, patterns), or a template with fields in braces, the answer last: 'Q:
@@ -72,9 +73,10 @@ class PromptArguments(DecodingArguments):
     stop: tuple[str, ...] = ()
     """Further strings that end an answer; a line feed always does, or what follows the answer in
     the pattern, or a line that begins with the first label."""
-    seed: int = 0
-    """Decides which examples are chosen. It is the first query's seed for sampling, too; each query
-    that follows has one more."""
+    seed: int | None = None
+    """Shuffles the examples before they are chosen. By default the first of the file are shown, in
+    its order. It is the first query's seed for sampling, too (by default 0); each query that
+    follows has one more."""
 
 
 def prompt_command(arguments: list[str]) -> None:
@@ -102,7 +104,7 @@ def prompt_command(arguments: list[str]) -> None:
             queries,
             stop=parsed.stop,
             drop=parsed.full_context == "drop",
-            seed=parsed.seed,
+            seed=parsed.seed or 0,
             batch_size=parsed.batch_size,
             on_batch=advance,
             log=log,
