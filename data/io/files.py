@@ -67,8 +67,8 @@ def file_lines(path: Path, *, keep_ends: bool = False) -> Iterator[Line]:
       keep_ends: Whether lines keep their ``\n`` and a ``\r`` before it.
 
     Raises:
-      DataError: The file cannot be read, is an incomplete gzip file, or is not UTF-8 (the
-        message names the line).
+      DataError: The file cannot be read, is an incomplete gzip file, is not UTF-8, or has a NUL
+        character (the message names the line).
     """
     with _open(path) as file:
         try:
@@ -88,6 +88,11 @@ def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iter
                 f"{name} line {number} is not UTF-8: byte 0x{raw[error.start]:02x} at its byte "
                 f"{error.start + 1}; convert the file to UTF-8, or correct the line"
             ) from None
+        if "\0" in line:  # valid UTF-8, and half of the bytes of Latin letters in UTF-16
+            raise DataError(
+                f"{name} line {number} has a NUL character at its byte {raw.index(0) + 1}, as a "
+                "file in UTF-16 does: convert the file to UTF-8, or remove the character"
+            )
         line = line.removeprefix("\ufeff") if number == 1 else line
         yield name, number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
 

@@ -1,0 +1,29 @@
+"""Lines of text files: other encodings than UTF-8 are refused in every reader."""
+
+import gzip
+
+import pytest
+from flaxzoo import data
+from flaxzoo.data.io.files import file_lines, input_lines
+
+TEXT = "the old man\nwent down to the sea\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32-le", "utf-32"])
+@pytest.mark.parametrize("text", [TEXT, "\u4e2d\u4e2d\n\u4e2d\n", "a", "\n"])
+@pytest.mark.parametrize("suffix", ["txt", "gz"])
+def test_other_encodings_are_refused(tmp_path, encoding, text, suffix):
+    file = tmp_path / f"in.{suffix}"
+    content = text.encode(encoding)
+    file.write_bytes(gzip.compress(content) if suffix == "gz" else content)
+    with pytest.raises(data.DataError, match=rf"in\.{suffix} line \d"):
+        list(file_lines(file))
+
+
+def test_a_byte_order_mark_is_dropped_and_a_nul_is_named(tmp_path):
+    file = tmp_path / "in.txt"
+    file.write_text(TEXT, encoding="utf-8-sig")
+    assert "\n".join(line for _, _, line in input_lines(str(file))) + "\n" == TEXT
+    file.write_text(TEXT + "stray \0\n")
+    with pytest.raises(data.DataError, match="line 3 has a NUL character at its byte 7"):
+        list(input_lines(str(file)))
