@@ -4,6 +4,12 @@ The rules are those of google-research/bert ``run_squad.py``: an answer starts a
 window is the one with the most context, it has at most a given length, and "no answer" has the
 score of ``[CLS]`` in the window where that score is lowest. Unlike there, all spans compete, not
 only those of the best starts and ends.
+
+The probability of an answer is P(start) · P(end), each by a softmax over ``[CLS]`` and the tokens
+of the passage in the answer's window (Devlin et al. 2018, section 4.2; the tokens of the question,
+the separators and padding are no answers). The windows of a passage compete by the sums of logits
+and not by these probabilities, because every window's probabilities sum to one, whether or not it
+has the answer.
 """
 
 from collections.abc import Sequence
@@ -14,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ..sources.squad import SpanExample
 from .bert_inputs import BertInputs
-from .predictions import Prediction, output, softmax
+from .predictions import Prediction, output
 from .sliding_windows import most_context
 
 
@@ -54,10 +60,10 @@ class SpanDecoding:
 
         Returns:
           For each question ``{"id", "answer", "score", "probability", "start", "end",
-          "n_best"}``: ``score`` is the sum of the two logits, ``probability`` is over the n best
-          answers, ``start`` and ``end`` are the half-open range of characters in the passage, and
-          ``n_best`` has the best answers in the same form, best first. "No answer" is ``""`` with
-          None as start and end.
+          "n_best"}``: ``score`` is the sum of the two logits, which decides; ``probability`` is
+          that of the start and the end in their window; ``start`` and ``end`` are the half-open
+          range of characters in the passage, and ``n_best`` has the answers of the highest scores
+          in the same form, best first. "No answer" is ``""`` with None as start and end.
         """
         starts = output(predictions, "start_logits", len(tokens))  # [R, T]
         ends = output(predictions, "end_logits", len(tokens))  # [R, T]
@@ -68,19 +74,31 @@ class SpanDecoding:
             found = _as_text(spans, example.passage, self.offsets[example.passage], n_best)
             if self.unanswerable or not found:
                 # Position 0 is [CLS]; the window that finds "no answer" least likely decides.
-                nothing = min(float(starts[row, 0]) + float(ends[row, 0]) for row in rows)
-                found.append({"answer": "", "score": nothing, "start": None, "end": None})
+                nothing, row = min(
+                    (float(starts[row, 0]) + float(ends[row, 0]), row) for row in rows
+                )
+                found.append({
+                    "answer": "", "score": nothing, "start": None, "end": None, "row": row
+                })  # fmt: skip
                 found.sort(key=lambda answer: -answer["score"])
                 found = found[:n_best]
-            chances = softmax(np.array([answer["score"] for answer in found])).tolist()
-            best = [{**a, "probability": p} for a, p in zip(found, chances, strict=True)]
-            decoded.append({"id": example.id, **best[0], "n_best": best})
+            for answer in found:
+                row = answer.pop("row")
+                seen = self._answerable(row, tokens)
+                total = _log_sum(starts[row, seen]) + _log_sum(ends[row, seen])
+                answer["probability"] = float(np.exp(answer["score"] - total))
+            decoded.append({"id": example.id, **found[0], "n_best": found})
         return decoded
+
+    def _answerable(self, row: int, tokens: BertInputs) -> np.ndarray:
+        """Returns the positions of ``[CLS]`` and the passage in a window."""
+        first, last = self.ranges[row]
+        return np.r_[0, tokens.second[row] : tokens.second[row] + last - first]
 
     def _best_spans(
         self, rows: range, starts: np.ndarray, ends: np.ndarray, *, tokens: BertInputs, n_best: int
-    ) -> list[tuple[float, int, int]]:
-        """Returns the best spans of passage tokens (score, first, last), best first.
+    ) -> list[tuple[float, int, int, int]]:
+        """Returns the best spans of passage tokens (score, first, last, window), best first.
 
         These are up to ``4 * n_best`` of each window, because several spans may be the same text.
         """
@@ -104,8 +122,13 @@ class SpanDecoding:
                 begin, more = divmod(index, self.max_answer_length)
                 score = float(scores[begin, more])
                 if score > -np.inf:
-                    found.append((score, first + begin, first + begin + more))
+                    found.append((score, first + begin, first + begin + more, row))
         return sorted(found, key=lambda span: -span[0])
+
+
+def _log_sum(logits: np.ndarray) -> float:
+    """Returns the logarithm of the sum of the exponentials."""
+    return float(np.logaddexp.reduce(logits.astype(np.float64)))
 
 
 def _largest(scores: np.ndarray, number: int) -> list[int]:
@@ -117,18 +140,18 @@ def _largest(scores: np.ndarray, number: int) -> list[int]:
 
 
 def _as_text(
-    spans: Sequence[tuple[float, int, int]], passage: str, offsets: np.ndarray, n_best: int
+    spans: Sequence[tuple[float, int, int, int]], passage: str, offsets: np.ndarray, n_best: int
 ) -> list[Prediction]:
     """Extracts spans from a passage, each distinct text once."""
     found: dict[str, Prediction] = {}
-    for score, first, last in spans:
+    for score, first, last, row in spans:
         start, end = int(offsets[first, 0]), int(offsets[last, 1])
         text = passage[start:end]
         start += len(text) - len(text.lstrip())  # a token may include the space before its word
         text = text.strip()
         if text and text not in found:
             found[text] = {
-                "answer": text, "score": score, "start": start, "end": start + len(text)
+                "answer": text, "score": score, "start": start, "end": start + len(text), "row": row
             }  # fmt: skip
         if len(found) == n_best:
             break
