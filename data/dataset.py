@@ -12,6 +12,25 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def too_long(
+    number: int, of: int, noun: str, limit: str, *, consequence: str = "left out"
+) -> tuple[str, ...]:
+    """Returns the line of a log that counts what is longer than a sequence; none if nothing is.
+
+    The data guide says which kinds of data leave such examples out, and which truncate them.
+
+    Args:
+      number: How many are too long.
+      of: How many there are.
+      noun: What they are, for one of them: ``pair``.
+      limit: The setting that they exceed, and its value: ``data.length 128``.
+      consequence: What happens to them.
+    """
+    if not number:
+        return ()
+    return (f"{number:,} of {counted(of, noun)} {consequence}: longer than {limit}",)
+
+
 class Values(Enum):
     """The meaning of an array's values, and thereby their range; every array is at least 0."""
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from ..corpora.token_corpus import Texts
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
 from ..errors import DataError, UserError, check_choices
 from ..io.conditions import LeftOut
 from ..sources.builtin.toys import Toy
@@ -454,12 +454,8 @@ class PolicyData(ChatData[PromptRecord]):
                 f"{self.length} leaves beside data.rollout.max_new_tokens "
                 f"{self.answer_length}; the shortest has {shortest}: raise data.length"
             )
-        left_out = len(prompts) - len(kept)
-        notes = ()
-        if left_out:
-            notes = (
-                f"left out: {counted(left_out, 'prompt')} longer than {self.prompt_length} tokens",
-            )
+        limit = f"the {self.prompt_length} tokens of data.length {self.length} before an answer"
+        notes = too_long(len(prompts) - len(kept), len(prompts), "prompt", limit)
         examples = PolicyExamples(ListedPrompts(kept), self.prompt_length)
         fingerprint = self.fingerprint(records, tokenizer, self.prompt_length)
         return DataSplit(examples, list(records), fingerprint, counted(len(kept), "prompt"), notes)

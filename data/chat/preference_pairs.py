@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted
+from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted, too_long
 from ..errors import DataError, UserError
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData
@@ -100,20 +100,25 @@ class PreferenceData(ChatData[Preference]):
         return spec | {"pair_weights": ArraySpec((), Values.LABEL, "float32")}
 
     @abstractmethod
-    def cut(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded | None:
-        """Returns the tokens that are read of a text; None if it is too long for the objective."""
+    def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
+        """Returns the tokens of a whole text."""
 
     def encode(
         self, records: Sequence[Preference], tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """Returns the pairs; see ``PairExamples``."""
+        """Returns the pairs; see ``PairExamples``.
+
+        A pair of which a text is longer than a sequence is left out: a part of an answer was not
+        preferred to anything.
+        """
         del seed
         kept: list[tuple[Preference, Encoded, Encoded]] = []
-        equal = 0
+        equal = over_long = 0
         for record in records:
-            chosen = self.cut(record.chosen.encode(tokenizer), tokenizer)
-            rejected = self.cut(record.rejected.encode(tokenizer), tokenizer)
-            if chosen is None or rejected is None:
+            chosen = self.tokens_of(record.chosen.encode(tokenizer), tokenizer)
+            rejected = self.tokens_of(record.rejected.encode(tokenizer), tokenizer)
+            if max(len(chosen[0]), len(rejected[0])) > self.length + self.shifted:
+                over_long += 1
                 continue
             if np.array_equal(chosen[0], rejected[0]):
                 equal += 1
@@ -135,11 +140,9 @@ class PreferenceData(ChatData[Preference]):
             length=self.length,
             shifted=self.shifted,
         )
-        notes = []
-        if too_long := len(records) - len(kept) - equal:
-            notes.append(f"{too_long:,} are left out: they exceed {self.length} tokens")
+        notes = [*too_long(over_long, len(records), "pair", f"data.length {self.length}")]
         if equal:
-            notes.append(f"{equal:,} are left out: both texts are equal")
+            notes.append(f"{equal:,} of {counted(len(records), 'pair')} left out: equal texts")
         fingerprint = self.fingerprint(records, tokenizer)
         return DataSplit(
             examples, [record for record, _, _ in kept], fingerprint,
@@ -178,11 +181,9 @@ class RewardData(PreferenceData):
         """See ``labels``."""
         return ("reward",)
 
-    def cut(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded | None:
-        """Returns a whole text, as a model with a classifier reads it; None if it is too long."""
+    def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
+        """Returns a text as a model with a classifier reads it."""
         ids = as_classified(encoded.ids, tokenizer)
-        if len(ids) > self.length:
-            return None
         return np.asarray(ids, np.int32), np.ones(len(ids), bool)
 
 
@@ -245,12 +246,10 @@ class DPOData(PreferenceData):
             spec["reference_log_probs"] = ArraySpec((2,), Values.LABEL, "float32")
         return spec
 
-    def cut(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded | None:
-        """Returns the beginning of a text; None if no part of the answer is in it."""
+    def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
+        """Returns the tokens, the first of which is only read, and the last only predicted."""
         del tokenizer
-        ids = np.asarray(encoded.ids[: self.length + 1], np.int32)
-        answers = np.asarray(encoded.answers[: self.length + 1])
-        return (ids, answers) if answers[1:].any() else None
+        return np.asarray(encoded.ids, np.int32), np.asarray(encoded.answers)
 
     def encode(
         self, records: Sequence[Preference], tokenizer: Tokenizer, seed: int | None

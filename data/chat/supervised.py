@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted
+from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted, too_long
 from ..errors import DataError
 from ..packing.packed_sequences import PackedTokens, packed_arrays, packed_specs
 from ..packing.packing import first_fit
@@ -114,27 +114,24 @@ class SupervisedData(ChatData[Demonstration]):
     def encode(
         self, records: Sequence[Demonstration], tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """Returns the demonstrations as sequences; see ``SupervisedExamples``."""
+        """Returns the demonstrations as sequences; see ``SupervisedExamples``.
+
+        One that is longer than a sequence is left out: a model would learn answers without an end.
+        """
         del seed
         ids: list[np.ndarray] = []
         learned: list[np.ndarray] = []
-        truncated = dropped = 0
         for record in records:
             encoded = record.encode(tokenizer)
-            kept = slice(None, self.length + 1)
-            answers = np.asarray(encoded.answers)[kept]
-            if self.learn == "all":
-                answers = np.ones_like(answers)
-            if not answers[1:].any():
-                dropped += 1
+            if len(encoded.ids) > self.length + 1:
                 continue
-            truncated += len(encoded.ids) > self.length + 1
-            ids.append(np.asarray(encoded.ids, np.int32)[kept])
-            learned.append(answers)
+            answers = np.asarray(encoded.answers)
+            ids.append(np.asarray(encoded.ids, np.int32))
+            learned.append(np.ones_like(answers) if self.learn == "all" else answers)
         if not ids:
             raise DataError(
-                f"none of {counted(len(records), 'demonstration')} has an answer within "
-                f"{self.length} tokens: give a larger data.length"
+                f"none of {counted(len(records), 'demonstration')} fits {self.length} tokens: "
+                "give a larger data.length"
             )
         examples = SupervisedExamples(
             np.concatenate(ids),
@@ -148,13 +145,7 @@ class SupervisedData(ChatData[Demonstration]):
             f"{counted(examples.num_examples, 'sequence')}, "
             f"{counted(examples.num_learned, 'token')} of {len(examples.tokens):,} to learn"
         )
-        notes = []
-        if truncated:
-            notes.append(f"{truncated:,} are longer than {self.length} tokens and lose their end")
-        if dropped:
-            notes.append(
-                f"{dropped:,} are left out, for nothing to learn is within their first "
-                f"{self.length} tokens"
-            )
+        over_long = len(records) - len(ids)
+        notes = too_long(over_long, len(records), "demonstration", f"data.length {self.length}")
         fingerprint = self.fingerprint(records, tokenizer, self.learn, self.packing)
-        return DataSplit(examples, list(records), fingerprint, summary, tuple(notes))
+        return DataSplit(examples, list(records), fingerprint, summary, notes)

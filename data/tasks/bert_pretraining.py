@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
 from ..errors import DataError, UserError
 from ..features.bert_inputs import Template, encode_texts, token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
@@ -149,9 +149,9 @@ class PretrainingData(DocumentsData):
         tokens, num_truncated = encode_texts(pairs, tokenizer, template)
         masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
         rows = SentencePairExamples(tokens, pairs, masking.max_predictions)
-        summary = counted(len(pairs), "pair")
-        if num_truncated:
-            summary += f", {num_truncated:,} of them truncated to {self.length} tokens"
+        limit = f"data.length {self.length}"
+        cut = too_long(num_truncated, len(pairs), "pair", limit, consequence="truncated")
+        summary = ", ".join([counted(len(pairs), "pair"), *cut])
         return DataSplit(rows, pairs, digest(map("\t".join, pairs)), summary)
 
     def _split(

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, Values
+from ..dataset import ArraySpec, BatchSpec, Values, too_long
 from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import Prediction, output, softmax
@@ -141,12 +141,12 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         pairs = [pair for example in examples for pair in example.pairs]
         tokens, num_truncated = encode_texts(pairs, tokenizer, template)
         number = len(examples[0].choices)
-        notes = [f"{number} choices each"]
-        if num_truncated:
-            notes.append(f"{num_truncated:,} choices truncated to {self.length} tokens")
+        limit = f"data.length {self.length}"
+        cut = too_long(num_truncated, len(pairs), "choice", limit, consequence="truncated")
+        notes = (f"{number} choices each", *cut)
         correct = [example.label for example in examples]
         values = None if None in correct else np.array(correct, np.int32)
-        return MultipleChoiceExamples(tokens, values, tuple(examples), number, tuple(notes))
+        return MultipleChoiceExamples(tokens, values, tuple(examples), number, notes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, Values, counted
+from ..dataset import ArraySpec, BatchSpec, Values, counted, too_long
 from ..errors import DataError, UserError
 from ..features.answer_decoding import SpanDecoding
 from ..features.bert_inputs import BertInputs, Template, token_specs
@@ -174,15 +174,20 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
         inputs = BertInputs.of(template, pairs)
         notes = [f"{counted(len(inputs), 'window')} of {self.length} tokens"]
-        if num_truncated := sum(len(ids) > longest for ids in encoded):
-            notes.append(f"{counted(num_truncated, 'question')} truncated to {longest} tokens")
+        num_truncated = sum(len(ids) > longest for ids in encoded)
+        limit = f"{longest} tokens (data.max_question_length, at most half a sequence)"
+        cut = too_long(num_truncated, len(encoded), "question", limit, consequence="truncated")
         return QuestionAnsweringExamples(
             inputs,
             _decoding(kept, offsets, self.max_answer_length, NO_ANSWER in labels),
             _positions(kept),
             tuple(question.example for question in kept),
             tuple(_left_out(questions)) if training else (),
-            (*notes, *_problems(questions, ": not trained on" if training else "")),
+            (
+                *notes,
+                *cut,
+                *_problems(questions, "left out" if training else "left out of the loss"),
+            ),
         )
 
 
@@ -334,9 +339,8 @@ def _problems(questions: Sequence[_Question], consequence: str) -> Iterator[str]
     for problem in (_UNSURE, _SPLIT):
         found = [question.example for question in questions if question.problem == problem]
         if found:
-            have = "has" if len(found) == 1 else "have"
-            number = counted(len(found), "question")
-            yield f"{number} {have} {problem}{consequence} ({_named(found)})"
+            number = f"{len(found):,} of {counted(len(questions), 'question')}"
+            yield f"{number} {consequence}: {problem} ({_named(found)})"
 
 
 def _left_out(questions: Sequence[_Question]) -> Iterator[str]:

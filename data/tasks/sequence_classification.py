@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, Values
+from ..dataset import ArraySpec, BatchSpec, Values, too_long
 from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import Prediction, label_id, output, sigmoid, softmax
@@ -260,15 +260,10 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         tokens, num_truncated = encode_texts(
             [example.texts for example in examples], tokenizer, template
         )
-        empty = sum(not "".join(example.texts).strip() for example in examples)
-        notes = tuple(
-            note
-            for count, note in (
-                (num_truncated, f"{num_truncated:,} of them truncated to {self.length} tokens"),
-                (empty, f"{empty:,} of them without a text"),
-            )
-            if count
-        )
+        limit = f"data.length {self.length}"
+        notes = too_long(num_truncated, len(examples), "example", limit, consequence="truncated")
+        if empty := sum(not "".join(example.texts).strip() for example in examples):
+            notes = (*notes, f"{empty:,} of them without a text")
         values = label_values(examples, labels, self.target)
         texts = tuple(example.texts for example in examples)
         return SequenceClassificationExamples(tokens, values, texts, labels, self.target, notes)

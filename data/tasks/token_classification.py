@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, Values, counted
+from ..dataset import ArraySpec, BatchSpec, Values, counted, too_long
 from ..errors import DataError
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
@@ -235,18 +235,22 @@ def tagged_examples(
     """
     template = Template.of(tokenizer, length)
     rows: list[tuple[list[int], None]] = []  # tokens of each row, without special tokens
-    first_words, positions = [0], []
+    first_words, positions, num_cut = [0], [], 0
     for example in examples:
-        for words in fill_rows(word_pieces(example.words, tokenizer), template.room(1)):
+        pieces = word_pieces(example.words, tokenizer)
+        num_cut += sum(len(ids) > template.room(1) for ids, _ in pieces)
+        for words in fill_rows(pieces, template.room(1)):
             row: list[int] = []
             for ids, mark in words:
                 positions.append(1 + len(row) + mark if ids else 0)  # after [CLS]
                 row += ids
             rows.append((row, None))
             first_words.append(len(positions))
+    limit = f"data.length {length}"
     notes = [counted(len(positions), "word")]
     if len(rows) > len(examples):
         notes.append(f"{len(rows):,} rows of {length} tokens")
+    notes += too_long(num_cut, len(positions), "word", limit, consequence="truncated")
     if lost := positions.count(0):
         notes.append(f"{counted(lost, 'word')} without a token")
     return TokenClassificationExamples(

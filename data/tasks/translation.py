@@ -19,7 +19,7 @@ import numpy as np
 
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at, source_frame
 from ..corpora.token_corpus import corpus_key
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
 from ..errors import DataError, UserError
 from ..io.hashing import digest
 from ..packing.packing import best_fit
@@ -433,16 +433,20 @@ def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -
         f"{counted(examples.num_examples, 'sequence')} of {examples.lengths[0]} + "
         f"{examples.lengths[1]}, {examples.padding_fraction:.1%} of them padding"
     ]
+    sources, targets = corpus.sizes
+    number = corpus.num_read
     if corpus.first_empty is not None:
         location = pair_at(text, corpus.first_empty).location
-        summary.append(f"{left_out} for an empty side: {corpus.num_empty:,} (first: {location})")
-    sources, targets = corpus.sizes
+        empty = f"{corpus.num_empty:,} of {counted(number, 'pair')}"
+        summary.append(f"{empty} {left_out}: an empty side (first: {location})")
     over_long = np.flatnonzero((sources > examples.lengths[0]) | (targets > examples.lengths[1]))
     if len(over_long):
         location = pair_at(text, int(corpus.numbers[over_long[0]])).location
-        summary.append(
-            f"{left_out} as longer than a sequence: {len(over_long):,} (first: {location})"
-        )
+        limit = f"data.length {examples.lengths[0]}"
+        if examples.lengths[0] != examples.lengths[1]:
+            limit += f" or data.target_length {examples.lengths[1]}"
+        (note,) = too_long(len(over_long), number, "pair", limit, consequence=left_out)
+        summary.append(f"{note} (first: {location})")
     if corpus.num_unknown:
         unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,}"
         summary.append(f"unknown to the tokenizer: {unknown} tokens")

@@ -108,7 +108,7 @@ class TextEmbedder(TextModel):
         ids = [self._encode(prompt + text) for text in texts]
         truncated = sum(len(row) > longest for row in ids)
         if truncated:
-            log(f"{truncated:,} of {len(ids):,} texts are truncated to {longest} tokens")
+            log(f"{truncated:,} of {len(ids):,} texts truncated: longer than {longest} tokens")
         # The closing token is kept.
         ids = [
             row if len(row) <= longest else [*row[: longest - len(after)], *after] for row in ids

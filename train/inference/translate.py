@@ -132,7 +132,7 @@ class TextTranslator(TextModel):
         if not too_long:
             return ids
         if truncate:
-            log(f"{len(too_long):,} of {len(ids):,} texts are truncated to {longest} tokens")
+            log(f"{len(too_long):,} of {len(ids):,} texts truncated: longer than {longest} tokens")
             # The closing token is kept.
             return [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
         first = too_long[0]

@@ -38,7 +38,9 @@ def test_rows(config, tokenizer):
     assert (row["labels"], row["labels"].shape, row["labels"].dtype) == (1, (), np.int32)
     assert texts(tokenizer, split.examples, 1)[0] == "[CLS] c d e f [SEP] u [SEP]"
     assert split.examples.gold() == [1, 0]
-    assert split.summary == "2 examples, 3 choices each, 3 choices truncated to 8 tokens"
+    assert split.summary == (
+        "2 examples, 3 choices each, 3 of 6 choices truncated: longer than data.length 8"
+    )
     (batch,) = evaluation_batches(split.examples, batch_size=4)
     assert batch["input_ids"].shape == (4, 3, 8)
     assert batch["attention_mask"][:, :, 0].tolist() == [[1] * 3] * 2 + [[0] * 3] * 2

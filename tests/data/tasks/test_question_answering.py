@@ -48,7 +48,10 @@ PASSAGE = "a b c d e f g h i j k l m n o"
 def test_windows_of_a_passage(config, train, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("k l", 20), ("a", 0)])), max_question_length=2)
     split = train(data, tokenizer)
-    assert split.summary == "1 question, 1 window of 24 tokens, 1 question truncated to 2 tokens"
+    assert split.summary == (
+        "1 question, 1 window of 24 tokens, 1 of 1 question truncated: longer than 2 tokens "
+        "(data.max_question_length, at most half a sequence)"
+    )
     row = split.examples.example(0, 0)
     text = "[CLS] wh [SEP] a b c d e f g h i j k l m n o [SEP]"
     assert tokenizer.decode(row["input_ids"][:20], False) == text
@@ -194,7 +197,7 @@ def test_answers_without_a_certain_location(config, train, tokenizer):
     for row in positions:
         tokens = row["input_ids"][row["start_positions"] : row["end_positions"] + 1]
         assert tokenizer.decode(tokens) == "cat"
-    unsure = "2 questions have no answer whose location is certain: not trained on (wrong, unsure)"
+    unsure = "left out: no answer whose location is certain (wrong, unsure)"
     assert unsure in split.summary
     misplaced = "3 answers are not at the stated locations (wrong, second)"
     assert misplaced in split.summary
@@ -218,15 +221,14 @@ def test_an_answer_that_is_whole_in_no_window(config, train, tokenizer):
     data = config(passage, length=16, stride=128, max_question_length=4)
     split = train(data, tokenizer)
     assert [gold["id"] for gold in split.examples.gold()] == ["short"]
-    parted = "1 question has an answer that is whole in no window"
-    assert f"{parted}: not trained on (long)" in split.summary
+    assert "left out: an answer that is whole in no window (long)" in split.summary
     (line,) = split.examples.left_out
     assert line.endswith("question long: an answer that is whole in no window")
     rows = [split.examples.example(0, i) for i in range(split.examples.num_examples)]
     assert any(row["start_positions"] for row in rows)
     everything = data.whole_source(data.source, tokenizer, ())  # all are scored
     assert [gold["id"] for gold in everything.examples.gold()] == ["long", "short"]
-    assert f"{parted} (long)" in everything.summary
+    assert "left out of the loss: an answer that is whole in no window" in everything.summary
     with pytest.raises(
         DataError, match="fits in a window: give other questions, or a greater length"
     ):

@@ -29,7 +29,7 @@ def test_rows(config, train, tokenizer):
     assert (row["labels"], row["labels"].dtype, row["labels"].shape) == (1, np.int32, ())
     assert split.examples.example(3, 1)["input_ids"].tolist() == [2, *range(7, 15), 3]
     assert split.examples.gold() == [1, 0]  # the labels in order of their names
-    assert split.summary == "2 examples, 1 of them truncated to 10 tokens"
+    assert split.summary == "2 examples, 1 of 2 examples truncated: longer than data.length 10"
 
 
 def test_the_longer_text_of_a_pair_is_truncated(config, train, tokenizer):

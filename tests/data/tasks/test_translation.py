@@ -104,8 +104,8 @@ def test_empty_and_over_long_pairs_are_counted_and_shift_nothing(pair_files):
     split = config.train_split(tokenizer, (), 0)
     assert sorted(pairs_of(split, tokenizer)) == sorted(pairs)
     first = f"line 6 of {config.source.removeprefix('pairs:').replace(',', ' and ')}"
-    assert f"left out for an empty side: 2 (first: {first})" in split.summary
-    assert "left out as longer than a sequence: 1 (first: line 12 of " in split.summary
+    assert f"pairs left out: an empty side (first: {first})" in split.summary
+    assert "pairs left out: longer than data.length 16 (first: line 12 of " in split.summary
     assert split.summary.startswith("20 pairs, 70 + 70 tokens in ")
     whole = config.whole_source(config.source, tokenizer, ())
     assert list(zip(whole.content.sources, whole.content.targets, strict=True)) == given
@@ -143,7 +143,7 @@ def test_any_texts_with_targets_of_another_length(tmp_path):
             target = row["labels"][row["decoder_segment_ids"] == segment]
             seen.append((tokenizer.decode(source[:-1]), tokenizer.decode(target[:-1])))
     assert sorted(seen) == sorted(pairs)
-    assert "left out as longer than a sequence: 1 (first: " in split.summary
+    assert "pairs left out: longer than data.length" in split.summary
     with pytest.raises(UserError, match=r"data.target_length 0 must be at least 1"):
         TextToTextData(source=config.source, target_length=0, **settings)
     shorter = TextToTextData(source=config.source, target_length=2, **settings)

@@ -115,7 +115,7 @@ def test_bleu_counts_every_pair_and_the_loss_those_with_two_sides(run, tmp_path,
     (tmp_path / "q.tsv").write_text("one\tun\ntwo\t\nthree\ttrois\n\tquatre\nfive\tcinq\n")
     printed = output(capsys, "evaluate", folder / "run", "--data", f"tsv:{tmp_path}/q.tsv")
     assert "data: 3 pairs, " in printed.err
-    assert f"left out of the loss for an empty side: 2 (first: {tmp_path}/q.tsv line 2)\n" in (
+    assert f"pairs left out of the loss: an empty side (first: {tmp_path}/q.tsv line 2)\n" in (
         printed.err
     )
     assert "\ntranslated and scored: all 5 pairs\n" in printed.err
@@ -211,7 +211,7 @@ def test_what_is_refused(run, tmp_path, capsys):
           "translate", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
     said = output(capsys, "translate", folder / "run", "--input", tmp_path / "long.txt",
                   "--truncate", "--output", tmp_path / "short.txt").err  # fmt: skip
-    assert "\n2 of 3 texts are truncated to 48 tokens\n" in f"\n{said}"
+    assert "\n2 of 3 texts truncated: longer than 48 tokens\n" in f"\n{said}"
     assert said.endswith(f"{tmp_path}/short.txt: 3 lines translated\n")
     assert len((tmp_path / "short.txt").read_text().splitlines()) == 3
     fails(capsys, "is a folder", "translate", folder / "run", "--input", folder / "valid.en",

@@ -204,7 +204,7 @@ def test_embed_is_the_mean_of_each_text_alone(pretrained, tmp_path, capsys):
     output = tmp_path / "vectors.npy"
     arguments = ["--input", str(tmp_path / "texts"), "--output", str(output)]
     assert cli.main(["embed", str(pretrained), *arguments]) == 0
-    assert "1 of 4 texts are truncated to 32 tokens" in capsys.readouterr().err
+    assert "1 of 4 texts truncated: longer than 32 tokens" in capsys.readouterr().err
     vectors = np.load(output)
     assert vectors.shape == (4, 16)
     model, params = models.load(pretrained)
