@@ -44,7 +44,7 @@ ORDER = {
     ],
     "data": [
         {"dataset", "errors", "lazy_names"},
-        {"batching", "io"},
+        {"batching", "chat_templates", "io"},
         {"sources", "tokenizers"},
         {"corpora"},
         {"features", "packing"},

@@ -15,7 +15,7 @@ from ..io.hashing import digest
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
 from ..tasks.base import DataConfig
 from ..tokenizers.base import Tokenizer
-from ..tokenizers.chat_template import ChatTemplate, find_template
+from ..tokenizers.chat_template import ChatTemplate, find_template, read_template
 from .records import Demonstration
 from .rows import Row, read_rows
 
@@ -57,11 +57,7 @@ class ChatData(DataConfig, Generic[R]):
         found = tokenizer.chat_template
         if self.template is not None:
             path = Path(self.template).expanduser()
-            named = (
-                ChatTemplate(path.read_text(encoding="utf-8"))
-                if path.is_file()
-                else find_template(path)
-            )
+            named = ChatTemplate(read_template(path)) if path.is_file() else find_template(path)
             if named is None:
                 raise DataError(
                     f"data.template {self.template!r} is no chat template: name a folder with "

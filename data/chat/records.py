@@ -27,9 +27,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import DataError, misspelled
+from ..errors import DataError, misspelled, suggest
 from ..tokenizers.base import Tokenizer
-from ..tokenizers.chat_template import ChatTemplate, Message
+from ..tokenizers.chat_template import ChatTemplate, Message, check_role
 from .encoding import EncodedChat, encode_chat, encode_completion
 from .rows import Row
 
@@ -48,7 +48,6 @@ _ROLES = {
     "function_response": "tool",
 }
 """ShareGPT's names of those who speak, and the roles of chat templates."""
-_USUAL_ROLES = ("system", "user", "assistant", "tool")
 _HH_TURN = re.compile(r"\n\n(Human|Assistant):")
 _DEMONSTRATIONS = "text; prompt and completion; messages; conversations; or instruction and output"
 _PREFERENCES = "prompt, chosen and rejected; chosen and rejected; or prompt and ranked"
@@ -335,8 +334,8 @@ def _share_gpt(turns: object, location: str) -> tuple[Message, ...]:
             raise DataError(f"{location}: the turn {turn!r} must have from and value")
         if str(turn["from"]) not in _ROLES:
             raise DataError(
-                f"{location}: the role {turn['from']!r} is unknown: it should be one of "
-                f"{', '.join(_ROLES)}"
+                f"{location}: the role {turn['from']!r} is unknown: "
+                f"{suggest(str(turn['from']).lower(), list(_ROLES))}"
             )
         messages.append({"role": _ROLES[str(turn["from"])], "content": turn["value"]})
     return _messages(messages, "conversations", location)
@@ -354,10 +353,7 @@ def _messages(value: object, field: str, location: str) -> tuple[Message, ...]:
                 f"{location}: the message {str(message)[:60]!r} must be an object with role and "
                 "content"
             )
-        if meant := misspelled(message["role"], _USUAL_ROLES):
-            raise DataError(
-                f"{location}: the role {message['role']!r} is unknown: did you mean {meant}?"
-            )
+        check_role(message["role"], location)
     return tuple(value)
 
 

@@ -147,15 +147,27 @@ class Tokenizer(ABC):
         ids = asdict(self.special_ids).items()
         return {self.token(id): True for role, id in ids if id is not None and role != "unk"}
 
+    def control_ids(self) -> dict[str, int]:
+        """Returns the ids of the control tokens by name."""
+        ids = asdict(self.special_ids).items()
+        return {self.token(id): id for role, id in ids if id is not None and role != "unk"}
+
+    def find_controls(self, text: str) -> list[tuple[int, int, int]]:
+        """Returns the control tokens whose names are in a text: their characters and ids."""
+        known = self.control_ids()
+        names = sorted(known, key=len, reverse=True)
+        found = re.finditer("|".join(map(re.escape, names)) or "(?!)", text)
+        return [(*match.span(), known[match[0]]) for match in found]
+
     def encode_with_controls(
         self, text: str, literal: Iterable[tuple[int, int]] = ()
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encodes a text of a chat template, in which the names of control tokens are these tokens.
+        """Encodes a text in which the names of control tokens are these tokens, whoever wrote them.
 
         Args:
           text: The text.
-          literal: Half-open ranges of characters, in order, that are ordinary text: each is the
-            name of a control token that somebody typed.
+          literal: Half-open ranges of characters, in order, that are ordinary text, each encoded
+            apart: names of control tokens that somebody typed.
 
         Returns:
           The ids and their ranges of characters; see ``encode_with_offsets``.
@@ -174,9 +186,9 @@ class Tokenizer(ABC):
             offsets += ((a + start, b + start) for a, b in found[1])
         return ids, offsets
 
-    def _encode_typed(self, name: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encodes the name of a control token as ordinary text."""
-        return self.encode_with_offsets(name, add_special_tokens=False)
+    def _encode_typed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encodes a part of a text as ordinary text."""
+        return self.encode_with_offsets(text, add_special_tokens=False)
 
     def _encode_written(
         self, text: str, *, is_first: bool = True
@@ -188,21 +200,18 @@ class Tokenizer(ABC):
           is_first: Whether nothing is before it.
         """
         del is_first  # vocabularies made here put no space before a text
-        special = asdict(self.special_ids)
-        known = {self.token(id): id for role, id in special.items() if id is not None}
-        names = sorted(self.control_tokens(), key=len, reverse=True)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        start = 0
-        for part in re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]:
-            if part in known:
-                ids.append(known[part])
-                offsets.append((start, start + len(part)))
-            elif part:
-                more, ranges = self.encode_with_offsets(part, add_special_tokens=False)
+        end = 0
+        for start, after, id in [*self.find_controls(text), (len(text), len(text), None)]:
+            if start > end:
+                more, ranges = self.encode_with_offsets(text[end:start], add_special_tokens=False)
                 ids += more
-                offsets += ((a + start, b + start) for a, b in ranges)
-            start += len(part)
+                offsets += ((a + end, b + end) for a, b in ranges)
+            if id is not None:
+                ids.append(id)
+                offsets.append((start, after))
+            end = after
         return ids, offsets
 
     def export(

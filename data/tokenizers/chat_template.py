@@ -1,19 +1,21 @@
 """Chat templates: a conversation as one text, byte for byte as transformers renders it.
 
 A template is a program in the language of jinja2 that comes with a model's files and is not to be
-trusted: it runs in jinja2's immutable sandbox, on plain JSON data alone.
+trusted: it runs in a sandbox, within bounds, on plain JSON data alone. Which characters it wrote
+itself, and which its input gave, is known of all that it writes; see ``chat_templates.traced``.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..chat_templates.bounds import MAX_SOURCE, Run, TooMuch, bounded, spend
+from ..chat_templates.traced import ASSISTANT, TEMPLATE, USER, Traced, origins
+from ..errors import DataError, suggest
 
 Message = Mapping[str, Any]
 """A message: ``role``, ``content``, and what else its template reads, such as ``tool_calls``."""
@@ -46,10 +48,15 @@ _MORE = "additional_chat_templates"
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 WITH_TOOLS_FILE = f"{_MORE}/{_WITH_TOOLS}.jinja"
 """The file of a folder that has its template for conversations with tools, if that is another."""
-_OLDEST_JINJA = (3, 1, 6)
 _MARKER = re.compile(r"{%-?\s*generation\s*-?%}")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+"""The roles of messages. A template may write them as a part of a control token."""
 # Names under which a model's reasoning is found; templates read the first or the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class EndlessTemplateError(DataError):
+    """A chat template whose run has no end, or makes too much: that of every conversation."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,12 @@ class RenderedChat:
       text: The text.
       answers: The half-open ranges of characters that the assistant wrote, in order, the ends of
         its turns included.
+      origins: A letter for each character, which says who wrote it; see ``chat_templates.traced``.
     """
 
     text: str
     answers: tuple[tuple[int, int], ...]
+    origins: str
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,17 @@ class ChatTemplate:
           DataError: The template refuses the conversation, or is faulty.
         """
         given = {**variables, "tools": tools, "documents": documents}
-        return self._run(messages, given, add_generation_prompt=add_generation_prompt)[0]
+        return self._run(messages, given, add_generation_prompt=add_generation_prompt).text
+
+    def render_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> RenderedChat:
+        """Returns the text up to the beginning of the assistant's next turn; see ``render``."""
+        given = {"tools": tools, "documents": None}
+        return self._run(messages, given, add_generation_prompt=True)
 
     def render_with_answers(
         self,
@@ -155,7 +174,8 @@ class ChatTemplate:
             turns, or it refuses the conversation.
         """
         given = {**variables, "tools": tools, "documents": documents}
-        text, answers = self._run(messages, given)
+        whole = self._run(messages, given)
+        text, answers = whole.text, list(whole.answers)
         if not _MARKER.search(self._source(given)):
             answers = [
                 self._by_prefix(messages, number, text, given, ends=ends)
@@ -169,7 +189,7 @@ class ChatTemplate:
                 f"the conversation has no answer to learn (roles: {roles}): give a message of the "
                 "role 'assistant' that is not empty"
             )
-        return RenderedChat(text, tuple(answers))
+        return dataclasses.replace(whole, answers=tuple(answers))
 
     def _by_prefix(
         self,
@@ -181,8 +201,8 @@ class ChatTemplate:
         ends: Sequence[str],
     ) -> tuple[int, int]:
         """Returns the range of an assistant's message, from the texts before and after it."""
-        before, _ = self._run(messages[:number], given, add_generation_prompt=True)
-        after, _ = self._run(messages[: number + 1], given)
+        before = self._run(messages[:number], given, add_generation_prompt=True).text
+        after = self._run(messages[: number + 1], given).text
         if not after.startswith(before) or not text.startswith(after):
             raise DataError(
                 f"the chat template rewrites earlier turns, so which part of message {number + 1} "
@@ -205,7 +225,7 @@ class ChatTemplate:
         given: Mapping[str, object],
         *,
         add_generation_prompt: bool = False,
-    ) -> tuple[str, list[tuple[int, int]]]:
+    ) -> RenderedChat:
         """Returns the text, and the ranges that the template marks.
 
         Args:
@@ -213,59 +233,132 @@ class ChatTemplate:
           given: Tools, documents and further variables by name.
           add_generation_prompt: Whether the text ends with the beginning of the assistant's turn.
         """
-        for number, message in enumerate(messages, start=1):
-            if not isinstance(message, Mapping) or "role" not in message:
-                raise DataError(
-                    f"message {number} is {message!r}: write an object with role and content"
-                )
-        template, marks = _compiled(self._source(given))
-        variables = {**self.tokens, **{name: _plain(value) for name, value in given.items()}}
-        marks.begin()
+        from ..chat_templates.sandbox import MARKS, Marks, compiled
+
+        template, marks = compiled(self._source(given)), Marks()
+        token = MARKS.set(marks)
         try:
-            for block in template.generate(
-                **variables,
-                messages=[_with_reasoning(_plain(message)) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-            ):
-                marks.blocks.append(block)
+            traced = [self._traced(message, n) for n, message in enumerate(messages, start=1)]
+            variables = {
+                **{name: Traced(text, TEMPLATE) for name, text in self.tokens.items()},
+                **{name: _plain(value, USER) for name, value in given.items()},
+                "messages": traced,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            with bounded(Run.of(_size(variables))):
+                for block in template.generate(variables):
+                    spend(characters=len(block))
+                    marks.blocks.append(block)
+        except DataError:
+            raise
+        except TooMuch as error:
+            raise EndlessTemplateError(f"the chat template is too much work: {error}") from None
         except Exception as error:  # a template is a program, which may raise anything
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f"the chat template refuses the conversation: {why[:300]}") from None
+        finally:
+            MARKS.reset(token)
+        by = "".join(map(origins, marks.blocks))
+        return RenderedChat("".join(marks.blocks), tuple(marks.ranges), by)
+
+    def _traced(self, message: Message, number: int) -> dict[str, Any]:
+        """Returns a message as a template reads it: plain data whose strings have origins."""
+        if not isinstance(message, Mapping) or "role" not in message:
             raise DataError(
-                f"the chat template refuses the conversation: {' '.join(str(error).split())}"
-            ) from None
-        return "".join(marks.blocks), marks.ranges
+                f"message {number} is {message!r}: write an object with role and content"
+            )
+        role, content = message["role"], message.get("content")
+        check_role(role, f"message {number}")
+        if isinstance(content, list | tuple):
+            texts = [_text_of(part, number) for part in content]
+            if self.source == LECTURES:
+                message = {**message, "content": "".join(texts)}
+        plain = _plain(message, ASSISTANT if role == "assistant" else USER)
+        return _with_reasoning({**plain, "role": Traced(str.__str__(role), TEMPLATE)})
+
+
+def check_role(role: object, location: str) -> None:
+    """Checks the role of a message.
+
+    Raises:
+      DataError: It is none of ``ROLES``.
+    """
+    if role not in ROLES:
+        raise DataError(
+            f"{location}: the role {role!r} is unknown: {suggest(str(role).lower(), ROLES)}"
+        )
+
+
+def _text_of(part: object, number: int) -> str:
+    """Returns the text of a part of a content; raises DataError if the part is of another kind."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type", "text") == "text":
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise DataError(
+        f"message {number} has a part of the type {kind!r} in its content: give parts of the type "
+        "text, each with a text"
+    )
 
 
 def find_template(folder: str | Path) -> ChatTemplate | None:
-    """Returns the chat template of a folder in Hugging Face's format; None if it has none."""
+    """Returns the chat template of a folder in Hugging Face's format; None if it has none.
+
+    Raises:
+      DataError: A file cannot be read, or holds something else than templates.
+    """
     folder = Path(folder)
     path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    named = _templates(config.get("chat_template"))
+    config: Any = {}
+    if path.is_file():
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path} is not valid JSON ({error}): fetch it again") from None
+        if not isinstance(config, dict):
+            raise DataError(f"{path} is a {type(config).__name__}, and must be an object")
+    named = _templates(config.get("chat_template"), path)
     if (file := folder / TEMPLATE_FILE).is_file():
-        named[_DEFAULT] = file.read_text(encoding="utf-8")
+        named[_DEFAULT] = read_template(file)
     for file in sorted((folder / _MORE).glob("*.jinja")):
-        named[file.stem] = file.read_text(encoding="utf-8")
+        named[file.stem] = read_template(file)
     if _DEFAULT not in named:
         return None
     return ChatTemplate(named[_DEFAULT], _special_tokens(config), named.get(_WITH_TOOLS))
 
 
-@dataclass
-class _Marks:
-    """The text that a template has made, and the ranges that it marked, while it runs."""
+def read_template(file: Path) -> str:
+    """Reads the source of a template.
 
-    blocks: list[str]
-    ranges: list[tuple[int, int]]
+    Raises:
+      DataError: The file is too long, or not UTF-8.
+    """
+    if file.stat().st_size > 4 * MAX_SOURCE:
+        raise DataError(
+            f"{file} has {file.stat().st_size:,} bytes, more than a chat template of "
+            f"{MAX_SOURCE:,} characters"
+        )
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 ({error.reason}): save it as UTF-8") from None
 
-    def begin(self) -> None:
-        self.blocks, self.ranges = [], []
 
-
-def _templates(stored: object) -> dict[str, str]:
+def _templates(stored: object, path: Path) -> dict[str, str]:
     """Returns the templates of ``tokenizer_config.json`` by name: one, or a list of named ones."""
-    if isinstance(stored, str):
-        return {_DEFAULT: stored}
-    return {one["name"]: one["template"] for one in stored} if isinstance(stored, list) else {}
+    if stored is None or isinstance(stored, str):
+        return {} if stored is None else {_DEFAULT: stored}
+    if isinstance(stored, list) and all(isinstance(one, dict) for one in stored):
+        pairs = [(one.get("name"), one.get("template")) for one in stored]
+        if all(isinstance(part, str) for pair in pairs for part in pair):
+            return dict(pairs)
+    raise DataError(
+        f"{path}: chat_template is {str(stored)[:60]!r}, and must be a text, or a list of objects "
+        "with the texts name and template"
+    )
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -278,21 +371,35 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _plain(value: object) -> Any:
-    """Returns plain JSON data, of which a template can call no dangerous method."""
-    if value is None or type(value) in (str, int, float, bool):
+def _plain(value: object, by: str) -> Any:
+    """Returns plain JSON data, of which a template can call no dangerous method.
+
+    Args:
+      value: The data.
+      by: Who wrote its strings.
+    """
+    if isinstance(value, str):
+        return Traced(str.__str__(value), by)
+    if value is None or type(value) in (int, float, bool):
         return value
-    if isinstance(value, str):  # an enumeration
-        return str.__str__(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):  # a numpy number
         return float(value)
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        return {_plain(key, by): _plain(item, by) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_plain(item) for item in value)
-    return f"<{type(value).__name__}>"
+        return type(value)(_plain(item, by) for item in value)
+    return Traced(f"<{type(value).__name__}>", by)
+
+
+def _size(value: object) -> int:
+    """Returns the number of characters in some data, and of values."""
+    if isinstance(value, str):
+        return 1 + len(value)
+    if isinstance(value, Mapping):
+        return 1 + sum(_size(key) + _size(item) for key, item in value.items())
+    return 1 + sum(map(_size, value)) if isinstance(value, list | tuple) else 1
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
@@ -302,91 +409,3 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     if not found:
         return message
     return {"thinking": found[0], **message, "reasoning_content": found[0]}
-
-
-@lru_cache(maxsize=64)
-def _compiled(source: str) -> tuple[Any, _Marks]:
-    """Compiles a template in jinja2's immutable sandbox; the marks are those of its next run."""
-    import jinja2
-    import jinja2.ext
-    import jinja2.nodes
-    import jinja2.sandbox
-
-    version = tuple(int(part) for part in jinja2.__version__.split(".")[:3])
-    if version < _OLDEST_JINJA:  # older ones have known ways out of the sandbox
-        raise DataError(f"jinja2 {jinja2.__version__} is unsafe: install jinja2 3.1.6 or newer")
-    marks = _Marks([], [])
-
-    class Generation(jinja2.ext.Extension):
-        """``{% generation %} … {% endgeneration %}`` encloses what the assistant wrote."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-            call = self.call_method("_mark")
-            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-        def _mark(self, caller: Any) -> str:
-            text = caller()
-            start = sum(map(len, marks.blocks))
-            marks.ranges.append((start, start + len(text)))
-            return text
-
-    class Namespace(jinja2.utils.Namespace):
-        """A namespace that refuses names with an underscore first, a way out of the sandbox."""
-
-        def __init__(*args: Any, **attributes: Any) -> None:
-            self, args = args[0], args[1:]
-            for name in (fields := dict(*args, **attributes)):
-                _check_name(name)
-            jinja2.utils.Namespace.__init__(self, fields)
-
-        def __setitem__(self, name: Any, value: Any) -> None:
-            _check_name(name)
-            super().__setitem__(name, value)
-
-    def _check_name(name: object) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a template may not set the name {name!r}")
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        raise_exception=_refuse, strftime_now=_now, dict=_make_dict, namespace=Namespace
-    )
-    try:
-        return environment.from_string(source), marks
-    except jinja2.TemplateError as error:
-        raise DataError(f"the chat template is faulty: {' '.join(str(error).split())}") from None
-
-
-def _to_json(
-    x: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    *,
-    sort_keys: bool = False,
-) -> str:
-    """Formats JSON without jinja2's escapes for HTML."""
-    return json.dumps(
-        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _refuse(message: str) -> None:
-    import jinja2
-
-    raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _make_dict(*args: Any, **fields: Any) -> dict[Any, Any]:
-    return dict(*args, **fields)

@@ -116,18 +116,45 @@ class HuggingFaceTokenizer(Tokenizer):
         added = self._backend.get_added_tokens_decoder().values()
         return {token.content: token.special for token in added if not token.content.isspace()}
 
-    def _encode_typed(self, name: str) -> tuple[list[int], list[tuple[int, int]]]:
-        whole = self._encode_inside(name)
-        if self._backend.token_to_id(name) not in whole[0]:
-            return whole
-        # The library recognizes an added token that is not special, unless it is cut in two.
-        first, rest = self._encode_inside(name[:1]), self._encode_inside(name[1:])
-        return [*first[0], *rest[0]], [*first[1], *((a + 1, b + 1) for a, b in rest[1])]
+    def control_ids(self) -> dict[str, int]:
+        """See ``Tokenizer``."""
+        added = self._backend.get_added_tokens_decoder().items()
+        return {token.content: id for id, token in added if not token.content.isspace()}
 
-    def _encode_inside(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encodes a part of a text as ordinary characters, without a space in front of it."""
+    def find_controls(self, text: str) -> list[tuple[int, int, int]]:
+        """See ``Tokenizer``; the library finds them, before and after normalization."""
         check_unicode(text)
-        return _after_line_feed(self._backend, text)
+        finder, ids = self._finder
+        found = finder.encode(text, add_special_tokens=False)
+        pairs = zip(found.ids, found.offsets, strict=True)
+        return [(*span, ids[id]) for id, span in pairs if id in ids]
+
+    @cached_property
+    def _finder(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        """A tokenizer with the same added tokens, for which all else is one unknown token.
+
+        And from its ids of control tokens to those of this one.
+        """
+        backend, unknown = self.backend(), "\0"
+        finder = tokenizers.Tokenizer(models.WordLevel({unknown: 0}, unk_token=unknown))
+        if backend.normalizer is not None:
+            finder.normalizer = backend.normalizer
+        for _, token in sorted(backend.get_added_tokens_decoder().items()):
+            (finder.add_special_tokens if token.special else finder.add_tokens)([token])
+        found = finder.get_added_tokens_decoder().items()
+        known = self.control_ids()
+        return finder, {id: known[t.content] for id, t in found if t.content in known}
+
+    def _encode_typed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        check_unicode(text)
+        return _after_line_feed(self._without_added_tokens, text)
+
+    @cached_property
+    def _without_added_tokens(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, for which every text is ordinary, even the name of a token."""
+        content = json.loads(self._backend.to_str())
+        content |= {"added_tokens": [], "post_processor": None}
+        return tokenizers.Tokenizer.from_str(json.dumps(content))
 
     def _encode_written(
         self, text: str, *, is_first: bool = True
@@ -225,7 +252,7 @@ def _after_line_feed(
     alone = backend.encode("\n", add_special_tokens=False).ids
     feed = len(alone)
     found = backend.encode("\n" + text, add_special_tokens=False)
-    if found.ids[:feed] == alone and found.offsets[feed][0] >= 1:
+    if len(found.ids) > feed and found.ids[:feed] == alone and found.offsets[feed][0] >= 1:
         return found.ids[feed:], [(a - 1, b - 1) for a, b in found.offsets[feed:]]
     found = backend.encode(text, add_special_tokens=False)
     return found.ids, found.offsets

@@ -13,7 +13,7 @@ from ...data.io.atomic_io import check_file, write_file
 from ...data.io.files import read_lines
 from ...data.io.json_lines import parse_line
 from ...data.io.json_text import JsonValue
-from ...data.tokenizers.chat_template import LECTURES, ChatTemplate, Message
+from ...data.tokenizers.chat_template import LECTURES, ChatTemplate, Message, check_role
 from ...models.decoding.generator import SEEDS, check_seed, sampling_keys
 from ..inference.completions import FinishReason, Prompt
 from ..inference.generate import TextGenerator
@@ -304,6 +304,7 @@ class Conversation:
                     f"{location} has the fields {', '.join(row)}: a transcript has role, content "
                     "and writer"
                 )
+            check_role(role, location)
             turn = Turn(role, content, str(row.get("writer", role)), calls=_calls(row, location))
             if turn.role == SYSTEM and number == 1:
                 instructions = turn.content

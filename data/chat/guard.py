@@ -1,0 +1,129 @@
+"""Control tokens in a conversation: those that its template wrote, and no others.
+
+The tokens are those of the whole text, encoded at once. The control tokens that a template wrote
+are the ones that remain if all else is replaced by letters that are in no control token. Others
+that are found, whatever a template or a normalizer did to a user's text, are encoded apart, as
+ordinary text. Last, the control tokens of the result must be the template's; or the text is
+refused.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ..chat_templates.traced import ASSISTANT, TEMPLATE, UNKNOWN
+from ..errors import DataError
+from ..tokenizers.base import Tokenizer
+
+Found = tuple[int, int, int]
+"""A control token in a text: its half-open range of characters, and its id."""
+Span = tuple[int, int]
+
+_NOT_THE_TEMPLATES = re.compile(f"[^{TEMPLATE}]+")
+_ROUNDS = 16
+# Letters and marks, common ones first, of which those are used that are in no control token.
+_LETTERS = "xzqjkvwyQZXJKVWY0123456789abcdefghilmnoprstuéжאあ한"
+_MARKS = "·¬§¶°~^%$*.,"
+
+
+def encode_guarded(
+    tokenizer: Tokenizer, text: str, origins: str, named: str
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Encodes a text of a chat template.
+
+    Args:
+      tokenizer: The tokenizer.
+      text: The text.
+      origins: Who wrote each of its characters; see ``chat_templates.traced``.
+      named: The source of the template. Tokens that are not special, such as ``<think>``, are
+        control tokens only if they are named in it, and the assistant may write them.
+
+    Returns:
+      The ids and their ranges of characters; see ``Tokenizer.encode_with_offsets``.
+
+    Raises:
+      DataError: What somebody wrote cannot be kept apart from a control token.
+    """
+    special = tokenizer.control_tokens()
+    known = {
+        id: special[name]
+        for name, id in tokenizer.control_ids().items()
+        if special[name] or name in named
+    }
+
+    def trimmed(found: Found) -> Found:
+        """Returns a control token without the white space around it that it includes."""
+        start, end, id = found
+        inside = text[start:end].strip()
+        if not inside:
+            return found
+        start = text.index(inside, start)
+        return start, start + len(inside), id
+
+    def is_by(found: Found, writer: str) -> bool:
+        return not origins[found[0] : found[1]].strip(writer)
+
+    harmless = _without_users(text, origins, tokenizer)
+    written = [trimmed(one) for one in tokenizer.find_controls(harmless) if one[2] in known]
+    wanted = {one for one in written if is_by(one, TEMPLATE)}
+    literal: list[Span] = []
+    wrong: list[Found] = []
+    for _ in range(_ROUNDS):
+        ids, offsets = tokenizer.encode_with_controls(text, literal)
+        found = {trimmed((*span, id)) for id, span in zip(ids, offsets, strict=True) if id in known}
+        wrong = sorted(one for one in found - wanted if known[one[2]] or not is_by(one, ASSISTANT))
+        if not wrong and wanted <= found:
+            return ids, offsets
+        unclear = [o for o in wrong if is_by(o, TEMPLATE) or UNKNOWN in origins[o[0] : o[1]]]
+        if unclear or (after := _separated(literal, wrong, wanted, len(text))) == literal:
+            break
+        literal = after
+    place = wrong[0][0] if wrong else 0
+    raise DataError(
+        f"the text {text[max(place - 20, 0) : place + 40]!r} of the conversation cannot be kept "
+        "apart from a control token of its chat template: write it in another way"
+    )
+
+
+def _separated(
+    literal: Sequence[Span], wrong: Sequence[Found], wanted: set[Found], length: int
+) -> list[Span]:
+    """Returns ranges of ordinary text from which some more control tokens are kept out."""
+    if not wrong:  # one of the template's is missing: all between them is ordinary
+        edges = [0, *(edge for one in sorted(wanted) for edge in one[:2]), length]
+        return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+    spans = list(literal)
+    for start, end, _ in wrong:
+        inside = next((span for span in spans if span[0] <= start and end <= span[1]), None)
+        if inside is None:
+            # Any that it overlaps becomes a part of it.
+            over = [s for s in spans if s[0] < end and start < s[1]]
+            spans = [s for s in spans if s not in over]
+            spans.append((min([start, *(s[0] for s in over)]), max([end, *(s[1] for s in over)])))
+        elif end - start > 1:  # it is found as a whole, and not if it is cut in two
+            spans.remove(inside)
+            spans += [(inside[0], start + 1), (start + 1, inside[1])]
+    return sorted(spans)
+
+
+def _without_users(text: str, origins: str, tokenizer: Tokenizer) -> str:
+    """Returns a text in which letters and marks that the template did not write are others."""
+    letter, mark = _fillers(tokenizer.control_tokens())
+
+    def replaced(found: re.Match[str]) -> str:
+        part = text[found.start() : found.end()]
+        return re.sub(r"\w", letter, re.sub(r"[^\w\s]", mark, part))
+
+    parts, end = [], 0
+    for found in _NOT_THE_TEMPLATES.finditer(origins):
+        parts += [text[end : found.start()], replaced(found)]
+        end = found.end()
+    return "".join([*parts, text[end:]])
+
+
+def _fillers(names: Mapping[str, bool]) -> tuple[str, str]:
+    """Returns a letter and a mark that are in no name, or in as few as possible."""
+    used = "".join(names).casefold()
+    letter, mark = (
+        min(choices, key=lambda c: used.count(c.casefold())) for choices in (_LETTERS, _MARKS)
+    )
+    return letter, mark

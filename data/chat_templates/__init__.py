@@ -1,0 +1,1 @@
+"""Chat templates run in a sandbox, within bounds, and know who wrote each character."""

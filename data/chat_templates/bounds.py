@@ -1,0 +1,81 @@
+"""Bounds of a template's run: steps, characters, processor time.
+
+A step is an iteration of a loop, a call, a filter or an operator; a result costs its characters,
+before it is made. So an endless template always ends at the same place. The processor time bounds
+single steps that are slow; it is that of the thread, which works in every thread.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+MAX_SOURCE = 1 << 17
+"""The longest template, in characters; published ones have up to 20,000."""
+MAX_STEPS = 1 << 20
+"""Steps of a run, besides those for its input."""
+STEPS_PER_CHARACTER = 64
+"""Further steps for each character of the input."""
+MAX_SECONDS = 5.0
+"""Seconds of processor time of a run."""
+MAX_BITS = 10_000
+"""The longest number, in bits."""
+_CHARACTERS_PER_STEP = 16
+_STEPS_PER_LOOK = 256
+
+
+class TooMuch(Exception):
+    """A template that takes too long, or makes too much."""
+
+
+@dataclass
+class Run:
+    """What is left to a run of a template.
+
+    Attributes:
+      steps: The steps that are left.
+      looks_at: The number of steps left at which the time is looked at again.
+      ends: The processor time of the thread at which the run ends, in seconds.
+    """
+
+    steps: int
+    looks_at: int
+    ends: float
+
+    @classmethod
+    def of(cls, characters: int) -> "Run":
+        """Returns a run for an input of some characters."""
+        steps = MAX_STEPS + STEPS_PER_CHARACTER * characters
+        return cls(steps, steps, time.thread_time() + MAX_SECONDS)
+
+
+_RUN: ContextVar[Run | None] = ContextVar("run", default=None)
+
+
+@contextmanager
+def bounded(run: Run) -> Iterator[None]:
+    """Makes a run the one that ``spend`` counts."""
+    token = _RUN.set(run)
+    try:
+        yield
+    finally:
+        _RUN.reset(token)
+
+
+def spend(steps: int = 1, *, characters: int = 0) -> None:
+    """Counts steps and characters of the present run.
+
+    Raises:
+      TooMuch: No more are left.
+    """
+    run = _RUN.get()
+    if run is None:
+        return
+    run.steps -= steps + characters // _CHARACTERS_PER_STEP
+    if run.steps < 0:
+        raise TooMuch("it takes more than the steps that a template may take")
+    if run.steps < run.looks_at:
+        run.looks_at = run.steps - _STEPS_PER_LOOK
+        if time.thread_time() > run.ends:
+            raise TooMuch(f"it takes more than {MAX_SECONDS:g} seconds")

@@ -1,0 +1,389 @@
+"""The sandbox of chat templates: jinja2's, with bounds, and with strings that know their origins.
+
+Every string of a template and of its input is a ``Traced`` one, and so is what it writes. What the
+language or a filter makes without keeping origins gets that of all it was made of, or an unknown
+one.
+"""
+
+import functools
+import itertools
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.compiler
+import jinja2.ext
+import jinja2.filters
+import jinja2.nodes
+import jinja2.sandbox
+from jinja2.parser import Parser
+from markupsafe import Markup
+
+from ..errors import DataError
+from .bounds import MAX_BITS, MAX_SOURCE, TooMuch, spend
+from .traced import TEMPLATE, Traced, as_json, as_text, joined, origin
+
+_OLDEST_JINJA = (3, 1, 6)
+# Filters and methods whose result grows with a number, and what else the number is multiplied by.
+_SIZED = {
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill", "batch", "slice", "wordwrap"), ""),
+    **dict.fromkeys(("truncate", "round", "to_bytes"), ""),
+    "indent": "\n",
+}
+
+
+@dataclass
+class Marks:
+    """The text that a template has made, and the ranges that it marked, while it runs."""
+
+    blocks: list[str] = field(default_factory=list)
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+
+
+MARKS: ContextVar[Marks] = ContextVar("marks")
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %} … {% endgeneration %}`` encloses what the assistant wrote."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Any) -> str:
+        text, marks = caller(), MARKS.get()
+        start = sum(map(len, marks.blocks))
+        marks.ranges.append((start, start + len(text)))
+        return text
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace that refuses names with an underscore first, a way out of the sandbox."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:
+        self, args = args[0], args[1:]
+        for name in (fields := dict(*args, **attributes)):
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, fields)
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template may not set the name {name!r}")
+
+
+class _Dict:
+    """Makes dicts, without the methods of the type."""
+
+    def __call__(self, *args: Any, **fields: Any) -> dict[Any, Any]:
+        return dict(*args, **fields)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Code(jinja2.compiler.CodeGenerator):
+    """Compiles a template whose strings are traced and whose containers are counted."""
+
+    def visit_Const(self, node: Any, frame: Any) -> None:  # noqa: N802
+        if isinstance(node.value, str):
+            self.write(self._literal(node.value))
+        else:
+            super().visit_Const(node, frame)
+
+    def _output_const_repr(self, group: Any) -> str:
+        return self._literal("".join(group))
+
+    def _literal(self, text: str) -> str:
+        literals = self.environment.literals  # pyright: ignore
+        literals.append(Traced(text, TEMPLATE))
+        return f"environment.literals[{len(literals) - 1}]"
+
+    def visit_Concat(self, node: Any, frame: Any) -> None:  # noqa: N802
+        self.write("environment.concat(map(environment.as_text, (")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")))")
+
+    def _counted(self, visit: Callable[..., None], node: Any, frame: Any) -> None:
+        self.write("environment.counted(")
+        visit(node, frame)
+        self.write(")")
+
+    def visit_List(self, node: Any, frame: Any) -> None:  # noqa: N802
+        self._counted(super().visit_List, node, frame)
+
+    def visit_Dict(self, node: Any, frame: Any) -> None:  # noqa: N802
+        self._counted(super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: Any, frame: Any) -> None:  # noqa: N802
+        if node.ctx == "load":
+            self._counted(super().visit_Tuple, node, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The environment of one template."""
+
+    code_generator_class = _Code
+    concat = staticmethod(joined)
+    as_text = staticmethod(as_text)
+    intercepted_binops = frozenset({"+", "*", "%", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
+            optimized=False,  # nothing runs before a run has begun
+            finalize=_written,
+        )
+        self.literals: list[Traced] = []
+        own = {
+            "tojson": as_json,
+            "string": as_text,
+            "join": _join,
+            "sum": self._sum,
+            "indent": _indent,
+        }
+        self.filters = {
+            name: self._traced(name, own.get(name, used)) for name, used in self.filters.items()
+        }
+        del self.filters["urlize"], self.globals["lipsum"]  # no template needs them, and both grow
+        self.globals.update(
+            raise_exception=_refuse, strftime_now=_now, dict=_Dict(), namespace=_Namespace
+        )
+
+    def _parse(self, source: str, name: Any, filename: Any) -> Any:
+        """Parses a template, each iteration of whose loops is a step."""
+        parsed = Parser(self, source, name, filename).parse()
+        nodes = jinja2.nodes
+        for loop in list(parsed.find_all(nodes.For)):
+            step = nodes.EnvironmentAttribute("step", lineno=loop.lineno)
+            loop.body.insert(0, nodes.ExprStmt(step, lineno=loop.lineno))
+            if loop.test is not None:
+                loop.test = nodes.And(step, loop.test, lineno=loop.lineno)
+        return parsed
+
+    @property
+    def step(self) -> bool:
+        """Counts a step; true."""
+        spend()
+        return True
+
+    def counted(self, value: Any) -> Any:
+        """Returns a container, all of whose parts are counted."""
+        waiting = [value]
+        while waiting:
+            spend()
+            part = waiting.pop()
+            if isinstance(part, Mapping):
+                waiting += [*part.keys(), *part.values()]
+            elif isinstance(part, list | tuple):
+                waiting += part
+        return value
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Applies an operator whose result may be large."""
+        spend()
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() + right.bit_length()
+            bits = abs(left.bit_length() * right) if operator == "**" else bits
+            if operator in "**" and bits > MAX_BITS:
+                raise TooMuch("it makes a number that is too large")
+        elif operator == "*":
+            for one, times in ((left, right), (right, left)):
+                if isinstance(one, list | tuple) and isinstance(times, int):
+                    spend(max(times, 0) * len(one))
+        if isinstance(left, Markup) or isinstance(right, Markup):  # which escapes the other
+            left, right = (str.__str__(x) if isinstance(x, Traced) else x for x in (left, right))
+        return self._adopted(super().call_binop(context, operator, left, right), left, right)
+
+    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Calls a function, a method or a macro."""
+        spend()
+        self.counted([args, kwargs])
+        owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)
+        if isinstance(owner, str) and called.__name__ == "translate":
+            raise TooMuch("it calls translate, whose result has no bound")
+        if isinstance(owner, str | int | bytes | float):
+            _check_size(getattr(called, "__name__", ""), owner, args, kwargs)
+        found = super().call(context, called, *args, **kwargs)
+        owners = (owner,) if isinstance(owner, str) else ()
+        return self._adopted(found, *owners, *args, *kwargs.values())
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """Returns ``format`` of a string so that it is safe, and keeps origins."""
+        if super().wrap_str_format(value) is None:
+            return None
+        pattern, formatter = value.__self__, _Formatter(self)
+
+        @functools.wraps(value)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            fields = kwargs
+            if value.__name__ == "format_map":
+                (fields,), args = args, ()
+            text = formatter.vformat(str.__str__(pattern), args, fields)
+            made = formatter.traced(pattern, args, fields)
+            return made if made == text else Traced(text)
+
+        return wrapped
+
+    def _traced(self, name: str, used: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a filter that counts as a step, and whose result has an origin."""
+        first = 0 if jinja2.utils._PassArg.from_obj(used) is None else 1
+
+        @functools.wraps(used)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            given = args[first:]
+            value = given[0] if given else None
+            spend(1 + (len(value) // 16 if isinstance(value, str) else 0))
+            _check_size(name, value, given[1:], kwargs)
+            return self._adopted(used(*args, **kwargs), *given, *kwargs.values())
+
+        return traced
+
+    def _adopted(self, value: Any, *made_of: object) -> Any:
+        """Returns a result whose strings have origins, and whose parts are counted."""
+        if isinstance(value, str):
+            if not isinstance(value, Traced | Markup):
+                spend(characters=len(value))
+                value = Traced(value, origin(*made_of))
+        elif isinstance(value, list | tuple):
+            self.counted(value)
+            if any(isinstance(item, str) and not isinstance(item, Traced) for item in value):
+                items = [self._adopted(item, *made_of) for item in value]
+                value = items if isinstance(value, list) else tuple(items)
+        elif isinstance(value, dict):
+            self.counted(value)
+        elif isinstance(value, bytes | bytearray):
+            raise TooMuch("it makes bytes")
+        elif isinstance(value, types.GeneratorType | itertools.chain):
+            return self._steps(value, made_of)
+        return value
+
+    def _steps(self, values: Iterator[Any], made_of: tuple[object, ...]) -> Iterator[Any]:
+        for value in values:
+            spend()
+            yield self._adopted(value, *made_of)
+
+    def _sum(self, values: Any, attribute: Any = None, start: Any = 0) -> Any:
+        """Adds up values, as the filter of jinja2 does."""
+        if attribute is not None:
+            values = map(jinja2.filters.make_attrgetter(self, attribute), values)
+        total = start
+        for value in values:
+            total = self.call_binop(None, "+", total, value)
+        return total
+
+
+class _Formatter(jinja2.sandbox.SandboxedFormatter):
+    """``str.format`` that keeps origins, but for fields inside of fields."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        """Returns a value as text, whose width is counted."""
+        spend(characters=sum(map(int, re.findall(r"\d+", format_spec))))
+        return super().format_field(value, format_spec)
+
+    def traced(self, pattern: str, args: Any, kwargs: Any) -> Traced:
+        """Returns a pattern with its fields filled in."""
+        parts: list[str] = []
+        number = 0
+        for literal, name, form, conversion in self.parse(str.__str__(pattern)):
+            parts.append(Traced(literal, origin(pattern)))
+            if name is None:
+                continue
+            if name == "" or name[0] in ".[":
+                name, number = f"{number}{name}", number + 1
+            value, _ = self.get_field(name, args, kwargs)
+            if form or conversion:
+                text = self.format_field(self.convert_field(value, conversion), form or "")
+                parts.append(Traced(text, origin(value)))
+            else:
+                parts.append(as_text(value))
+        return joined(parts)
+
+
+def _check_size(name: str, value: object, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Counts what a filter or a method makes because of a number."""
+    if name not in _SIZED:
+        return
+    times = 1 + (value.count(_SIZED[name]) if isinstance(value, str) and _SIZED[name] else 0)
+    for number in (*args, *kwargs.values()):
+        if isinstance(number, int):
+            spend(characters=abs(number) * times)
+        elif isinstance(number, str):
+            spend(characters=len(number) * times)
+
+
+@jinja2.pass_context
+def _written(context: Any, value: Any) -> Traced:
+    """Returns a value as a template writes it."""
+    del context
+    spend()
+    return as_text(value)
+
+
+@jinja2.pass_environment
+def _join(environment: Any, value: Any, d: Any = "", attribute: Any = None) -> Traced:
+    """Joins texts, as the filter of jinja2 does."""
+    if attribute is not None:
+        value = map(jinja2.filters.make_attrgetter(environment, attribute), value)
+    separator = d if d != "" else Traced("", TEMPLATE)
+    return as_text(separator).join(map(as_text, value))
+
+
+def _indent(s: Any, width: Any = 4, first: bool = False, blank: bool = False) -> Traced:
+    """Indents the lines of a text, as the filter of jinja2 does: all, or all but the first."""
+    indention = as_text(width) if isinstance(width, str) else Traced(" " * width, TEMPLATE)
+    line_feed = Traced("\n", TEMPLATE)
+    lines = (as_text(s) + line_feed).splitlines()
+    rest = [indention + line if line or blank else line for line in lines[1:]]
+    made = line_feed.join([lines[0], *rest])
+    return indention + made if first else made
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+@lru_cache(maxsize=64)
+def compiled(source: str) -> Any:
+    """Compiles a template.
+
+    Raises:
+      DataError: The template is faulty, or too long.
+    """
+    version = tuple(int(part) for part in jinja2.__version__.split(".")[:3])
+    if version < _OLDEST_JINJA:  # older ones have known ways out of the sandbox
+        raise DataError(f"jinja2 {jinja2.__version__} is unsafe: install jinja2 3.1.6 or newer")
+    if len(source) > MAX_SOURCE:
+        raise DataError(
+            f"the chat template has {len(source):,} characters, more than {MAX_SOURCE:,}: give a "
+            "shorter one"
+        )
+    try:
+        return Sandbox().from_string(source)
+    except Exception as error:  # the compilers have limits, such as for blocks inside blocks
+        raise DataError(
+            f"the chat template is faulty: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None

@@ -1,0 +1,374 @@
+"""Strings that know who wrote each of their characters, whatever a chat template does to them.
+
+A template is a program: it trims, splits, joins and lowercases what it is given, and writes control
+tokens by name. Whether ``<|im_end|>`` in its output is the template's or a user's can only be known
+if every string carries its origins through all of that. What loses them has an unknown origin,
+which is never taken for the template's.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, SupportsIndex
+
+from .bounds import spend
+
+TEMPLATE, USER, ASSISTANT, UNKNOWN = "t", "u", "a", "?"
+"""Who wrote a character: the template, a person or a tool, the assistant; or nobody knows."""
+
+_CONVERSION = re.compile(
+    r"%(?:\((?P<key>[^()]*)\))?(?P<flags>[#0\- +]*)(?P<width>\*|\d+)?(?:\.(?P<digits>\*|\d+))?"
+    r"[hlL]?(?P<kind>[diouxXeEfFgGcrsa%])"
+)
+
+
+class Traced(str):
+    """A string with the origin of each character, a letter in a second string.
+
+    It equals the string without origins in all else.
+    """
+
+    __slots__ = ("_by",)
+    _by: str
+
+    def __new__(cls, text: str = "", by: str | None = None) -> "Traced":
+        """Makes a string; without origins they are unknown, with one letter all are equal."""
+        made = super().__new__(cls, text)
+        made._by = (UNKNOWN if by is None else by) * len(text) if by is None or len(by) == 1 else by
+        return made
+
+    def __str__(self) -> "Traced":
+        return self
+
+    def __add__(self, other: str) -> "Traced":
+        if not isinstance(other, str):
+            return NotImplemented
+        return joined((self, other))
+
+    def __radd__(self, other: str) -> "Traced":
+        return joined((other, self)) if isinstance(other, str) else NotImplemented
+
+    def __mul__(self, times: SupportsIndex) -> "Traced":
+        times = max(times.__index__(), 0)
+        spend(characters=len(self) * times)
+        return Traced(str.__mul__(self, times), self._by * times or "")
+
+    def __rmul__(self, times: SupportsIndex) -> "Traced":
+        return self * times
+
+    def __mod__(self, values: Any) -> "Traced":
+        return _filled(self, values)
+
+    def __getitem__(self, key: Any) -> "Traced":
+        return _made(str.__getitem__(self, key), self._by[key])
+
+    def __iter__(self) -> Iterator["Traced"]:
+        return map(_made, str.__iter__(self), self._by)
+
+    def _slice(self, start: int, end: int) -> "Traced":
+        return _made(str.__getitem__(self, slice(start, end)), self._by[start:end])
+
+    def lstrip(self, chars: str | None = None, /) -> "Traced":
+        """See ``str``; the origins are kept."""
+        return self._slice(len(self) - len(str.lstrip(self, chars)), len(self))
+
+    def rstrip(self, chars: str | None = None, /) -> "Traced":
+        """See ``str``; the origins are kept."""
+        return self._slice(0, len(str.rstrip(self, chars)))
+
+    def strip(self, chars: str | None = None, /) -> "Traced":
+        """See ``str``; the origins are kept."""
+        return self.lstrip(chars).rstrip(chars)
+
+    def removeprefix(self, prefix: str, /) -> "Traced":
+        """See ``str``; the origins are kept."""
+        return self._slice(len(prefix), len(self)) if self.startswith(prefix) else self
+
+    def removesuffix(self, suffix: str, /) -> "Traced":
+        """See ``str``; the origins are kept."""
+        found = suffix and self.endswith(suffix)
+        return self._slice(0, len(self) - len(suffix)) if found else self
+
+    def _pieces(self, pieces: Iterable[str]) -> list["Traced"]:
+        """Returns pieces of this text, in order, with their origins."""
+        found, start = [], 0
+        for piece in pieces:
+            start = str.index(self, piece, start)
+            found.append(self._slice(start, start + len(piece)))
+            start += len(piece)
+        spend(characters=len(self))
+        return found
+
+    def _divided(self, pieces: list[str], separator: str | None) -> list["Traced"]:
+        """Returns the pieces between separators; white space is the separator if there is none."""
+        if separator is None:
+            return self._pieces(pieces)
+        found, start = [], 0
+        for piece in pieces:
+            found.append(self._slice(start, start + len(piece)))
+            start += len(piece) + len(separator)
+        spend(characters=len(self))
+        return found
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
+        """See ``str``; the origins are kept."""
+        return self._divided(str.split(self, sep, maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
+        """See ``str``; the origins are kept."""
+        pieces = str.rsplit(self, sep, maxsplit)
+        if sep is not None:
+            return self._divided(pieces, sep)
+        found, end = [], len(self)
+        for piece in reversed(pieces):
+            end = str.rindex(self, piece, 0, end)
+            found.append(self._slice(end, end + len(piece)))
+        spend(characters=len(self))
+        return found[::-1]
+
+    def splitlines(self, keepends: bool = False) -> list[Any]:
+        """See ``str``; the origins are kept."""
+        whole = self._divided(str.splitlines(self, True), "")
+        if keepends:
+            return whole
+        bare = str.splitlines(self)
+        return [line._slice(0, len(text)) for line, text in zip(whole, bare, strict=True)]
+
+    def partition(self, sep: str, /) -> tuple["Traced", "Traced", "Traced"]:
+        """See ``str``; the origins are kept."""
+        before, found, after = self._divided(list(str.partition(self, sep)), "")
+        return before, found, after
+
+    def rpartition(self, sep: str, /) -> tuple["Traced", "Traced", "Traced"]:
+        """See ``str``; the origins are kept."""
+        before, found, after = self._divided(list(str.rpartition(self, sep)), "")
+        return before, found, after
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "Traced":
+        """See ``str``; the origins are kept."""
+        most = len(self) + 1 if count.__index__() < 0 else count.__index__()
+        if not old:
+            edges = min(most, len(self) + 1)
+            spend(characters=len(self) + edges * len(new))
+            parts: list[str] = []
+            for i, character in enumerate(self):
+                parts += [new, character] if i < edges else [character]
+            return joined([*parts, new] if edges > len(self) else parts)
+        parts = list(self.split(old, most))
+        spend(characters=len(self) + (len(parts) - 1) * len(new))
+        return _between(new, parts)
+
+    def join(self, parts: Iterable[str], /) -> "Traced":
+        """See ``str``; the origins are kept."""
+        parts = list(parts)
+        if wrong := next((p for p in parts if not isinstance(p, str)), None):
+            raise TypeError(f"a text is joined with a {type(wrong).__name__}")
+        spend(characters=len(self) * len(parts))
+        return _between(self, parts)
+
+    def _padded(self, text: str, left: int, fill: str) -> "Traced":
+        spend(characters=len(text))
+        by = origins(fill) if isinstance(fill, Traced) else TEMPLATE
+        return _made(text, by * left + self._by + by * (len(text) - left - len(self)))
+
+    def ljust(self, width: SupportsIndex, fillchar: str = " ", /) -> "Traced":
+        """See ``str``; the origins are kept."""
+        return self._padded(str.ljust(self, width, fillchar), 0, fillchar)
+
+    def rjust(self, width: SupportsIndex, fillchar: str = " ", /) -> "Traced":
+        """See ``str``; the origins are kept."""
+        text = str.rjust(self, width, fillchar)
+        return self._padded(text, len(text) - len(self), fillchar)
+
+    def center(self, width: SupportsIndex, fillchar: str = " ", /) -> "Traced":
+        """See ``str``; the origins are kept."""
+        text = str.center(self, width, fillchar)
+        more = len(text) - len(self)
+        return self._padded(text, more // 2 + (more & width.__index__() & 1), fillchar)
+
+    def expandtabs(self, tabsize: SupportsIndex = 8) -> "Traced":
+        """See ``str``; the origins are kept."""
+        spend(characters=str.count(self, "\t") * abs(tabsize.__index__()))
+        return Traced(str.expandtabs(self, tabsize.__index__()), origin(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Traced, (str.__str__(self), self._by)
+
+
+def _in_place(change: Callable[[str], str]) -> Callable[[Traced], Traced]:
+    """Returns a method of strings that changes each character in its place, or adds some."""
+
+    def changed(self: Traced) -> Traced:
+        """See ``str``; the origins are kept."""
+        text = change(self)
+        return _made(text, self._by) if len(text) == len(self) else Traced(text, origin(self))
+
+    return functools.update_wrapper(changed, change)
+
+
+for _name in ("lower", "upper", "casefold", "capitalize", "title", "swapcase"):
+    setattr(Traced, _name, _in_place(getattr(str, _name)))
+
+
+def _made(text: str, by: str) -> Traced:
+    """Makes a string of a text and an equally long string of origins."""
+    made = str.__new__(Traced, text)
+    made._by = by
+    return made
+
+
+def origins(text: str) -> str:
+    """Returns the origin of each character of a text; those of an ordinary one are unknown."""
+    return text._by if isinstance(text, Traced) else UNKNOWN * len(text)
+
+
+def joined(parts: Iterable[str]) -> Traced:
+    """Joins strings."""
+    parts = list(parts)
+    spend(characters=sum(map(len, parts)))
+    return _made("".join(parts), "".join(map(origins, parts)))
+
+
+def _between(separator: str, parts: list[str]) -> Traced:
+    """Joins strings with a separator between them."""
+    by = origins(separator).join(map(origins, parts))
+    spend(characters=len(by))
+    return _made(str.join(separator, parts), by)
+
+
+def origin(*values: object) -> str:
+    """Returns the origin of a text that was made of some values; unknown if they have several."""
+    found: set[str] = set()
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.update(origins(value))
+        elif isinstance(value, Mapping):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += value
+    return found.pop() if len(found) == 1 else UNKNOWN
+
+
+def _filled(pattern: str, values: Any) -> Traced:
+    """Fills in a pattern of ``%s`` and the like, as Python does."""
+    given = list(values if isinstance(values, tuple) else (values,))
+    for value in given if "*" in pattern else ():
+        spend(characters=abs(value) if isinstance(value, int) else 0)
+    for size in re.findall(r"\d+", pattern):
+        spend(characters=int(size))
+    text = str.__mod__(str.__str__(pattern), values)
+    parts: list[str] = []
+    end = 0
+    for found in _CONVERSION.finditer(pattern):
+        parts.append(pattern[end : found.start()])
+        end = found.end()
+        if found["kind"] == "%":
+            parts.append(pattern[end - 1 : end])
+            continue
+        if "*" in found[0]:
+            return Traced(text)
+        key: Any = found["key"]
+        value = given.pop(0) if key is None else values[key]
+        if str.__str__(found[0]) in ("%s", f"%({key})s"):
+            parts.append(as_text(value))
+        else:
+            form = re.sub(r"\(.*\)", "", str.__str__(found[0]))
+            parts.append(Traced(form % (value,), origin(value)))
+    made = joined([*parts, pattern[end:]])
+    return made if made == text else Traced(text)
+
+
+def as_text(value: object) -> Traced:
+    """Returns a value as Python's ``str`` writes it."""
+    if isinstance(value, Traced):
+        return value
+    if isinstance(value, list | tuple | dict):
+        return joined(_representation(value))
+    return Traced(str(value))
+
+
+def _representation(value: object) -> Iterator[str]:
+    """Yields the pieces of a value as Python's ``repr`` writes it.
+
+    What the strings in it are, they stay; brackets and numbers are as those who gave them.
+    """
+    spend()
+    if isinstance(value, str):
+        text = repr(str.__str__(value))
+        yield Traced(text, origin(value) if value else USER)
+    elif isinstance(value, dict):
+        for i, (key, item) in enumerate(value.items()):
+            yield Traced(", " if i else "{", USER)
+            yield from _representation(key)
+            yield Traced(": ", USER)
+            yield from _representation(item)
+        yield Traced("}" if value else "{}", USER)
+    elif isinstance(value, list | tuple):
+        start, end = "[]" if isinstance(value, list) else "()"
+        for i, item in enumerate(value):
+            yield Traced(", " if i else start, USER)
+            yield from _representation(item)
+        end = f",{end}" if isinstance(value, tuple) and len(value) == 1 else end
+        yield Traced(end if value else start + end, USER)
+    else:
+        yield Traced(repr(value), USER)
+
+
+def as_json(
+    x: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    *,
+    sort_keys: bool = False,
+) -> Traced:
+    """Formats JSON as ``json.dumps`` does, without escapes for HTML."""
+    between, colon = separators or (", " if indent is None else ",", ": ")
+    if isinstance(indent, int):
+        spend(characters=max(indent, 0))
+        indent = " " * indent
+
+    def pieces(value: object, depth: int) -> Iterator[str]:
+        spend()
+        nested = isinstance(value, Mapping | list | tuple)
+        if isinstance(value, str):
+            yield _quoted(value, ensure_ascii=ensure_ascii)
+            return
+        if not nested or not value:
+            yield Traced(json.dumps(value), USER)
+            return
+        line = "" if indent is None else "\n" + indent * (depth + 1)
+        spend(characters=len(line) * len(value))
+        if isinstance(value, Mapping):
+            items = sorted(value.items()) if sort_keys else value.items()
+            for i, (key, item) in enumerate(items):
+                yield Traced((between if i else "{") + line, USER)
+                name = key if isinstance(key, str) else json.dumps({key: 0})[2:-5]
+                yield _quoted(name, ensure_ascii=ensure_ascii)
+                yield Traced(colon, USER)
+                yield from pieces(item, depth + 1)
+        else:
+            for i, item in enumerate(value):
+                yield Traced((between if i else "[") + line, USER)
+                yield from pieces(item, depth + 1)
+        last = "" if indent is None else "\n" + indent * depth
+        yield Traced(last + ("}" if isinstance(value, Mapping) else "]"), USER)
+
+    return joined(pieces(x, 0))
+
+
+def _quoted(text: str, *, ensure_ascii: bool) -> Traced:
+    """Returns a string in quotation marks, as JSON has it."""
+    by = set(origins(text))
+    if len(by) < 2:
+        quoted = json.dumps(str.__str__(text), ensure_ascii=ensure_ascii)
+        return Traced(quoted, by.pop() if by else USER)
+    parts = [
+        Traced(json.dumps(str.__str__(c), ensure_ascii=ensure_ascii)[1:-1], origins(c))
+        for c in text
+    ]
+    mark = Traced('"', USER)
+    return joined([mark, *parts, mark])
