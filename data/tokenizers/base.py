@@ -277,6 +277,18 @@ def printable(piece: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece)
 
 
+# Replacements that remove spaces, in this order.
+_CLEANED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't"}
+_CLEANED |= {f" '{end}": f"'{end}" for end in ("m", "s", "ve", "re")}
+
+
+def clean_up(text: str) -> str:
+    """Removes spaces of a decoded text, as ``clean_up_tokenization_spaces`` of transformers."""
+    for before, after in _CLEANED.items():
+        text = text.replace(before, after)
+    return text
+
+
 def check_unicode(text: str) -> None:
     """Checks that a text can be written as UTF-8, as the libraries require.
 
@@ -333,25 +345,31 @@ def _load_vocabulary(path: Path) -> Tokenizer:
 
 
 def _load_file(path: Path) -> Tokenizer:
+    files = (path,)
     if path.suffix == ".json":
-        return _load_json(path)
-    if path.suffix == ".bpe" or path.name.endswith("merges.txt"):
-        from .huggingface import load_byte_bpe
+        content = read_json(path)
+        if isinstance(content, dict) and content.get("kind") == "characters":
+            from .characters import CharacterTokenizer
 
+            return CharacterTokenizer.from_json(content, path)
+        values = list(content.values()) if isinstance(content, dict) else []
+        if values and isinstance(values[0], int):
+            files = (path, _partner(path, _PAIRS))
+        elif not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+            raise DataError(f"{path} is JSON but not a supported tokenizer: give {_KNOWN}")
+    elif path.suffix == ".bpe" or path.name.endswith("merges.txt"):
         pairs = tuple((merges, vocabulary) for vocabulary, merges in _PAIRS)
-        return load_byte_bpe(_partner(path, pairs), path)
-    if path.suffix in (".model", ".spm"):
-        from .mbart import is_mbart, load_mbart
-        from .sentencepiece import SentencePieceTokenizer
+        files = (_partner(path, pairs), path)
+    elif path.suffix not in (".model", ".spm", ".txt"):
+        raise DataError(f"{path} is not a supported tokenizer: give {_KNOWN}")
+    if path.name != "sentencepiece.model":
+        from .assemble import load_folder
 
-        if is_mbart(path):
-            return load_mbart(path)
-        return SentencePieceTokenizer.from_file(path)
-    if path.suffix == ".txt":
-        from .huggingface import load_wordpiece
+        if (tokenizer := load_folder(path.parent, files)) is not None:
+            return tokenizer
+    from .sentencepiece import SentencePieceTokenizer
 
-        return load_wordpiece(path)
-    raise DataError(f"{path} is not a supported tokenizer: give {_KNOWN}")
+    return SentencePieceTokenizer.from_file(path)
 
 
 _KNOWN = (
@@ -385,23 +403,6 @@ def _file_in(folder: Path) -> Path:
     raise DataError(f"no tokenizer in the folder {folder}: it should contain {_KNOWN}")
 
 
-def _load_json(path: Path) -> Tokenizer:
-    content = read_json(path)
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
-        from .huggingface import load_tokenizer_json
-
-        return load_tokenizer_json(path)
-    if isinstance(content, dict) and content.get("kind") == "characters":
-        from .characters import CharacterTokenizer
-
-        return CharacterTokenizer.from_json(content, path)
-    if isinstance(content, dict) and content and isinstance(next(iter(content.values())), int):
-        from .huggingface import load_byte_bpe
-
-        return load_byte_bpe(path, _partner(path, _PAIRS))
-    raise DataError(f"{path} is JSON but not a supported tokenizer: give {_KNOWN}")
-
-
 def _partner(path: Path, pairs: tuple[tuple[str, str], ...]) -> Path:
     """Finds the other file of a byte-level BPE tokenizer; both may have a common prefix."""
     names = [path.name.removesuffix(one) + other for one, other in pairs if path.name.endswith(one)]
@@ -424,5 +425,5 @@ def read_json(path: Path, content: bytes | None = None) -> object:
     """
     try:
         return json.loads((path.read_bytes() if content is None else content).decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}): fetch it again") from None

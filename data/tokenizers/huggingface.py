@@ -18,38 +18,26 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from ..errors import DataError
 from ..io.atomic_io import write_file
-from ..io.files import file_lines
-from .base import (
-    END_OF_TEXT,
-    JsonObject,
-    SpecialIds,
-    Tokenizer,
-    check_unicode,
-    printable,
-    read_json,
-)
+from .base import JsonObject, SpecialIds, Tokenizer, check_unicode, clean_up, printable
+from .folder import library_errors
 from .frame import Frame, Layout
 from .sentinels import sentinels_among, started_by_padding
-
-# The names of special tokens, used if no file states them.
-_USUAL_NAMES = {
-    "pad": ("[PAD]", "<pad>"),
-    "unk": ("[UNK]", "<unk>"),
-    "bos": ("<s>", END_OF_TEXT),
-    "eos": ("</s>", END_OF_TEXT),
-    "cls": ("[CLS]",),
-    "sep": ("[SEP]",),
-    "mask": ("[MASK]", "<mask>"),
-}
 
 _BERT = "BertTokenizer"
 _LONGEST_WORD = 100
 _NO_ID = 2**32 - 1
+_FAILED = "this tokenizer fails on the text: shorten the text, or correct tokenizer.json"
+
+_CLEANING = {
+    "clean_up_tokenization_spaces": True,
+    # Transformers otherwise ignores the setting for BPE; the tokenizer here may have one.
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
+}
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The special tokens of WordPiece vocabularies trained here, in the order of their ids."""
@@ -58,13 +46,17 @@ WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` library."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, special_ids: SpecialIds) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_ids: SpecialIds, *, cleans: bool = False
+    ) -> None:
         """Wraps a tokenizer, which must not be changed afterwards.
 
         Args:
           backend: The library's tokenizer. Its padding and truncation are turned off.
           special_ids: The ids of the special tokens.
+          cleans: Whether ``decode`` removes spaces before punctuation; see ``clean_up``.
         """
+        self._cleans = cleans
         added = backend.get_added_tokens_decoder()
         self.sentinels = sentinels_among((id, token.content) for id, token in added.items())
         backend = _marked(backend, self.sentinels, special=False)
@@ -75,11 +67,10 @@ class HuggingFaceTokenizer(Tokenizer):
         self.special_ids = started_by_padding(special_ids) if self.sentinels else special_ids
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         content = backend.to_str()
-        self.kind = _kind(json.loads(content))
+        read = json.loads(content)
+        self.kind = _kind(read)
         specials = repr(sorted(asdict(self.special_ids).items()))
-        self.fingerprint = hashlib.blake2b(
-            (content + specials).encode(), digest_size=16
-        ).hexdigest()
+        self.fingerprint = _hashed(_stable(content, read) + specials)
 
     @property
     def frame(self) -> Frame:
@@ -108,7 +99,8 @@ class HuggingFaceTokenizer(Tokenizer):
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """See ``Tokenizer``."""
         check_unicode(text)
-        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        with library_errors(_FAILED):
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return encoding.ids, encoding.offsets
 
     def control_tokens(self) -> dict[str, bool]:
@@ -174,14 +166,16 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        with library_errors(_FAILED):
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``."""
         if skip_special_tokens and self.sentinels:
             ids = [id for id in ids if id not in self.sentinels]
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return clean_up(text) if self._cleans else text
 
     def token(self, id: int) -> str:
         """See ``Tokenizer``."""
@@ -208,22 +202,53 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def transformers_config(self) -> dict[str, object]:
         """Returns the settings for transformers: the class of the tokenizer, and special tokens."""
-        names = {
+        names: dict[str, object] = {
             f"{role}_token": self._backend.id_to_token(id)
             for role, id in asdict(self.special_ids).items()
             if id is not None
         }
+        if self._cleans:
+            names |= _CLEANING
         content = json.loads(self._backend.to_str())
-        if not _is_bert(content):
+        if not _is_bert(content) or not self._frames_as_bert():
             return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
         normalizer = content["normalizer"]
+        absent = {f"{r}_token": None for r in ("pad", "unk", "cls", "sep", "mask")}
         return {
             "tokenizer_class": _BERT,
-            **names,
+            **{**absent, **names},
             "do_lower_case": normalizer["lowercase"],
             "strip_accents": normalizer["strip_accents"],
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
+
+    def _frames_as_bert(self) -> bool:
+        """Returns whether the template is that of transformers' class for BERT."""
+        cls, sep = self.special_ids.cls, self.special_ids.sep
+        if cls is None or sep is None:
+            return False
+        single = Layout(((cls,), (sep,)), ((0,), (0,)), (0,))
+        return self.frame == Frame(
+            single, Layout(((cls,), (sep,), (sep,)), ((0,), (0,), (1,)), (0, 1))
+        )
+
+
+def _hashed(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _stable(content: str, read: JsonObject) -> str:
+    """Returns what a file of the tokenizer says, with scores that do not change when it is read.
+
+    The library reads the last digit of a score of a unigram model inexactly.
+    """
+    if read["model"].get("type") != "Unigram":
+        return content
+    pieces, scores = zip(*read["model"]["vocab"], strict=True)
+    with np.errstate(over="ignore"):
+        rounded = np.asarray(scores, np.float64).astype(np.float32).tolist()
+    read["model"]["vocab"] = list(zip(pieces, rounded, strict=True))
+    return json.dumps(read)
 
 
 def _marked(
@@ -266,44 +291,6 @@ def byte_level_backend(model: models.BPE) -> tokenizers.Tokenizer:
     return backend
 
 
-def load_byte_bpe(vocabulary: Path, merges: Path) -> HuggingFaceTokenizer:
-    """Loads the two files of a GPT-2 vocabulary.
-
-    Args:
-      vocabulary: JSON object from piece to id.
-      merges: Two pieces per line in rank order, after an optional ``#version`` line.
-
-    Returns:
-      The tokenizer. If the vocabulary has ``<|endoftext|>``, it is BOS and EOS.
-
-    Raises:
-      DataError: A file is malformed, or the result of a merge is not in the vocabulary.
-    """
-    ids = _read_byte_vocabulary(vocabulary)
-    backend = byte_level_backend(models.BPE(vocab=ids, merges=_read_merges(merges, ids)))
-    _add_specials(backend, ids)
-    return HuggingFaceTokenizer(backend, _usual_ids(backend))
-
-
-def load_wordpiece(path: Path) -> HuggingFaceTokenizer:
-    """Loads BERT's ``vocab.txt``.
-
-    A ``tokenizer_config.json`` beside the file says whether text is lowercased (and accents are
-    removed). Without one, text is lowercased if no piece of the vocabulary has an uppercase letter.
-
-    Args:
-      path: A file with one piece per line; the id is the number of the line from 0.
-
-    Returns:
-      The tokenizer, with BERT's template ``[CLS] … [SEP]``.
-
-    Raises:
-      DataError: The file has no ``[UNK]``, ``[CLS]`` or ``[SEP]``, or contains a piece twice.
-    """
-    ids = _read_vocabulary(path)
-    return wordpiece(list(ids), _is_lowercase(path, ids))
-
-
 def wordpiece(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
     """Makes a WordPiece tokenizer.
 
@@ -340,11 +327,14 @@ def words(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
 def _with_template(backend: tokenizers.Tokenizer, ids: dict[str, int]) -> HuggingFaceTokenizer:
     """Adds BERT's special tokens, and a decoder that puts no space before punctuation."""
     backend.decoder = decoders.WordPiece(prefix="##")
-    backend.post_processor = processors.BertProcessing(
-        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(name, ids[name]) for name in ("[CLS]", "[SEP]")],
     )
-    _add_specials(backend, ids)
-    return HuggingFaceTokenizer(backend, _usual_ids(backend))
+    backend.add_special_tokens([AddedToken(name) for name in WORDPIECE_SPECIALS if name in ids])
+    roles = {role: ids.get(f"[{role.upper()}]") for role in ("pad", "unk", "cls", "sep", "mask")}
+    return HuggingFaceTokenizer(backend, SpecialIds(**roles))
 
 
 def wordpiece_backend(
@@ -357,106 +347,6 @@ def wordpiece_backend(
     return backend
 
 
-def load_tokenizer_json(path: Path) -> HuggingFaceTokenizer:
-    """Loads a ``tokenizer.json``; a ``tokenizer_config.json`` beside it names special tokens.
-
-    Args:
-      path: The file.
-
-    Returns:
-      The tokenizer.
-
-    Raises:
-      DataError: The library cannot read the file.
-    """
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{path} is not a tokenizer of the tokenizers library ({error})") from None
-    names = _read_config(path)
-    ids = asdict(_usual_ids(backend))
-    for role in ids:
-        name = names.get(f"{role}_token")
-        name = name.get("content") if isinstance(name, dict) else name  # an AddedToken
-        if isinstance(name, str) and backend.token_to_id(name) is not None:
-            ids[role] = backend.token_to_id(name)
-    if ids["pad"] == ids["eos"]:
-        ids["pad"] = None  # transformers pads with the end token if there is no padding token
-    return HuggingFaceTokenizer(backend, SpecialIds(**ids))
-
-
-def _add_specials(backend: tokenizers.Tokenizer, ids: dict[str, int]) -> None:
-    names = dict.fromkeys(name for usual in _USUAL_NAMES.values() for name in usual if name in ids)
-    backend.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in names])
-
-
-def _usual_ids(backend: tokenizers.Tokenizer) -> SpecialIds:
-    found = {
-        role: next((i for i in map(backend.token_to_id, names) if i is not None), None)
-        for role, names in _USUAL_NAMES.items()
-    }
-    return SpecialIds(**found)
-
-
-def _read_config(path: Path) -> dict[str, object]:
-    config = path.with_name("tokenizer_config.json")
-    content = read_json(config) if config.is_file() else {}
-    return content if isinstance(content, dict) else {}
-
-
-def _read_byte_vocabulary(path: Path) -> dict[str, int]:
-    ids = read_json(path)
-    if not isinstance(ids, dict) or not all(isinstance(i, int) for i in ids.values()):
-        raise DataError(f"{path} is not a vocabulary: expected a JSON object of piece to id")
-    missing = set(pre_tokenizers.ByteLevel.alphabet()) - set(ids)
-    if missing:  # the library would silently drop such bytes
-        raise DataError(
-            f"{path} is not a vocabulary for byte-level BPE: {len(missing)} of the 256 bytes "
-            "have no piece"
-        )
-    return ids
-
-
-def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
-    merges: list[tuple[str, str]] = []
-    for _, number, line in file_lines(path):
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-        pieces = line.split(" ")
-        if len(pieces) != 2:
-            raise DataError(
-                f"{path} line {number} is not two pieces separated by a space: {line!r}"
-            )
-        if not {*pieces, "".join(pieces)} <= ids.keys():
-            raise DataError(
-                f"{path} line {number} merges {line!r}, which is not in the vocabulary beside it: "
-                "fetch both files again"
-            )
-        merges.append((pieces[0], pieces[1]))
-    return merges
-
-
-def _read_vocabulary(path: Path) -> dict[str, int]:
-    pieces = [line for _, _, line in file_lines(path)]
-    ids = {piece: i for i, piece in enumerate(pieces)}
-    missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in ids]
-    if missing:
-        raise DataError(
-            f"{path} is not a WordPiece vocabulary: it has no line {' and no line '.join(missing)}"
-        )
-    if len(ids) != len(pieces):
-        twice = next(p for i, p in enumerate(pieces) if ids[p] != i)
-        raise DataError(f"{path} has the piece {twice!r} twice: fetch it again")
-    return ids
-
-
-def _is_lowercase(path: Path, ids: dict[str, int]) -> bool:
-    stated = _read_config(path).get("do_lower_case")
-    if isinstance(stated, bool):
-        return stated
-    return not any(p != p.lower() for p in ids if not (p.startswith("[") and p.endswith("]")))
-
-
 def _is_bert(content: JsonObject) -> bool:
     """Returns whether transformers' class for BERT makes this tokenizer from its pieces alone."""
     model, normalizer = content["model"], content["normalizer"] or {}
@@ -464,7 +354,6 @@ def _is_bert(content: JsonObject) -> bool:
         (_kind(content), normalizer.get("type")) == ("wordpiece", "BertNormalizer")
         and normalizer["clean_text"]
         and (content["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
-        and content["post_processor"] is not None
         and (model["unk_token"], model["continuing_subword_prefix"]) == ("[UNK]", "##")
         and model["max_input_chars_per_word"] == _LONGEST_WORD
     )

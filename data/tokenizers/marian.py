@@ -19,7 +19,15 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..io.atomic_io import write_file
-from .base import JsonObject, SpecialIds, Tokenizer, check_unicode, printable, read_json
+from .base import (
+    JsonObject,
+    SpecialIds,
+    Tokenizer,
+    check_unicode,
+    clean_up,
+    printable,
+    read_json,
+)
 from .frame import Frame, Layout
 from .sentencepiece import SPACE, load_processor, widen_bytes
 
@@ -30,9 +38,6 @@ _VOCABULARIES = ("vocab.json", "target_vocab.json")
 _CONFIG = "tokenizer_config.json"
 _SPECIALS = "special_tokens_map.json"
 _USUAL_NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
-# Replacements that remove spaces, in this order, if the configuration requests it.
-_CLEANED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't"}
-_CLEANED |= {f" '{end}": f"'{end}" for end in ("m", "s", "ve", "re")}
 
 
 class MarianTokenizer(Tokenizer):
@@ -78,12 +83,12 @@ class MarianTokenizer(Tokenizer):
                 "beside it name as special tokens: fetch all of them again"
             )
         self._unknown, self._end = names["unk"], names["eos"]
-        self._cleaned = _CLEANED if config.get("clean_up_tokenization_spaces") else {}
+        self._cleans = bool(config.get("clean_up_tokenization_spaces"))
         roles = {role: self._ids[name] for role, name in names.items()}
         self.special_ids = SpecialIds(**roles, bos=roles["pad"])
         self.vocab_size = max(self._pieces) + 1
         self.fingerprint = _fingerprint(
-            files, is_target, own, sorted(self._special), self.special_ids, bool(self._cleaned)
+            files, is_target, own, sorted(self._special), self.special_ids, self._cleans
         )
         self._target = self if is_target else MarianTokenizer(files, folder, is_target=True)
 
@@ -140,9 +145,7 @@ class MarianTokenizer(Tokenizer):
                 text += f"{self._joiner.decode_pieces(run)}{piece} "
                 run = []
         text = (text + self._joiner.decode_pieces(run)).replace(SPACE, " ").strip()
-        for spaced, closed in self._cleaned.items():
-            text = text.replace(spaced, closed)
-        return text
+        return clean_up(text) if self._cleans else text
 
     def token(self, id: int) -> str:
         """See ``Tokenizer``."""

@@ -44,6 +44,10 @@ class TrainerSpec(Protocol):
     model_type: int
     unk_id: int
     unk_piece: str
+    bos_id: int
+    bos_piece: str
+    eos_id: int
+    eos_piece: str
     unk_surface: str
     byte_fallback: bool
     treat_whitespace_as_suffix: bool

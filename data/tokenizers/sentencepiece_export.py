@@ -15,14 +15,18 @@ Two differences remain. Sentencepiece adds up scores in float32 and the library 
 library may choose the other of two nearly equal splits, as in ``hahaha`` or in very long lines.
 Where consecutive byte pieces are not UTF-8, which no text produces, the library replaces all of
 them.
+
+``transformers_backend`` is another conversion, which gives the ids that transformers 5 gives for a
+``tokenizer.model``.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from ..errors import DataError
 from .sentencepiece import SPACE, ModelProto, Piece, parse_model
 
 # Types of pieces and of models, as the format numbers them.
@@ -30,6 +34,7 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _UNIGRAM, _BPE = 1, 2
 # The score of pieces that are not text, given as a multiple of the lowest score of a text piece.
 _NEVER = 100
+_LONGEST_PIECE = 4096
 
 
 def obstacle(model: bytes) -> str | None:
@@ -143,3 +148,108 @@ def _splits_unknown(proto: ModelProto) -> bool:
     if any(character not in pieces for piece in pieces for character in piece):
         return True
     return not proto.trainer_spec.byte_fallback and bool(_characters_without_text(proto.pieces))
+
+
+def transformers_backend(
+    proto: ModelProto, names: Mapping[int, str], *, legacy: bool
+) -> tokenizers.Tokenizer:
+    """Converts a model as transformers 5 does for a folder without a class of its own.
+
+    Source: ``SpmConverter.build_tokenizer_from_spm_proto`` (``convert_slow_tokenizer.py``).
+
+    Args:
+      proto: The model.
+      names: New names for pieces of a BPE model by id: the folder's added tokens.
+      legacy: Whether a space is added to each part of a text between added tokens, not only to the
+        first one.
+    """
+    is_bpe = proto.trainer_spec.model_type != _UNIGRAM
+    pieces = [piece.piece for piece in proto.pieces]
+    if is_bpe:  # a name stays with the piece that has it, unless that piece is renamed
+        kept = {piece for id, piece in enumerate(pieces) if id not in names}
+        renamed = {id: name for id, name in names.items() if name not in kept}
+        pieces = [renamed.get(id, piece) for id, piece in enumerate(pieces)]
+    types = [piece.type for piece in proto.pieces]
+    own = [piece for piece, kind in zip(pieces, types, strict=True) if kind == _USER_DEFINED]
+    if is_bpe:
+        model: models.Model = _pairs_by_score(proto, pieces, is_whole=bool(own))
+    else:
+        scores = [(piece.piece, piece.score) for piece in proto.pieces]
+        spec = proto.trainer_spec
+        model = models.Unigram(scores, spec.unk_id, byte_fallback=spec.byte_fallback)
+    backend = tokenizers.Tokenizer(model)
+    rules = proto.normalizer_spec
+    backend.normalizer = normalizers.Sequence(_transformers_rules(proto, legacy))
+    splits: list[pre_tokenizers.PreTokenizer] = []
+    if rules.add_dummy_prefix:
+        scheme = "always" if legacy else "first"
+        splits.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False))
+    if own:
+        pattern = "|".join(map(re.escape, sorted(own, key=len, reverse=True)))
+        splits.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
+    if splits:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    falls_back = proto.trainer_spec.byte_fallback
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
+    steps += [decoders.ByteFallback()] if falls_back else []
+    steps += [decoders.Fuse()] if falls_back or rules.add_dummy_prefix else []
+    steps += [decoders.Strip(content=" ", left=1)] if rules.add_dummy_prefix else []
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _transformers_rules(proto: ModelProto, legacy: bool) -> list[normalizers.Normalizer]:
+    rules = proto.normalizer_spec
+    steps: list[normalizers.Normalizer] = []
+    if rules.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
+    if rules.remove_extra_whitespaces:
+        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    if rules.escape_whitespaces:
+        steps.append(normalizers.Replace(" ", SPACE))
+    if rules.add_dummy_prefix and legacy:
+        steps.append(normalizers.Replace(Regex(rf"\A{SPACE}"), SPACE * 2))
+    return steps
+
+
+def _pairs_by_score(proto: ModelProto, pieces: list[str], *, is_whole: bool) -> models.BPE:
+    rank = {
+        name: (-piece.score, id)
+        for id, (name, piece) in enumerate(zip(pieces, proto.pieces, strict=True))
+        if piece.type == _NORMAL
+    }
+    merges = [
+        (*rank[piece], left, right)
+        for piece in rank
+        for left, right in _halves(piece)
+        if left in rank and right in rank
+    ]
+    return models.BPE(
+        {piece: id for id, piece in enumerate(pieces)},
+        [(left, right) for _, _, left, right in sorted(merges)],
+        unk_token=proto.trainer_spec.unk_piece,
+        fuse_unk=True,
+        byte_fallback=proto.trainer_spec.byte_fallback,
+        ignore_merges=is_whole,
+    )
+
+
+def merges_by_id(ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Returns the merges of a BPE vocabulary in the order of the ids of their results.
+
+    This is ``generate_merges`` of transformers, which the classes of Llama and Gemma use.
+    """
+    merges = [
+        (id, len(left), len(right), left, right)
+        for piece, id in ids.items()
+        for left, right in _halves(piece)
+        if left in ids and right in ids
+    ]
+    return [(left, right) for *_, left, right in sorted(merges)]
+
+
+def _halves(piece: str) -> Iterable[tuple[str, str]]:
+    if len(piece) > _LONGEST_PIECE:
+        raise DataError(f"a piece of {len(piece)} characters is longer than {_LONGEST_PIECE}")
+    return ((piece[:middle], piece[middle:]) for middle in range(1, len(piece)))

@@ -23,9 +23,8 @@ FILE = "sentinels.json"
 """The file that says that a folder's vocabulary has sentinels."""
 NUMBER = 100
 """The number of sentinels of every published T5."""
-NAME = re.compile(r"<extra_id_(\d+)>")
+NAME = re.compile(r"<extra_id_([0-9]{1,9})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what represents a space in pieces
-_CLASSES = ("T5Tokenizer", "T5TokenizerFast", "MT5Tokenizer", "MT5TokenizerFast")
 
 
 class SentinelTokenizer(Tokenizer):
@@ -176,8 +175,7 @@ def with_sentinels(tokenizer: Tokenizer, file: Path) -> Tokenizer:
 
     Args:
       tokenizer: The tokenizer that one file of the folder defines.
-      file: That file. Beside it may be ``sentinels.json``, or the configuration of a T5 with its
-        ``spiece.model``.
+      file: That file, which may have ``sentinels.json`` with it.
 
     Raises:
       DataError: A file beside it is damaged.
@@ -186,15 +184,7 @@ def with_sentinels(tokenizer: Tokenizer, file: Path) -> Tokenizer:
         return tokenizer
     if (own := file.with_name(FILE)).is_file():
         return SentinelTokenizer(tokenizer, _integer(_object(own), "number", own))
-    if file.name != "spiece.model":
-        return tokenizer
-    config = file.with_name("tokenizer_config.json")
-    content = _object(config)
-    if content.get("tokenizer_class") in _CLASSES or "extra_ids" in content:
-        number = _integer({"extra_ids": NUMBER, **content}, "extra_ids", config)
-        return SentinelTokenizer(tokenizer, number) if number else tokenizer
-    is_t5 = not content and _object(file.with_name("config.json")).get("model_type") == "t5"
-    return SentinelTokenizer(tokenizer) if is_t5 else tokenizer
+    return tokenizer
 
 
 def _object(file: Path) -> dict[str, object]:
@@ -204,6 +194,6 @@ def _object(file: Path) -> dict[str, object]:
 
 def _integer(content: dict[str, object], name: str, file: Path) -> int:
     value = content.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**16:
         raise DataError(f"{file}: {name} {value!r} is not a number of tokens: fetch it again")
     return value
