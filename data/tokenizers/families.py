@@ -439,7 +439,7 @@ GPT2 = Family(
     model_types=("gpt2", "gpt_neo", "gptj", "opt"),
     model="BPE",
     files=_BYTE_FILES,
-    tokens={"unk_token": _END, "bos_token": _END, "eos_token": _END},
+    tokens={"unk_token": _END, "bos_token": _END, "eos_token": _END, "pad_token": None},
     backend=_gpt2,
 )
 T5 = Family(

@@ -153,7 +153,7 @@ def _splits_unknown(proto: ModelProto) -> bool:
 def transformers_backend(
     proto: ModelProto, names: Mapping[int, str], *, legacy: bool
 ) -> tokenizers.Tokenizer:
-    """Converts a model as transformers 5 does for a folder without a class of its own.
+    """Converts a model as transformers 5 does for a folder that states no class.
 
     Source: ``SpmConverter.build_tokenizer_from_spm_proto`` (``convert_slow_tokenizer.py``).
 
