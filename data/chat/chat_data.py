@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from ..corpora.token_corpus import Texts
-from ..dataset import DataSplit
+from ..dataset import DataSplit, counted
 from ..errors import DataError, suggest
 from ..io.conditions import LeftOut, left_out_note
 from ..io.hashing import digest
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
 from ..tasks.base import DataConfig
 from ..tokenizers.base import Tokenizer
-from ..tokenizers.chat_template import ChatTemplate, find_template, read_template
-from .records import Demonstration
+from ..tokenizers.chat_template import (
+    ChatTemplate,
+    EndlessTemplateError,
+    find_template,
+    read_template,
+)
+from .records import Demonstration, UnusableRecordError
 from .rows import Row, read_rows
 
 R = TypeVar("R")
@@ -37,6 +42,52 @@ class ChatTexts:
         return (text for example in self.demonstrations for text in example.texts if text)
 
 
+@dataclass
+class Unusable:
+    """Counts records that cannot be used, and knows why the first one cannot.
+
+    Attributes:
+      strict: Whether one is an error.
+      number: How many there are.
+      first: The message of the first error, which begins with a location.
+    """
+
+    strict: bool
+    number: int = 0
+    first: str = ""
+
+    def add(self, error: DataError, location: str = "") -> None:
+        """Adds a record.
+
+        Args:
+          error: Why it cannot be used.
+          location: The location of the record, if the error does not name it.
+
+        Raises:
+          DataError: One is an error, or the error is of every record.
+        """
+        if isinstance(error, EndlessTemplateError):
+            raise error
+        message = f"{location}: {error}" if location else str(error)
+        if self.strict:
+            raise DataError(message) from None
+        self.first = self.first or message
+        self.number += 1
+
+    def check(self, used: int, noun: str) -> None:
+        """Raises DataError if no records can be used, and some are there."""
+        if self.number and not used:
+            raise DataError(
+                f"none of {counted(self.number, noun)} can be used; the first: {self.first}"
+            )
+
+    def note(self, of: int, noun: str) -> tuple[str, ...]:
+        """Returns the line of a log that counts them; none if there are none."""
+        if not self.number:
+            return ()
+        return (f"{self.number:,} of {counted(of, noun)} left out; the first: {self.first}",)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChatData(DataConfig, Generic[R]):
     """Data whose records are recognized by their keys; see the data guide."""
@@ -47,6 +98,9 @@ class ChatData(DataConfig, Generic[R]):
     hold_out: tuple[str, ...] = ()
     """Names of tasks that are validated on, and not trained on; records name theirs in the field
     `task`."""
+    strict: bool = False
+    """Whether a record that cannot be used, such as one with an empty answer, is an error. By
+    default such records are left out and counted."""
 
     def with_chat_template(self, tokenizer: Tokenizer) -> Tokenizer:
         """Returns the tokenizer with the chat template of the data, which is stored with the run.
@@ -90,10 +144,20 @@ class ChatData(DataConfig, Generic[R]):
           left_out: Counts the records that do not satisfy the conditions of the source.
 
         Raises:
-          DataError: The source cannot be read, or a record is of no known form.
+          DataError: The source cannot be read, or a record is of no known form; or none can be
+            used, or with `strict` one cannot be.
         """
-        rows = read_rows(source, split, left_out)
-        return [record for location, row in rows for record in self.records_of(row, location)]
+        records: list[R] = []
+        unusable = Unusable(self.strict)
+        for location, row in read_rows(source, split, left_out):
+            try:
+                records += list(self.records_of(row, location))
+            except UnusableRecordError as error:
+                unusable.add(error)
+        unusable.check(len(records), "record")
+        if left_out is not None and unusable.number:
+            left_out[f"the check of contents; the first: {unusable.first}"] += unusable.number
+        return records
 
     def texts(self) -> Texts:
         """Returns the texts of the records that are not held out."""

@@ -19,9 +19,16 @@ from ..io.conditions import LeftOut
 from ..sources.builtin.toys import Toy
 from ..sources.documents import Documents, SourceLike, Split, as_source
 from ..tokenizers.base import Tokenizer
-from .chat_data import ChatData
+from .chat_data import ChatData, Unusable
 from .encoding import encode_chat
-from .records import Demonstration, Dialogue, PromptedText, demonstration, preferences
+from .records import (
+    Demonstration,
+    Dialogue,
+    PromptedText,
+    UnusableRecordError,
+    demonstration,
+    preferences,
+)
 from .rows import Row
 
 PROMPTS_PER_EPOCH = 1 << 16
@@ -246,8 +253,8 @@ def prompt_record(row: Row, location: str) -> PromptRecord:
     if isinstance(begun, Dialogue):
         fields = {**fields, "messages": list(begun.messages)}
     if not begun.opening.strip():
-        raise DataError(f"{location} has an empty prompt: leave the record out")
-    return PromptRecord(begun, fields)
+        raise UnusableRecordError(f"{location} has an empty prompt: leave the record out")
+    return PromptRecord(replace(begun, location=location), fields)
 
 
 def _without_answer(whole: Demonstration) -> Demonstration:
@@ -445,7 +452,14 @@ class PolicyData(ChatData[PromptRecord]):
     ) -> DataSplit:
         """Returns the prompts that are short enough, with a note of the others."""
         del seed
-        prompts = [record.encode(tokenizer) for record in records]
+        prompts: list[Prompt] = []
+        unusable = Unusable(self.strict)
+        for record in records:
+            try:
+                prompts.append(record.encode(tokenizer))
+            except DataError as error:
+                unusable.add(error, record.begun.location)
+        unusable.check(len(prompts), "prompt")
         kept = [prompt for prompt in prompts if len(prompt.ids) <= self.prompt_length]
         if not kept:
             shortest = min(len(prompt.ids) for prompt in prompts)
@@ -455,7 +469,8 @@ class PolicyData(ChatData[PromptRecord]):
                 f"{self.answer_length}; the shortest has {shortest}: raise data.length"
             )
         limit = f"the {self.prompt_length} tokens of data.length {self.length} before an answer"
-        notes = too_long(len(prompts) - len(kept), len(prompts), "prompt", limit)
+        notes = too_long(len(prompts) - len(kept), len(records), "prompt", limit)
+        notes += unusable.note(len(records), "prompt")
         examples = PolicyExamples(ListedPrompts(kept), self.prompt_length)
         fingerprint = self.fingerprint(records, tokenizer, self.prompt_length)
         return DataSplit(examples, list(records), fingerprint, counted(len(kept), "prompt"), notes)

@@ -15,7 +15,7 @@ import numpy as np
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted, too_long
 from ..errors import DataError, UserError
 from ..tokenizers.base import Tokenizer
-from .chat_data import ChatData
+from .chat_data import ChatData, Unusable
 from .encoding import EncodedChat
 from .records import Demonstration, Preference, preferences
 from .rows import Row
@@ -114,9 +114,14 @@ class PreferenceData(ChatData[Preference]):
         del seed
         kept: list[tuple[Preference, Encoded, Encoded]] = []
         equal = over_long = 0
+        unusable = Unusable(self.strict)
         for record in records:
-            chosen = self.tokens_of(record.chosen.encode(tokenizer), tokenizer)
-            rejected = self.tokens_of(record.rejected.encode(tokenizer), tokenizer)
+            try:
+                texts = [one.encode(tokenizer) for one in (record.chosen, record.rejected)]
+            except DataError as error:
+                unusable.add(error, record.chosen.location)
+                continue
+            chosen, rejected = (self.tokens_of(text, tokenizer) for text in texts)
             if max(len(chosen[0]), len(rejected[0])) > self.length + self.shifted:
                 over_long += 1
                 continue
@@ -126,6 +131,7 @@ class PreferenceData(ChatData[Preference]):
             if self.shifted:
                 _begin_together(chosen, rejected)
             kept.append((record, chosen, rejected))
+        unusable.check(len(records) - unusable.number, "pair")
         if not kept:
             raise DataError(
                 f"none of {counted(len(records), 'pair')} fits {self.length} tokens: give a larger "
@@ -143,6 +149,7 @@ class PreferenceData(ChatData[Preference]):
         notes = [*too_long(over_long, len(records), "pair", f"data.length {self.length}")]
         if equal:
             notes.append(f"{equal:,} of {counted(len(records), 'pair')} left out: equal texts")
+        notes += unusable.note(len(records), "pair")
         fingerprint = self.fingerprint(records, tokenizer)
         return DataSplit(
             examples, [record for record, _, _ in kept], fingerprint,

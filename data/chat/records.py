@@ -24,7 +24,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import DataError, misspelled, suggest
@@ -53,6 +53,10 @@ _DEMONSTRATIONS = "text; prompt and completion; messages; conversations; or inst
 _PREFERENCES = "prompt, chosen and rejected; chosen and rejected; or prompt and ranked"
 
 
+class UnusableRecordError(DataError):
+    """A record of a known form whose content cannot be used: others of its source can be."""
+
+
 @dataclass(frozen=True)
 class Dialogue:
     """A conversation, of which the assistant's messages are learned.
@@ -62,12 +66,14 @@ class Dialogue:
       tools: JSON schemas of the functions that the assistant may call, if any.
       first: The number of messages that are a prompt, whose answers are not to be learned.
       task: The name of the task that it shows, if the data say so.
+      location: Where its record is, for messages.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] | None = None
     first: int = 0
     task: str | None = None
+    location: str = field(default="", repr=False, compare=False)
 
     def encode(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> EncodedChat:
         """Returns the tokens; see ``encode_chat``."""
@@ -97,13 +103,13 @@ class Dialogue:
     @property
     def texts(self) -> tuple[str, ...]:
         """The texts of the messages."""
-        return tuple(str(message.get("content") or "") for message in self.messages)
+        return tuple(map(_said, self.messages))
 
     @property
     def opening(self) -> str:
         """The first text that is no instruction: conversations with equal ones share a split."""
         spoken = [m for m in self.messages if m["role"] != "system"] or self.messages
-        return next((text for m in spoken if (text := str(m.get("content") or "")).strip()), "")
+        return next((text for m in spoken if (text := _said(m)).strip()), "")
 
 
 @dataclass(frozen=True)
@@ -114,11 +120,13 @@ class PromptedText:
       prompt: The prompt; empty for a document.
       completion: What follows.
       task: The name of the task that it shows, if the data say so.
+      location: Where its record is, for messages.
     """
 
     prompt: str
     completion: str
     task: str | None = None
+    location: str = field(default="", repr=False, compare=False)
 
     def encode(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> EncodedChat:
         """Returns the tokens; see ``encode_completion``."""
@@ -134,6 +142,14 @@ class PromptedText:
     def opening(self) -> str:
         """The prompt, or the text if there is none."""
         return self.prompt or self.completion
+
+
+def _said(message: Message) -> str:
+    """Returns the text of a message; its content may be a list of parts."""
+    content = message.get("content") or ""
+    if not isinstance(content, list | tuple):
+        return str(content)
+    return "".join(str(p.get("text", "")) if isinstance(p, Mapping) else str(p) for p in content)
 
 
 Demonstration = Dialogue | PromptedText
@@ -168,7 +184,8 @@ def demonstration(row: Row, location: str) -> Demonstration:
       DataError: The keys are those of no form, or a value has another type.
     """
     task = row.get("task")
-    return replace(_demonstration(row, location), task=None if task is None else str(task))
+    task = None if task is None else str(task)
+    return replace(_demonstration(row, location), task=task, location=location)
 
 
 def _demonstration(row: Row, location: str) -> Demonstration:
@@ -221,7 +238,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
     """
     margin = row.get("margin", 0.0)
     if not isinstance(margin, int | float) or not math.isfinite(margin):
-        raise DataError(f"{location}: margin {margin!r} is no finite number")
+        raise UnusableRecordError(f"{location}: margin {margin!r} is no finite number")
     tools = _tools(row, location)
     if "prompt" in row and "ranked" in row:
         yield from _ranking(row["prompt"], row["ranked"], tools, location)
@@ -241,6 +258,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
         lists = [_messages(row[side], side, location) for side in ("chosen", "rejected")]
         first = _num_common(*lists)
         both = [Dialogue(messages, tools, first) for messages in lists]
+    both = [replace(one, location=location) for one in both]
     yield Preference(both[0], both[1], margin=float(margin))
 
 
@@ -249,7 +267,7 @@ def _ranking(
 ) -> Iterator[Preference]:
     """Yields all pairs of different rank, which together weigh as much as one preference."""
     if not isinstance(ranked, list) or len(ranked) < 2:
-        raise DataError(
+        raise UnusableRecordError(
             f"{location}: ranked is {ranked!r}, and must be a list of at least two answers, the "
             "best first"
         )
@@ -261,11 +279,13 @@ def _ranking(
         for worse in below
     ]
     if not pairs:
-        raise DataError(f"{location}: ranked has no two answers of different rank: {ranked!r}")
+        raise UnusableRecordError(
+            f"{location}: ranked has no two answers of different rank: {ranked!r}"
+        )
     for better, worse in pairs:
         yield Preference(
-            _prompted(prompt, better, tools, location),
-            _prompted(prompt, worse, tools, location),
+            replace(_prompted(prompt, better, tools, location), location=location),
+            replace(_prompted(prompt, worse, tools, location), location=location),
             weight=1 / len(pairs),
         )
 
@@ -288,7 +308,7 @@ def _prompted(
         if isinstance(answer, str):
             answer = [{"role": "assistant", "content": answer}]
         return Dialogue((*before, *_messages(answer, "answer", location)), tools, len(before))
-    raise DataError(
+    raise UnusableRecordError(
         f"{location}: the prompt is a {type(prompt).__name__} and the answer a "
         f"{type(answer).__name__}: give two texts, or two lists of messages"
     )
@@ -325,13 +345,13 @@ def _num_common(a: Sequence[Message], b: Sequence[Message]) -> int:
 
 def _share_gpt(turns: object, location: str) -> tuple[Message, ...]:
     if not isinstance(turns, list):
-        raise DataError(
+        raise UnusableRecordError(
             f"{location}: conversations is a {type(turns).__name__}, and must be a list"
         )
     messages = []
     for turn in turns:
         if not isinstance(turn, Mapping) or not {"from", "value"} <= turn.keys():
-            raise DataError(f"{location}: the turn {turn!r} must have from and value")
+            raise UnusableRecordError(f"{location}: the turn {turn!r} must have from and value")
         if str(turn["from"]) not in _ROLES:
             raise DataError(
                 f"{location}: the role {turn['from']!r} is unknown: "
@@ -343,13 +363,13 @@ def _share_gpt(turns: object, location: str) -> tuple[Message, ...]:
 
 def _messages(value: object, field: str, location: str) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
-        raise DataError(
+        raise UnusableRecordError(
             f"{location}: {field} is {str(value)[:60]!r}, and must be a list of messages, each an "
             "object with role and content"
         )
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DataError(
+            raise UnusableRecordError(
                 f"{location}: the message {str(message)[:60]!r} must be an object with role and "
                 "content"
             )
@@ -365,16 +385,20 @@ def _tools(row: Row, location: str) -> tuple[Mapping[str, Any], ...] | None:
         try:
             tools = json.loads(tools)
         except ValueError as error:
-            raise DataError(f"{location}: tools is not valid JSON ({error})") from None
+            raise UnusableRecordError(f"{location}: tools is not valid JSON ({error})") from None
     if not tools:
         return None
     if not isinstance(tools, list):
-        raise DataError(f"{location}: tools is a {type(tools).__name__}, and must be a list")
+        raise UnusableRecordError(
+            f"{location}: tools is a {type(tools).__name__}, and must be a list"
+        )
     return tuple(tools)
 
 
 def _text(row: Row, field: str, location: str) -> str:
     value = row[field]
     if not isinstance(value, str):
-        raise DataError(f"{location}: {field} is a {type(value).__name__}, and must be a text")
+        raise UnusableRecordError(
+            f"{location}: {field} is a {type(value).__name__}, and must be a text"
+        )
     return value

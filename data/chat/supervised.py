@@ -17,8 +17,8 @@ from ..errors import DataError
 from ..packing.packed_sequences import PackedTokens, packed_arrays, packed_specs
 from ..packing.packing import first_fit
 from ..tokenizers.base import Tokenizer
-from .chat_data import ChatData
-from .records import Demonstration, Dialogue, demonstration
+from .chat_data import ChatData, Unusable
+from .records import Demonstration, Dialogue, UnusableRecordError, demonstration
 from .rows import Row
 
 
@@ -101,7 +101,7 @@ class SupervisedData(ChatData[Demonstration]):
         record = demonstration(row, location)
         if isinstance(record, Dialogue) and not record.is_answered:
             roles = ", ".join(str(message["role"]) for message in record.messages)
-            raise DataError(
+            raise UnusableRecordError(
                 f"{location} has no answer to learn (roles: {roles}): give a message of the role "
                 "'assistant' that is not empty, or leave the record out"
             )
@@ -121,13 +121,19 @@ class SupervisedData(ChatData[Demonstration]):
         del seed
         ids: list[np.ndarray] = []
         learned: list[np.ndarray] = []
+        unusable = Unusable(self.strict)
         for record in records:
-            encoded = record.encode(tokenizer)
+            try:
+                encoded = record.encode(tokenizer)
+            except DataError as error:
+                unusable.add(error, record.location)
+                continue
             if len(encoded.ids) > self.length + 1:
                 continue
             answers = np.asarray(encoded.answers)
             ids.append(np.asarray(encoded.ids, np.int32))
             learned.append(np.ones_like(answers) if self.learn == "all" else answers)
+        unusable.check(len(records) - unusable.number, "demonstration")
         if not ids:
             raise DataError(
                 f"none of {counted(len(records), 'demonstration')} fits {self.length} tokens: "
@@ -145,7 +151,8 @@ class SupervisedData(ChatData[Demonstration]):
             f"{counted(examples.num_examples, 'sequence')}, "
             f"{counted(examples.num_learned, 'token')} of {len(examples.tokens):,} to learn"
         )
-        over_long = len(records) - len(ids)
+        over_long = len(records) - len(ids) - unusable.number
         notes = too_long(over_long, len(records), "demonstration", f"data.length {self.length}")
+        notes += unusable.note(len(records), "demonstration")
         fingerprint = self.fingerprint(records, tokenizer, self.learn, self.packing)
         return DataSplit(examples, list(records), fingerprint, summary, notes)

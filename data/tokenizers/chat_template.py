@@ -348,13 +348,16 @@ def read_template(file: Path) -> str:
 
 
 def _templates(stored: object, path: Path) -> dict[str, str]:
-    """Returns the templates of ``tokenizer_config.json`` by name: one, or a list of named ones."""
+    """Returns the templates of ``tokenizer_config.json`` by name: one, or several named ones."""
     if stored is None or isinstance(stored, str):
         return {} if stored is None else {_DEFAULT: stored}
-    if isinstance(stored, list) and all(isinstance(one, dict) for one in stored):
+    pairs: list[tuple[Any, Any]] = [(None, None)]
+    if isinstance(stored, dict):
+        pairs = list(stored.items())
+    elif isinstance(stored, list) and all(isinstance(one, dict) for one in stored):
         pairs = [(one.get("name"), one.get("template")) for one in stored]
-        if all(isinstance(part, str) for pair in pairs for part in pair):
-            return dict(pairs)
+    if all(isinstance(part, str) for pair in pairs for part in pair):
+        return dict(pairs)
     raise DataError(
         f"{path}: chat_template is {str(stored)[:60]!r}, and must be a text, or a list of objects "
         "with the texts name and template"

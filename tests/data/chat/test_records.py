@@ -156,14 +156,95 @@ def test_a_task_that_is_held_out_is_validated_on_and_never_trained_on(instructio
         ).train_split(tokenizer, (), 0)  # fmt: skip
 
 
-def test_a_conversation_without_an_answer_is_named_by_its_line(tmp_path):
+GOOD = [{"messages": [{"role": "user", "content": f"Say {i}."}, BOT]} for i in range(3)]
+UNUSABLE = [
+    {"messages": [USER]},
+    {"messages": [USER, {"role": "assistant", "content": ""}]},
+    {"messages": [USER, {"role": "assistant", "content": [{"type": "image", "url": "x"}]}]},
+    {"messages": [USER, 5]},
+    {"messages": "x"},
+    {"instruction": "Go", "output": ""},
+    {"instruction": "Go", "output": 5},
+    {"instruction": None, "output": "Gone"},
+    {"prompt": "a", "completion": ""},
+    {"prompt": 1, "completion": "b"},
+    {"conversations": [{"from": "human"}]},
+    {"messages": [USER, BOT], "tools": "{"},
+    {"messages": [USER, {**BOT, "tool_calls": [{"type": "function", "function": {}}]}]},
+]
+
+
+def split_of(kind, rows, **settings):
+    config = kind(source=rows, length=99, tokenizer=TOKENIZER, **settings)
+    tokenizer = config.with_chat_template(data.train_tokenizer(["abc"], TOKENIZER))
+    return config.whole_source(rows, tokenizer, ())
+
+
+@pytest.mark.parametrize("row", UNUSABLE)
+def test_a_record_that_cannot_be_used_is_left_out_and_named(row, tmp_path):
     path = tmp_path / "x.jsonl"
-    rows = [{"messages": [USER, BOT]}, {"messages": [USER]}]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(
-        data.DataError, match=r"x.jsonl line 2 has no answer to learn \(roles: user"
+    path.write_text("\n".join(map(json.dumps, [GOOD[0], row, *GOOD[1:]])))
+    split = split_of(data.SupervisedData, f"jsonl:{path}", packing="none")
+    assert split.examples.num_examples == 3
+    [note] = split.notes
+    assert note.startswith("1 ")
+    assert "left out" in note
+    assert f"{path} line 2" in note
+    with pytest.raises(data.DataError, match=r"x\.jsonl line 2"):
+        split_of(data.SupervisedData, f"jsonl:{path}", strict=True)
+    with pytest.raises(data.DataError, match=r"2 .*examples\[0\]"):
+        split_of(data.SupervisedData, [row, row])
+
+
+def test_pairs_and_prompts_that_cannot_be_used_are_left_out():
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    bad = [{**pair, "chosen": ""}, {**pair, "rejected": [USER]}, {**pair, "prompt": 5}]
+    for kind in (data.RewardData, data.DPOData):
+        more = {"reference": "frozen"} if kind is data.DPOData else {}
+        split = split_of(kind, [pair, *bad, pair], **more)
+        assert split.examples.num_examples == 2
+        assert "2 records left out" in split.notes[-1]  # of another type
+        assert "1 of 3 pairs left out" in split.notes[0]
+        assert "examples[1]" in split.notes[0]
+        with pytest.raises(data.DataError, match=r"examples\[2\]"):
+            split_of(kind, [pair, *bad], strict=True, **more)
+    prompts = [{"prompt": "a"}, {"prompt": " "}, {"prompt": [{"role": "user", "content": "b"}]}]
+    image = {"role": "user", "content": ["Look", {"type": "image"}]}
+    split = split_of(data.PolicyData, [*prompts, {"prompt": [image]}])
+    assert split.examples.num_examples == 2
+    assert "'image'" in split.notes[0]
+
+
+@pytest.mark.parametrize("role", ["Assistant", "asistant", "martian", "human", "", " user"])
+def test_other_roles_are_refused_by_name(role):
+    turn = {"role": role, "content": "Hi"}
+    for row in (
+        {"messages": [USER, turn, BOT]},
+        {"prompt": [turn], "completion": [BOT]},
+        {"prompt": [USER], "chosen": [turn], "rejected": [BOT]},
+        {"chosen": [USER, turn], "rejected": [USER, BOT]},
     ):
-        data.SupervisedData(source=f"jsonl:{path}", length=8, tokenizer=TOKENIZER).texts()
+        kind = data.RewardData if "chosen" in row else data.SupervisedData
+        with pytest.raises(data.DataError, match=rf"role '{role}' is unknown"):
+            split_of(kind, [*([] if "chosen" in row else GOOD), row])
+    with pytest.raises(data.DataError, match=rf"role '{role}' is unknown"):
+        split_of(data.PolicyData, [{"prompt": [turn]}])
+    if role != "human":
+        turns = [{"from": role, "value": "Hi"}, {"from": "gpt", "value": "Yes"}]
+        with pytest.raises(data.DataError, match=rf"role '{role}' is unknown"):
+            split_of(data.SupervisedData, [{"conversations": turns}])
+    tokenizer = data.train_tokenizer(["abc"], TOKENIZER)
+    with pytest.raises(data.DataError, match=rf"role '{role}' is unknown"):
+        data.encode_chat(tokenizer, [USER, turn], add_generation_prompt=True)
+    with pytest.raises(data.DataError, match=rf"role '{role}' is unknown"):
+        tokenizer.chat_template.render([turn])
+
+
+def test_an_endless_template_stops_a_data_set(tmp_path):
+    source = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "x.jinja").write_text(source)
+    with pytest.raises(data.DataError, match="too much work"):
+        split_of(data.SupervisedData, GOOD, template=str(tmp_path / "x.jinja"))
 
 
 @pytest.mark.parametrize("packing", ["first-fit", "none"])

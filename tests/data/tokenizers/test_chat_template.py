@@ -116,6 +116,44 @@ def test_ways_out_and_faults_are_refused_in_a_line(source):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        [], "x", 5, {"chat_template": 5}, {"chat_template": {"default": 5}},
+        {"chat_template": ["x"]}, {"chat_template": [{"name": "default"}]},
+        {"chat_template": [{"name": "default", "template": 5}]}, {"chat_template": [{}]},
+        {"chat_template": [{"name": ["x"], "template": "x"}]},
+    ],
+)  # fmt: skip
+def test_odd_templates_of_a_folder_are_refused(config, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(data.DataError, match=r"tokenizer_config\.json"):
+        data.ChatTemplate.of_folder(tmp_path)
+
+
+def test_files_that_are_no_templates_are_refused(tmp_path):
+    for content in (b"\xff\xfe", b"x" * 2_000_000):
+        (tmp_path / "chat_template.jinja").write_bytes(content)
+        with pytest.raises(data.DataError, match=r"chat_template\.jinja"):
+            data.ChatTemplate.of_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}")
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(data.DataError, match=r"tokenizer_config\.json"):
+        data.ChatTemplate.of_folder(tmp_path)
+
+
+def test_text_parts_of_a_content_are_read_and_others_are_refused():
+    parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
+    template = data.ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert template.render([{"role": "user", "content": parts}]) == str(parts)  # as transformers
+    tokenizer = data.train_tokenizer(["abc"], data.TokenizerConfig(kind="characters"))
+    lectures = tokenizer.chat_template
+    assert lectures.render([{"role": "user", "content": parts}]) == "user: Hi there\n"
+    for kind in ("image", "audio", "image_url", "video"):
+        with pytest.raises(data.DataError, match=f"message 1 .*'{kind}'"):
+            template.render([{"role": "user", "content": [*parts, {"type": kind, kind: "x"}]}])
+
+
 def test_a_message_has_a_role():
     for wrong in ({"content": "Hi"}, "Hi"):
         with pytest.raises(data.DataError, match=r"message 2 is .*: write an object with role"):
